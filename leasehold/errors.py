@@ -1,0 +1,142 @@
+"""Every error of the platform, by meaning.
+
+LeaseholdError
+├── RequestError                what a caller asked for cannot be done: has a stable code; api/problems.py maps it
+│   ├── Unauthenticated         401  no key, a bad key, a revoked key
+│   ├── Forbidden               403  the key lacks the scope
+│   ├── NotFound                404  not there, or somebody else's
+│   ├── Conflict                409  not in this state
+│   ├── Invalid                 422  well-formed, but not acceptable
+│   ├── TooMany                 429  a limit: try again later
+│   └── Unavailable             503  something we need is down: try again
+├── DeclarationError            a pipeline is declared wrongly: refused at start-up
+├── LeaseLost                   a write carried a lease that is no longer the task's
+├── StepError                   how an attempt at a step ended badly
+│   ├── Retryable               worth another attempt, now or `after`
+│   ├── Permanent               cannot succeed: fails the job at once
+│   ├── StepTimeout             ran past its time limit
+│   └── ChildCrashed            the child process died by a signal or its memory limit: poison, two at most
+├── StoreError                  the object store
+│   ├── ObjectMissing           no such object
+│   ├── ObjectExists            a create-only put met an object with other bytes
+│   ├── ObjectCorrupt           size or sha256 differ from what the row says
+│   └── StoreUnavailable        timeouts, 5xx, refused connections: try again
+└── BrokerUnavailable           not connected, or a publish was not confirmed
+
+Cancelled(BaseException)        the job was cancelled; `except Exception` in user code must not swallow it
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+
+class LeaseholdError(Exception):
+    """The root: catch it to catch everything the platform raises on purpose."""
+
+
+class RequestError(LeaseholdError):
+    """A request that cannot be done. `code` is stable and machine-readable; the message is for people."""
+
+    def __init__(self, code: str, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.retry_after = retry_after  # seconds
+
+
+class Unauthenticated(RequestError):
+    pass
+
+
+class Forbidden(RequestError):
+    pass
+
+
+class NotFound(RequestError):
+    pass
+
+
+class Conflict(RequestError):
+    pass
+
+
+class Invalid(RequestError):
+    pass
+
+
+class TooMany(RequestError):
+    pass
+
+
+class Unavailable(RequestError):
+    pass
+
+
+class DeclarationError(LeaseholdError):
+    """A pipeline, step or handler is declared wrongly."""
+
+
+class LeaseLost(LeaseholdError):
+    """The task is no longer ours: another claim, a cancel or the sweeper took it. Write nothing more."""
+
+
+class StepError(LeaseholdError):
+    """An attempt failed. `code` is stable; the message is shown to the job's owner, so it holds no secrets."""
+
+    retryable: bool = True
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+
+
+class Retryable(StepError):
+    """Worth another attempt. `after` overrides the retry ladder's next delay."""
+
+    def __init__(self, message: str, *, code: str = "retryable", after: timedelta | None = None) -> None:
+        super().__init__(code, message)
+        self.after = after
+
+
+class Permanent(StepError):
+    """Cannot succeed however often it is tried: the job fails at once."""
+
+    retryable = False
+
+
+class StepTimeout(StepError):
+    """The step ran longer than its `timeout`; its child was killed."""
+
+
+class ChildCrashed(StepError):
+    """The child process died by a signal or ran out of its memory limit."""
+
+
+class StoreError(LeaseholdError):
+    """The object store said no, or nothing."""
+
+
+class ObjectMissing(StoreError):
+    pass
+
+
+class ObjectExists(StoreError):
+    pass
+
+
+class ObjectCorrupt(StoreError):
+    pass
+
+
+class StoreUnavailable(StoreError):
+    pass
+
+
+class BrokerUnavailable(LeaseholdError):
+    """Not connected, or a publish was not confirmed: the message may or may not have been sent."""
+
+
+class Cancelled(BaseException):  # noqa: N818 - a request to stop, not an error; see the tree above
+    """Raised inside a handler at its next checkpoint once its job is being cancelled."""

@@ -1,0 +1,101 @@
+"""Every setting of the platform, read once from `LEASEHOLD_*` environment variables (or a `.env` file).
+
+Times are seconds and sizes are bytes unless the name says otherwise.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+MIB = 1024 * 1024
+
+
+class Settings(BaseSettings):
+    """One frozen object per process; code takes it as a parameter and never reads the environment."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="LEASEHOLD_", env_file=".env", env_file_encoding="utf-8", frozen=True, extra="ignore"
+    )
+
+    # --- the database
+    database_url: SecretStr = Field(
+        SecretStr("postgresql://leasehold@127.0.0.1:5432/leasehold"),
+        description="PostgreSQL 15 to 18, as a libpq URL; it holds everything that is true.",
+    )
+    database_pool_size: int = Field(8, ge=1, le=200, description="Connections of one API process.")
+    database_timeout: float = Field(10.0, gt=0, description="The longest a statement may take.")
+
+    # --- the broker
+    broker: Literal["amqp", "postgres"] = Field(
+        "amqp", description="`amqp` is RabbitMQ; `postgres` needs no broker: workers poll the database."
+    )
+    amqp_url: SecretStr = Field(
+        SecretStr("amqp://guest:guest@127.0.0.1:5672/"), description="RabbitMQ 3.10 to 4.x."
+    )
+    amqp_queue_type: Literal["classic", "quorum"] = Field(
+        "classic", description="`quorum` on a cluster of three nodes; `classic` (durable) on a single one."
+    )
+    amqp_queue_prefix: str = Field("leasehold", description="Queues are named {prefix}.{queue}.{band}.")
+    amqp_publish_timeout: float = Field(5.0, gt=0, description="A confirm later than this counts as unknown.")
+    amqp_heartbeat: int = Field(10, ge=2, le=120, description="AMQP heartbeat interval.")
+
+    # --- the object store
+    s3_endpoint: str | None = Field(None, description="URL of the S3 service; unset means AWS.")
+    s3_public_endpoint: str | None = Field(
+        None, description="What clients use in signed URLs, where it differs from s3_endpoint."
+    )
+    s3_region: str = Field("us-east-1", description="Region that signatures name.")
+    s3_bucket: str = Field("leasehold", description="Bucket of all objects.")
+    s3_access_key: SecretStr = Field(SecretStr("leasehold"), description="Access key id.")
+    s3_secret_key: SecretStr = Field(SecretStr("leasehold-secret"), description="Secret access key.")
+    s3_addressing: Literal["path", "virtual"] = Field("path", description="Bucket in the path or the host.")
+    s3_conditional_puts: Literal["probe", "yes", "no"] = Field(
+        "probe", description="Whether the store honours If-None-Match; `probe` finds out at start-up."
+    )
+    s3_operation_timeout: float = Field(60.0, gt=0, description="The longest one store operation may take.")
+
+    # --- the API
+    api_host: str = Field("127.0.0.1", description="Address that the API listens on.")
+    api_port: int = Field(8000, ge=0, le=65535, description="Port that the API listens on.")
+    public_url: str | None = Field(None, description="The API's own URL as clients see it.")
+    cdn_base_url: str | None = Field(None, description="If set, final_url is this plus the key, else a signed GET.")
+    upload_url_seconds: int = Field(300, ge=10, le=900, description="Life of a signed upload URL.")
+    download_url_seconds: int = Field(3600, ge=60, le=86_400, description="Life of a signed download URL.")
+    api_key_cache_seconds: float = Field(15.0, ge=0, le=30, description="A revoked key stops within this time.")
+
+    # --- pictures
+    picture_max_bytes: int = Field(32 * MIB, gt=0, description="Largest original that is accepted.")
+    picture_max_pixels: int = Field(50_000_000, gt=0, description="Largest width x height of one frame.")
+    picture_max_total_pixels: int = Field(
+        200_000_000, gt=0, description="Largest width x height x frames of an animation."
+    )
+    picture_max_frames: int = Field(300, gt=0, description="Most frames of an animation.")
+
+    # --- workers
+    worker_queues: str = Field("default,media", description="Queues this worker serves, comma-separated.")
+    worker_concurrency: int = Field(64, ge=1, le=4096, description="Inline steps at once in one worker.")
+    worker_children: int = Field(0, ge=0, le=256, description="Child processes for isolated steps; 0: one a core.")
+    lease_seconds: float = Field(30.0, gt=0, description="Life of a lease unless it is renewed.")
+    renew_seconds: float = Field(10.0, gt=0, description="How often leases are renewed.")
+    trust_margin_seconds: float = Field(5.0, gt=0, description="A worker stops trusting a lease this early.")
+    drain_seconds: float = Field(25.0, ge=0, description="On SIGTERM: time to finish before giving leases back.")
+    poll_seconds: float = Field(2.0, gt=0, description="How often a worker looks for work that no hint told of.")
+    sweep_seconds: float = Field(2.0, gt=0, description="How often the elected sweeper runs.")
+    presence: bool = Field(
+        True, description="Hold an advisory lock per worker for instant takeover; turn off behind a pooler."
+    )
+    max_losses: int = Field(5, ge=1, le=100, description="Attempts lost with their workers before a task fails.")
+    work_dir: str | None = Field(None, description="Where attempts keep files; unset means the system's.")
+
+    # --- what is kept, and how it is told
+    retention_days: int = Field(7, ge=1, le=3650, description="Days that finished jobs and events are kept.")
+    log_format: Literal["auto", "json", "console"] = Field("auto", description="`auto`: console on a terminal.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
+    metrics_port: int | None = Field(None, ge=0, le=65535, description="Port of a worker's /metrics; unset: none.")
+
+    @property
+    def queues(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.worker_queues.split(",") if name.strip())
