@@ -1,0 +1,13 @@
+"""The kinds of work that ship with the platform: one folder each, and this one list."""
+
+from __future__ import annotations
+
+from leasehold.registry import Pipelines
+from pipelines.media.pipeline import media
+
+
+def shipped() -> Pipelines:
+    """Ours, and those of installed packages."""
+    pipelines = Pipelines(media)
+    pipelines.add_installed()
+    return pipelines

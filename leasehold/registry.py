@@ -1,0 +1,58 @@
+"""The pipelines a process knows, by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+
+from leasehold.errors import DeclarationError
+from leasehold.pipeline import Pipeline
+
+#: A package offers its own pipelines under this entry-point group; each entry is a `Pipeline`.
+ENTRY_POINTS = "leasehold.pipelines"
+
+
+class Pipelines:
+    """By name; refuses two of one name, and steps without a handler once handlers are loaded."""
+
+    def __init__(self, *pipelines: Pipeline) -> None:
+        self._by_name: dict[str, Pipeline] = {}
+        for pipeline in pipelines:
+            self.add(pipeline)
+
+    def add(self, pipeline: Pipeline) -> None:
+        if pipeline.name in self._by_name:
+            raise DeclarationError(f"two pipelines are named {pipeline.name!r}")
+        self._by_name[pipeline.name] = pipeline
+
+    def __getitem__(self, name: str) -> Pipeline:
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise DeclarationError(f"no pipeline is named {name!r}") from None
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[Pipeline]:
+        return iter(self._by_name.values())
+
+    def load_handlers(self, pipeline: str) -> Pipeline:
+        """Import the module with the handlers and check that every step has one.
+
+        Raises DeclarationError naming the steps without a handler.
+        """
+        declared = self[pipeline]
+        importlib.import_module(declared.module)
+        if missing := [step.name for step in declared.steps if step.name not in declared.handlers]:
+            raise DeclarationError(f"pipeline {pipeline}: no handler in {declared.module} for {missing}")
+        return declared
+
+    def add_installed(self) -> None:
+        """Add what installed packages offer under the entry-point group."""
+        for entry in entry_points(group=ENTRY_POINTS):
+            found = entry.load()
+            if not isinstance(found, Pipeline):
+                raise DeclarationError(f"entry point {entry.name} is a {type(found).__name__}, not a Pipeline")
+            self.add(found)
