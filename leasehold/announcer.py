@@ -1,0 +1,71 @@
+"""Publishing hints right after the commit that wrote them, so that no poll stands between commit and start."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+
+import structlog
+
+from leasehold import outbox
+from leasehold.broker.base import Broker
+from leasehold.database import TRY_AGAIN, Connection
+from leasehold.outbox import Announcement
+
+log = structlog.get_logger(__name__)
+
+#: Hints kept in memory while the broker is slow; past this the relay sends them from the table.
+_MOST_WAITING = 10_000
+_BATCH = 256
+
+
+class Announcer:
+    """Best effort by design: what it cannot send stays in the outbox for the relay.
+
+    `on_connection` runs a coroutine function on a database connection of the owner's choice.
+    """
+
+    def __init__(
+        self,
+        broker: Broker,
+        on_connection: Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]],
+    ) -> None:
+        self._broker = broker
+        self._on_connection = on_connection
+        self._waiting: deque[Announcement] = deque()
+        self._gathered = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    def announce(self, announcements: Sequence[Announcement]) -> None:
+        """Publish soon; returns at once."""
+        if len(self._waiting) < _MOST_WAITING:
+            self._waiting.extend(announcements)
+            self._gathered.set()
+
+    async def _run(self) -> None:
+        while True:
+            await self._gathered.wait()
+            batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+            if not self._waiting:
+                self._gathered.clear()
+            await self.publish(batch)
+
+    async def publish(self, batch: Sequence[Announcement]) -> int:
+        """Publish now, and forget the rows that the broker confirmed; returns how many."""
+        confirmed = await self._broker.publish([announcement.hint for announcement in batch])
+        sent = [a.outbox_id for a, ok in zip(batch, confirmed, strict=True) if ok]
+        if sent:
+            try:
+                await self._on_connection(lambda connection: outbox.announced(connection, sent))
+            except TRY_AGAIN as error:
+                log.warning("hints were sent but not marked; the relay repeats them", error=type(error).__name__)
+        return len(sent)

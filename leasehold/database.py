@@ -1,0 +1,159 @@
+"""Connections to PostgreSQL: raw asyncpg for the transitions, an SQLAlchemy engine for reads, and migrations."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any, TypeAlias, TypeVar
+from uuid import UUID
+
+import asyncpg
+import orjson
+from asyncpg.pool import PoolConnectionProxy
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from leasehold.settings import Settings
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
+Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
+_T = TypeVar("_T")
+
+#: Losing the connection, being told to go away, a read-only (demoted) server, a serialisation or deadlock
+#: victim: the statement may be tried again on a new connection.
+TRY_AGAIN: tuple[type[BaseException], ...] = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+)
+
+#: The transitions find rows by key. Statistics of a young table must not talk the planner into scanning it, and
+#: planning these statements anew costs more than running them.
+_BY_KEY = {
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+}
+
+
+def _server_settings(name: str) -> dict[str, str]:
+    return {
+        "application_name": f"leasehold {name}",
+        "idle_in_transaction_session_timeout": "30s",
+        "tcp_keepalives_idle": "10",
+        "tcp_keepalives_interval": "5",
+        "tcp_keepalives_count": "2",
+        **_BY_KEY,
+    }
+
+
+def _uuid_text(value: object) -> str:
+    # asyncpg's UUIDs are a subclass of uuid.UUID, which orjson does not take for one.
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+async def _speak_json(connection: Connection) -> None:
+    await connection.set_type_codec(
+        "jsonb",
+        schema="pg_catalog",
+        encoder=lambda value: b"\x01" + orjson.dumps(value, default=_uuid_text),
+        decoder=lambda data: orjson.loads(data[1:]),
+        format="binary",
+    )
+
+
+async def _no_reset(_connection: Connection) -> None:
+    """Nothing here changes a session's state, and the usual reset costs a round trip a release."""
+
+
+async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.Record]:
+    """One connection for a lane of transitions. Raises one of TRY_AGAIN when the database is away."""
+    connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
+        settings.database_url.get_secret_value(),
+        timeout=settings.database_timeout,
+        command_timeout=settings.database_timeout,
+        server_settings=_server_settings(name),
+    )
+    await _speak_json(connection)
+    return connection
+
+
+def make_pool(settings: Settings, name: str) -> Pool:
+    """A pool, not yet open: `async with make_pool(...)`, or await it. Opening waits for no connection."""
+    pool: Pool = asyncpg.create_pool(
+        settings.database_url.get_secret_value(),
+        min_size=0,
+        max_size=settings.database_pool_size,
+        max_inactive_connection_lifetime=300,
+        init=_speak_json,
+        reset=_no_reset,
+        timeout=settings.database_timeout,
+        command_timeout=settings.database_timeout,
+        server_settings=_server_settings(name),
+    )
+    return pool
+
+
+def make_engine(settings: Settings, name: str) -> AsyncEngine:
+    """For reads. A statement that takes longer than `database_timeout` is an error, not a wait."""
+    url = settings.database_url.get_secret_value().replace("postgresql://", "postgresql+asyncpg://", 1)
+    return create_async_engine(
+        url,
+        pool_size=settings.database_pool_size,
+        max_overflow=0,
+        pool_recycle=300,
+        pool_timeout=settings.database_timeout,
+        isolation_level="AUTOCOMMIT",
+        json_serializer=lambda value: orjson.dumps(value).decode(),
+        json_deserializer=orjson.loads,
+        connect_args={
+            "timeout": settings.database_timeout,
+            "command_timeout": settings.database_timeout,
+            "server_settings": {"application_name": f"leasehold {name}", "jit": "off"},
+        },
+    )
+
+
+async def until_answered(
+    work: Callable[[], Awaitable[_T]], *, within: float, pause: float = 0.2
+) -> _T:
+    """Repeat idempotent `work` through TRY_AGAIN errors for at most `within` seconds, then raise the last one."""
+    deadline = asyncio.get_running_loop().time() + within
+    while True:
+        try:
+            return await work()
+        except TRY_AGAIN:
+            if asyncio.get_running_loop().time() + pause > deadline:
+                raise
+            await asyncio.sleep(pause)
+
+
+def _upgrade(url: str, revision: str) -> None:
+    from alembic import command  # noqa: PLC0415 - only migrations need alembic; it costs every process 10 MB
+    from alembic.config import Config  # noqa: PLC0415 - as above
+
+    config = Config()
+    config.set_main_option("script_location", os.fspath(Path(__file__).parent.parent / "migrations"))
+    config.attributes["url"] = url
+    command.upgrade(config, revision)
+
+
+async def migrate(url: str, revision: str = "head") -> None:
+    """Bring the schema at the libpq URL `url` to `revision`. Concurrent callers wait for one another."""
+    await asyncio.to_thread(_upgrade, url, revision)
+
+
+def records(rows: list[asyncpg.Record]) -> list[dict[str, Any]]:
+    return [dict(row) for row in rows]

@@ -1,0 +1,63 @@
+"""The outbox: hints that a commit wrote. Whoever committed publishes them at once; the relay sends the rest.
+
+Order and duplicates do not matter (they are hints), so there is no cursor: rows are taken by time, published,
+and deleted once the broker confirmed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from leasehold.broker.base import Hint
+from leasehold.database import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Announcement:
+    """An outbox row and the hint it stands for."""
+
+    outbox_id: int
+    hint: Hint
+
+    @classmethod
+    def from_row(cls, row: Any) -> Announcement:
+        hint = Hint(row["task_id"], row["queue"], row["priority"], row["headers"] or {})
+        return cls(row["outbox_id"], hint)
+
+
+TAKE = """
+UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'
+FROM (
+    SELECT id FROM outbox WHERE relay_at <= clock_timestamp() ORDER BY relay_at LIMIT $1 FOR UPDATE SKIP LOCKED
+) AS due
+WHERE o.id = due.id
+RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
+"""
+
+# The rows go, and jobs that were only written are now announced.
+ANNOUNCED = """
+WITH gone AS (
+    DELETE FROM outbox WHERE id = ANY($1::bigint[]) RETURNING job_id
+), jobs AS MATERIALIZED (
+    SELECT j.id FROM job j WHERE j.id IN (SELECT job_id FROM gone) AND j.status = 'pending' ORDER BY j.id FOR UPDATE
+), queued AS (
+    UPDATE job j SET status = 'queued', event_seq = j.event_seq + 1
+    FROM jobs WHERE j.id = jobs.id
+    RETURNING j.id, j.tenant_id, j.event_seq
+)
+INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
+SELECT id, event_seq, tenant_id, 'queued', 'queued' FROM queued
+"""
+
+
+async def take(connection: Connection, limit: int) -> list[Announcement]:
+    """Rows that nobody published in time; they come again in ten seconds unless `announced` removes them."""
+    return [Announcement.from_row(row) for row in await connection.fetch(TAKE, limit)]
+
+
+async def announced(connection: Connection, outbox_ids: Sequence[int]) -> None:
+    """The broker confirmed these: forget the rows; job: pending -> queued."""
+    await connection.execute(ANNOUNCED, list(outbox_ids))

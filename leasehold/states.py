@@ -1,0 +1,77 @@
+"""The state diagram, as data: what a job and a task can be, and which verb moves which to which.
+
+    job:   pending -> queued -> running -> succeeded | failed | cancelled | expired
+                                running <-> waiting_worker,  running -> cancel_requested -> cancelled
+    task:  blocked -> pending -> running -> succeeded | failed
+                                 running -> retry | waiting -> running       (an attempt ended, the step did not)
+                                 running -> pending                          (lease lost or given back)
+           anything unfinished -> skipped | cancelled                        (the job ended without it)
+
+The verbs are the functions of `leasehold.transitions`; nothing else writes a status.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class JobState(StrEnum):
+    PENDING = "pending"  # written; no hint of it was confirmed by the broker yet
+    QUEUED = "queued"  # announced
+    RUNNING = "running"  # a step was claimed
+    WAITING_WORKER = "waiting_worker"  # the next step belongs to an external worker
+    CANCEL_REQUESTED = "cancel_requested"  # the running step was asked to stop
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    EXPIRED = "expired"  # its deadline passed
+
+
+class TaskState(StrEnum):
+    BLOCKED = "blocked"  # a step that it needs has not succeeded
+    PENDING = "pending"  # runnable
+    RUNNING = "running"  # leased
+    RETRY = "retry"  # an attempt failed; runnable again at available_at
+    WAITING = "waiting"  # gave its lease back until available_at, or waits for an external worker
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"  # a dead letter: it can be replayed by hand
+    SKIPPED = "skipped"  # not needed, or its job ended without it
+    CANCELLED = "cancelled"
+
+
+JOB_TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
+TASK_TERMINAL = frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED})
+
+#: States that a claim may take from, once `available_at` has come.
+RUNNABLE = frozenset({TaskState.PENDING, TaskState.RETRY, TaskState.WAITING})
+
+#: verb -> the states of the task it takes, and the states it may leave it in.
+TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
+    "claim": (RUNNABLE | {TaskState.RUNNING}, frozenset({TaskState.RUNNING})),
+    "complete": (frozenset({TaskState.RUNNING}), frozenset({TaskState.SUCCEEDED})),
+    "fail": (frozenset({TaskState.RUNNING}), frozenset({TaskState.RETRY, TaskState.FAILED})),
+    "wait_until": (frozenset({TaskState.RUNNING}), frozenset({TaskState.WAITING})),
+    "release": (frozenset({TaskState.RUNNING}), frozenset({TaskState.PENDING})),
+    "expire_lease": (frozenset({TaskState.RUNNING}), frozenset({TaskState.PENDING, TaskState.FAILED})),
+    "replay": (frozenset({TaskState.FAILED}), frozenset({TaskState.PENDING})),
+}
+
+#: verb -> the states of the job it takes, and the states it may leave it in.
+_LIVE = frozenset(JobState) - JOB_TERMINAL
+JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
+    "announce": (frozenset({JobState.PENDING}), frozenset({JobState.QUEUED})),
+    "claim": (
+        frozenset({JobState.PENDING, JobState.QUEUED, JobState.RUNNING, JobState.WAITING_WORKER}),
+        frozenset({JobState.RUNNING}),
+    ),
+    "complete": (
+        frozenset({JobState.RUNNING, JobState.CANCEL_REQUESTED}),
+        frozenset({JobState.RUNNING, JobState.CANCEL_REQUESTED, JobState.SUCCEEDED}),
+    ),
+    "fail": (
+        frozenset({JobState.RUNNING, JobState.CANCEL_REQUESTED}),
+        frozenset({JobState.RUNNING, JobState.CANCEL_REQUESTED, JobState.FAILED}),
+    ),
+    "expire": (_LIVE, frozenset({JobState.EXPIRED})),
+    "replay": (frozenset({JobState.FAILED}), frozenset({JobState.PENDING})),
+}

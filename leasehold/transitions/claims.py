@@ -1,0 +1,230 @@
+"""Taking and keeping leases: claim (by hint), claim_next (by looking), renew.
+
+Lock order, here and in every transition: job rows by ascending id, then task rows. A task's status changes only
+under its job's lock, so that order is never turned round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+from leasehold.database import Connection
+from leasehold.lease import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A lease, and what is needed to run the attempt."""
+
+    lease: Lease
+    job_id: UUID
+    tenant_id: str
+    pipeline: str
+    pipeline_version: int
+    step: str
+    queue: str
+    priority: int
+    errors: int
+    crashes: int
+    was: str  # the state it was taken from: `running` means taken over, `waiting` means parked before
+    params: dict[str, Any]
+    inputs: dict[str, str]
+    output_prefix: str
+    trace: dict[str, str] | None
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """How leases are given out. Times in seconds."""
+
+    owner: UUID
+    ttl: float
+    margin: float
+    max_losses: int
+
+
+# The hinted tasks. Waits for the job's lock: the holder is a short statement, and the hint is spent afterwards.
+_HINTED = """
+WITH jobs AS MATERIALIZED (
+    SELECT j.id FROM job j
+    WHERE j.id IN (SELECT t.job_id FROM task t WHERE t.id = ANY($1::uuid[]))
+      AND j.status IN ('pending', 'queued', 'running', 'waiting_worker')
+    ORDER BY j.id
+    FOR UPDATE
+), found AS MATERIALIZED (
+    SELECT t.id, t.status AS was
+    FROM jobs JOIN task t ON t.job_id = jobs.id
+    WHERE t.id = ANY($1::uuid[])
+      AND (
+        (t.status IN ('pending', 'retry', 'waiting') AND t.available_at <= clock_timestamp())
+        OR (t.status = 'running' AND t.losses < $4
+            AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($5::uuid[])))
+      )
+    ORDER BY t.id
+    FOR UPDATE OF t
+)"""
+
+# The oldest due tasks of each queue and band; a band below ages into the one above in thirty seconds, so that
+# none starves. Jobs that somebody else is working on are passed over, not waited for.
+_DUE = """
+WITH due AS MATERIALIZED (
+    SELECT head.id, head.was
+    FROM unnest($1::text[]) AS served(queue)
+    CROSS JOIN generate_series(0, 2) AS band
+    CROSS JOIN LATERAL (
+        SELECT t.id, t.status AS was, t.available_at
+        FROM task t JOIN job j ON j.id = t.job_id
+        WHERE t.queue = served.queue AND t.priority = band
+          AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.available_at <= clock_timestamp() - $5::interval
+          AND j.status IN ('pending', 'queued', 'running', 'waiting_worker')
+        ORDER BY t.available_at
+        LIMIT $4
+        FOR UPDATE OF j SKIP LOCKED
+    ) AS head
+    ORDER BY head.available_at + band * interval '30 seconds'
+    LIMIT $4
+), found AS MATERIALIZED (
+    SELECT t.id, due.was
+    FROM due JOIN task t ON t.id = due.id
+    WHERE t.status IN ('pending', 'retry', 'waiting')
+    ORDER BY t.id
+    FOR UPDATE OF t
+)"""
+
+_MARK_CLAIMED = """
+, claimed AS (
+    UPDATE task t
+    SET status = 'running',
+        lease_owner = $2,
+        lease_until = clock_timestamp() + $3::interval,
+        epoch = t.epoch + 1,
+        attempt = t.attempt + 1,
+        losses = t.losses + (found.was = 'running')::int,
+        started_at = clock_timestamp()
+    FROM found
+    WHERE t.id = found.id
+    RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, found.was
+), advanced AS (
+    UPDATE job j
+    SET status = 'running',
+        started_at = coalesce(j.started_at, clock_timestamp()),
+        event_seq = j.event_seq + mine.n
+    FROM (SELECT job_id, count(*)::int AS n FROM claimed GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.event_seq - mine.n AS seq, j.tenant_id, j.pipeline, j.pipeline_version,
+              j.params, j.inputs, j.output_prefix, j.trace
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT c.job_id, a.seq + row_number() OVER (PARTITION BY c.job_id ORDER BY c.id), a.tenant_id,
+           CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,
+           'running', c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
+    FROM claimed c JOIN advanced a ON a.id = c.job_id
+)
+SELECT c.*, a.tenant_id, a.pipeline, a.pipeline_version, a.params, a.inputs, a.output_prefix, a.trace
+FROM claimed c JOIN advanced a ON a.id = c.job_id
+ORDER BY c.id
+"""
+
+CLAIM = _HINTED + _MARK_CLAIMED
+CLAIM_NEXT = _DUE + _MARK_CLAIMED
+
+# A row that another statement holds at this moment is passed over (it is being settled): still held, not renewed.
+RENEW = """
+WITH held AS (
+    SELECT l.id, l.epoch FROM unnest($2::uuid[], $3::int[]) AS l(id, epoch)
+), mine AS MATERIALIZED (
+    SELECT t.id
+    FROM held JOIN task t ON t.id = held.id
+    WHERE t.status = 'running' AND t.lease_owner = $1 AND t.epoch = held.epoch
+    ORDER BY t.id
+    FOR UPDATE OF t SKIP LOCKED
+), renewed AS (
+    UPDATE task t SET lease_until = clock_timestamp() + $4::interval
+    FROM mine WHERE t.id = mine.id
+    RETURNING t.id
+)
+SELECT held.id,
+       renewed.id IS NOT NULL AS renewed,
+       coalesce(t.status = 'running' AND t.lease_owner = $1 AND t.epoch = held.epoch, false) AS still_ours,
+       coalesce(j.status = 'cancel_requested', false) AS cancel
+FROM held
+LEFT JOIN renewed ON renewed.id = held.id
+LEFT JOIN task t ON t.id = held.id
+LEFT JOIN job j ON j.id = t.job_id
+"""
+
+
+def _claimed(row: Any, terms: LeaseTerms, asked_at: float) -> Claimed:
+    return Claimed(
+        lease=Lease(
+            row["id"], terms.owner, row["epoch"], row["attempt"], asked_at + terms.ttl - terms.margin
+        ),
+        job_id=row["job_id"],
+        tenant_id=row["tenant_id"],
+        pipeline=row["pipeline"],
+        pipeline_version=row["pipeline_version"],
+        step=row["step"],
+        queue=row["queue"],
+        priority=row["priority"],
+        errors=row["errors"],
+        crashes=row["crashes"],
+        was=row["was"],
+        params=row["params"],
+        inputs=row["inputs"],
+        output_prefix=row["output_prefix"],
+        trace=row["trace"],
+    )
+
+
+async def claim(
+    connection: Connection, terms: LeaseTerms, task_ids: Sequence[UUID], gone: Sequence[UUID] = ()
+) -> list[Claimed]:
+    """pending | retry | waiting (due), or running with an expired lease or an owner in `gone` -> running.
+
+    What is not returned was finished, not due, unknown, or leased by somebody alive: the hint is spent.
+    """
+    asked_at = monotonic()
+    rows = await connection.fetch(
+        CLAIM, list(task_ids), terms.owner, timedelta(seconds=terms.ttl), terms.max_losses, list(gone)
+    )
+    return [_claimed(row, terms, asked_at) for row in rows]
+
+
+async def claim_next(
+    connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float = 0.0
+) -> list[Claimed]:
+    """Claim up to `limit` tasks that have been due for at least `overdue` seconds, without any hint."""
+    asked_at = monotonic()
+    rows = await connection.fetch(
+        CLAIM_NEXT,
+        list(queues),
+        terms.owner,
+        timedelta(seconds=terms.ttl),
+        limit,
+        timedelta(seconds=overdue),
+    )
+    return [_claimed(row, terms, asked_at) for row in rows]
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """`renewed` is False while another statement holds the row; `still_ours` False means the lease is lost."""
+
+    task_id: UUID
+    renewed: bool
+    still_ours: bool
+    cancel: bool
+
+
+async def renew(connection: Connection, owner: UUID, leases: Sequence[Lease], ttl: float) -> list[Renewal]:
+    """running -> running with a later `lease_until`, for each lease that is still its owner's."""
+    rows = await connection.fetch(
+        RENEW, owner, [x.task_id for x in leases], [x.epoch for x in leases], timedelta(seconds=ttl)
+    )
+    return [Renewal(row["id"], row["renewed"], row["still_ours"], row["cancel"]) for row in rows]

@@ -1,0 +1,51 @@
+"""How a job ends badly: one piece of SQL for every verb that can end one."""
+
+from __future__ import annotations
+
+# What follows when tasks ended in `failed` (a CTE named failed, with code and message): the job fails, the rest
+# of its steps are skipped, and running siblings lose their leases.
+END_FAILED_JOBS = """
+, rest AS (
+    UPDATE task s
+    SET status = CASE WHEN s.status = 'running' THEN 'cancelled' ELSE 'skipped' END,
+        lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
+    WHERE s.job_id IN (SELECT job_id FROM failed WHERE status = 'failed')
+      AND s.id NOT IN (SELECT id FROM failed)
+      AND s.status IN ('blocked', 'pending', 'running', 'retry', 'waiting')
+    RETURNING s.id, s.job_id, s.step, s.position, s.epoch, s.status
+), news AS (
+    SELECT n.*, row_number() OVER (PARTITION BY job_id ORDER BY first, position) AS nth,
+           count(*) OVER (PARTITION BY job_id) AS n
+    FROM (
+        SELECT 0 AS first, id, job_id, step, position, epoch, status,
+               jsonb_build_object('code', code, 'message', message, 'cause', cause,
+                   'retry_at', CASE WHEN status <> 'failed' THEN available_at END) AS data
+        FROM failed
+        UNION ALL
+        SELECT 1, id, job_id, step, position, epoch, status, NULL FROM rest
+    ) AS n
+), advanced AS (
+    UPDATE job j
+    SET status = CASE WHEN ended.code IS NULL THEN j.status ELSE 'failed' END,
+        error = CASE WHEN ended.code IS NULL THEN j.error
+                     ELSE jsonb_build_object('code', ended.code, 'message', ended.message, 'step', ended.step,
+                                             'retryable', ended.retryable) END,
+        finished_at = CASE WHEN ended.code IS NOT NULL THEN clock_timestamp() END,
+        expires_at = CASE WHEN ended.code IS NOT NULL
+                          THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + mine.n
+    FROM (SELECT DISTINCT job_id, n::int AS n FROM news) AS mine
+    LEFT JOIN (
+        SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM failed
+        WHERE status = 'failed' ORDER BY job_id, position
+    ) AS ended ON ended.job_id = mine.job_id
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT n.job_id, a.seq + n.nth, a.tenant_id,
+           CASE n.status WHEN 'retry' THEN 'retried' WHEN 'pending' THEN 'lost' ELSE n.status END,
+           CASE WHEN a.status = 'failed' AND n.nth < n.n THEN 'running' ELSE a.status END,
+           n.id, n.step, n.status, n.epoch, n.data
+    FROM news n JOIN advanced a ON a.id = n.job_id
+)"""

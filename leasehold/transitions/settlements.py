@@ -1,0 +1,331 @@
+"""Ending an attempt: complete, fail, wait_until, release. Each takes a batch of leases and answers one verdict
+a lease.
+
+The guard of all four is the sentence of this project: `id AND lease_owner AND epoch AND status = 'running'`.
+A lease that does not match changes nothing. Repeating a settlement whose answer was lost is safe: a task that
+this very epoch already settled answers `settled` again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from leasehold.database import Connection
+from leasehold.lease import Lease
+from leasehold.outbox import Announcement
+from leasehold.transitions.endings import END_FAILED_JOBS
+
+
+class Verdict(StrEnum):
+    SETTLED = "settled"
+    LOST = "lost"  # another claim, a cancel or the sweeper took the task: this write changed nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An object in the store that the step made; written before the row that names it."""
+
+    name: str
+    key: str
+    size: int
+    sha256: str
+    content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    lease: Lease
+    outputs: Sequence[Output] = ()
+    value: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """`cause`: error | timeout | crash. `delay`: seconds until the next attempt, if there may be one."""
+
+    lease: Lease
+    cause: str
+    code: str
+    message: str
+    retryable: bool
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Parking:
+    lease: Lease
+    delay: float  # seconds
+    note: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """A verdict per task, and the hints that the commit wrote: publish them now, the relay will if you do not."""
+
+    verdicts: dict[UUID, Verdict]
+    states: dict[UUID, str] = field(default_factory=dict)  # task id -> the state it was left in
+    announcements: list[Announcement] = field(default_factory=list)
+
+
+# $1 owners, $2 task ids, $3 epochs; every statement of this module begins so.
+_LEASED = """
+WITH asked AS MATERIALIZED (
+    SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
+        WITH ORDINALITY AS a(owner, id, epoch, nth)
+), jobs AS MATERIALIZED (
+    SELECT j.id FROM job j
+    WHERE j.id IN (SELECT t.job_id FROM task t WHERE t.id = ANY($2::uuid[]))
+    ORDER BY j.id
+    FOR UPDATE
+), held AS MATERIALIZED (
+    SELECT t.id, a.nth
+    FROM jobs JOIN task t ON t.job_id = jobs.id JOIN asked a ON a.id = t.id
+    WHERE t.id = ANY($2::uuid[])
+      AND t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running'
+    ORDER BY t.id
+    FOR UPDATE OF t
+)"""
+
+COMPLETE = (
+    _LEASED
+    + """
+, done AS (
+    UPDATE task t
+    SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
+    FROM held WHERE t.id = held.id
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.unblocks
+), advanced AS (
+    UPDATE job j
+    SET steps_left = j.steps_left - mine.n,
+        status = CASE WHEN j.steps_left = mine.n THEN 'succeeded' ELSE j.status END,
+        finished_at = CASE WHEN j.steps_left = mine.n THEN clock_timestamp() END,
+        expires_at = CASE WHEN j.steps_left = mine.n
+                          THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + mine.n
+    FROM (SELECT job_id, count(*)::int AS n FROM done GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.steps_left, j.trace, j.event_seq - mine.n AS seq, mine.n
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    SELECT d.job_id, a.seq + d.nth, a.tenant_id, 'completed',
+           CASE WHEN a.status = 'succeeded' AND d.nth < a.n THEN 'running' ELSE a.status END,
+           d.id, d.step, 'succeeded', d.epoch
+    FROM (SELECT *, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM done) AS d
+    JOIN advanced a ON a.id = d.job_id
+), freed AS (
+    -- Counted down on the child's own row: its parents are serialised by the job's lock.
+    UPDATE task c
+    SET waiting_on = c.waiting_on - parents.n,
+        status = CASE WHEN c.waiting_on = parents.n THEN 'pending' ELSE c.status END,
+        available_at = clock_timestamp()
+    FROM (SELECT child, count(*)::int AS n FROM done, unnest(done.unblocks) AS child GROUP BY child) AS parents
+    WHERE c.id = parents.child AND c.status = 'blocked'
+    RETURNING c.id, c.job_id, c.queue, c.priority, c.waiting_on
+), stored AS (
+    INSERT INTO output (task_id, name, job_id, step, key, size, sha256, content_type)
+    SELECT d.id, o.name, d.job_id, d.step, o.key, o.size, o.sha256, o.content_type
+    FROM jsonb_to_recordset($4::jsonb)
+        AS o(task_id uuid, name text, key text, size bigint, sha256 text, content_type text)
+    JOIN done d ON d.id = o.task_id
+), valued AS (
+    INSERT INTO result (task_id, value)
+    SELECT d.id, r.value FROM jsonb_to_recordset($5::jsonb) AS r(task_id uuid, value jsonb)
+    JOIN done d ON d.id = r.task_id
+), hinted AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT f.id, f.job_id, f.queue, f.priority, a.trace, clock_timestamp() + interval '1 second'
+    FROM freed f JOIN advanced a ON a.id = f.job_id
+    WHERE f.waiting_on = 0
+    RETURNING id, task_id, queue, priority, headers
+)
+SELECT a.id AS task_id, coalesce(d.id IS NOT NULL OR (t.status = 'succeeded' AND t.epoch = a.epoch), false) AS settled,
+       'succeeded' AS state, NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
+FROM asked a LEFT JOIN done d ON d.id = a.id LEFT JOIN task t ON t.id = a.id
+UNION ALL
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
+"""
+)
+
+# $4 causes, $5 codes, $6 messages, $7 retryable, $8 delays, $9 crashes that are too many
+FAIL = (
+    _LEASED
+    + """
+, judged AS MATERIALIZED (
+    SELECT t.id, t.job_id, f.cause, f.code, f.message, f.delay, f.retryable,
+           bool_and(f.retryable AND CASE f.cause WHEN 'crash' THEN t.crashes + 1 < $9
+                                                 ELSE t.errors + 1 < t.max_attempts END)
+               OVER (PARTITION BY t.job_id) AS again
+    FROM held
+    JOIN task t ON t.id = held.id
+    JOIN unnest($4::text[], $5::text[], $6::text[], $7::bool[], $8::float8[])
+        WITH ORDINALITY AS f(cause, code, message, retryable, delay, nth) ON f.nth = held.nth
+), failed AS (
+    UPDATE task t
+    SET status = CASE WHEN judged.again THEN 'retry' ELSE 'failed' END,
+        lease_owner = NULL, lease_until = NULL,
+        errors = t.errors + (judged.cause <> 'crash')::int,
+        crashes = t.crashes + (judged.cause = 'crash')::int,
+        available_at = clock_timestamp() + make_interval(secs => judged.delay),
+        finished_at = CASE WHEN NOT judged.again THEN clock_timestamp() END
+    FROM judged WHERE t.id = judged.id
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, judged.code, judged.message,
+              judged.cause, judged.retryable
+), kept AS (
+    INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
+    SELECT id, epoch, cause, code, message, retryable FROM failed
+)"""
+)
+
+FAIL += (
+    END_FAILED_JOBS
+    + """
+SELECT a.id AS task_id, f.status AS state,
+       coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled
+FROM asked a LEFT JOIN failed f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
+"""
+)
+
+# $4 delays, $5 notes ('null' leaves the old one)
+WAIT_UNTIL = (
+    _LEASED
+    + """
+, parked AS (
+    UPDATE task t
+    SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
+        available_at = clock_timestamp() + make_interval(secs => p.delay)
+    FROM held
+    JOIN unnest($4::float8[], $5::jsonb[]) WITH ORDINALITY AS p(delay, note, nth) ON p.nth = held.nth
+    WHERE t.id = held.id
+    RETURNING t.id, t.job_id, t.step, t.epoch, t.available_at, p.note
+), noted AS (
+    INSERT INTO note (task_id, value) SELECT id, note FROM parked WHERE jsonb_typeof(note) = 'object'
+    ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
+), advanced AS (
+    UPDATE job j SET event_seq = j.event_seq + mine.n
+    FROM (SELECT job_id, count(*)::int AS n FROM parked GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'parked',
+           a.status, p.id, p.step, 'waiting', p.epoch, jsonb_build_object('until', p.available_at)
+    FROM parked p JOIN advanced a ON a.id = p.job_id
+)
+SELECT a.id AS task_id, 'waiting' AS state,
+       coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled
+FROM asked a LEFT JOIN parked p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
+"""
+)
+
+RELEASE = (
+    _LEASED
+    + """
+, released AS (
+    UPDATE task t
+    SET status = 'pending', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
+        available_at = clock_timestamp()
+    FROM held WHERE t.id = held.id
+    RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
+), advanced AS (
+    UPDATE job j SET event_seq = j.event_seq + mine.n
+    FROM (SELECT job_id, count(*)::int AS n FROM released GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.id), a.tenant_id, 'released',
+           a.status, r.id, r.step, 'pending', r.epoch
+    FROM released r JOIN advanced a ON a.id = r.job_id
+), hinted AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
+    FROM released r JOIN advanced a ON a.id = r.job_id
+    RETURNING id, task_id, queue, priority, headers
+)
+SELECT a.id AS task_id, coalesce(r.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'pending'), false) AS settled,
+       'pending' AS state, NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
+FROM asked a LEFT JOIN released r ON r.id = a.id LEFT JOIN task t ON t.id = a.id
+UNION ALL
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
+"""
+)
+
+#: An attempt that kills its child this often is poison.
+MAX_CRASHES = 2
+
+
+def _columns(leases: Sequence[Lease]) -> tuple[list[UUID], list[UUID], list[int]]:
+    return [x.owner for x in leases], [x.task_id for x in leases], [x.epoch for x in leases]
+
+
+def _settled(rows: Sequence[Any], *, hints: bool = False) -> Settled:
+    outcome = Settled({})
+    for row in rows:
+        if hints and row["outbox_id"] is not None:
+            outcome.announcements.append(Announcement.from_row(row))
+            continue
+        outcome.verdicts[row["task_id"]] = Verdict.SETTLED if row["settled"] else Verdict.LOST
+        if row["settled"] and row["state"] is not None:
+            outcome.states[row["task_id"]] = row["state"]
+    return outcome
+
+
+async def complete(connection: Connection, completions: Sequence[Completion]) -> Settled:
+    """running -> succeeded. Unblocks the steps that needed it and writes their hints; the last step ends the job."""
+    outputs = [
+        {
+            "task_id": done.lease.task_id,
+            "name": out.name,
+            "key": out.key,
+            "size": out.size,
+            "sha256": out.sha256,
+            "content_type": out.content_type,
+        }
+        for done in completions
+        for out in done.outputs
+    ]
+    values = [
+        {"task_id": done.lease.task_id, "value": done.value} for done in completions if done.value is not None
+    ]
+    columns = _columns([done.lease for done in completions])
+    return _settled(await connection.fetch(COMPLETE, *columns, outputs, values), hints=True)
+
+
+async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
+    """running -> retry while the error may pass and attempts are left, else -> failed, and the job with it."""
+    rows = await connection.fetch(
+        FAIL,
+        *_columns([failure.lease for failure in failures]),
+        [failure.cause for failure in failures],
+        [failure.code for failure in failures],
+        [failure.message for failure in failures],
+        [failure.retryable for failure in failures],
+        [failure.delay for failure in failures],
+        MAX_CRASHES,
+    )
+    return _settled(rows)
+
+
+async def wait_until(connection: Connection, parkings: Sequence[Parking]) -> Settled:
+    """running -> waiting: the lease is given back, the attempt does not count, the note is kept."""
+    rows = await connection.fetch(
+        WAIT_UNTIL,
+        *_columns([parking.lease for parking in parkings]),
+        [parking.delay for parking in parkings],
+        [parking.note for parking in parkings],
+    )
+    return _settled(rows)
+
+
+async def release(connection: Connection, leases: Sequence[Lease]) -> Settled:
+    """running -> pending, for a worker that stops: the attempt does not count, and another hint is written."""
+    return _settled(await connection.fetch(RELEASE, *_columns(leases)), hints=True)
+
+
+def delay_seconds(delay: timedelta) -> float:
+    return max(delay.total_seconds(), 0.0)

@@ -1,0 +1,209 @@
+"""What time does by itself: leases and deadlines that pass, and rows that nobody needs any more.
+
+Each statement takes a small batch, passes over what others hold, and is safe to run anywhere at any time; one
+elected worker runs them so that the work is not done twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, date, datetime, timedelta
+from uuid import UUID
+
+import asyncpg
+
+from leasehold.database import Connection
+from leasehold.outbox import Announcement
+from leasehold.transitions.endings import END_FAILED_JOBS
+
+EXPIRE_LEASES = (
+    """
+WITH candidates AS MATERIALIZED (
+    SELECT t.id, t.job_id FROM task t
+    WHERE t.status = 'running' AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($1::uuid[]))
+    LIMIT $3
+), jobs AS MATERIALIZED (
+    SELECT j.id FROM job j WHERE j.id IN (SELECT job_id FROM candidates) ORDER BY j.id FOR UPDATE SKIP LOCKED
+), held AS MATERIALIZED (
+    SELECT t.id, t.losses >= $2 AS spent
+    FROM jobs JOIN task t ON t.job_id = jobs.id
+    WHERE t.id IN (SELECT id FROM candidates)
+      AND t.status = 'running' AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($1::uuid[]))
+    ORDER BY t.id
+    FOR UPDATE OF t SKIP LOCKED
+), failed AS (
+    UPDATE task t
+    SET status = CASE WHEN held.spent THEN 'failed' ELSE 'pending' END,
+        lease_owner = NULL, lease_until = NULL, losses = t.losses + 1, available_at = clock_timestamp(),
+        finished_at = CASE WHEN held.spent THEN clock_timestamp() END
+    FROM held WHERE t.id = held.id
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
+              'worker_lost' AS code, 'the worker was lost while it ran this step' AS message,
+              'loss' AS cause, true AS retryable
+), kept AS (
+    INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
+    SELECT id, epoch, cause, code, message, retryable FROM failed
+)"""
+    + END_FAILED_JOBS
+    + """
+, hinted AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, relay_at)
+    SELECT id, job_id, queue, priority, clock_timestamp() + interval '1 second' FROM failed
+    WHERE status = 'pending'
+    RETURNING id, task_id, queue, priority, headers
+)
+SELECT f.id AS task_id, f.status, h.id AS outbox_id, h.queue, h.priority, h.headers
+FROM failed f LEFT JOIN hinted h ON h.task_id = f.id
+"""
+)
+
+
+async def expire_leases(
+    connection: Connection, gone: Sequence[UUID], max_losses: int, limit: int = 200
+) -> tuple[int, list[Announcement]]:
+    """running with a lease that passed, or whose owner is in `gone` -> pending, or failed after `max_losses`.
+
+    Returns how many leases were ended, and the hints of those that may run again.
+    """
+    rows = await connection.fetch(EXPIRE_LEASES, list(gone), max_losses, limit)
+    hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
+    return len(rows), hints
+
+
+EXPIRE_JOBS = """
+WITH jobs AS MATERIALIZED (
+    SELECT j.id FROM job j
+    WHERE j.finished_at IS NULL AND j.deadline_at < clock_timestamp()
+    ORDER BY j.deadline_at LIMIT $1
+    FOR UPDATE SKIP LOCKED
+), ended AS (
+    UPDATE task t
+    SET status = CASE WHEN t.status = 'running' THEN 'cancelled' ELSE 'skipped' END,
+        lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
+    FROM jobs
+    WHERE t.job_id = jobs.id AND t.status IN ('blocked', 'pending', 'running', 'retry', 'waiting')
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status
+), news AS (
+    SELECT ended.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
+           count(*) OVER (PARTITION BY job_id)::int AS n
+    FROM ended
+), advanced AS (
+    UPDATE job j
+    SET status = 'expired', finished_at = clock_timestamp(),
+        expires_at = clock_timestamp() + make_interval(secs => j.keep_seconds),
+        error = jsonb_build_object('code', 'deadline_exceeded', 'message', 'the job ran past its deadline',
+                                   'retryable', true),
+        event_seq = j.event_seq + mine.n
+    FROM (SELECT DISTINCT job_id, n FROM news) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.tenant_id, j.event_seq - mine.n AS seq
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    SELECT n.job_id, a.seq + n.nth, a.tenant_id, n.status, CASE WHEN n.nth = n.n THEN 'expired' ELSE 'running' END,
+           n.id, n.step, n.status, n.epoch
+    FROM news n JOIN advanced a ON a.id = n.job_id
+)
+SELECT id FROM advanced
+"""
+
+
+async def expire_jobs(connection: Connection, limit: int = 100) -> int:
+    """Unfinished jobs past `deadline_at` -> expired; their steps end with them."""
+    return len(await connection.fetch(EXPIRE_JOBS, limit))
+
+
+@dataclass(frozen=True, slots=True)
+class Forgettable:
+    """A finished job past its retention, and where its objects are."""
+
+    job_id: UUID
+    tenant_id: str
+    prefix: str
+
+
+async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forgettable]:
+    """Finished jobs past `expires_at`. Delete their objects first, then `forget_jobs`."""
+    rows = await connection.fetch(
+        "SELECT id, tenant_id, output_prefix FROM job WHERE expires_at < clock_timestamp()"
+        " ORDER BY expires_at LIMIT $1",
+        limit,
+    )
+    return [Forgettable(row["id"], row["tenant_id"], row["output_prefix"]) for row in rows]
+
+
+async def forget_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
+    """Delete expired jobs with their tasks, outputs, failures and media."""
+    async with connection.transaction():
+        await connection.execute(
+            "DELETE FROM media WHERE job_id = ANY($1::uuid[])"
+            " AND job_id IN (SELECT id FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp())",
+            list(job_ids),
+        )
+        await connection.execute(
+            "DELETE FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp()", list(job_ids)
+        )
+
+
+async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
+    """Media that nobody completed in time, and their keys. Delete the objects, then `forget_uploads`."""
+    rows = await connection.fetch(
+        "SELECT id, original_key FROM media WHERE job_id IS NULL AND expires_at < clock_timestamp()"
+        " ORDER BY expires_at LIMIT $1",
+        limit,
+    )
+    return [(row["id"], row["original_key"]) for row in rows]
+
+
+async def forget_uploads(connection: Connection, media_ids: Sequence[UUID]) -> None:
+    await connection.execute(
+        "DELETE FROM media WHERE id = ANY($1::uuid[]) AND job_id IS NULL AND expires_at < clock_timestamp()",
+        list(media_ids),
+    )
+
+
+async def forget_idempotency_keys(connection: Connection, limit: int = 1000) -> None:
+    await connection.execute(
+        "DELETE FROM idempotency WHERE (tenant_id, key) IN ("
+        "SELECT tenant_id, key FROM idempotency WHERE expires_at < clock_timestamp() ORDER BY expires_at LIMIT $1)",
+        limit,
+    )
+
+
+async def keep_event_days(connection: Connection, *, ahead: int, behind: int) -> None:
+    """Make the event partitions of today and `ahead` days, and drop those older than `behind` days.
+
+    Events that arrive for a day without a partition go to the default partition, so an insert never fails.
+    """
+    now: datetime = await connection.fetchval("SELECT clock_timestamp()")
+    today = now.astimezone(UTC).date()
+    present = {
+        row["name"]
+        for row in await connection.fetch(
+            "SELECT c.relname AS name FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
+            " WHERE i.inhparent = 'event'::regclass"
+        )
+    }
+    for day in (today + timedelta(days=n) for n in range(ahead + 1)):
+        if _partition(day) not in present:
+            await _add_day(connection, day)
+    oldest = _partition(today - timedelta(days=behind))
+    for name in sorted(present - {"event_default"}):
+        if name < oldest:
+            await connection.execute(f"DROP TABLE {name}")  # a name that this module made
+
+
+def _partition(day: date) -> str:
+    return f"event_{day:%Y%m%d}"
+
+
+async def _add_day(connection: Connection, day: date) -> None:
+    start, end = day.isoformat(), (day + timedelta(days=1)).isoformat()
+    try:
+        await connection.execute(
+            f"CREATE TABLE IF NOT EXISTS {_partition(day)} PARTITION OF event"
+            f" FOR VALUES FROM ('{start} 00:00+00') TO ('{end} 00:00+00')"
+        )
+    except asyncpg.CheckViolationError:
+        # The default partition already holds events of that day (no sweeper ran before it began): they stay there.
+        return

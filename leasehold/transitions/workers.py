@@ -1,0 +1,97 @@
+"""Who is working: the registry of workers, presence, and the lease on being the sweeper."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from uuid import UUID
+
+from leasehold.database import Connection
+
+#: First half of the advisory lock that a worker holds while it lives; the second is its `presence_key`.
+PRESENCE = 7_305
+
+
+async def register(
+    connection: Connection, worker: UUID, *, host: str, pid: int, version: str, queues: Sequence[str]
+) -> int:
+    """Add a worker that has just started, not yet present; returns its presence key."""
+    key: int = await connection.fetchval(
+        "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, $2, $3, $4, $5)"
+        " RETURNING presence_key",
+        worker,
+        host,
+        pid,
+        version,
+        list(queues),
+    )
+    return key
+
+
+async def appear(connection: Connection, worker: UUID, presence_key: int) -> bool:
+    """Take the presence lock on this very session, and say so in the registry.
+
+    The kernel closes the socket of a process that dies and PostgreSQL drops the lock, so that everybody knows
+    at once. False: somebody else holds it (a session of ours that has not ended yet): try again.
+    """
+    if not await connection.fetchval("SELECT pg_try_advisory_lock($1, $2)", PRESENCE, presence_key):
+        return False
+    await connection.execute(
+        "UPDATE worker SET present = true, seen_at = clock_timestamp() WHERE id = $1", worker
+    )
+    return True
+
+
+async def seen(connection: Connection, worker: UUID) -> None:
+    await connection.execute("UPDATE worker SET seen_at = clock_timestamp() WHERE id = $1", worker)
+
+
+async def hide(connection: Connection, worker: UUID) -> None:
+    """Presence proves nothing for this worker from now on (its session is lost): only its leases do."""
+    await connection.execute("UPDATE worker SET present = false WHERE id = $1", worker)
+
+
+async def unregister(connection: Connection, worker: UUID) -> None:
+    await connection.execute("DELETE FROM worker WHERE id = $1", worker)
+
+
+GONE = """
+SELECT w.id FROM worker w
+WHERE w.present AND NOT EXISTS (
+    SELECT 1 FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND l.classid = $1::int::oid AND l.objid = w.presence_key::oid)
+"""
+
+
+async def gone(connection: Connection) -> list[UUID]:
+    """Workers that were present and whose session has ended. A wrong guess is harmless: leases are fenced."""
+    return [row["id"] for row in await connection.fetch(GONE, PRESENCE)]
+
+
+async def forget_workers(connection: Connection, silent: float) -> None:
+    """Delete workers unseen for `silent` seconds that hold no lease."""
+    await connection.execute(
+        "DELETE FROM worker w WHERE w.seen_at < clock_timestamp() - $1::interval"
+        " AND NOT EXISTS (SELECT 1 FROM task t WHERE t.status = 'running' AND t.lease_owner = w.id)",
+        timedelta(seconds=silent),
+    )
+
+
+async def lead(connection: Connection, role: str, owner: UUID, ttl: float) -> bool:
+    """Become, or stay, the one that does `role` for the next `ttl` seconds."""
+    row = await connection.fetchval(
+        "INSERT INTO leadership (role, owner, until) VALUES ($1, $2, clock_timestamp() + $3::interval)"
+        " ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until"
+        " WHERE leadership.owner = excluded.owner OR leadership.until < clock_timestamp()"
+        " RETURNING true",
+        role,
+        owner,
+        timedelta(seconds=ttl),
+    )
+    return bool(row)
+
+
+async def resign(connection: Connection, owner: UUID) -> None:
+    await connection.execute("DELETE FROM leadership WHERE owner = $1", owner)

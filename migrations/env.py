@@ -1,0 +1,50 @@
+"""Alembic's environment: asynchronous, one transaction a revision, one migrator at a time."""
+
+from __future__ import annotations
+
+import asyncio
+
+from alembic import context
+from sqlalchemy import Connection, text
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
+
+from leasehold.settings import Settings
+from leasehold.tables import metadata
+
+#: Any number, the same in every release: migrators queue on this advisory lock.
+_MIGRATORS = 7_305_411
+
+
+def _url() -> str:
+    url: str = context.config.attributes.get("url") or Settings().database_url.get_secret_value()
+    return url.replace("postgresql://", "postgresql+asyncpg://", 1)
+
+
+def _is_ours(_object: object, name: str | None, kind: str, _reflected: bool, _other: object) -> bool:  # noqa: FBT001 - alembic's signature
+    return not (kind == "table" and name is not None and name.startswith("event_"))
+
+
+def _run(connection: Connection) -> None:
+    context.configure(
+        connection=connection,
+        target_metadata=metadata,
+        transaction_per_migration=True,
+        include_object=_is_ours,
+    )
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+async def _main() -> None:
+    engine = create_async_engine(_url(), poolclass=NullPool)
+    async with engine.connect() as connection:
+        await connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _MIGRATORS})
+        await connection.execute(text("SET lock_timeout = '5s'"))
+        await connection.commit()
+        await connection.run_sync(_run)
+        await connection.commit()
+    await engine.dispose()
+
+
+asyncio.run(_main())
