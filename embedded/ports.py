@@ -1,0 +1,27 @@
+"""Free loopback ports."""
+
+from __future__ import annotations
+
+import random
+import socket
+
+from embedded.process import EmbeddedError
+
+# Below the range that the kernel gives to outgoing connections, so that a server which is stopped and started
+# again finds its port free.
+LOWEST, HIGHEST = 20_000, 32_000
+ATTEMPTS = 200
+
+
+def free_port() -> int:
+    """Find a port on 127.0.0.1 that nothing listens on now."""
+    for _ in range(ATTEMPTS):
+        port = random.randrange(LOWEST, HIGHEST)  # noqa: S311 - no secret
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            return port
+    raise EmbeddedError(f"no free port on 127.0.0.1 between {LOWEST} and {HIGHEST}")
