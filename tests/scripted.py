@@ -1,0 +1,36 @@
+"""A pipeline for tests: its params say what the handler does. Declaration only; see scripted_steps."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from leasehold.pipeline import Pipeline, Step
+from leasehold.registry import Pipelines
+
+
+class Script(BaseModel):
+    """`act`: the name of a function in scripted_steps; `args`: what it is told."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    act: str = "ok"
+    args: dict[str, Any] = {}
+
+
+scripted = Pipeline(
+    "scripted",
+    params=Script,
+    inputs=("input",),
+    module="tests.scripted_steps",
+    steps=[Step("act", isolated=True, timeout=timedelta(seconds=30))],
+)
+
+unhandled = Pipeline("unhandled", module="tests.scripted_steps", steps=[Step("nobody", isolated=True)])
+moduleless = Pipeline("moduleless", module="tests.no_such_module", steps=[Step("act", isolated=True)])
+
+
+def pipelines() -> Pipelines:
+    return Pipelines(scripted, unhandled, moduleless)

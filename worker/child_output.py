@@ -1,0 +1,88 @@
+"""What a child prints, into the worker's log: line by line, and only so much.
+
+The pipe is always drained, so a chatty decoder never blocks; what is beyond the bound is dropped and counted,
+so it never fills memory or the log.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+
+import structlog
+
+_CHUNK = 64 * 1024
+_MAX_LINE = 1000
+MAX_BYTES_PER_RUN = 32 * 1024
+
+
+class ChildOutput:
+    """A pipe whose write end becomes a child's stdout and stderr."""
+
+    def __init__(self) -> None:
+        self._read_end, self.write_end = os.pipe()
+        os.set_blocking(self._read_end, False)
+        self._loop = asyncio.get_running_loop()
+        self._log = structlog.get_logger()
+        self._left = MAX_BYTES_PER_RUN
+        self._dropped = 0
+        self._line = b""
+
+    def watch(self, pid: int) -> None:
+        """Start reading, once the child `pid` has its copy of the write end."""
+        self._log = self._log.bind(child=pid)
+        self._close_write_end()
+        self._loop.add_reader(self._read_end, self._read)
+
+    def begin(self, pipeline: str, step: str) -> None:
+        """Give the next run a new allowance and its name in the log."""
+        self._report()
+        self._left, self._dropped = MAX_BYTES_PER_RUN, 0
+        self._log = self._log.bind(pipeline=pipeline, step=step)
+
+    def close(self) -> None:
+        """Log what is still in the pipe and close it. May be called twice."""
+        self._close_write_end()
+        if self._read_end >= 0:
+            self._read()
+        self._close_read_end()
+        self._report()
+
+    def _read(self) -> None:
+        try:
+            chunk = os.read(self._read_end, _CHUNK)
+        except BlockingIOError:
+            return
+        if not chunk:
+            self._close_read_end()
+            return
+        kept = chunk[: self._left]
+        self._left -= len(kept)
+        self._dropped += len(chunk) - len(kept)
+        *lines, self._line = (self._line + kept).split(b"\n")
+        if len(self._line) > _MAX_LINE:
+            lines, self._line = [*lines, self._line], b""
+        for line in lines:
+            self._emit(line)
+
+    def _emit(self, line: bytes) -> None:
+        if line.strip():
+            self._log.info("child output", line=line[:_MAX_LINE].decode("utf-8", "replace"))
+
+    def _report(self) -> None:
+        self._emit(self._line)
+        self._line = b""
+        if self._dropped:
+            self._log.warning("child output dropped", bytes=self._dropped)
+            self._dropped = 0
+
+    def _close_write_end(self) -> None:
+        if self.write_end >= 0:
+            os.close(self.write_end)
+            self.write_end = -1
+
+    def _close_read_end(self) -> None:
+        if self._read_end >= 0:
+            self._loop.remove_reader(self._read_end)
+            os.close(self._read_end)
+            self._read_end = -1

@@ -1,0 +1,184 @@
+"""A system-call filter for the child process: no network, no programs, no other processes.
+
+The filter is a deny list. An allow list would be tighter, but decoders and tensor libraries differ in what
+they call from version to version, and a filter that kills a release is soon switched off. What is denied is
+what turns a hijacked decoder into an intruder. The numbers come from the kernel's `unistd` tables.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import struct
+import sys
+from typing import NamedTuple
+
+
+class Machine(NamedTuple):
+    audit_arch: int
+    column: int  # of the table below
+    seccomp: int  # the number of seccomp(2) itself
+
+
+MACHINES = {
+    "x86_64": Machine(0xC000003E, 0, 317),
+    "aarch64": Machine(0xC00000B7, 1, 277),
+}
+
+#: Answered with EPERM. (x86_64, aarch64); None where the architecture has no such call.
+_FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
+    # the network; the protocol's own socket is served by read(2) and write(2)
+    "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200),
+    "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242), "sendto": (44, 206),
+    "sendmsg": (46, 211), "sendmmsg": (307, 269),
+    # programs and processes; threads are let through by the rule on clone
+    "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
+    # other processes; kill and tgkill have their own rule
+    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
+    "process_madvise": (440, 440), "kcmp": (312, 272), "pidfd_open": (434, 434),
+    "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "tkill": (200, 130),
+    "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
+    # another view of the file system, and ways around path checks
+    "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51),
+    "move_mount": (429, 429), "open_tree": (428, 428), "fsopen": (430, 430), "fsconfig": (431, 431),
+    "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442), "setns": (308, 268),
+    "unshare": (272, 97), "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
+    # links and devices: the worker uploads what lies in the attempt's directory: nothing may point away
+    "symlink": (88, None), "symlinkat": (266, 36), "link": (86, None), "linkat": (265, 37),
+    "mknod": (133, None), "mknodat": (259, 33),
+    # owners and modes of files that the worker's user has elsewhere
+    "chmod": (90, None), "fchmod": (91, 52), "fchmodat": (268, 53), "fchmodat2": (452, 452),
+    "chown": (92, None), "fchown": (93, 55), "lchown": (94, None), "fchownat": (260, 54),
+    "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7),
+    # memory that no address-space limit counts, or that outlives the process
+    "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "semget": (64, 190),
+    "msgget": (68, 186), "mq_open": (240, 180),
+    # the limits are set by the parent; the child must not loosen them
+    "setrlimit": (160, 164),
+    # the kernel's wide doors
+    "bpf": (321, 280), "userfaultfd": (323, 282), "perf_event_open": (298, 241), "keyctl": (250, 219),
+    "add_key": (248, 217), "request_key": (249, 218), "kexec_load": (246, 104),
+    "kexec_file_load": (320, 294), "init_module": (175, 105), "finit_module": (313, 273),
+    "delete_module": (176, 106), "reboot": (169, 142), "swapon": (167, 224), "swapoff": (168, 225),
+    "acct": (163, 89), "quotactl": (179, 60), "quotactl_fd": (443, 443), "syslog": (103, 116),
+    "iopl": (172, None), "ioperm": (173, None), "modify_ldt": (154, None), "personality": (135, 92),
+    "fanotify_init": (300, 262), "settimeofday": (164, 170), "clock_settime": (227, 112),
+    "clock_adjtime": (305, 266), "adjtimex": (159, 171), "sethostname": (170, 161),
+    "setdomainname": (171, 162),
+}  # fmt: skip
+
+#: Answered as if the kernel were too old: the C library falls back to clone(2), whose flags a filter can read
+#: (clone3 hides them behind a pointer), and io_uring would carry socket calls past every rule above.
+_ABSENT: dict[str, tuple[int, int]] = {
+    "clone3": (435, 435),
+    "io_uring_setup": (425, 425),
+    "io_uring_enter": (426, 426),
+    "io_uring_register": (427, 427),
+}
+
+_CLONE, _KILL, _TGKILL, _PRLIMIT64, _PRCTL = (56, 220), (62, 129), (234, 131), (302, 261), (157, 167)
+
+_CLONE_THREAD = 0x00010000
+_PR_SET_PDEATHSIG = 1
+_X32_BIT = 0x40000000
+
+_LOAD, _JUMP_EQ, _JUMP_GE, _JUMP_SET, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06  # classic BPF opcodes
+_ALLOW, _KILL_PROCESS = 0x7FFF0000, 0x80000000
+_DENY, _NO_SUCH_CALL = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS
+_NUMBER, _ARCH = 0, 4  # offsets in struct seccomp_data
+
+_SET_MODE_FILTER, _GET_ACTION_AVAIL, _FLAG_TSYNC = 1, 2, 1
+
+
+def _low(argument: int) -> int:
+    return 16 + 8 * argument  # both architectures are little-endian
+
+
+def _high(argument: int) -> int:
+    return _low(argument) + 4
+
+
+def _op(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:
+    return struct.pack("=HBBI", code, if_true, if_false, k)
+
+
+def _on(number: int, *body: bytes) -> bytes:
+    """`body` for one system call; every body ends in a return, so the accumulator need not be restored."""
+    return _op(_JUMP_EQ, number, 0, len(body)) + b"".join(body)
+
+
+def _only_threads() -> tuple[bytes, ...]:
+    return _op(_LOAD, _low(0)), _op(_JUMP_SET, _CLONE_THREAD, 0, 1), _op(_RETURN, _ALLOW), _op(_RETURN, _DENY)
+
+
+def _only_self(pid: int) -> tuple[bytes, ...]:
+    return _op(_LOAD, _low(0)), _op(_JUMP_EQ, pid, 0, 1), _op(_RETURN, _ALLOW), _op(_RETURN, _DENY)
+
+
+def _only_reading_limits() -> tuple[bytes, ...]:
+    """Let getrlimit through: prlimit with a null pointer for the new limit."""
+    return (
+        _op(_LOAD, _low(2)), _op(_JUMP_EQ, 0, 0, 3),
+        _op(_LOAD, _high(2)), _op(_JUMP_EQ, 0, 0, 1),
+        _op(_RETURN, _ALLOW), _op(_RETURN, _DENY),
+    )  # fmt: skip
+
+
+def _all_but_death_signal() -> tuple[bytes, ...]:
+    """Let the child name its threads, but not outlive its parent."""
+    return (
+        _op(_LOAD, _low(0)),
+        _op(_JUMP_EQ, _PR_SET_PDEATHSIG, 0, 1),
+        _op(_RETURN, _DENY),
+        _op(_RETURN, _ALLOW),
+    )
+
+
+def build_filter(machine: Machine, pid: int) -> bytes:
+    """Assemble the classic BPF program for the process `pid` on `machine`."""
+    column = machine.column
+    program = [
+        _op(_LOAD, _ARCH), _op(_JUMP_EQ, machine.audit_arch, 1, 0), _op(_RETURN, _KILL_PROCESS),
+        _op(_LOAD, _NUMBER),
+        _op(_JUMP_GE, _X32_BIT, 0, 1), _op(_RETURN, _DENY),
+        _on(_CLONE[column], *_only_threads()),
+        _on(_KILL[column], *_only_self(pid)),
+        _on(_TGKILL[column], *_only_self(pid)),
+        _on(_PRLIMIT64[column], *_only_reading_limits()),
+        _on(_PRCTL[column], *_all_but_death_signal()),
+    ]  # fmt: skip
+    program += [_on(numbers[column], _op(_RETURN, _NO_SUCH_CALL)) for numbers in _ABSENT.values()]
+    forbidden = [numbers[column] for numbers in _FORBIDDEN.values()]
+    program += [_on(number, _op(_RETURN, _DENY)) for number in forbidden if number is not None]
+    program.append(_op(_RETURN, _ALLOW))
+    return b"".join(program)
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
+
+
+def machine_here() -> Machine | None:
+    """Find this machine's entry; None where there is no table or the kernel cannot filter."""
+    machine = MACHINES.get(os.uname().machine)
+    if machine is None or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:  # noqa: PLR2004 - 64 bits
+        return None
+    libc = ctypes.CDLL(None, use_errno=True)
+    available = libc.syscall(
+        machine.seccomp, _GET_ACTION_AVAIL, 0, ctypes.byref(ctypes.c_uint32(_DENY & ~0xFFFF))
+    )
+    return machine if available == 0 else None
+
+
+def install_filter(machine: Machine) -> None:
+    """Put every thread of this process under the filter, for good. Needs no_new_privs.
+
+    Raises OSError when the kernel refuses.
+    """
+    instructions = build_filter(machine, os.getpid())
+    program = _Program(len(instructions) // 8, instructions)
+    libc = ctypes.CDLL(None, use_errno=True)
+    answer = libc.syscall(machine.seccomp, _SET_MODE_FILTER, _FLAG_TSYNC, ctypes.byref(program))
+    if answer != 0:  # a positive answer is the id of a thread that could not be put under it
+        raise OSError(ctypes.get_errno() or errno.EBUSY, "the system-call filter was refused")
