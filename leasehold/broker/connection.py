@@ -1,0 +1,176 @@
+"""One connection to RabbitMQ that comes back by itself, and the two traps of waiting on it.
+
+Not aio-pika's RobustConnection: it restores every channel on every reconnect and starts over when one fails,
+so that a single bad queue keeps all of them down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+
+import aio_pika
+import structlog
+from aio_pika.connection import make_url
+from aiormq.abc import AbstractChannel, AbstractConnection
+from pydantic import SecretStr
+
+from leasehold.backoff import delay_after
+from leasehold.errors import BrokerUnavailable
+
+#: Waits between attempts, jittered: quick after a blink, kind to a broker that 500 workers come back to.
+RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
+CONNECT_SECONDS = 10.0
+CLOSE_SECONDS = 3.0
+#: A connection that lived this long was a good one: the ladder begins anew.
+SETTLED_SECONDS = 5.0
+
+log = structlog.get_logger(__name__)
+
+
+@asynccontextmanager
+async def guarded(seconds: float) -> AsyncIterator[None]:
+    """Wait on the broker, but not for ever, and not mistaking its end for ours.
+
+    What waits on a dying connection is ended with a bare CancelledError, which no `except Exception` catches;
+    it becomes BrokerUnavailable unless somebody did cancel this task. Raises TimeoutError, too.
+    """
+    async with asyncio.timeout(seconds):
+        try:
+            yield
+        except asyncio.CancelledError as cancelled:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            raise BrokerUnavailable("the connection closed") from cancelled
+
+
+async def until_closed(resource: AbstractConnection | AbstractChannel) -> None:
+    """Return when `resource` is closed, for whatever reason."""
+    await asyncio.wait({resource.closing})
+
+
+class Ladder:
+    """The waits of one loop that tries again."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._began = time.monotonic()
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    async def wait(self) -> None:
+        if time.monotonic() - self._began > SETTLED_SECONDS:
+            self._failures = 0
+        self._failures += 1
+        await asyncio.sleep(delay_after(self._failures, RECONNECT_LADDER).total_seconds())
+        self.begin()
+
+
+class Link:
+    """Connects, hands the connection to `serve`, and starts over when either ends.
+
+    `serve` runs for as long as it wants to use the connection and is cancelled when the connection is lost.
+    """
+
+    def __init__(
+        self,
+        url: SecretStr,
+        role: str,
+        heartbeat: int,
+        serve: Callable[[AbstractConnection], Awaitable[None]],
+    ) -> None:
+        self._url = url
+        self._role = role
+        self._heartbeat = heartbeat
+        self._serve = serve
+        self._loop: asyncio.Task[None] | None = None
+        self._drop = asyncio.Event()
+        self._down_since: float | None = None
+        self.connection: AbstractConnection | None = None
+
+    def start(self) -> None:
+        if self._loop is None:
+            self._loop = asyncio.create_task(self._run(), name=f"broker-{self._role}")
+
+    async def close(self) -> None:
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.wait({self._loop})
+            self._loop = None
+
+    def drop(self) -> None:
+        """Give this connection up for a new one."""
+        self._drop.set()
+
+    async def _run(self) -> None:
+        ladder = Ladder()
+        while True:
+            ladder.begin()
+            try:
+                await self._connect_and_serve()
+            # Whatever goes wrong with a connection, the answer is the same: say it and try again.
+            except Exception as error:  # noqa: BLE001
+                self._report(error)
+            await ladder.wait()
+
+    async def _connect_and_serve(self) -> None:
+        name = f"leasehold {self._role} {socket.gethostname()} {os.getpid()}"
+        url = make_url(self._url.get_secret_value(), heartbeat=self._heartbeat)
+        connection = aio_pika.Connection(url, client_properties={"connection_name": name})
+        try:
+            async with guarded(CONNECT_SECONDS):
+                await connection.connect()
+            if connection.transport is None:
+                raise BrokerUnavailable("the connection closed")
+            self.connection = connection.transport.connection
+            self._report_up()
+            await self._serve_until_lost(self.connection)
+        finally:
+            self.connection = None
+            # A broker that does not answer the farewell either is left without.
+            with suppress(Exception):
+                async with guarded(CLOSE_SECONDS):
+                    await connection.close()
+
+    async def _serve_until_lost(self, connection: AbstractConnection) -> None:
+        self._drop.clear()
+        tasks = {
+            asyncio.ensure_future(self._serve(connection)),
+            asyncio.create_task(until_closed(connection)),
+            asyncio.create_task(self._drop.wait()),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            if not task.cancelled() and (error := task.exception()):
+                raise error
+        raise BrokerUnavailable("the connection closed")
+
+    def _report_up(self) -> None:
+        if self._down_since is not None:
+            log.info(
+                "broker is back", role=self._role, away_seconds=round(time.monotonic() - self._down_since, 1)
+            )
+            self._down_since = None
+
+    def _report(self, error: Exception) -> None:
+        """Once an outage: the first reason is the one that tells something."""
+        if self._down_since is None:
+            self._down_since = time.monotonic()
+            log.warning(
+                "broker is away; trying again until it is back",
+                role=self._role,
+                reason=type(error).__name__,
+                detail=str(error),
+            )

@@ -1,0 +1,128 @@
+"""The consuming half: every queue's three bands, each with its share, and a hand-over that does no work."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+import structlog
+from aiormq import spec
+from aiormq.abc import AbstractConnection, DeliveredMessage
+
+from leasehold.broker.acks import Acks
+from leasehold.broker.base import BANDS, Delivery
+from leasehold.broker.connection import Link
+from leasehold.broker.envelope import Garbage, decode
+from leasehold.broker.lane import Lane
+from leasehold.broker.topology import Topology
+from leasehold.settings import Settings
+
+#: Shares of the prefetch window, by band. Deliveries wait their turn in one line, so when every band has more
+#: than enough, work is done in this proportion: `low` is slow under a flood of `high`, but never starves.
+#: A share is not lent out: a worker whose work is all in one band has that share of the window, so ask for
+#: about three times the hints that shall be worked on at once.
+SHARES = (0.6, 0.3, 0.1)
+#: How long `close` waits for the last ACKs to leave.
+DRAIN_SECONDS = 3.0
+
+log = structlog.get_logger(__name__)
+
+
+def split(prefetch: int) -> tuple[int, ...]:
+    """`prefetch` by band: rounded, at least 1 each (so 1 becomes 3 in all)."""
+    return tuple(max(1, round(prefetch * share)) for share in SHARES)
+
+
+class Consumer:
+    def __init__(self, settings: Settings, topology: Topology) -> None:
+        self._topology = topology
+        self._lanes: list[Lane] = []
+        self._on_delivery: Callable[[Delivery], None] | None = None
+        self._on_wake: Callable[[str], None] | None = None
+        self.link = Link(settings.amqp_url, "consume", settings.amqp_heartbeat, self._serve)
+        self.last_delivery_at: float | None = None
+        self.garbage: Counter[str] = Counter()
+
+    @property
+    def lanes(self) -> Mapping[str, bool]:
+        """Each queue's name on the broker, and whether it is being consumed now."""
+        return {lane.name: lane.consuming for lane in self._lanes}
+
+    async def consume(
+        self,
+        queues: Sequence[str],
+        prefetch: int,
+        on_delivery: Callable[[Delivery], None],
+        on_wake: Callable[[str], None] | None,
+    ) -> None:
+        await self.close()  # a second call replaces the first
+        self._on_delivery, self._on_wake = on_delivery, on_wake
+        shares = split(prefetch)
+        self._lanes = [
+            Lane(self._topology, queue, band, shares[band])
+            for queue in dict.fromkeys(queues)
+            for band in range(len(BANDS))
+        ]
+        self.link.start()
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(lane.stop() for lane in self._lanes))
+
+    async def close(self) -> None:
+        """Stop, let the last ACKs leave, and disconnect: what was not acked goes back to the broker."""
+        await self.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await asyncio.gather(*(lane.drained() for lane in self._lanes))
+        await self.link.close()
+        self._lanes = []
+
+    async def _serve(self, connection: AbstractConnection) -> None:
+        async with asyncio.TaskGroup() as group:
+            for lane in self._lanes:
+                group.create_task(lane.serve(connection, self._receive, self._resumed), name=lane.name)
+        await asyncio.Event().wait()  # stopped lanes: the connection stays, for the ACKs
+
+    def _resumed(self, lane: Lane) -> None:
+        """Hints may have been lost with the queue or the broker's disk: the database knows."""
+        if self._on_wake is not None:
+            self._on_wake(lane.queue)
+
+    def _receive(self, lane: Lane, message: DeliveredMessage, acks: Acks) -> None:
+        if not isinstance(message.delivery, spec.Basic.Deliver) or message.delivery.delivery_tag is None:
+            return  # never so for a consumer; the type says it could be
+        self.last_delivery_at = time.monotonic()
+        tag = message.delivery.delivery_tag
+        acks.delivered(tag)
+        try:
+            hint = decode(message.body, message.header.properties.headers)
+            if self._on_delivery is not None:
+                self._on_delivery(
+                    Delivery(hint, partial(_ack, acks, tag), bool(message.delivery.redelivered))
+                )
+        # A message that cannot be handled now can never be. Acked, or it would come back for ever.
+        except Exception as error:  # noqa: BLE001
+            acks.settle(tag)
+            self._drop(lane, error, len(message.body))
+
+    def _drop(self, lane: Lane, error: Exception, size: int) -> None:
+        """Count it always, log it once a kind: a flood of garbage must not become a flood of logs."""
+        kind = error.kind if isinstance(error, Garbage) else "handler_error"
+        self.garbage[kind] += 1
+        if self.garbage[kind] == 1:
+            log.warning(
+                "message was dropped", kind=kind, queue=lane.name, size_bytes=size, exc_info=_ours(error)
+            )
+
+
+def _ours(error: Exception) -> Exception | None:
+    """Keep the traceback of a mistake in the code that took the hint; garbage has none worth reading."""
+    return None if isinstance(error, Garbage) else error
+
+
+async def _ack(acks: Acks, tag: int) -> None:
+    acks.settle(tag)

@@ -1,0 +1,87 @@
+"""The message on the wire: `{"v":1,"task":"<uuid>","queue":"media","band":1}`, the rest in AMQP headers.
+
+Strict on the way in: whoever can write to the queue may send anything; what is not exactly ours is dropped.
+A new field needs a new version; an old worker drops newer hints and the database's poll finds their tasks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from leasehold.broker.base import BANDS, Hint
+
+VERSION = 1
+#: Ours are about 100 bytes; nothing legitimate comes near.
+MAX_BYTES = 4096
+MAX_QUEUE_NAME = 200
+MAX_HEADERS = 16
+MAX_HEADER_BYTES = 1024
+
+_FIELDS = {"v", "task", "queue", "band"}
+
+
+class Garbage(ValueError):  # noqa: N818 - a verdict on a message, not a failure of ours
+    """Not a hint of ours. `kind` is one of a few words, fit for a metric's label."""
+
+    def __init__(self, kind: str) -> None:
+        super().__init__(kind)
+        self.kind = kind
+
+
+def encode(hint: Hint) -> bytes:
+    # str(): asyncpg's UUIDs are a subclass, which orjson does not take.
+    return orjson.dumps({"v": VERSION, "task": str(hint.task_id), "queue": hint.queue, "band": hint.band})
+
+
+def decode(body: bytes, headers: Mapping[str, Any] | None = None) -> Hint:
+    """Read what a queue delivered. Raises Garbage."""
+    if len(body) > MAX_BYTES:
+        raise Garbage("oversized")
+    try:
+        message = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        raise Garbage("not_json") from None
+    if not isinstance(message, dict):
+        raise Garbage("wrong_shape")
+    if message.get("v") != VERSION:
+        raise Garbage("wrong_version")
+    if message.keys() != _FIELDS:
+        raise Garbage("wrong_shape")
+    return Hint(
+        _task_id(message["task"]), _queue(message["queue"]), _band(message["band"]), _headers(headers or {})
+    )
+
+
+def _task_id(value: object) -> UUID:
+    if isinstance(value, str):
+        try:
+            return UUID(value)
+        except ValueError:
+            pass  # reported below, as every other wrong value
+    raise Garbage("wrong_value")
+
+
+def _queue(value: object) -> str:
+    if isinstance(value, str) and 0 < len(value) <= MAX_QUEUE_NAME:
+        return value
+    raise Garbage("wrong_value")
+
+
+def _band(value: object) -> int:
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < len(BANDS):
+        return value
+    raise Garbage("wrong_value")
+
+
+def _headers(headers: Mapping[str, Any]) -> dict[str, str]:
+    """Ours are short strings; the broker's own (`x-death`, `x-delivery-count`) are tables and numbers."""
+    ours = {
+        name: value
+        for name, value in headers.items()
+        if isinstance(value, str) and len(name) + len(value) <= MAX_HEADER_BYTES
+    }
+    return ours if len(ours) <= MAX_HEADERS else {}

@@ -1,0 +1,224 @@
+"""No broker at all: workers poll the database, and LISTEN/NOTIFY only makes the next poll come sooner.
+
+NOTIFY takes a database-wide lock at commit, so it never rides on a transaction of ours: a connection of its
+own says, at a low rate, in which queues something happened. Everything works, slower, without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+import asyncpg
+import structlog
+from asyncpg.pool import PoolConnectionProxy
+from pydantic import SecretStr
+
+from leasehold.broker.base import Delivery, Hint
+from leasehold.broker.connection import Ladder
+from leasehold.settings import Settings
+
+CHANNEL = "leasehold_hints"
+#: One process notifies at most this often; names that gather meanwhile go together.
+NOTIFY_INTERVAL_SECONDS = 0.05
+CONNECT_SECONDS = 10.0
+#: A listening connection is asked this often whether it still lives: a dead peer says nothing by itself.
+PROBE_SECONDS = 10.0
+CLOSE_SECONDS = 3.0
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+
+log = structlog.get_logger(__name__)
+
+
+class PostgresBroker:
+    name = "postgres"
+
+    def __init__(self, settings: Settings) -> None:
+        self._notifier = _Session(settings.database_url, "notify", self._notify)
+        self._listener = _Session(settings.database_url, "listen", self._listen)
+        self._pending: dict[str, None] = {}  # queue names, in the order of their first hint
+        self._changed = asyncio.Event()
+        self._told = asyncio.Event()  # nothing is pending
+        self._told.set()
+        self._queues: tuple[str, ...] = ()
+        self._on_wake: Callable[[str], None] | None = None
+        self.last_delivery_at: float | None = None
+
+    @property
+    def connected(self) -> bool:
+        return self._notifier.ready and (not self._queues or self._listener.ready)
+
+    async def open(self) -> None:
+        self._notifier.start()
+
+    async def close(self) -> None:
+        await self.stop_consuming()
+        if self._notifier.ready:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_SECONDS):
+                    await self._told.wait()
+        await self._notifier.close()
+
+    async def publish(self, hints: Sequence[Hint]) -> list[bool]:
+        """Note the queues and return at once: True, because the row itself is what the poll finds."""
+        for hint in hints:
+            self._pending[hint.queue] = None
+        if hints:
+            self._told.clear()
+            self._changed.set()
+        return [True] * len(hints)
+
+    async def consume(
+        self,
+        queues: Sequence[str],
+        prefetch: int,  # noqa: ARG002 - nothing is delivered, so nothing is held
+        on_delivery: Callable[[Delivery], None],  # noqa: ARG002 - the interface's; only wake-ups come from here
+        on_wake: Callable[[str], None] | None = None,
+    ) -> None:
+        """Call `on_wake` for every queue now, after each reconnect, and when somebody notifies."""
+        await self.stop_consuming()
+        self._queues, self._on_wake = tuple(dict.fromkeys(queues)), on_wake
+        self._listener.start()
+
+    async def stop_consuming(self) -> None:
+        await self._listener.close()
+        self._queues, self._on_wake = (), None
+
+    def rebuild_consumer(self) -> None:
+        self._listener.drop()
+
+    def describe(self) -> dict[str, Any]:
+        return {
+            "broker": self.name,
+            "connected": self.connected,
+            "product": "PostgreSQL",
+            "version": self._notifier.server_version or self._listener.server_version,
+            "queue_type": "table",
+            "publishing": self._notifier.ready,
+            "consuming": dict.fromkeys(self._queues, self._listener.ready),
+        }
+
+    async def _notify(self, connection: Connection) -> None:
+        """Send what gathered, then let more gather: the last name is never dropped, only late."""
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            names, self._pending = self._pending, {}
+            try:
+                await connection.execute(
+                    "SELECT pg_notify($1, queue) FROM unnest($2::text[]) AS queue",
+                    CHANNEL,
+                    list(names),
+                    timeout=CONNECT_SECONDS,
+                )
+            except BaseException:
+                self._pending = names | self._pending  # the next connection sends them
+                self._changed.set()
+                raise
+            if not self._pending:
+                self._told.set()
+            await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
+
+    async def _listen(self, connection: Connection) -> None:
+        await connection.add_listener(CHANNEL, self._heard)
+        self._wake(self._queues)  # whatever was said while nobody listened
+        while True:
+            await asyncio.sleep(PROBE_SECONDS)
+            await connection.execute("SELECT 1", timeout=CONNECT_SECONDS)
+
+    def _heard(
+        self,
+        _connection: Connection | PoolConnectionProxy[asyncpg.Record],
+        _pid: int,
+        _channel: str,
+        payload: object,
+    ) -> None:
+        self.last_delivery_at = time.monotonic()
+        self._wake(name for name in self._queues if name == payload)
+
+    def _wake(self, queues: Iterable[str]) -> None:
+        if self._on_wake is not None:
+            for queue in queues:
+                self._on_wake(queue)
+
+
+class _Session:
+    """A connection of its own that comes back by itself; autocommit, outside of every pool."""
+
+    def __init__(self, url: SecretStr, role: str, serve: Callable[[Connection], Awaitable[None]]) -> None:
+        self._url = url
+        self._role = role
+        self._serve = serve
+        self._loop: asyncio.Task[None] | None = None
+        self._lost = asyncio.Event()
+        self._reported = False
+        self.ready = False
+        self.server_version: str | None = None
+
+    def start(self) -> None:
+        if self._loop is None:
+            self._loop = asyncio.create_task(self._run(), name=f"hints-{self._role}")
+
+    async def close(self) -> None:
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.wait({self._loop})
+            self._loop = None
+
+    def drop(self) -> None:
+        self._lost.set()
+
+    async def _run(self) -> None:
+        ladder = Ladder()
+        while True:
+            ladder.begin()
+            try:
+                await self._connect_and_serve()
+            # Whatever goes wrong with a connection, the answer is the same: say it and try again.
+            except Exception as error:  # noqa: BLE001
+                self._report(error)
+            await ladder.wait()
+
+    async def _connect_and_serve(self) -> None:
+        connection = await asyncpg.connect(
+            self._url.get_secret_value(),
+            timeout=CONNECT_SECONDS,
+            server_settings={"application_name": f"leasehold {self._role}"},
+            statement_cache_size=0,  # a pooler may be between, and one statement needs no cache
+        )
+        try:
+            self._lost.clear()
+            connection.add_termination_listener(lambda _: self._lost.set())
+            self.server_version = ".".join(str(part) for part in connection.get_server_version()[:2])
+            self.ready, self._reported = True, False
+            await self._serve_until_lost(connection)
+        finally:
+            self.ready = False
+            with suppress(Exception):
+                await connection.close(timeout=CLOSE_SECONDS)
+
+    async def _serve_until_lost(self, connection: Connection) -> None:
+        tasks = {asyncio.ensure_future(self._serve(connection)), asyncio.create_task(self._lost.wait())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            if not task.cancelled() and (error := task.exception()):
+                raise error
+
+    def _report(self, error: Exception) -> None:
+        """Once an outage; the driver's words may quote the connection string, so only the kind is told."""
+        if not self._reported:
+            self._reported = True
+            log.warning(
+                "database connection for hints is away; workers poll until it is back",
+                role=self._role,
+                reason=type(error).__name__,
+            )
