@@ -1,0 +1,94 @@
+"""Bringing every picture into sRGB, so that its profile can be dropped."""
+
+from __future__ import annotations
+
+import itertools
+from io import BytesIO
+
+from PIL import Image, ImageChops, ImageCms
+
+MAX_PROFILE_BYTES = 4 * 1024 * 1024  # the press profiles of large packages have 2.7 MB
+
+_INTENT = ImageCms.Intent.RELATIVE_COLORIMETRIC
+_FLAGS = ImageCms.Flags.BLACKPOINTCOMPENSATION
+_OUTPUT = "RGB"
+
+#: A profile's colour space -> the mode it speaks of, and the modes that can be put into that one.
+_SPACES = {"RGB": ("RGB", {"L", "RGB"}), "GRAY": ("L", {"L"}), "CMYK": ("CMYK", {"CMYK"})}
+_UNFIT_CLASSES = {"link", "nmcl", "abst"}
+
+
+class ToSrgb:
+    """A picture's way into sRGB by its profile.
+
+    A profile that is absent, broken, oversized or of another colour space than the picture is ignored: the
+    picture is then taken as sRGB already, and CMYK by the plain complement.
+    """
+
+    def __init__(self, icc: bytes | None) -> None:
+        self._profile = _parse(icc)
+        self._transforms: dict[str, ImageCms.ImageCmsTransform | None] = {}
+
+    def __call__(self, image: Image.Image) -> Image.Image:
+        """Give the picture as RGB or RGBA in sRGB."""
+        if image.mode not in {"LA", "RGBA"}:
+            return self._colours(image)
+        opaque = image.convert("L" if image.mode == "LA" else "RGB")
+        converted = self._colours(opaque)
+        converted.putalpha(image.getchannel("A"))
+        return converted
+
+    def _colours(self, image: Image.Image) -> Image.Image:
+        space = self._profile.profile.xcolor_space.strip() if self._profile else None
+        mode, sources = _SPACES.get(space or "", ("", set[str]()))
+        if image.mode in sources:
+            transform = self._transform(mode)
+            if transform is not None:
+                return ImageCms.applyTransform(_in_mode(image, mode), transform) or image
+        return _in_mode(image, _OUTPUT)
+
+    def _transform(self, mode: str) -> ImageCms.ImageCmsTransform | None:
+        if mode not in self._transforms:
+            self._transforms[mode] = _build(self._profile, mode)
+        return self._transforms[mode]
+
+
+def _in_mode(image: Image.Image, mode: str) -> Image.Image:
+    return image if image.mode == mode else image.convert(mode)
+
+
+def _parse(icc: bytes | None) -> ImageCms.ImageCmsProfile | None:
+    if not icc or len(icc) > MAX_PROFILE_BYTES:
+        return None
+    try:
+        profile = ImageCms.ImageCmsProfile(BytesIO(icc))
+        unfit = profile.profile.device_class.strip() in _UNFIT_CLASSES
+    except (OSError, ValueError, TypeError, ImageCms.PyCMSError):
+        return None
+    return None if unfit else profile
+
+
+def _build(profile: ImageCms.ImageCmsProfile | None, mode: str) -> ImageCms.ImageCmsTransform | None:
+    """Build the transform; None where the profile cannot be used or changes nothing."""
+    if profile is None:
+        return None
+    srgb = ImageCms.createProfile("sRGB")
+    try:
+        transform = ImageCms.buildTransform(profile, srgb, mode, _OUTPUT, _INTENT, _FLAGS)
+    except (ValueError, ImageCms.PyCMSError):
+        return None
+    return None if _changes_nothing(transform, mode) else transform
+
+
+def _changes_nothing(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
+    """Find out whether it is sRGB by some name, as most are, by a probe of 4096 colours."""
+    bands = Image.getmodebands(mode)
+    if mode == "CMYK":
+        return False
+    colours = bytes(itertools.chain.from_iterable(itertools.product(range(0, 256, 17), repeat=bands)))
+    probe = Image.frombytes(mode, (len(colours) // bands, 1), colours)
+    converted = ImageCms.applyTransform(probe, transform)
+    if converted is None:
+        return True
+    change = ImageChops.difference(converted, probe.convert(_OUTPUT))
+    return max(change.tobytes()) <= 1

@@ -1,0 +1,57 @@
+"""GIF: the area that all frames together cover, and their number."""
+
+from __future__ import annotations
+
+import struct
+
+from pipelines.media.headers.header import Header
+from pipelines.media.refusals import corrupt_image
+
+MAX_BLOCKS = 400_000  # 32 MiB in the 255-byte blocks that encoders write are 132,000
+
+_EXTENSION, _IMAGE, _TRAILER = 0x21, 0x2C, 0x3B
+
+
+def read(data: bytes) -> Header:
+    """Walk the file. Raises Permanent: corrupt_image; struct.error or IndexError where it ends too early."""
+    width, height, flags = struct.unpack_from("<HHB", data, 6)
+    position = 13 + _table_bytes(flags)
+    frames, blocks = 0, 0
+    while position < len(data):
+        kind = data[position]
+        if kind == _TRAILER:
+            break
+        if kind == _EXTENSION:
+            position, passed = _skip_blocks(data, position + 2)
+        elif kind == _IMAGE:
+            left, top, wide, high, flags = struct.unpack_from("<HHHHB", data, position + 1)
+            # A frame may reach beyond the canvas, and the decoder then enlarges the canvas.
+            width, height = max(width, left + wide), max(height, top + high)
+            frames += 1
+            position, passed = _skip_blocks(data, position + 11 + _table_bytes(flags))
+        else:
+            position, passed = position + 1, 1  # a stray byte, which decoders pass over
+        blocks += passed
+        if blocks > MAX_BLOCKS:
+            raise corrupt_image("it is cut into too many blocks")
+    if not frames:
+        raise corrupt_image("it holds no frame")
+    return Header(width, height, frames)
+
+
+def _table_bytes(flags: int) -> int:
+    return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
+
+
+def _skip_blocks(data: bytes, position: int) -> tuple[int, int]:
+    """Behind the empty block that ends a chain, and how many blocks were passed.
+
+    Raises IndexError where the file ends first.
+    """
+    passed = 1
+    while size := data[position]:
+        position += size + 1
+        passed += 1
+        if passed > MAX_BLOCKS:
+            break
+    return position + 1, passed
