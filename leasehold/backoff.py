@@ -22,4 +22,4 @@ def delay_after(failures: int, ladder: Sequence[timedelta], rng: random.Random |
     """
     rung = ladder[min(max(failures, 1), len(ladder)) - 1]
     # Jitter is for spreading load; nobody gains by guessing it.
-    return rung * (rng or random).uniform(0.5, 1.0)  # noqa: S311
+    return rung * (rng or random).uniform(0.5, 1.0)

@@ -126,9 +126,7 @@ def make_engine(settings: Settings, name: str) -> AsyncEngine:
     )
 
 
-async def until_answered(
-    work: Callable[[], Awaitable[_T]], *, within: float, pause: float = 0.2
-) -> _T:
+async def until_answered(work: Callable[[], Awaitable[_T]], *, within: float, pause: float = 0.2) -> _T:
     """Repeat idempotent `work` through TRY_AGAIN errors for at most `within` seconds, then raise the last one."""
     deadline = asyncio.get_running_loop().time() + within
     while True:

@@ -138,5 +138,5 @@ class BrokerUnavailable(LeaseholdError):
     """Not connected, or a publish was not confirmed: the message may or may not have been sent."""
 
 
-class Cancelled(BaseException):  # noqa: N818 - a request to stop, not an error; see the tree above
+class Cancelled(BaseException):
     """Raised inside a handler at its next checkpoint once its job is being cancelled."""

@@ -70,19 +70,11 @@ class Lane(Generic[_In, _Out]):
             if not self._waiting:
                 self._gathered.clear()
             try:
-                answers = await self._answer([item for item, _ in batch])
-            except asyncio.CancelledError:
-                for _, answer in batch:
-                    answer.cancel()
-                raise
-            except Exception as error:  # noqa: BLE001 - belongs to the askers, each of whom gets it
-                for _, answer in batch:
-                    if not answer.done():
-                        answer.set_exception(error)
-            else:
-                for (_, answer), said in zip(batch, answers, strict=True):
-                    if not answer.done():
-                        answer.set_result(said)
+                _tell(batch, await self._answer([item for item, _ in batch]))
+            except BaseException as error:
+                _refuse(batch, error)
+                if not isinstance(error, Exception):
+                    raise
 
     async def _answer(self, items: Sequence[_In]) -> Sequence[_Out]:
         loop = asyncio.get_running_loop()
@@ -105,3 +97,20 @@ class Lane(Generic[_In, _Out]):
         connection, self._connection = self._connection, None
         if connection is not None:
             connection.terminate()
+
+
+def _tell(batch: Sequence[tuple[_In, asyncio.Future[_Out]]], answers: Sequence[_Out]) -> None:
+    for (_, answer), said in zip(batch, answers, strict=True):
+        if not answer.done():
+            answer.set_result(said)
+
+
+def _refuse(batch: Sequence[tuple[_In, asyncio.Future[_Out]]], error: BaseException) -> None:
+    """An error belongs to the askers, each of whom gets it; when the lane itself is cancelled, so are they."""
+    for _, answer in batch:
+        if answer.done():
+            continue
+        if isinstance(error, Exception):
+            answer.set_exception(error)
+        else:
+            answer.cancel()

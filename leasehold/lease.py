@@ -9,7 +9,8 @@ from uuid import UUID
 @dataclass(frozen=True, slots=True)
 class Lease:
     """What `claim` returned. `epoch` is the fencing token: it rises by one with every claim of the task, and a
-    write that carries an older one changes nothing. `trusted_until` is on this process's monotonic clock."""
+    write that carries an older one changes nothing. `trusted_until` is on this process's monotonic clock.
+    """
 
     task_id: UUID
     owner: UUID

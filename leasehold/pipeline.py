@@ -123,9 +123,7 @@ class Pipeline:
                 ancestors.add(name)
                 queue.extend(known[name].needs)
         if wrong := [read for read in step.reads if read not in self.inputs and read not in ancestors]:
-            raise DeclarationError(
-                f"{self.name}.{step.name} reads {wrong}: neither an input nor a step that it needs"
-            )
+            raise DeclarationError(f"{self.name}.{step.name} reads {wrong}: neither an input nor a step that it needs")
 
     def handles(self, step: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
         """Register the handler of `step`; used in the pipeline's `module`."""

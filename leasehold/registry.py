@@ -49,6 +49,18 @@ class Pipelines:
             raise DeclarationError(f"pipeline {pipeline}: no handler in {declared.module} for {missing}")
         return declared
 
+    @classmethod
+    def from_source(cls, source: str) -> Pipelines:
+        """Call what `source` ("module:callable") names. Raises DeclarationError when it is no registry."""
+        module, _, name = source.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name)()
+        except (ImportError, AttributeError) as error:
+            raise DeclarationError(f"cannot load pipelines from {source!r}: {error}") from error
+        if not isinstance(found, cls):
+            raise DeclarationError(f"{source!r} returned a {type(found).__name__}, not Pipelines")
+        return found
+
     def add_installed(self) -> None:
         """Add what installed packages offer under the entry-point group."""
         for entry in entry_points(group=ENTRY_POINTS):

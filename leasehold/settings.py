@@ -32,9 +32,7 @@ class Settings(BaseSettings):
     broker: Literal["amqp", "postgres"] = Field(
         "amqp", description="`amqp` is RabbitMQ; `postgres` needs no broker: workers poll the database."
     )
-    amqp_url: SecretStr = Field(
-        SecretStr("amqp://guest:guest@127.0.0.1:5672/"), description="RabbitMQ 3.10 to 4.x."
-    )
+    amqp_url: SecretStr = Field(SecretStr("amqp://guest:guest@127.0.0.1:5672/"), description="RabbitMQ 3.10 to 4.x.")
     amqp_queue_type: Literal["classic", "quorum"] = Field(
         "classic", description="`quorum` on a cluster of three nodes; `classic` (durable) on a single one."
     )
@@ -75,7 +73,12 @@ class Settings(BaseSettings):
     picture_max_frames: int = Field(300, gt=0, description="Most frames of an animation.")
 
     # --- workers
-    worker_queues: str = Field("default,media", description="Queues this worker serves, comma-separated.")
+    pipelines: str = Field(
+        "pipelines:shipped", description="module:callable that returns the pipelines this installation knows."
+    )
+    worker_queues: str = Field(
+        "", description="Queues this worker serves, comma-separated; empty: all that its pipelines declare."
+    )
     worker_concurrency: int = Field(64, ge=1, le=4096, description="Inline steps at once in one worker.")
     worker_children: int = Field(0, ge=0, le=256, description="Child processes for isolated steps; 0: one a core.")
     lease_seconds: float = Field(30.0, gt=0, description="Life of a lease unless it is renewed.")

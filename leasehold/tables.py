@@ -46,7 +46,7 @@ _INSTANT = TIMESTAMP(timezone=True)
 _NOW = func.clock_timestamp()
 
 
-def _one_of(column: str, values: type[JobState] | type[TaskState]) -> str:
+def _one_of(column: str, values: type[JobState | TaskState]) -> str:
     return f"{column} IN ({', '.join(repr(v.value) for v in values)})"
 
 
@@ -77,9 +77,7 @@ job = Table(
     Column("deadline_at", _INSTANT),
     Column("expires_at", _INSTANT),
     CheckConstraint(_one_of("status", JobState), name="status_known"),
-    CheckConstraint(
-        f"({_in('status', JOB_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"
-    ),
+    CheckConstraint(f"({_in('status', JOB_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
     CheckConstraint("priority BETWEEN 0 AND 2", name="priority_band"),
     CheckConstraint("steps_left >= 0", name="steps_left_not_negative"),
     # Both are touched only when a job is written and when it ends.
@@ -117,11 +115,10 @@ task = Table(
     UniqueConstraint("job_id", "step", name="task_job_id_step_key"),
     CheckConstraint(_one_of("status", TaskState), name="status_known"),
     CheckConstraint(
-        "(status = 'running') = (lease_owner IS NOT NULL AND lease_until IS NOT NULL)", name="leased_iff_running"
+        "(status = 'running') = (lease_owner IS NOT NULL AND lease_until IS NOT NULL)",
+        name="leased_iff_running",
     ),
-    CheckConstraint(
-        f"({_in('status', TASK_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"
-    ),
+    CheckConstraint(f"({_in('status', TASK_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
     CheckConstraint("(status = 'blocked') <= (waiting_on > 0)", name="blocked_waits"),
     # claim_next: what is due, per queue and band, oldest first.
     Index(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from leasehold.registry import Pipelines
+from pipelines.demo.pipeline import noop
 from pipelines.media.pipeline import media
 
 
 def shipped() -> Pipelines:
     """Ours, and those of installed packages."""
-    pipelines = Pipelines(media)
+    pipelines = Pipelines(media, noop)
     pipelines.add_installed()
     return pipelines

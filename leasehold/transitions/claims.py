@@ -162,9 +162,7 @@ LEFT JOIN job j ON j.id = t.job_id
 
 def _claimed(row: Any, terms: LeaseTerms, asked_at: float) -> Claimed:
     return Claimed(
-        lease=Lease(
-            row["id"], terms.owner, row["epoch"], row["attempt"], asked_at + terms.ttl - terms.margin
-        ),
+        lease=Lease(row["id"], terms.owner, row["epoch"], row["attempt"], asked_at + terms.ttl - terms.margin),
         job_id=row["job_id"],
         tenant_id=row["tenant_id"],
         pipeline=row["pipeline"],

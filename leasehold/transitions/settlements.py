@@ -143,7 +143,8 @@ COMPLETE = (
     WHERE f.waiting_on = 0
     RETURNING id, task_id, queue, priority, headers
 )
-SELECT a.id AS task_id, coalesce(d.id IS NOT NULL OR (t.status = 'succeeded' AND t.epoch = a.epoch), false) AS settled,
+SELECT a.id AS task_id,
+       coalesce(d.id IS NOT NULL OR (t.status = 'succeeded' AND t.epoch = a.epoch), false) AS settled,
        'succeeded' AS state, NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM asked a LEFT JOIN done d ON d.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
@@ -289,9 +290,7 @@ async def complete(connection: Connection, completions: Sequence[Completion]) ->
         for done in completions
         for out in done.outputs
     ]
-    values = [
-        {"task_id": done.lease.task_id, "value": done.value} for done in completions if done.value is not None
-    ]
+    values = [{"task_id": done.lease.task_id, "value": done.value} for done in completions if done.value is not None]
     columns = _columns([done.lease for done in completions])
     return _settled(await connection.fetch(COMPLETE, *columns, outputs, values), hints=True)
 

@@ -36,9 +36,7 @@ async def appear(connection: Connection, worker: UUID, presence_key: int) -> boo
     """
     if not await connection.fetchval("SELECT pg_try_advisory_lock($1, $2)", PRESENCE, presence_key):
         return False
-    await connection.execute(
-        "UPDATE worker SET present = true, seen_at = clock_timestamp() WHERE id = $1", worker
-    )
+    await connection.execute("UPDATE worker SET present = true, seen_at = clock_timestamp() WHERE id = $1", worker)
     return True
 
 
@@ -95,3 +93,11 @@ async def lead(connection: Connection, role: str, owner: UUID, ttl: float) -> bo
 
 async def resign(connection: Connection, owner: UUID) -> None:
     await connection.execute("DELETE FROM leadership WHERE owner = $1", owner)
+
+
+async def gone_owner(connection: Connection, task_id: UUID) -> UUID | None:
+    """The owner of the task's lease, if its presence has ended."""
+    owner: UUID | None = await connection.fetchval(
+        "SELECT lease_owner FROM task WHERE id = $1 AND status = 'running'", task_id
+    )
+    return owner if owner is not None and owner in await gone(connection) else None

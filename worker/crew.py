@@ -1,0 +1,177 @@
+"""A number of slots that serve some queues: each takes a hint, claims the task, runs it, and only then ACKs.
+
+Hints are the fast way. The sure one is a look into the database (`claim_next`), every few seconds, or whenever the
+broker says that it cannot tell: it finds due retries and polls, lost hints, and everything while the broker is away.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections import deque
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
+from uuid import UUID
+
+import structlog
+
+from leasehold.broker.base import Broker, Delivery
+from leasehold.database import TRY_AGAIN
+from leasehold.transitions.claims import Claimed
+from worker import metrics
+
+log = structlog.get_logger(__name__)
+
+#: How the crew claims: by hint, and by looking for at most `n` tasks overdue by `seconds`.
+Claim = Callable[[Delivery], Awaitable[Claimed | None]]
+ClaimNext = Callable[[Sequence[str], int, float], Awaitable[list[Claimed]]]
+Run = Callable[[Claimed], Coroutine[Any, Any, None]]
+
+
+class Crew:
+    def __init__(
+        self,
+        queues: Sequence[str],
+        slots: int,
+        *,
+        claim: Claim,
+        claim_next: ClaimNext,
+        run: Run,
+        broker: Broker,
+        poll_seconds: float,
+    ) -> None:
+        self.queues = tuple(queues)
+        self.slots = slots
+        self._claim = claim
+        self._claim_next = claim_next
+        self._run = run
+        self._broker = broker
+        self._poll_seconds = poll_seconds
+        self._hints: deque[Delivery] = deque()
+        self._busy: set[asyncio.Task[None]] = set()
+        self._promised = 0  # slots kept for a look that is under way
+        self._changed = asyncio.Event()
+        self._look = asyncio.Event()
+        self._loops: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    def start(self) -> None:
+        self._loops = [asyncio.create_task(self._serve()), asyncio.create_task(self._watch())]
+
+    def deliver(self, delivery: Delivery) -> None:
+        """A hint arrived; only handed over here."""
+        if not self._stopping:
+            self._hints.append(delivery)
+            self._changed.set()
+
+    def look(self) -> None:
+        """There may be work that no hint tells of."""
+        self._look.set()
+
+    def stop_taking(self) -> None:
+        """Start nothing more. Hints in hand stay unacknowledged: the broker gives them to others."""
+        self._stopping = True
+        for loop in self._loops:
+            loop.cancel()
+        self._hints.clear()
+
+    async def finished(self) -> None:
+        """Wait until nothing runs."""
+        while self._busy:
+            await asyncio.wait(self._busy)
+
+    async def close(self) -> None:
+        self.stop_taking()
+        for task in self._busy:
+            task.cancel()
+        await asyncio.gather(*self._loops, *self._busy, return_exceptions=True)
+
+    @property
+    def _free(self) -> int:
+        return self.slots - len(self._busy) - self._promised
+
+    def _occupy(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._busy.add(task)
+        task.add_done_callback(self._vacate)
+
+    def _vacate(self, task: asyncio.Task[None]) -> None:
+        self._busy.discard(task)
+        self._changed.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            log.error("an attempt could not be carried through", exc_info=error)
+
+    async def _serve(self) -> None:
+        while True:
+            await self._changed.wait()
+            self._changed.clear()
+            while self._hints and self._free > 0:
+                self._occupy(self._follow(self._hints.popleft()))
+
+    async def _follow(self, delivery: Delivery) -> None:
+        claimed = await self._claim(delivery)
+        if claimed is None:
+            metrics.HINTS.labels("stale").inc()
+        else:
+            metrics.HINTS.labels("claimed").inc()
+            metrics.CLAIMS.labels("hint").inc()
+            await self._run(claimed)
+        await delivery.ack()
+
+    async def _watch(self) -> None:
+        """Look when told to, and every `poll_seconds` in any case; again at once while looking finds plenty."""
+        hintless = self._broker.name == "postgres"
+        while True:
+            told = self._look.is_set()
+            self._look.clear()
+            # With hints on their way, only what is overdue is ours to find: the rest would be taken twice.
+            overdue = 0.0 if hintless or told or not self._broker.connected else self._poll_seconds
+            plenty = await self._take_due(overdue)
+            if plenty:
+                await self._a_slot()
+                continue
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._look.wait(), self._poll_seconds)
+
+    async def _take_due(self, overdue: float) -> bool:
+        """Claim what is due into the free slots; True when there may be more."""
+        wanted = self._free
+        if wanted <= 0:
+            return True
+        self._promised += wanted
+        try:
+            found = await self._claim_next(self.queues, wanted, overdue)
+        except TRY_AGAIN as error:
+            log.warning("could not look for work", error=type(error).__name__)
+            return False
+        finally:
+            self._promised -= wanted
+        metrics.CLAIMS.labels("look").inc(len(found))
+        for claimed in found:
+            self._occupy(self._run(claimed))
+        return len(found) == wanted
+
+    async def _a_slot(self) -> None:
+        while self._free <= 0:
+            await asyncio.wait(self._busy, return_when=asyncio.FIRST_COMPLETED)
+
+
+async def claim_with_takeover(
+    delivery: Delivery,
+    claim: Callable[[UUID, tuple[UUID, ...]], Awaitable[Claimed | None]],
+    gone_owner: Callable[[UUID], Awaitable[UUID | None]],
+) -> Claimed | None:
+    """Claim the hinted task. A redelivered hint of a task whose owner's presence has ended is taken over now.
+
+    The broker redelivers the moment the worker's socket closes, which may be a little before the database drops
+    its presence: so there are a few looks.
+    """
+    claimed = await claim(delivery.hint.task_id, ())
+    if claimed is not None or not delivery.redelivered:
+        return claimed
+    for pause in (0.02, 0.1, 0.3):
+        await asyncio.sleep(pause)
+        owner = await gone_owner(delivery.hint.task_id)
+        if owner is not None:
+            return await claim(delivery.hint.task_id, (owner,))
+    return None

@@ -1,0 +1,180 @@
+"""Keeping leases: a thread with its own loop and connection, so that busy handlers cannot lose them.
+
+A lease is trusted until `monotonic(start of the last good renewal) + ttl - margin`. Past that another worker may
+have it: the attempt is stopped, and nothing of it is written. A lease whose attempt outlives its time limit is no
+longer renewed, so that a worker whose main loop hangs for ever does not keep its tasks for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import monotonic
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from leasehold.database import TRY_AGAIN, connect
+from leasehold.lease import Lease
+from leasehold.settings import Settings
+from leasehold.transitions import claims, workers
+from worker import metrics
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Held:
+    """A lease that this worker holds now."""
+
+    lease: Lease
+    renew_until: float
+    trusted_until: float = field(init=False)
+    lost: bool = field(default=False, init=False)
+    cancelled: bool = field(default=False, init=False)
+    _stop: Callable[[], object] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.trusted_until = self.lease.trusted_until
+
+    def on_stop(self, stop: Callable[[], object]) -> None:
+        """Call `stop` in the main loop when the lease is lost or its job is being cancelled."""
+        self._stop = stop
+        if self.lost or self.cancelled:
+            stop()
+
+    def stop(self) -> None:
+        if self._stop is not None:
+            self._stop()
+
+    def trusted(self) -> bool:
+        return not self.lost and monotonic() < self.trusted_until
+
+
+class Heartbeat:
+    def __init__(self, settings: Settings, worker: UUID, presence_key: int, loop: asyncio.AbstractEventLoop) -> None:
+        self._settings = settings
+        self._worker = worker
+        self._presence_key = presence_key
+        self._main_loop = loop
+        self._held: dict[UUID, Held] = {}
+        self._lock = threading.Lock()
+        self._closing = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._woken = asyncio.Event()
+        self._thread = threading.Thread(target=self._thread_main, name="heartbeat", daemon=True)
+        self._connection: asyncpg.Connection[asyncpg.Record] | None = None
+        self._renewed_at = monotonic()
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        self._closing = True
+        if self._loop is not None and self._loop.is_running():
+            self._loop.call_soon_threadsafe(self._woken.set)
+        self._thread.join(timeout=5)
+
+    def hold(self, lease: Lease, seconds: float) -> Held:
+        """Renew `lease` from now on, for at most `seconds`."""
+        held = Held(lease, monotonic() + seconds)
+        with self._lock:
+            self._held[lease.task_id] = held
+        metrics.LEASES.inc()
+        return held
+
+    def drop(self, held: Held) -> None:
+        with self._lock:
+            if self._held.get(held.lease.task_id) is held:
+                del self._held[held.lease.task_id]
+        metrics.LEASES.dec()
+
+    def holds(self, task_id: UUID) -> bool:
+        with self._lock:
+            return task_id in self._held
+
+    # --- below: the heartbeat's own thread
+
+    def _thread_main(self) -> None:
+        asyncio.run(self._run())
+
+    async def _run(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        tick = min(0.5, self._settings.renew_seconds / 4)
+        while not self._closing:
+            try:
+                if self._connection is None:
+                    await self._connect()
+                if monotonic() - self._renewed_at >= self._settings.renew_seconds:
+                    await self._renew()
+            except TRY_AGAIN as error:
+                log.warning("heartbeat lost its connection", error=type(error).__name__)
+                self._disconnect()
+            self._distrust()
+            await self._pause(tick if self._connection is not None else 0.1)
+        self._disconnect()
+
+    async def _pause(self, seconds: float) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._woken.wait(), seconds)
+        self._woken.clear()
+        if self._connection is not None and self._connection.is_closed():
+            self._disconnect()  # ended by the other side: presence is gone until we are back
+
+    async def _connect(self) -> None:
+        connection = await connect(self._settings, "heartbeat")
+        connection.add_termination_listener(lambda _connection: self._woken.set())
+        self._connection = connection
+        if self._settings.presence:
+            # Refused while our own earlier session has not ended yet; there is nobody to tell us when it has.
+            while not await workers.appear(connection, self._worker, self._presence_key):
+                await asyncio.sleep(0.05)
+
+    def _disconnect(self) -> None:
+        if self._connection is not None:
+            self._connection.terminate()
+            self._connection = None
+
+    async def _renew(self) -> None:
+        assert self._connection is not None
+        started = monotonic()
+        with self._lock:
+            wanted = [held for held in self._held.values() if not held.lost and held.renew_until > started]
+        await workers.seen(self._connection, self._worker)
+        if wanted:
+            answers = await claims.renew(
+                self._connection, self._worker, [held.lease for held in wanted], self._settings.lease_seconds
+            )
+            by_task = {answer.task_id: answer for answer in answers}
+            for held in wanted:
+                self._heed(held, by_task[held.lease.task_id], started)
+        self._renewed_at = started
+
+    def _heed(self, held: Held, answer: claims.Renewal, started: float) -> None:
+        if answer.renewed:
+            held.trusted_until = started + self._settings.lease_seconds - self._settings.trust_margin_seconds
+        elif not answer.still_ours:
+            self._lose(held)
+        if answer.cancel and not held.cancelled:
+            held.cancelled = True
+            self._main_loop.call_soon_threadsafe(held.stop)
+
+    def _distrust(self) -> None:
+        now = monotonic()
+        with self._lock:
+            overdue = [held for held in self._held.values() if not held.lost and held.trusted_until <= now]
+        for held in overdue:
+            self._lose(held)
+
+    def _lose(self, held: Held) -> None:
+        with self._lock:
+            if self._held.get(held.lease.task_id) is not held:
+                return  # settled meanwhile
+            held.lost = True
+        metrics.LOST.inc()
+        log.warning("lease lost", task_id=str(held.lease.task_id), epoch=held.lease.epoch)
+        self._main_loop.call_soon_threadsafe(held.stop)

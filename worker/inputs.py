@@ -1,0 +1,69 @@
+"""Fetching what a step reads, and knowing that it is what was written."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import orjson
+
+from leasehold.artifacts import artifacts_of
+from leasehold.database import Pool
+from leasehold.errors import ObjectMissing, Permanent
+from leasehold.pipeline import Pipeline, Step
+from leasehold.storage.store import ObjectStore
+from leasehold.together import together
+from leasehold.transitions.claims import Claimed
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """An object that a step reads; `sha256` is known when a step of this job made it."""
+
+    name: str
+    key: str
+    sha256: str | None
+
+
+async def sources_of(pool: Pool, pipeline: Pipeline, step: Step, claimed: Claimed) -> list[Source]:
+    """The step's declared reads, resolved to keys. Raises Permanent when the job lacks a declared input."""
+    sources = []
+    for name in step.reads:
+        if name in pipeline.inputs:
+            if name not in claimed.inputs:
+                raise Permanent("input_missing", f"the job has no input {name!r}")
+            sources.append(Source(name, claimed.inputs[name], None))
+    if steps := [name for name in step.reads if name not in pipeline.inputs]:
+        async with pool.acquire() as connection:
+            made = await artifacts_of(connection, claimed.job_id, steps)
+        sources += [Source(artifact.name, artifact.key, artifact.sha256) for artifact in made]
+    return sources
+
+
+async def fetch(store: ObjectStore, sources: list[Source], directory: Path) -> dict[str, tuple[Path, str]]:
+    """Download all at once: name -> (file, sha256). A missing object is a Permanent failure: it will not come."""
+
+    async def one(source: Source, path: Path) -> tuple[Path, str]:
+        try:
+            stored = await store.fetch_file(source.key, path, sha256=source.sha256)
+        except ObjectMissing as error:
+            raise Permanent("input_missing", f"the object {source.key} is not in the store") from error
+        return path, stored.sha256
+
+    paths = [directory / str(number) for number in range(len(sources))]
+    fetched = await together(one(source, path) for source, path in zip(sources, paths, strict=True))
+    return {source.name: file for source, file in zip(sources, fetched, strict=True)}
+
+
+def work_digest(step: Step, claimed: Claimed, inputs: Mapping[str, str]) -> str:
+    """What the outputs are a function of: the handler's version, the parameters and the bytes it reads."""
+    said = {
+        "pipeline": claimed.pipeline,
+        "step": step.name,
+        "version": step.version,
+        "params": claimed.params,
+        "inputs": dict(inputs),
+    }
+    return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()

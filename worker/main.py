@@ -1,0 +1,42 @@
+"""The worker's process: settings, logs, signals. SIGTERM or SIGINT drains; a second one stops at once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import structlog
+import uvloop
+from prometheus_client import start_http_server
+
+from leasehold.logs import configure_logs
+from leasehold.settings import Settings
+from worker.worker import Worker
+
+log = structlog.get_logger(__name__)
+
+
+async def serve(settings: Settings) -> None:
+    """Run one worker until it is told to stop and has drained."""
+    told = asyncio.Event()
+    again = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: again.set() if told.is_set() else told.set())
+    async with Worker(settings) as worker:
+        await told.wait()
+        draining = asyncio.create_task(worker.drain())
+        stopping = asyncio.create_task(again.wait())
+        await asyncio.wait((draining, stopping), return_when=asyncio.FIRST_COMPLETED)
+        for task in (draining, stopping):
+            task.cancel()
+        await asyncio.gather(draining, stopping, return_exceptions=True)
+    log.info("stopped")
+
+
+def main() -> None:
+    settings = Settings()
+    configure_logs(settings)
+    if settings.metrics_port is not None:
+        start_http_server(settings.metrics_port, "127.0.0.1")
+    uvloop.run(serve(settings))

@@ -1,0 +1,33 @@
+"""The relay: sends the hints that whoever committed them did not (it died, or the broker was away)."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from leasehold import outbox
+from leasehold.announcer import Announcer
+from leasehold.broker.base import Broker
+from leasehold.database import TRY_AGAIN, Pool
+from worker import metrics
+
+log = structlog.get_logger(__name__)
+
+_BATCH = 500
+
+
+async def relay(pool: Pool, broker: Broker, announcer: Announcer, pause: float) -> None:
+    """Run for ever. While the broker is away the rows wait in the table; work goes on by looking."""
+    while True:
+        sent = 0
+        if broker.connected:
+            try:
+                async with pool.acquire() as connection:
+                    taken = await outbox.take(connection, _BATCH)
+                sent = await announcer.publish(taken) if taken else 0
+            except TRY_AGAIN as error:
+                log.warning("the relay will try again", error=type(error).__name__)
+        metrics.RELAYED.inc(sent)
+        if sent < _BATCH:
+            await asyncio.sleep(pause)

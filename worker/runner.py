@@ -1,0 +1,205 @@
+"""One attempt, from its claim to its settlement: fetch, run, store, and say how it ended. Nothing here writes a
+status: the settle lane does, with the lease.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from pathlib import Path
+from time import monotonic
+
+import structlog
+
+from leasehold.backoff import delay_after
+from leasehold.database import Pool
+from leasehold.errors import (
+    ChildCrashed,
+    LeaseLost,
+    ObjectCorrupt,
+    ObjectExists,
+    Permanent,
+    Retryable,
+    StepError,
+    StepTimeout,
+    StoreError,
+)
+from leasehold.pipeline import Pipeline, Step
+from leasehold.registry import Pipelines
+from leasehold.storage.store import ObjectStore
+from leasehold.transitions.claims import Claimed
+from leasehold.transitions.settlements import Completion, Failure, Parking, Verdict
+from worker import inline, metrics
+from worker.children import Children
+from worker.heartbeat import Heartbeat, Held
+from worker.inputs import fetch, sources_of, work_digest
+from worker.lanes import Parking, Release, SettleLane, Settlement
+from worker.stores import adopt, store_outputs
+
+log = structlog.get_logger(__name__)
+
+#: A lease is renewed for this long past the step's time limit: time to upload, and to wait for the database.
+_GRACE = 120.0
+#: A task of a pipeline that this worker does not know (an older release) is offered again after this.
+_UNKNOWN_PAUSE = 30.0
+
+
+class Runner:
+    def __init__(
+        self,
+        *,
+        pipelines: Pipelines,
+        store: ObjectStore,
+        pool: Pool,
+        children: Children,
+        heartbeat: Heartbeat,
+        settle: SettleLane,
+        work_dir: Path,
+    ) -> None:
+        self._pipelines = pipelines
+        self._store = store
+        self._pool = pool
+        self._children = children
+        self._heartbeat = heartbeat
+        self._settle = settle
+        self._work_dir = work_dir
+        self._running: set[asyncio.Task[Settlement]] = set()
+        self._giving_back = False
+
+    def give_back(self) -> None:
+        """Stop what runs now and give its leases back: the worker must go."""
+        self._giving_back = True
+        for task in self._running:
+            task.cancel()
+
+    async def run(self, claimed: Claimed) -> None:
+        """Run the attempt and settle it. Returns once the database has answered, or the lease is lost."""
+        started = monotonic()
+        settlement, held = await self._attempt(claimed)
+        try:
+            outcome = "lost" if settlement is None else await self._settled(claimed, settlement)
+        finally:
+            self._heartbeat.drop(held)
+        metrics.ATTEMPTS.labels(claimed.pipeline, claimed.step, outcome).inc()
+        metrics.SECONDS.labels(claimed.pipeline, claimed.step).observe(monotonic() - started)
+
+    async def _attempt(self, claimed: Claimed) -> tuple[Settlement | None, Held]:
+        known = self._declared(claimed)
+        seconds = known[1].timeout.total_seconds() if known else 0.0
+        held = self._heartbeat.hold(claimed.lease, seconds + _GRACE)
+        if known is None:
+            log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
+            return Parking(claimed.lease, _UNKNOWN_PAUSE), held
+        work = asyncio.ensure_future(self._perform(claimed, *known, held))
+        held.on_stop(work.cancel)
+        if self._giving_back:
+            work.cancel()
+        self._running.add(work)
+        try:
+            return await self._outcome(work, claimed, known[1], held), held
+        finally:
+            self._running.discard(work)
+
+    def _declared(self, claimed: Claimed) -> tuple[Pipeline, Step] | None:
+        if claimed.pipeline not in self._pipelines:
+            return None
+        pipeline = self._pipelines[claimed.pipeline]
+        step = pipeline.by_name.get(claimed.step)
+        return None if step is None else (pipeline, step)
+
+    async def _perform(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Settlement:
+        trace = claimed.trace or {}
+        structlog.contextvars.bind_contextvars(
+            job_id=str(claimed.job_id),
+            task_id=str(claimed.lease.task_id),
+            step=step.name,
+            epoch=claimed.lease.epoch,
+            **{name: trace[name] for name in ("request_id", "media_id") if name in trace},
+        )
+        if step.isolated:
+            return await self._isolated(claimed, pipeline, step, held)
+        return await inline.perform(claimed, pipeline, step, held, self._store, self._pool)
+
+    async def _isolated(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Completion:
+        directory = self._work_dir / f"{claimed.lease.task_id}-{claimed.lease.epoch}"
+        inputs, outputs = directory / "in", directory / "out"
+        try:
+            inputs.mkdir(parents=True)
+            outputs.mkdir()
+            files = await fetch(self._store, await sources_of(self._pool, pipeline, step, claimed), inputs)
+            digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in files.items()})
+            if claimed.lease.epoch > 1:
+                adopted = await adopt(self._store, claimed.output_prefix, step, digest, held)
+                if adopted is not None:
+                    metrics.ADOPTED.labels(claimed.pipeline, step.name).inc()
+                    return adopted
+            done = await self._children.run(
+                pipeline=pipeline.name,
+                step=step.name,
+                params=claimed.params,
+                files={name: path for name, (path, _) in files.items()},
+                directory=outputs,
+                timeout=step.timeout.total_seconds(),
+                limits=step.limits,
+            )
+            return await store_outputs(self._store, claimed.output_prefix, step, done, digest, held)
+        finally:
+            await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))
+
+    async def _outcome(
+        self, work: asyncio.Future[Settlement], claimed: Claimed, step: Step, held: Held
+    ) -> Settlement | None:
+        """The settlement that the way the work ended calls for; None when the lease is no longer ours."""
+        try:
+            return await work
+        except asyncio.CancelledError:
+            if held.lost:
+                return None
+            if self._giving_back:
+                return Release(claimed.lease)
+            raise
+        except (LeaseLost, ObjectExists):
+            # ObjectExists: other bytes lie under our key and our lease is not trusted any more: the other attempt
+            # decides.
+            return None
+        except Exception as error:  # noqa: BLE001 - a handler may raise anything; whatever it is, the attempt failed
+            return _failure(claimed, step, _as_step_error(error))
+
+    async def _settled(self, claimed: Claimed, settlement: Settlement) -> str:
+        verdict = await self._settle.settle(settlement)
+        outcome = "lost" if verdict is Verdict.LOST else _OUTCOMES[type(settlement)]
+        if outcome in ("failed", "lost"):
+            log.warning(
+                "attempt ended",
+                outcome=outcome,
+                task_id=str(claimed.lease.task_id),
+                step=claimed.step,
+                code=settlement.code if isinstance(settlement, Failure) else None,
+            )
+        return outcome
+
+
+_OUTCOMES = {Completion: "succeeded", Failure: "failed", Parking: "parked", Release: "released"}
+
+
+def _as_step_error(error: Exception) -> StepError:
+    match error:
+        case StepError():
+            return error
+        case ObjectCorrupt():
+            return Retryable(str(error), code="input_corrupt")
+        case StoreError():
+            return Retryable(str(error), code="store_unavailable")
+        case _:
+            log.error("handler failed", exc_info=error)
+            return Retryable(f"{type(error).__name__}: {error}", code="handler_error")
+
+
+def _failure(claimed: Claimed, step: Step, error: StepError) -> Failure:
+    cause = "timeout" if isinstance(error, StepTimeout) else "crash" if isinstance(error, ChildCrashed) else "error"
+    before = claimed.crashes if cause == "crash" else claimed.errors
+    delay = delay_after(before + 1, step.retry_ladder)
+    if isinstance(error, Retryable) and error.after is not None:
+        delay = error.after
+    retryable = error.retryable and not isinstance(error, Permanent)
+    return Failure(claimed.lease, cause, error.code, error.message[:2000], retryable, delay.total_seconds())

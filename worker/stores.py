@@ -1,0 +1,88 @@
+"""Storing what a step made, and finding out that an earlier attempt has stored it already.
+
+Every object carries the digest of the work that made it; the step's primary output goes last and carries the list
+of the others, so that its presence proves them all.
+"""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import asdict
+from typing import Any
+
+import orjson
+
+from leasehold.errors import StoreError
+from leasehold.keys import output_key
+from leasehold.pipeline import Step
+from leasehold.storage.store import ObjectStore, Stored
+from leasehold.together import together
+from leasehold.transitions.settlements import Completion, Output
+from leasehold.verdicts import Done, File
+from worker.heartbeat import Held
+
+_DIGEST = "work"
+_MANIFEST = "manifest"
+#: S3 allows 2 KB of user metadata in all; a longer manifest is left out, and nothing is adopted.
+_MANIFEST_BYTES = 1500
+
+
+async def store_outputs(store: ObjectStore, prefix: str, step: Step, done: Done, digest: str, held: Held) -> Completion:
+    """Upload every file, the primary output last; raises what the store raises."""
+
+    async def put(name: str, file: File, metadata: dict[str, str]) -> Output:
+        stored = await store.put_file(
+            output_key(prefix, name),
+            file.path,
+            content_type=file.content_type,
+            metadata={_DIGEST: digest, **metadata},
+            may_replace=held.trusted,
+        )
+        return _output(name, stored)
+
+    primary = step.writes
+    outputs = await together(put(name, file, {}) for name, file in done.files.items() if name != primary)
+    if primary is not None and primary in done.files:
+        manifest = _packed(outputs, done.value)
+        outputs.append(await put(primary, done.files[primary], {_MANIFEST: manifest} if manifest else {}))
+    return Completion(held.lease, outputs, done.value)
+
+
+async def adopt(store: ObjectStore, prefix: str, step: Step, digest: str, held: Held) -> Completion | None:
+    """What an earlier attempt at the same work stored, if all of it is still there."""
+    if step.writes is None:
+        return None
+    try:
+        primary = await store.head(output_key(prefix, step.writes))
+        if primary is None or primary.metadata.get(_DIGEST) != digest or not primary.sha256:
+            return None
+        manifest = _unpacked(primary.metadata.get(_MANIFEST))
+        if manifest is None:
+            return None
+        others = [Output(**said) for said in manifest["outputs"]]
+        for other, there in zip(others, await together(store.head(o.key) for o in others), strict=True):
+            if there is None or there.sha256 != other.sha256 or there.size != other.size:
+                return None
+    except StoreError:
+        return None  # looking was only a short cut
+    return Completion(held.lease, [*others, _output(step.writes, primary)], manifest["value"])
+
+
+def _output(name: str, stored: Stored) -> Output:
+    return Output(name, stored.key, stored.size, stored.sha256, stored.content_type)
+
+
+def _packed(outputs: list[Output], value: Any) -> str | None:
+    said = orjson.dumps({"outputs": [asdict(output) for output in outputs], "value": value})
+    packed = base64.b64encode(said).decode()
+    return packed if len(packed) <= _MANIFEST_BYTES else None
+
+
+def _unpacked(packed: str | None) -> dict[str, Any] | None:
+    if packed is None:
+        return None
+    try:
+        said = orjson.loads(base64.b64decode(packed, validate=True))
+    except ValueError:
+        return None
+    return said if isinstance(said, dict) and {"outputs", "value"} <= said.keys() else None

@@ -1,0 +1,73 @@
+"""The sweeper: one elected worker does what time asks for. Every statement it runs is safe to run twice."""
+
+from __future__ import annotations
+
+import asyncio
+from time import monotonic
+from uuid import UUID
+
+import structlog
+
+from leasehold.announcer import Announcer
+from leasehold.database import TRY_AGAIN, Connection, Pool
+from leasehold.errors import StoreError
+from leasehold.settings import Settings
+from leasehold.storage.store import ObjectStore
+from leasehold.transitions import sweeps, workers
+from worker import metrics
+
+log = structlog.get_logger(__name__)
+
+#: Lost workers are looked for this often, so that what they held runs elsewhere within a second.
+_WATCH_SECONDS = 0.5
+#: Retention, partitions and old rows: this often.
+_HOUSEKEEPING_SECONDS = 60.0
+
+
+class Sweeper:
+    def __init__(self, settings: Settings, worker: UUID, pool: Pool, store: ObjectStore, announcer: Announcer) -> None:
+        self._settings = settings
+        self._worker = worker
+        self._pool = pool
+        self._store = store
+        self._announcer = announcer
+        self._housekept_at = -_HOUSEKEEPING_SECONDS
+
+    async def run(self) -> None:
+        """For ever; a sweep that fails is tried again at the next turn."""
+        while True:
+            pause = self._settings.sweep_seconds
+            try:
+                async with self._pool.acquire() as connection:
+                    if await workers.lead(connection, "sweeper", self._worker, 3 * self._settings.sweep_seconds):
+                        await self._sweep(connection)
+                        pause = min(_WATCH_SECONDS, pause)
+            except TRY_AGAIN as error:
+                log.warning("the sweep will be tried again", error=type(error).__name__)
+            except StoreError as error:
+                log.warning("objects could not be deleted; tried again", error=str(error))
+            await asyncio.sleep(pause)
+
+    async def _sweep(self, connection: Connection) -> None:
+        gone = await workers.gone(connection) if self._settings.presence else []
+        ended, hints = await sweeps.expire_leases(connection, gone, self._settings.max_losses)
+        if ended:
+            log.warning("leases of lost workers ended", leases=ended, workers=[str(owner) for owner in gone])
+            metrics.EXPIRED.inc(ended)
+            self._announcer.announce(hints)
+        await sweeps.expire_jobs(connection)
+        if monotonic() - self._housekept_at >= _HOUSEKEEPING_SECONDS:
+            await self._keep_house(connection)
+            self._housekept_at = monotonic()
+
+    async def _keep_house(self, connection: Connection) -> None:
+        await sweeps.keep_event_days(connection, ahead=7, behind=self._settings.retention_days + 1)
+        await workers.forget_workers(connection, 10 * self._settings.lease_seconds)
+        await sweeps.forget_idempotency_keys(connection)
+        while abandoned := await sweeps.abandoned_uploads(connection):
+            await self._store.delete(*(key for _, key in abandoned))
+            await sweeps.forget_uploads(connection, [media_id for media_id, _ in abandoned])
+        while old := await sweeps.forgettable_jobs(connection):
+            for job in old:
+                await self._store.delete(*[found.key async for found in self._store.list(job.prefix + "/")])
+            await sweeps.forget_jobs(connection, [job.job_id for job in old])

@@ -1,0 +1,56 @@
+"""Where attempts keep their files: one directory a process, removed with it, or by the next one if it was killed."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from uuid import UUID
+
+_LOCK = "owner.lock"
+
+
+class WorkDir:
+    """`with WorkDir(root, worker) as path`. The lock file tells whether the owner of a directory still lives."""
+
+    def __init__(self, root: Path, worker: UUID) -> None:
+        self._root = root
+        self._path = root / str(worker)
+        self._lock: int | None = None
+
+    def __enter__(self) -> Path:
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if self._root.stat().st_uid != os.getuid():
+            raise PermissionError(f"{self._root} belongs to somebody else; set LEASEHOLD_WORK_DIR")
+        self._sweep()
+        self._path.mkdir(mode=0o700)
+        self._lock = os.open(self._path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        attempts = self._path / "attempts"
+        attempts.mkdir(mode=0o700)
+        return attempts
+
+    def __exit__(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self._path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def _sweep(self) -> None:
+        """Remove what killed workers left. A directory without its lock file yet is too young to judge."""
+        for left in self._root.iterdir():
+            try:
+                lock = os.open(left / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+            except OSError:
+                continue
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                continue  # its owner lives
+            else:
+                shutil.rmtree(left, ignore_errors=True)
+            finally:
+                os.close(lock)

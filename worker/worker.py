@@ -1,0 +1,252 @@
+"""One worker process: wires the parts, starts them in order, and stops them in the opposite one."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+from uuid import UUID
+
+import structlog
+
+from leasehold.announcer import Announcer
+from leasehold.broker import make_broker
+from leasehold.broker.base import Delivery
+from leasehold.database import TRY_AGAIN, Connection, make_pool, until_answered
+from leasehold.ids import new_id
+from leasehold.pipeline import Step
+from leasehold.registry import Pipelines
+from leasehold.settings import Settings
+from leasehold.storage.store import ObjectStore
+from leasehold.transitions import claims, workers
+from leasehold.transitions.claims import Claimed, LeaseTerms
+from worker.children import Children
+from worker.crew import Crew, claim_with_takeover
+from worker.heartbeat import Heartbeat
+from worker.lanes import ClaimLane, SettleLane
+from worker.relay import relay
+from worker.runner import Runner
+from worker.sweeper import Sweeper
+from worker.workdir import WorkDir
+
+log = structlog.get_logger(__name__)
+
+#: The most tasks that one claiming or settling statement takes.
+_BATCH = 64
+_RELAY_SECONDS = 0.5
+_START_SECONDS = 60.0  # how long the database may be away when a worker starts
+
+
+class Worker:
+    """`async with Worker(settings)`: it serves until `drain` or the end of the block."""
+
+    def __init__(self, settings: Settings, pipelines: Pipelines | None = None) -> None:
+        self.id = new_id()  # fresh for every start: a reused name would hide what its predecessor held
+        self.settings = settings
+        self.pipelines = pipelines if pipelines is not None else Pipelines.from_source(settings.pipelines)
+        self.queues = _served(self.pipelines, settings)
+        self._opened = AsyncExitStack()
+        self._loops: list[asyncio.Task[None]] = []
+        self._crews: list[Crew] = []
+
+    async def __aenter__(self) -> Self:
+        structlog.contextvars.bind_contextvars(worker_id=str(self.id))
+        try:
+            await self._start()
+        except BaseException:
+            await self._opened.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        for crew in self._crews:
+            await crew.close()
+        for loop in self._loops:
+            loop.cancel()
+        await asyncio.gather(*self._loops, return_exceptions=True)
+        await self._opened.aclose()
+
+    async def drain(self) -> None:
+        """Stop taking work, finish what runs or give it back, within `drain_seconds`."""
+        log.info("draining", seconds=self.settings.drain_seconds)
+        await self._broker.stop_consuming()
+        for crew in self._crews:
+            crew.stop_taking()
+        try:
+            async with asyncio.timeout(self.settings.drain_seconds):
+                await self._idle()
+        except TimeoutError:
+            log.warning("giving back what is still running")
+            self._runner.give_back()
+            await self._idle()
+
+    async def _idle(self) -> None:
+        for crew in self._crews:
+            await crew.finished()
+
+    # --- starting
+
+    async def _start(self) -> None:
+        settings = self.settings
+        self._pool = await self._opened.enter_async_context(make_pool(settings, "worker"))
+        self._presence_key = await self._register()
+        self._store = ObjectStore.from_settings(settings)
+        await self._store.open()
+        self._opened.push_async_callback(self._store.close)
+        self._broker = make_broker(settings)
+        await self._broker.open()
+        self._opened.push_async_callback(self._broker.close)
+        self._announcer = Announcer(self._broker, self._on_connection)
+        self._announcer.start()
+        self._opened.push_async_callback(self._announcer.close)
+        await self._start_attempts()
+        self._sweeper = Sweeper(settings, self.id, self._pool, self._store, self._announcer)
+        self._loops = [
+            asyncio.create_task(self._sweeper.run()),
+            asyncio.create_task(relay(self._pool, self._broker, self._announcer, _RELAY_SECONDS)),
+        ]
+        await self._consume()
+        log.info(
+            "serving",
+            queues=sorted(self.queues),
+            broker=self._broker.name,
+            isolation=self._children.isolation,
+        )
+
+    async def _register(self) -> int:
+        async def register() -> int:
+            async with self._pool.acquire() as connection:
+                return await workers.register(
+                    connection,
+                    self.id,
+                    host=socket.gethostname(),
+                    pid=os.getpid(),
+                    version=version("leasehold"),
+                    queues=sorted(self.queues),
+                )
+
+        key = await until_answered(register, within=_START_SECONDS)
+        self._opened.push_async_callback(self._unregister)
+        return key
+
+    async def _unregister(self) -> None:
+        try:
+            async with self._pool.acquire() as connection:
+                await workers.resign(connection, self.id)
+                await workers.unregister(connection, self.id)
+        except TRY_AGAIN as error:
+            log.warning("left without saying so; the sweeper forgets this worker", error=type(error).__name__)
+
+    async def _start_attempts(self) -> None:
+        settings = self.settings
+        work_dir = self._opened.enter_context(WorkDir(_root(settings), self.id))
+        isolated = {name: steps for name in self.pipelines_served() if (steps := self._isolated_steps(name))}
+        for name in self.pipelines_served():
+            if len(self._isolated_steps(name)) < len(self.pipelines[name].steps):
+                self.pipelines.load_handlers(name)
+        self._children = Children(
+            (settings.worker_children or os.cpu_count() or 1) if isolated else 0,
+            pipelines=sorted(isolated),
+            work_dir=work_dir,
+            source=settings.pipelines,
+        )
+        self._opened.push_async_callback(self._children.close)
+        await self._children.start()
+        heartbeat = Heartbeat(settings, self.id, self._presence_key, asyncio.get_running_loop())
+        heartbeat.start()
+        self._opened.callback(heartbeat.close)
+        self._settle = SettleLane(settings, self._announce, _BATCH)
+        self._claims = ClaimLane(settings, self._terms, heartbeat.holds, _BATCH)
+        for lane in (self._settle, self._claims):
+            lane.start()
+            self._opened.push_async_callback(lane.close)
+        self._runner = Runner(
+            pipelines=self.pipelines,
+            store=self._store,
+            pool=self._pool,
+            children=self._children,
+            heartbeat=heartbeat,
+            settle=self._settle,
+            work_dir=work_dir,
+        )
+        heavy = {step.queue for steps in isolated.values() for step in steps} & self.queues
+        children = settings.worker_children or os.cpu_count() or 1
+        for queues, slots in ((heavy, children), (self.queues - heavy, settings.worker_concurrency)):
+            if queues:
+                self._crews.append(self._crew(sorted(queues), slots))
+
+    def _crew(self, queues: Sequence[str], slots: int) -> Crew:
+        return Crew(
+            queues,
+            slots,
+            claim=self._claim,
+            claim_next=self._claim_next,
+            run=self._runner.run,
+            broker=self._broker,
+            poll_seconds=self.settings.poll_seconds,
+        )
+
+    async def _consume(self) -> None:
+        by_queue = {queue: crew for crew in self._crews for queue in crew.queues}
+        await self._broker.consume(
+            {queue: 2 * crew.slots for queue, crew in by_queue.items()},
+            lambda delivery: _deliver(by_queue, delivery),
+            lambda queue: by_queue[queue].look() if queue in by_queue else None,
+        )
+        for crew in self._crews:
+            crew.start()
+
+    # --- what the parts ask for
+
+    def pipelines_served(self) -> list[str]:
+        return [p.name for p in self.pipelines if any(step.queue in self.queues for step in p.steps)]
+
+    def _isolated_steps(self, pipeline: str) -> list[Step]:
+        return [step for step in self.pipelines[pipeline].steps if step.isolated]
+
+    @property
+    def _terms(self) -> LeaseTerms:
+        settings = self.settings
+        return LeaseTerms(self.id, settings.lease_seconds, settings.trust_margin_seconds, settings.max_losses)
+
+    def _announce(self, announcements: Sequence[Any]) -> None:
+        if announcements:
+            self._announcer.announce(announcements)
+            if self._broker.name == "postgres":
+                for crew in self._crews:
+                    crew.look()
+
+    async def _claim(self, delivery: Delivery) -> Claimed | None:
+        if not self.settings.presence:
+            return await self._claims.claim(delivery.hint.task_id)
+        return await claim_with_takeover(delivery, self._claims.claim, self._gone_owner)
+
+    async def _gone_owner(self, task_id: UUID) -> UUID | None:
+        async with self._pool.acquire() as connection:
+            return await workers.gone_owner(connection, task_id)
+
+    async def _claim_next(self, queues: Sequence[str], limit: int, overdue: float) -> list[Claimed]:
+        async with self._pool.acquire() as connection:
+            return await claims.claim_next(connection, self._terms, queues, min(limit, _BATCH), overdue)
+
+    async def _on_connection(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+        async with self._pool.acquire() as connection:
+            await work(connection)
+
+
+def _deliver(by_queue: dict[str, Crew], delivery: Delivery) -> None:
+    by_queue[delivery.hint.queue].deliver(delivery)
+
+
+def _served(pipelines: Pipelines, settings: Settings) -> frozenset[str]:
+    declared = {step.queue for pipeline in pipelines for step in pipeline.steps}
+    return frozenset(settings.queues or declared)
+
+
+def _root(settings: Settings) -> Path:
+    return Path(settings.work_dir) if settings.work_dir else Path(os.environ.get("TMPDIR", "/tmp")) / "leasehold"  # noqa: S108 - WorkDir checks who owns it
