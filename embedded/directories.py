@@ -120,7 +120,5 @@ def cache_directory() -> Path:
     cache.mkdir(mode=0o755, parents=True, exist_ok=True)
     found = cache.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-        raise EmbeddedError(
-            f"{cache} must be a directory that only its owner, uid {os.geteuid()}, can write to"
-        )
+        raise EmbeddedError(f"{cache} must be a directory that only its owner, uid {os.geteuid()}, can write to")
     return cache

@@ -30,9 +30,7 @@ class Management:
         """Make a virtual host and let the user do everything in it; gives its AMQP URL."""
         await self.call("PUT", f"/api/vhosts/{quote(name, safe='')}", {})
         permissions = {"configure": ".*", "write": ".*", "read": ".*"}
-        await self.call(
-            "PUT", f"/api/permissions/{quote(name, safe='')}/{quote(self._user, safe='')}", permissions
-        )
+        await self.call("PUT", f"/api/permissions/{quote(name, safe='')}/{quote(self._user, safe='')}", permissions)
         return f"{urlsplit(self.amqp_url)._replace(path='', query='').geturl()}/{quote(name, safe='')}"
 
     async def delete_vhost(self, name: str) -> None:

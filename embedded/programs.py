@@ -52,9 +52,7 @@ async def reachable(program: Path, tree: Sequence[Path], run_as: RunAs) -> Path:
         await asyncio.to_thread(_copy, tree, copy)
     moved = copy / program.relative_to(home)
     if not await can_run(moved, run_as):
-        raise EmbeddedError(
-            f"uid {run_as.uid if run_as.uid >= 0 else os.geteuid()} cannot run {program} nor {moved}"
-        )
+        raise EmbeddedError(f"uid {run_as.uid if run_as.uid >= 0 else os.geteuid()} cannot run {program} nor {moved}")
     return moved
 
 

@@ -92,8 +92,8 @@ class EmbeddedStack:
         return [server for server in (self.rabbitmq, self.postgres, self.s3) if server is not None]
 
     async def _end(self) -> None:
-        # Where the data goes anyway nobody waits for RabbitMQ's orderly end (6 s). PostgreSQL's takes 30 ms and
-        # frees its shared memory.
+        # Where the data goes anyway nobody waits for RabbitMQ's orderly end, 6 s. PostgreSQL's takes 30 ms,
+        # and frees its shared memory.
         for server in self._servers:
             if server is self.rabbitmq and self._data is None:
                 await server.kill()

@@ -1,0 +1,174 @@
+"""The tests' real parts: started once a run, when the first test asks, and isolated for each test."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+
+from embedded.directories import RunDirectory
+from embedded.management import Management
+from embedded.postgres import Postgres
+from embedded.rabbitmq import RabbitMQ
+from embedded.rabbitmq_install import install_rabbitmq
+from embedded.s3 import S3
+from leasehold.settings import Settings
+from tests.support.backend import Backend, backend_of
+from tests.support.broker_node import BrokerNode
+from tests.support.bucket import Bucket
+from tests.support.containers import postgres_container, rabbitmq_container, s3_container
+from tests.support.databases import Databases
+from tests.support.not_here import reasons
+
+PORT_OF_MANAGEMENT = 15672
+
+
+@pytest.fixture(scope="session")
+def run_directory() -> Iterator[Path]:
+    """Where private processes keep their data; gone at the end, and after a killed run at the next start."""
+    with RunDirectory() as directory:
+        yield directory.path
+
+
+@pytest.fixture(scope="session")
+async def postgres(request: pytest.FixtureRequest) -> AsyncIterator[Databases]:
+    """The run's PostgreSQL: `.url` (administrative), `await .create_database(template=None) -> url`."""
+    match backend_of("LEASEHOLD_TEST_DATABASE_URL"):
+        case Backend.ENVIRONMENT:
+            databases = Databases(os.environ["LEASEHOLD_TEST_DATABASE_URL"])
+            yield databases
+            await databases.drop_all()
+        case Backend.DOCKER:
+            async with postgres_container() as url:
+                yield Databases(url)
+        case Backend.PRIVATE:
+            server = Postgres(request.getfixturevalue("run_directory") / "postgres", durable=False)
+            await server.start()
+            yield Databases(server.url)
+            await server.stop("immediate")
+
+
+@pytest.fixture(scope="session")
+async def migrated_template(postgres: Databases) -> str:
+    """A database at the newest revision, migrated once; tests get copies."""
+    from leasehold.database import migrate  # noqa: PLC0415 - only runs that need a database load it
+
+    template = await postgres.create_database()
+    await migrate(template)
+    return template
+
+
+@pytest.fixture
+async def database_url(postgres: Databases, migrated_template: str) -> AsyncIterator[str]:
+    """A database of the test's own, migrated and empty."""
+    url = await postgres.create_database(migrated_template)
+    yield url
+    await postgres.drop_database(url)
+
+
+@pytest.fixture(scope="session")
+async def rabbitmq(request: pytest.FixtureRequest) -> AsyncIterator[Management]:
+    """The run's RabbitMQ, by its management API."""
+    match backend_of("LEASEHOLD_TEST_AMQP_URL"):
+        case Backend.ENVIRONMENT:
+            yield management_of_environment()
+        case Backend.DOCKER:
+            async with rabbitmq_container() as management:
+                yield management
+        case Backend.PRIVATE:
+            directory: Path = request.getfixturevalue("run_directory")
+            node = RabbitMQ(directory / "rabbitmq", await install_rabbitmq())
+            await node.start()
+            yield node.management
+            await node.kill()
+
+
+def management_of_environment() -> Management:
+    amqp = os.environ["LEASEHOLD_TEST_AMQP_URL"]
+    host = amqp.rpartition("@")[2].partition("/")[0].rpartition(":")[0] or "127.0.0.1"
+    url = os.environ.get("LEASEHOLD_TEST_AMQP_MANAGEMENT_URL", f"http://{host}:{PORT_OF_MANAGEMENT}")
+    return Management(url, amqp)
+
+
+@pytest.fixture
+async def amqp_url(rabbitmq: Management) -> AsyncIterator[str]:
+    """A virtual host of the test's own."""
+    name = f"test-{secrets.token_hex(6)}"
+    yield await rabbitmq.add_vhost(name)
+    await rabbitmq.delete_vhost(name)
+
+
+@pytest.fixture(scope="session")
+async def breakable_rabbitmq(run_directory: Path) -> AsyncIterator[RabbitMQ]:
+    node = RabbitMQ(run_directory / "breakable-rabbitmq", await install_rabbitmq())
+    yield node
+    await node.kill()
+
+
+@pytest.fixture
+async def rabbitmq_node(breakable_rabbitmq: RabbitMQ) -> AsyncIterator[BrokerNode]:
+    """A RabbitMQ that the test may `stop()`, `kill()` and `start()`: for tests of a lost broker."""
+    node = BrokerNode(breakable_rabbitmq)
+    await node.open()
+    yield node
+    await node.close()
+
+
+@pytest.fixture(scope="session")
+async def s3_server(request: pytest.FixtureRequest) -> AsyncIterator[Bucket]:
+    match backend_of("LEASEHOLD_TEST_S3_ENDPOINT"):
+        case Backend.ENVIRONMENT:
+            yield Bucket(
+                os.environ["LEASEHOLD_TEST_S3_ENDPOINT"],
+                os.environ["LEASEHOLD_TEST_S3_ACCESS_KEY"],
+                os.environ["LEASEHOLD_TEST_S3_SECRET_KEY"],
+                "",
+            )
+        case Backend.DOCKER:
+            async with s3_container() as server:
+                yield server
+        case Backend.PRIVATE:
+            process = S3(request.getfixturevalue("run_directory") / "s3")
+            await process.start()
+            yield Bucket(process.endpoint, process.access_key, process.secret_key, "")
+            await process.stop()
+
+
+@pytest.fixture
+async def s3(s3_server: Bucket) -> AsyncIterator[Bucket]:
+    """A bucket of the test's own: `.endpoint`, `.access_key`, `.secret_key`, `.bucket`."""
+    bucket = await s3_server.fresh()
+    yield bucket
+    await bucket.delete()
+
+
+@pytest.fixture
+def settings(database_url: str, amqp_url: str, s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The platform's settings for the test's own database, virtual host and bucket."""
+    for name in list(os.environ):
+        if name.startswith("LEASEHOLD_") and not name.startswith("LEASEHOLD_TEST_"):
+            monkeypatch.delenv(name)  # what the person who runs the tests has set is not the tests' business
+    return Settings(
+        _env_file=None,  # type: ignore[call-arg]  # pydantic-settings' own argument, not a field
+        database_url=SecretStr(database_url),
+        amqp_url=SecretStr(amqp_url),
+        s3_endpoint=s3.endpoint,
+        s3_bucket=s3.bucket,
+        s3_access_key=SecretStr(s3.access_key),
+        s3_secret_key=SecretStr(s3.secret_key),
+    )
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """List what this machine could not run: nothing is skipped silently."""
+    skipped = reasons(terminalreporter.stats.get("skipped", []))
+    if skipped:
+        terminalreporter.section("not run on this machine", sep="-")
+    for reason, tests in sorted(skipped.items()):
+        terminalreporter.line(f"{reason}:")
+        for test in tests:
+            terminalreporter.line(f"  {test}")

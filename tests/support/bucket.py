@@ -1,0 +1,71 @@
+"""A bucket on the tests' S3 server, and what a test needs to reach it."""
+
+from __future__ import annotations
+
+import secrets
+from contextlib import AbstractAsyncContextManager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+import aioboto3
+import botocore.exceptions
+from aiobotocore.config import AioConfig
+
+if TYPE_CHECKING:
+    from types_aiobotocore_s3 import S3Client
+
+CONFIG = AioConfig(
+    signature_version="s3v4",
+    s3={"addressing_style": "path"},
+    request_checksum_calculation="when_required",
+    response_checksum_validation="when_required",
+    retries={"mode": "standard", "total_max_attempts": 2},
+)
+
+
+@dataclass(frozen=True)
+class Bucket:
+    endpoint: str
+    access_key: str
+    secret_key: str = field(repr=False)
+    bucket: str
+    region: str = "us-east-1"
+
+    def client(self) -> AbstractAsyncContextManager[S3Client]:
+        """Open an S3 client; for looking behind the code under test."""
+        return aioboto3.Session().client(
+            "s3",
+            endpoint_url=self.endpoint,
+            aws_access_key_id=self.access_key,
+            aws_secret_access_key=self.secret_key,
+            region_name=self.region,
+            config=CONFIG,
+        )
+
+    async def answers(self) -> bool:
+        try:
+            async with self.client() as client:
+                await client.list_buckets()
+        except botocore.exceptions.BotoCoreError:
+            return False
+        return True
+
+    async def fresh(self) -> Bucket:
+        """Make another, empty bucket on the same server."""
+        bucket = replace(self, bucket=f"test-{secrets.token_hex(6)}")
+        async with bucket.client() as client:
+            await client.create_bucket(Bucket=bucket.bucket)
+        return bucket
+
+    async def keys(self) -> list[str]:
+        async with self.client() as client:
+            pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
+            return [item["Key"] async for page in pages for item in page.get("Contents", [])]
+
+    async def delete(self) -> None:
+        """Delete the bucket with all that is in it."""
+        keys = await self.keys()
+        async with self.client() as client:
+            for key in keys:
+                await client.delete_object(Bucket=self.bucket, Key=key)
+            await client.delete_bucket(Bucket=self.bucket)

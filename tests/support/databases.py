@@ -1,0 +1,45 @@
+"""Databases on the tests' PostgreSQL."""
+
+from __future__ import annotations
+
+import secrets
+from urllib.parse import urlsplit
+
+import asyncpg
+
+
+class Databases:
+    """A PostgreSQL server that the tests may make databases on; `url` is its administrative database."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._made: list[str] = []
+
+    async def create_database(self, template: str | None = None) -> str:
+        """Make an empty database, or a copy of the one at the URL `template`; gives the new one's URL."""
+        name = f"test_{secrets.token_hex(6)}"
+        source = f' TEMPLATE "{_name(template)}"' if template else ""
+        await self._execute(f'CREATE DATABASE "{name}"{source}')
+        self._made.append(name)
+        return urlsplit(self.url)._replace(path=f"/{name}").geturl()
+
+    async def drop_database(self, url: str) -> None:
+        """Drop a database that was made here; connections to it are ended."""
+        name = _name(url)
+        await self._execute(f'DROP DATABASE IF EXISTS "{name}" WITH (FORCE)')
+        self._made.remove(name)
+
+    async def drop_all(self) -> None:
+        for name in list(self._made):
+            await self.drop_database(urlsplit(self.url)._replace(path=f"/{name}").geturl())
+
+    async def _execute(self, statement: str) -> None:
+        connection = await asyncpg.connect(self.url)
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+
+def _name(url: str) -> str:
+    return urlsplit(url).path.removeprefix("/")
