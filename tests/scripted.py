@@ -30,7 +30,9 @@ scripted = Pipeline(
 
 unhandled = Pipeline("unhandled", module="tests.scripted_steps", steps=[Step("nobody", isolated=True)])
 moduleless = Pipeline("moduleless", module="tests.no_such_module", steps=[Step("act", isolated=True)])
+coroutine = Pipeline("coroutine", module="tests.scripted_steps", steps=[Step("act", isolated=True)])
 
 
 def pipelines() -> Pipelines:
-    return Pipelines(scripted, unhandled, moduleless)
+    """All of them: what Children load with `source="tests.scripted:pipelines"`."""
+    return Pipelines(scripted, unhandled, moduleless, coroutine)

@@ -22,7 +22,7 @@ from typing import Any
 from leasehold.errors import Permanent, Retryable
 from leasehold.verdicts import Done, File
 from leasehold.work import Work
-from tests.scripted import scripted
+from tests.scripted import coroutine, scripted
 
 _ACTS: dict[str, Callable[..., Done]] = {}
 _KEPT: list[object] = []
@@ -36,6 +36,11 @@ def _act(function: Callable[..., Done]) -> Callable[..., Done]:
 @scripted.handles("act")
 def act(work: Work) -> Done:
     return _ACTS[work.params.act](work, **work.params.args)
+
+
+@coroutine.handles("act")
+async def act_later(work: Work) -> Done:
+    return Done()
 
 
 @_act
@@ -91,6 +96,15 @@ def hang(work: Work, note: str = "started") -> Done:
     (work.directory / note).touch()
     while True:
         time.sleep(3600)
+
+
+@_act
+def finish_when_told(work: Work) -> Done:
+    """Finishes when somebody has put a file named `go` beside it."""
+    (work.directory / "started").touch()
+    while not (work.directory / "go").exists():
+        time.sleep(0.002)
+    return Done()
 
 
 @_act

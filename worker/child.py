@@ -88,11 +88,11 @@ def _load(registry: Pipelines, name: str) -> Pipeline:
 
 
 def _serve(channel: int, pipelines: dict[str, Pipeline]) -> None:
-    baseline = sandbox.usage(os.getpid()).resident
+    residence = sandbox.Residence()
     try:
         while (body := frames.receive(channel)) is not None:
             answer = _answer(pipelines, frames.Run.model_validate_json(body))
-            sandbox.give_back(baseline)
+            residence.give_back()
             _send(channel, answer)
     except MemoryError:
         _out_of_memory()
@@ -139,9 +139,7 @@ def _finished(done: object, directory: Path) -> frames.Answer:
         raise TypeError(f"the handler answered a {type(done).__name__}, not Done")
     try:
         files = {
-            name: frames.Made(
-                path=os.path.relpath(directory / made.path, directory), content_type=made.content_type
-            )
+            name: frames.Made(path=os.path.relpath(directory / made.path, directory), content_type=made.content_type)
             for name, made in done.files.items()
         }
         value = None if done.value is None else dict(done.value)

@@ -30,6 +30,7 @@ _SET = {"HOME": "/nonexistent", "MALLOC_ARENA_MAX": "2", "PYTHONFAULTHANDLER": "
 _WARM_UP_SECONDS = 60
 _GRACE_SECONDS = 2  # for a child that closed its channel to exit by itself
 
+_MAX_DESCRIPTOR_GROWTH = 16
 _MAX_RESIDENT_GROWTH = 256 * MIB
 _MAX_ADDRESS_GROWTH = 1024 * MIB  # address space that was only reserved would raise the next run's allowance
 
@@ -69,6 +70,7 @@ class ChildProcess:
         self._writer = writer
         self._output = output
         self._warm = sandbox.Usage(0, 0, 0.0)
+        self._warm_descriptors = 0
         self.pid = process.pid
         self.isolation = ""
         self.runs = 0
@@ -124,6 +126,7 @@ class ChildProcess:
             raise DeclarationError(greeting.reason)
         self.isolation = greeting.isolation
         self._warm = sandbox.usage(self.pid)
+        self._warm_descriptors = sandbox.descriptors(self.pid)
 
     @property
     def usable(self) -> bool:
@@ -158,14 +161,16 @@ class ChildProcess:
         return await self._reader.readexactly(frames.length(header))
 
     def is_worn(self) -> bool:
-        """Whether it has grown so far beyond its warm size that a fresh one is cheaper."""
+        """Whether it has grown so far beyond its warm size that a fresh one is better."""
         try:
             now = sandbox.usage(self.pid)
+            descriptors = sandbox.descriptors(self.pid)
         except OSError:
             return True
         return (
             now.resident > self._warm.resident + _MAX_RESIDENT_GROWTH
             or now.address_space > self._warm.address_space + _MAX_ADDRESS_GROWTH
+            or descriptors > self._warm_descriptors + _MAX_DESCRIPTOR_GROWTH
         )
 
     def begin_output(self, pipeline: str, step: str) -> None:

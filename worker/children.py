@@ -110,13 +110,9 @@ class Children:
             self._put_back(child)
 
     @staticmethod
-    def _request(
-        pipeline: str, step: str, params: dict[str, Any], files: Mapping[str, Path], directory: Path
-    ) -> bytes:
+    def _request(pipeline: str, step: str, params: dict[str, Any], files: Mapping[str, Path], directory: Path) -> bytes:
         paths = {name: str(path.absolute()) for name, path in files.items()}
-        run = frames.Run(
-            pipeline=pipeline, step=step, params=params, files=paths, directory=str(directory.absolute())
-        )
+        run = frames.Run(pipeline=pipeline, step=step, params=params, files=paths, directory=str(directory.absolute()))
         try:
             return frames.encode(run)
         except frames.FrameError as error:

@@ -165,9 +165,7 @@ def machine_here() -> Machine | None:
     if machine is None or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:  # noqa: PLR2004 - 64 bits
         return None
     libc = ctypes.CDLL(None, use_errno=True)
-    available = libc.syscall(
-        machine.seccomp, _GET_ACTION_AVAIL, 0, ctypes.byref(ctypes.c_uint32(_DENY & ~0xFFFF))
-    )
+    available = libc.syscall(machine.seccomp, _GET_ACTION_AVAIL, 0, ctypes.byref(ctypes.c_uint32(_DENY & ~0xFFFF)))
     return machine if available == 0 else None
 
 

@@ -1,0 +1,23 @@
+"""Registries that, as a child asks for them, first take fences away from it, as another kernel would."""
+
+from __future__ import annotations
+
+from leasehold.registry import Pipelines
+from tests import scripted
+from worker import landlock, sandbox, seccomp
+
+
+def without_landlock() -> Pipelines:
+    landlock.version = lambda: 0
+    return scripted.pipelines()
+
+
+def without_filter() -> Pipelines:
+    seccomp.MACHINES.clear()
+    return scripted.pipelines()
+
+
+def without_any() -> Pipelines:
+    sandbox._leave_network = list
+    seccomp.MACHINES.clear()
+    return without_landlock()

@@ -1,0 +1,165 @@
+"""When children start, are replaced and end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from leasehold.errors import ChildCrashed, DeclarationError
+from leasehold.pipeline import MIB, Limits
+from tests.worker.children.conftest import SOURCE, Pool, is_running, is_there, pool
+from tests.worker.children.waiting import until
+from worker.children import Children
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "source", "reason"),
+    [
+        ("unhandled", SOURCE, "no handler in tests.scripted_steps for \\['nobody'\\]"),
+        ("moduleless", SOURCE, "No module named 'tests.no_such_module'"),
+        ("coroutine", SOURCE, "its handler must be a plain function"),
+        ("nameless", SOURCE, "no pipeline is named 'nameless'"),
+        ("scripted", "tests.no_such_source:pipelines", "No module named 'tests.no_such_source'"),
+        ("scripted", "tests.scripted:no_such_name", "no_such_name"),
+        ("scripted", "tests.worker.children.broken_sources:nothing", "answered a NoneType, not Pipelines"),
+        ("scripted", "tests.worker.children.broken_sources:dies", "exit status 9"),
+    ],
+)
+async def test_what_cannot_run_is_refused_at_start(tmp_path: Path, pipeline: str, source: str, reason: str) -> None:
+    children = Children(2, pipelines=[pipeline], work_dir=tmp_path, source=source)
+    with pytest.raises(DeclarationError, match=reason):
+        await children.start()
+    assert children.pids == frozenset()
+
+
+async def test_steps_run_in_as_many_children_as_there_are(tmp_path: Path) -> None:
+    made = await pool(tmp_path, size=2)
+    first, second = made.directory(), made.directory()
+    running = [asyncio.create_task(made.act("hang", directory=directory)) for directory in (first, second)]
+    await until(lambda: (first / "started").exists() and (second / "started").exists(), "both hang at once")
+    for task in running:
+        task.cancel()
+    await asyncio.gather(*running, return_exceptions=True)
+    await made.children.close()
+
+
+async def test_a_cancelled_step_is_killed_and_the_pool_is_whole_again(one: Pool) -> None:
+    before = await one.pid()
+    directory = one.directory()
+    task = asyncio.create_task(one.act("hang", directory=directory))
+    await until((directory / "started").exists, "the step has started")
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await until(lambda: not is_there(before), "the child is gone")
+    assert await one.pid() != before
+
+
+async def test_a_step_cancelled_while_it_waits_for_a_child_harms_nobody(one: Pool) -> None:
+    before = await one.pid()
+    directory = one.directory()
+    running = asyncio.create_task(one.act("finish_when_told", directory=directory))
+    await until((directory / "started").exists, "the step has started")
+    waiting = asyncio.create_task(one.act("ok"))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    (directory / "go").touch()
+    await running
+    assert await one.pid() == before
+
+
+async def test_a_child_that_died_while_idle_costs_no_attempt(one: Pool) -> None:
+    before = await one.pid()
+    os.kill(before, signal.SIGKILL)
+    await until(lambda: not is_there(before), "the child is reaped")
+    assert await one.pid() != before
+
+
+async def test_a_child_is_replaced_after_its_number_of_runs(tmp_path: Path) -> None:
+    made = await pool(tmp_path, max_runs=3)
+    pids = [await made.pid() for _ in range(7)]
+    await made.children.close()
+    assert len(set(pids[:3])) == 1
+    assert len(set(pids)) == 3
+
+
+async def test_a_child_that_stays_large_is_replaced(one: Pool) -> None:
+    roomy = Limits(memory_bytes=1024 * MIB)
+    kept = await one.value("eat", mib=300, keep=True, limits=roomy)
+    assert await one.pid() != kept["pid"]
+
+
+async def test_a_child_that_was_large_for_a_while_is_kept(one: Pool) -> None:
+    roomy = Limits(memory_bytes=1024 * MIB)
+    freed = await one.value("eat", mib=300, limits=roomy)
+    assert await one.pid() == freed["pid"]
+
+
+async def test_closing_kills_what_runs_and_leaves_no_process(tmp_path: Path) -> None:
+    made = await pool(tmp_path, size=3)
+    directory = made.directory()
+    task = asyncio.create_task(made.act("hang", directory=directory))
+    await until((directory / "started").exists, "the step has started")
+    pids = made.children.pids
+    assert len(pids) == 3
+    await made.children.close()
+    with pytest.raises(ChildCrashed):
+        await task
+    assert not [pid for pid in pids if is_there(pid)]
+
+
+async def test_closing_while_a_replacement_warms_up_leaves_no_process(tmp_path: Path) -> None:
+    others = _children_of(os.getpid())
+    made = await pool(tmp_path, size=1)
+    with pytest.raises(ChildCrashed):
+        await made.act("segfault")
+    await made.children.close()
+    assert _children_of(os.getpid()) == others
+
+
+def _children_of(pid: int) -> set[int]:
+    found = set()
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = stat.read_bytes().rpartition(b")")[2].split()
+            command = (stat.parent / "cmdline").read_bytes()
+        except OSError:
+            continue
+        if int(fields[1]) == pid and b"worker.child" in command:
+            found.add(int(stat.parent.name))
+    return found
+
+
+@pytest.mark.parametrize("state", ["idle", "running"])
+async def test_children_die_with_a_worker_that_is_killed(tmp_path: Path, state: str) -> None:
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.worker.children.doomed_worker", str(tmp_path), state,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    assert worker.stdout is not None
+    pids = [int(pid) for pid in (await worker.stdout.readline()).split()]
+    assert len(pids) == 2
+    assert all(is_running(pid) for pid in pids)
+    worker.kill()
+    await worker.wait()
+    await until(lambda: not any(is_running(pid) for pid in pids), "the children are gone")
+
+
+async def test_start_up_overlaps_with_other_work(one: Pool) -> None:
+    """The event loop goes on while a replacement warms up."""
+    with pytest.raises(ChildCrashed):
+        await one.act("segfault")
+    waiting = asyncio.create_task(one.act("ok"))
+    turns = 0
+    while not waiting.done():
+        await asyncio.sleep(0.001)
+        turns += 1
+    await waiting
+    assert turns > 10

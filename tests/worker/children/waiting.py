@@ -1,0 +1,17 @@
+"""Waiting for what other processes do: by looking, with a bound."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+_BOUND_SECONDS = 20
+
+
+async def until(holds: Callable[[], bool], what: str) -> None:
+    try:
+        async with asyncio.timeout(_BOUND_SECONDS):
+            while not holds():  # noqa: ASYNC110 - what another process does sets no event here
+                await asyncio.sleep(0.005)
+    except TimeoutError:
+        raise AssertionError(f"not within {_BOUND_SECONDS} s: {what}") from None
