@@ -18,7 +18,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from leasehold.database import TRY_AGAIN, connect
+from leasehold.database import TRY_AGAIN, Connection, connect
 from leasehold.lease import Lease
 from leasehold.settings import Settings
 from leasehold.transitions import claims, workers
@@ -130,9 +130,12 @@ class Heartbeat:
         connection.add_termination_listener(lambda _connection: self._woken.set())
         self._connection = connection
         if self._settings.presence:
-            # Refused while our own earlier session has not ended yet; there is nobody to tell us when it has.
-            while not await workers.appear(connection, self._worker, self._presence_key):
-                await asyncio.sleep(0.05)
+            await self._appear(connection)
+
+    async def _appear(self, connection: Connection) -> None:
+        # Refused while our own earlier session has not ended yet; there is nobody to tell us when it has.
+        while not self._closing and not await workers.appear(connection, self._worker, self._presence_key):  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
 
     def _disconnect(self) -> None:
         if self._connection is not None:

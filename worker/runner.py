@@ -33,7 +33,7 @@ from worker import inline, metrics
 from worker.children import Children
 from worker.heartbeat import Heartbeat, Held
 from worker.inputs import fetch, sources_of, work_digest
-from worker.lanes import Parking, Release, SettleLane, Settlement
+from worker.lanes import Release, SettleLane, Settlement
 from worker.stores import adopt, store_outputs
 
 log = structlog.get_logger(__name__)

@@ -145,7 +145,8 @@ COMPLETE = (
 )
 SELECT a.id AS task_id,
        coalesce(d.id IS NOT NULL OR (t.status = 'succeeded' AND t.epoch = a.epoch), false) AS settled,
-       'succeeded' AS state, NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
+       'succeeded' AS state,
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM asked a LEFT JOIN done d ON d.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
 SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
@@ -249,7 +250,8 @@ RELEASE = (
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT a.id AS task_id, coalesce(r.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'pending'), false) AS settled,
-       'pending' AS state, NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
+       'pending' AS state,
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM asked a LEFT JOIN released r ON r.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
 SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h

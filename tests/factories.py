@@ -1,0 +1,108 @@
+"""Rows for tests, made by the verbs themselves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+
+from leasehold.lease import Lease
+from leasehold.outbox import Announcement
+from leasehold.pipeline import Pipeline, Step
+from leasehold.transitions import claims, jobs
+from leasehold.transitions.claims import Claimed, LeaseTerms
+
+ONE = Pipeline("one", module="tests.factories", steps=[Step("only", max_attempts=3)])
+THREE = Pipeline(
+    "three",
+    module="tests.factories",
+    steps=[Step("a"), Step("b", needs=("a",)), Step("c", needs=("b",))],
+)
+#: left and right need top; bottom needs both.
+DIAMOND = Pipeline(
+    "diamond",
+    module="tests.factories",
+    steps=[
+        Step("top"),
+        Step("left", needs=("top",)),
+        Step("right", needs=("top",)),
+        Step("bottom", needs=("left", "right")),
+    ],
+)
+
+
+def terms(owner: UUID | None = None, *, ttl: float = 30.0, max_losses: int = 5) -> LeaseTerms:
+    return LeaseTerms(owner or uuid4(), ttl, 5.0, max_losses)
+
+
+@dataclass
+class Rows:
+    """The verbs on one connection, and what the rows say afterwards."""
+
+    connection: asyncpg.Connection[asyncpg.Record]
+    terms: LeaseTerms = field(default_factory=terms)
+
+    async def submit(self, pipeline: Pipeline = ONE, count: int = 1, **columns: Any) -> list[Announcement]:
+        return await jobs.submit(self.connection, [jobs.NewJob(pipeline, "t", **columns) for _ in range(count)])
+
+    async def claim_all(self) -> list[Claimed]:
+        return await claims.claim_next(self.connection, self.terms, ["default"], 100)
+
+    async def leased(self, pipeline: Pipeline = ONE, **columns: Any) -> Claimed:
+        """A new job whose first step is claimed."""
+        (hint,) = await self.submit(pipeline, **columns)
+        (claimed,) = await claims.claim(self.connection, self.terms, [hint.hint.task_id])
+        return claimed
+
+    async def task(self, task_id: UUID) -> dict[str, Any]:
+        return dict(await self.connection.fetchrow("SELECT * FROM task WHERE id = $1", task_id) or {})
+
+    async def job(self, job_id: UUID) -> dict[str, Any]:
+        return dict(await self.connection.fetchrow("SELECT * FROM job WHERE id = $1", job_id) or {})
+
+    async def statuses(self, job_id: UUID) -> dict[str, str]:
+        rows = await self.connection.fetch("SELECT step, status FROM task WHERE job_id = $1 ORDER BY position", job_id)
+        return {row["step"]: row["status"] for row in rows}
+
+    async def events(self, job_id: UUID) -> list[dict[str, Any]]:
+        return [
+            dict(r) for r in await self.connection.fetch("SELECT * FROM event WHERE job_id = $1 ORDER BY seq", job_id)
+        ]
+
+    async def lapse(self, task_id: UUID) -> None:
+        """The lease of a running task passes."""
+        await self.connection.execute(
+            "UPDATE task SET lease_until = clock_timestamp() - interval '1 second' WHERE id = $1", task_id
+        )
+
+
+def stale(lease: Lease, **changes: Any) -> Lease:
+    values: dict[str, Any] = {
+        "task_id": lease.task_id,
+        "owner": lease.owner,
+        "epoch": lease.epoch,
+        "attempt": lease.attempt,
+        "trusted_until": monotonic(),
+    }
+    return Lease(**{**values, **changes})
+
+
+async def assert_history(rows: Rows, job_id: UUID) -> None:
+    """Seq is gap-free, and the rows are what the events add up to (invariants I4 and I20)."""
+    events = await rows.events(job_id)
+    assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
+    job = await rows.job(job_id)
+    assert job["event_seq"] == len(events)
+    assert events[-1]["job_status"] == job["status"]
+    last: dict[str, tuple[str, int]] = {}
+    for event in events:
+        if event["step"] is not None:
+            last[event["step"]] = (event["task_status"], event["epoch"])
+    for row in await rows.connection.fetch("SELECT step, status, epoch FROM task WHERE job_id = $1", job_id):
+        if row["step"] in last:
+            assert last[row["step"]] == (row["status"], row["epoch"]), row["step"]
+        else:
+            assert row["status"] in ("pending", "blocked"), row["step"]

@@ -1,0 +1,76 @@
+"""Imports go down only: leasehold, then pipelines, then api and worker beside each other, then cli on top."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PACKAGES = ("leasehold", "pipelines", "api", "worker", "migrations", "embedded", "cli")
+#: package -> the packages of ours that it may import.
+MAY_IMPORT = {
+    "leasehold": {"leasehold"},
+    "embedded": {"embedded", "leasehold"},
+    "migrations": {"migrations", "leasehold"},
+    "pipelines": {"pipelines", "leasehold"},
+    "api": {"api", "pipelines", "leasehold"},
+    "worker": {"worker", "pipelines", "leasehold"},
+    "cli": set(PACKAGES),
+}
+#: Inside leasehold: the pure floor knows nothing of what does input or output.
+PURE = {"states", "errors", "verdicts", "work", "attempt", "lease", "ids", "backoff", "pipeline", "registry", "keys"}
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
+    wrong = [
+        (str(path.relative_to(ROOT)), name)
+        for path in (ROOT / package).rglob("*.py")
+        for name in imports_of(path)
+        if name.partition(".")[0] in PACKAGES and name.partition(".")[0] not in MAY_IMPORT[package]
+    ]
+    assert wrong == []
+
+
+def test_the_pure_floor_of_leasehold_imports_only_itself() -> None:
+    wrong = [
+        (name, imported)
+        for name in PURE
+        for imported in imports_of(ROOT / "leasehold" / f"{name}.py")
+        if imported.startswith("leasehold") and imported.partition(".")[2] not in PURE
+    ]
+    assert wrong == []
+
+
+def test_only_the_transitions_write_a_status() -> None:
+    """No other module holds a statement that sets one."""
+    writers = {"leasehold/transitions", "leasehold/outbox.py", "migrations"}
+    wrong = [
+        str(path.relative_to(ROOT))
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*.py")
+        if not any(str(path.relative_to(ROOT)).startswith(writer) for writer in writers)
+        and any(f"update {table}" in path.read_text().lower() for table in ("job", "task"))
+    ]
+    assert wrong == []
+
+
+def test_a_declaration_loads_no_image_or_model_library() -> None:
+    """The API imports declarations only, so that its image carries none."""
+    light = [
+        path for path in (ROOT / "pipelines").rglob("*.py") if path.name in ("pipeline.py", "kinds.py", "__init__.py")
+    ]
+    heavy = {"PIL", "onnx", "onnxruntime", "numpy"}
+    wrong = [(str(path), name) for path in light for name in imports_of(path) if name.partition(".")[0] in heavy]
+    assert wrong == []

@@ -1,0 +1,279 @@
+"""From submission to the end: what a job's rows, events and hints say at every turn."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import asyncpg
+import pytest
+
+from leasehold import outbox
+from leasehold.transitions import claims, jobs, settlements, sweeps, workers
+from leasehold.transitions.settlements import Completion, Failure, Output, Verdict
+from tests.factories import DIAMOND, ONE, THREE, Rows, assert_history
+from tests.transitions.conftest import Open
+
+
+async def complete(rows: Rows, *claimed: claims.Claimed) -> settlements.Settled:
+    return await settlements.complete(rows.connection, [Completion(c.lease) for c in claimed])
+
+
+async def test_steps_run_one_after_the_other_and_the_last_one_ends_the_job(rows: Rows) -> None:
+    (hint,) = await rows.submit(THREE)
+    job_id = (await rows.task(hint.hint.task_id))["job_id"]
+    assert await rows.statuses(job_id) == {"a": "pending", "b": "blocked", "c": "blocked"}
+    seen = []
+    while hint is not None:
+        (claimed,) = await claims.claim(rows.connection, rows.terms, [hint.hint.task_id])
+        seen.append(claimed.step)
+        settled = await complete(rows, claimed)
+        hint = settled.announcements[0] if settled.announcements else None  # type: ignore[assignment]  # ends the loop
+    assert seen == ["a", "b", "c"]
+    job = await rows.job(job_id)
+    assert (job["status"], job["steps_left"]) == ("succeeded", 0)
+    await assert_history(rows, job_id)
+
+
+async def test_a_step_that_needs_two_starts_once_when_both_finish_at_the_same_time(rows: Rows, another: Open) -> None:
+    other = await another()
+    for _ in range(20):
+        claimed = await rows.leased(DIAMOND)
+        await complete(rows, claimed)
+        left, right = await rows.claim_all()
+        first, second = await asyncio.gather(complete(rows, left), complete(other, right))
+        hints = first.announcements + second.announcements
+        assert len(hints) == 1
+        (bottom,) = await claims.claim(rows.connection, rows.terms, [hints[0].hint.task_id])
+        assert bottom.step == "bottom"
+        await complete(rows, bottom)
+        assert (await rows.job(claimed.job_id))["status"] == "succeeded"
+        await assert_history(rows, claimed.job_id)
+
+
+async def test_a_batch_that_ends_both_parents_frees_their_child(rows: Rows) -> None:
+    claimed = await rows.leased(DIAMOND)
+    await complete(rows, claimed)
+    settled = await complete(rows, *await rows.claim_all())
+    assert len(settled.announcements) == 1
+    await assert_history(rows, claimed.job_id)
+
+
+async def test_ten_claims_at_once_give_one_lease(rows: Rows, another: Open) -> None:
+    (hint,) = await rows.submit()
+    others = [await another() for _ in range(10)]
+    got = await asyncio.gather(*(claims.claim(o.connection, o.terms, [hint.hint.task_id]) for o in others))
+    assert sorted(len(g) for g in got) == [0] * 9 + [1]
+
+
+async def test_workers_that_look_at_once_share_the_work_without_overlap(rows: Rows, another: Open) -> None:
+    await rows.submit(ONE, count=200)
+    others = [await another() for _ in range(4)]
+
+    async def take(one: Rows) -> list[claims.Claimed]:
+        taken: list[claims.Claimed] = []
+        while found := await claims.claim_next(one.connection, one.terms, ["default"], 7):
+            taken += found
+        return taken
+
+    taken = [c.lease.task_id for found in await asyncio.gather(*map(take, others)) for c in found]
+    taken += [c.lease.task_id for c in await rows.claim_all()]  # what was passed over while another held its job
+    assert len(taken) == len(set(taken)) == 200
+
+
+async def test_a_failure_is_tried_again_until_its_attempts_are_spent(rows: Rows) -> None:
+    claimed = await rows.leased(ONE)
+    for left in (2, 1, 0):
+        failure = Failure(claimed.lease, "error", "flaky", "again", True, 0.0)
+        settled = await settlements.fail(rows.connection, [failure])
+        assert settled.states[claimed.lease.task_id] == ("retry" if left else "failed")
+        if left:
+            (claimed,) = await rows.claim_all()
+    job = await rows.job(claimed.job_id)
+    assert job["status"] == "failed"
+    assert job["error"] == {"code": "flaky", "message": "again", "step": "only", "retryable": True}
+    assert await rows.connection.fetchval("SELECT count(*) FROM failure") == 3
+    await assert_history(rows, claimed.job_id)
+
+
+async def test_what_cannot_succeed_is_not_tried_again_and_the_rest_is_skipped(rows: Rows) -> None:
+    claimed = await rows.leased(THREE)
+    await settlements.fail(rows.connection, [Failure(claimed.lease, "error", "bad", "no", False, 0.0)])
+    assert await rows.statuses(claimed.job_id) == {"a": "failed", "b": "skipped", "c": "skipped"}
+    assert (await rows.job(claimed.job_id))["status"] == "failed"
+    await assert_history(rows, claimed.job_id)
+
+
+async def test_a_poison_step_stops_after_two_crashes_whatever_its_attempts(rows: Rows) -> None:
+    claimed = await rows.leased(ONE)
+    crash = [Failure(claimed.lease, "crash", "child_crashed", "SIGSEGV", True, 0.0)]
+    assert (await settlements.fail(rows.connection, crash)).states[claimed.lease.task_id] == "retry"
+    (claimed,) = await rows.claim_all()
+    crash = [Failure(claimed.lease, "crash", "child_crashed", "SIGSEGV", True, 0.0)]
+    assert (await settlements.fail(rows.connection, crash)).states[claimed.lease.task_id] == "failed"
+
+
+async def test_a_failing_branch_takes_the_lease_of_its_running_sibling(rows: Rows) -> None:
+    claimed = await rows.leased(DIAMOND)
+    await complete(rows, claimed)
+    left, right = await rows.claim_all()
+    await settlements.fail(rows.connection, [Failure(left.lease, "error", "bad", "no", False, 0.0)])
+    (answer,) = await claims.renew(rows.connection, rows.terms.owner, [right.lease], 30.0)
+    assert not answer.still_ours
+    assert (await complete(rows, right)).verdicts[right.lease.task_id] is Verdict.LOST
+    await assert_history(rows, claimed.job_id)
+
+
+async def test_a_replayed_job_goes_on_from_the_step_that_failed(rows: Rows) -> None:
+    claimed = await rows.leased(THREE)
+    await complete(rows, claimed)
+    (second,) = await rows.claim_all()
+    await settlements.fail(rows.connection, [Failure(second.lease, "error", "bad", "no", False, 0.0)])
+    assert await jobs.replay(rows.connection, claimed.job_id, "somebody else") == []
+    assert len(await jobs.replay(rows.connection, claimed.job_id, "t")) == 1
+    assert await rows.statuses(claimed.job_id) == {"a": "succeeded", "b": "pending", "c": "blocked"}
+    for step in ("b", "c"):
+        (again,) = await rows.claim_all()
+        assert again.step == step
+        await complete(rows, again)
+    assert (await rows.job(claimed.job_id))["status"] == "succeeded"
+    await assert_history(rows, claimed.job_id)
+
+
+async def test_a_lost_worker_costs_no_attempt_and_the_fifth_loss_ends_the_job(rows: Rows) -> None:
+    claimed = await rows.leased(ONE)
+    for loss in range(1, 7):
+        await rows.lapse(claimed.lease.task_id)
+        ended, hints = await sweeps.expire_leases(rows.connection, [], 5)
+        row = await rows.task(claimed.lease.task_id)
+        assert (ended, row["losses"], row["errors"]) == (1, loss, 0)
+        if loss == 6:
+            assert (row["status"], hints) == ("failed", [])
+        else:
+            assert (row["status"], len(hints)) == ("pending", 1)
+            (claimed,) = await rows.claim_all()
+    assert (await rows.job(claimed.job_id))["error"]["code"] == "worker_lost"
+    await assert_history(rows, claimed.job_id)
+
+
+async def test_a_lease_that_still_holds_is_not_swept(rows: Rows) -> None:
+    claimed = await rows.leased()
+    assert await sweeps.expire_leases(rows.connection, [uuid4()], 5) == (0, [])
+    assert (await rows.task(claimed.lease.task_id))["status"] == "running"
+
+
+async def test_a_job_past_its_deadline_expires_with_its_steps(rows: Rows) -> None:
+    claimed = await rows.leased(THREE, deadline_at=datetime.now(UTC) - timedelta(seconds=1))
+    assert await sweeps.expire_jobs(rows.connection) == 1
+    assert (await rows.job(claimed.job_id))["status"] == "expired"
+    assert await rows.statuses(claimed.job_id) == {"a": "cancelled", "b": "skipped", "c": "skipped"}
+    assert (await complete(rows, claimed)).verdicts[claimed.lease.task_id] is Verdict.LOST
+    await assert_history(rows, claimed.job_id)
+
+
+async def test_outputs_and_values_are_committed_with_the_step(rows: Rows) -> None:
+    claimed = await rows.leased(ONE)
+    output = Output("out.bin", "jobs/x/out.bin", 3, "ab" * 32, "application/octet-stream")
+    await settlements.complete(rows.connection, [Completion(claimed.lease, [output], {"width": 7})])
+    row = await rows.connection.fetchrow("SELECT * FROM output WHERE task_id = $1", claimed.lease.task_id)
+    assert row is not None
+    assert (row["name"], row["key"], row["size"], row["sha256"]) == ("out.bin", "jobs/x/out.bin", 3, "ab" * 32)
+    value = await rows.connection.fetchval("SELECT value FROM result WHERE task_id = $1", claimed.lease.task_id)
+    assert value == {"width": 7}
+
+
+async def test_a_job_is_written_whole_or_not_at_all(rows: Rows) -> None:
+    new = jobs.NewJob(THREE, "t")
+    await jobs.submit(rows.connection, [new])
+    with pytest.raises(asyncpg.UniqueViolationError):
+        await jobs.submit(rows.connection, [jobs.NewJob(ONE, "t"), new])
+    assert await rows.connection.fetchval("SELECT count(*) FROM job") == 1
+    assert await rows.connection.fetchval("SELECT count(*) FROM task") == 3
+
+
+async def test_an_announced_job_is_queued_once_and_its_hint_forgotten(rows: Rows) -> None:
+    (hint,) = await rows.submit()
+    job_id = (await rows.task(hint.hint.task_id))["job_id"]
+    for _ in range(2):
+        await outbox.announced(rows.connection, [hint.outbox_id])
+    assert (await rows.job(job_id))["status"] == "queued"
+    assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 0
+    assert [event["kind"] for event in await rows.events(job_id)] == ["submitted", "queued"]
+
+
+async def test_the_relay_takes_only_what_its_committer_did_not_send_in_time(rows: Rows) -> None:
+    (hint,) = await rows.submit()
+    assert await outbox.take(rows.connection, 10) == []
+    await rows.connection.execute("UPDATE outbox SET relay_at = clock_timestamp()")
+    assert [a.outbox_id for a in await outbox.take(rows.connection, 10)] == [hint.outbox_id]
+    assert await outbox.take(rows.connection, 10) == []  # another relay does not take it too
+    assert await rows.connection.fetchval("SELECT count(*) FROM outbox") == 1  # until the broker confirmed
+
+
+async def test_a_low_band_task_that_waited_goes_before_a_new_high_one(rows: Rows) -> None:
+    (low,) = await rows.submit(ONE, priority=2)
+    await rows.connection.execute("UPDATE task SET available_at = available_at - interval '2 minutes'")
+    await rows.submit(ONE, count=3, priority=0)
+    (first,) = await claims.claim_next(rows.connection, rows.terms, ["default"], 1)
+    assert first.lease.task_id == low.hint.task_id
+
+
+async def test_an_urgent_task_goes_before_an_older_normal_one(rows: Rows) -> None:
+    await rows.submit(ONE, count=3)
+    (urgent,) = await rows.submit(ONE, priority=0)
+    (first,) = await claims.claim_next(rows.connection, rows.terms, ["default"], 1)
+    assert first.lease.task_id == urgent.hint.task_id
+
+
+async def test_a_worker_whose_session_ended_is_known_to_be_gone(rows: Rows, another: Open) -> None:
+    other = await another()
+    worker = other.terms.owner
+    key = await workers.register(other.connection, worker, host="h", pid=1, version="0", queues=["default"])
+    assert await workers.gone(rows.connection) == []  # not yet present: nothing is known
+    assert await workers.appear(other.connection, worker, key)
+    assert await workers.gone(rows.connection) == []
+    claimed = await other.leased()
+    await other.connection.close()
+    while not await workers.gone(rows.connection):  # the server ends the session a moment after the socket closes
+        await asyncio.sleep(0.01)
+    assert await workers.gone_owner(rows.connection, claimed.lease.task_id) == worker
+    (taken,) = await claims.claim(rows.connection, rows.terms, [claimed.lease.task_id], [worker])
+    assert (taken.was, taken.lease.epoch) == ("running", 2)
+
+
+async def test_one_sweeper_leads_until_it_resigns_or_falls_silent(rows: Rows) -> None:
+    first, second = uuid4(), uuid4()
+    assert await workers.lead(rows.connection, "sweeper", first, 30)
+    assert not await workers.lead(rows.connection, "sweeper", second, 30)
+    assert await workers.lead(rows.connection, "sweeper", first, 30)
+    await workers.resign(rows.connection, first)
+    assert await workers.lead(rows.connection, "sweeper", second, -1)
+    assert await workers.lead(rows.connection, "sweeper", first, 30)  # the second one's term has passed
+
+
+async def test_event_days_are_made_ahead_and_dropped_when_old(rows: Rows) -> None:
+    await rows.connection.execute(
+        "CREATE TABLE event_20200101 PARTITION OF event FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-02 00:00+00')"
+    )
+    for _ in range(2):
+        await sweeps.keep_event_days(rows.connection, ahead=3, behind=8)
+    names = [
+        r["relname"]
+        for r in await rows.connection.fetch("SELECT relname FROM pg_class WHERE relname ~ '^event_[0-9]+$'")
+    ]
+    assert len(names) == 4
+    assert "event_20200101" not in names
+
+
+async def test_a_finished_job_is_forgotten_with_everything_of_it(rows: Rows) -> None:
+    claimed = await rows.leased(ONE, keep_seconds=0)
+    output = Output("o", "k", 1, "00", "text/plain")
+    await settlements.complete(rows.connection, [Completion(claimed.lease, [output], {"v": 1})])
+    kept = await rows.leased(ONE)
+    await complete(rows, kept)
+    (old,) = await sweeps.forgettable_jobs(rows.connection)
+    assert old.job_id == claimed.job_id
+    await sweeps.forget_jobs(rows.connection, [claimed.job_id, kept.job_id])
+    assert [r["id"] for r in await rows.connection.fetch("SELECT id FROM job")] == [kept.job_id]
+    assert await rows.connection.fetchval("SELECT count(*) FROM output") == 0
