@@ -159,9 +159,7 @@ class Link:
 
     def _report_up(self) -> None:
         if self._down_since is not None:
-            log.info(
-                "broker is back", role=self._role, away_seconds=round(time.monotonic() - self._down_since, 1)
-            )
+            log.info("broker is back", role=self._role, away_seconds=round(time.monotonic() - self._down_since, 1))
             self._down_since = None
 
     def _report(self, error: Exception) -> None:

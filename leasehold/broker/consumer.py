@@ -101,9 +101,7 @@ class Consumer:
         try:
             hint = decode(message.body, message.header.properties.headers)
             if self._on_delivery is not None:
-                self._on_delivery(
-                    Delivery(hint, partial(_ack, acks, tag), bool(message.delivery.redelivered))
-                )
+                self._on_delivery(Delivery(hint, partial(_ack, acks, tag), bool(message.delivery.redelivered)))
         # A message that cannot be handled now can never be. Acked, or it would come back for ever.
         except Exception as error:  # noqa: BLE001
             acks.settle(tag)
@@ -114,9 +112,7 @@ class Consumer:
         kind = error.kind if isinstance(error, Garbage) else "handler_error"
         self.garbage[kind] += 1
         if self.garbage[kind] == 1:
-            log.warning(
-                "message was dropped", kind=kind, queue=lane.name, size_bytes=size, exc_info=_ours(error)
-            )
+            log.warning("message was dropped", kind=kind, queue=lane.name, size_bytes=size, exc_info=_ours(error))
 
 
 def _ours(error: Exception) -> Exception | None:

@@ -24,7 +24,7 @@ MAX_HEADER_BYTES = 1024
 _FIELDS = {"v", "task", "queue", "band"}
 
 
-class Garbage(ValueError):  # noqa: N818 - a verdict on a message, not a failure of ours
+class Garbage(ValueError):
     """Not a hint of ours. `kind` is one of a few words, fit for a metric's label."""
 
     def __init__(self, kind: str) -> None:
@@ -51,9 +51,7 @@ def decode(body: bytes, headers: Mapping[str, Any] | None = None) -> Hint:
         raise Garbage("wrong_version")
     if message.keys() != _FIELDS:
         raise Garbage("wrong_shape")
-    return Hint(
-        _task_id(message["task"]), _queue(message["queue"]), _band(message["band"]), _headers(headers or {})
-    )
+    return Hint(_task_id(message["task"]), _queue(message["queue"]), _band(message["band"]), _headers(headers or {}))
 
 
 def _task_id(value: object) -> UUID:

@@ -42,9 +42,7 @@ class Lane:
     def consuming(self) -> bool:
         return self._consumer_tag is not None
 
-    async def serve(
-        self, connection: AbstractConnection, receive: Receive, on_resumed: Callable[[Lane], None]
-    ) -> None:
+    async def serve(self, connection: AbstractConnection, receive: Receive, on_resumed: Callable[[Lane], None]) -> None:
         """Consume until cancelled; `on_resumed` is called each time that consuming begins again."""
         ladder = Ladder()
         while not self._stopped:

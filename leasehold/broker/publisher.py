@@ -71,10 +71,7 @@ class Publisher:
         except Exception:  # noqa: BLE001 - a doubt is a False
             return [False] * len(hints)
         await self._declare_missing(session, set(lanes) - session.declared)
-        tasks = [
-            asyncio.create_task(self._send(session, lane, hint))
-            for lane, hint in zip(lanes, hints, strict=True)
-        ]
+        tasks = [asyncio.create_task(self._send(session, lane, hint)) for lane, hint in zip(lanes, hints, strict=True)]
         session.sending.update(tasks)
         if session is not self._session:
             session.abandon()
@@ -121,9 +118,7 @@ class Publisher:
         try:
             await self._topology.declare(session.connection, lane)
         except Exception as error:  # noqa: BLE001 - this lane's hints stay unsent; the others go on
-            log.warning(
-                "queue cannot be declared", queue=lane, reason=type(error).__name__, detail=str(error)
-            )
+            log.warning("queue cannot be declared", queue=lane, reason=type(error).__name__, detail=str(error))
         else:
             session.declared.add(lane)
 
@@ -132,9 +127,7 @@ class Publisher:
         while True:
             ladder.begin()
             async with guarded(RPC_SECONDS):
-                channel: AbstractChannel = await connection.channel(
-                    publisher_confirms=True, on_return_raises=True
-                )
+                channel: AbstractChannel = await connection.channel(publisher_confirms=True, on_return_raises=True)
             session = self._session = _Session(connection, channel)
             try:
                 await until_closed(channel)

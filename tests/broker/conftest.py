@@ -1,0 +1,84 @@
+"""Brokers for these tests: opened on the test's own virtual host, closed at its end."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID, uuid4
+
+import aio_pika
+import pytest
+from aio_pika.abc import AbstractChannel
+from pydantic import SecretStr
+
+from leasehold.broker import Broker, Hint, make_broker
+from leasehold.settings import Settings
+from tests.broker.wire import Wire
+
+OpenBroker = Callable[..., Awaitable[Broker]]
+
+
+def hints(count: int, queue: str = "media", band: int = 1) -> list[Hint]:
+    return [Hint(uuid4(), queue, band) for _ in range(count)]
+
+
+def ids(some: list[Hint]) -> set[UUID]:
+    return {hint.task_id for hint in some}
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    """Look again and again; the test's own time limit ends what never comes."""
+    while not holds():  # noqa: ASYNC110 - what is looked at is a property, not an event
+        await asyncio.sleep(0.01)
+
+
+async def publish_until_confirmed(broker: Broker, some: list[Hint]) -> None:
+    """Do what the relay does: send again what was not confirmed."""
+    while some:
+        confirmed = await broker.publish(some)
+        some = [hint for hint, sure in zip(some, confirmed, strict=True) if not sure]
+        await asyncio.sleep(0.05 if some else 0)
+
+
+@asynccontextmanager
+async def raw_channel(url: str) -> AsyncIterator[AbstractChannel]:
+    """Reach around the broker: to send garbage, to delete a queue, to count what is left."""
+    connection = await aio_pika.connect(url)
+    async with connection, connection.channel() as channel:
+        yield channel
+
+
+async def left_in(url: str, queue: str) -> int:
+    """Count the messages that nobody holds."""
+    async with raw_channel(url) as channel:
+        declared = await channel.declare_queue(queue, passive=True)
+        return declared.declaration_result.message_count or 0
+
+
+@pytest.fixture
+async def open_broker(amqp_url: str) -> AsyncIterator[OpenBroker]:
+    """Open brokers: `await open_broker(url=..., connected=True, **settings)`."""
+    opened: list[Broker] = []
+
+    async def open_one(url: str = amqp_url, *, connected: bool = True, **settings: Any) -> Broker:
+        broker = make_broker(Settings(_env_file=None, amqp_url=SecretStr(url), **settings))
+        opened.append(broker)
+        await broker.open()
+        if connected:
+            await until(lambda: broker.connected)
+        return broker
+
+    yield open_one
+    for broker in opened:
+        await broker.close()
+
+
+@pytest.fixture
+async def wire(amqp_url: str) -> AsyncIterator[Wire]:
+    """A cable to the test's virtual host."""
+    cable = Wire(amqp_url)
+    await cable.open()
+    yield cable
+    await cable.close()

@@ -1,0 +1,72 @@
+"""A cable between a client and a broker that a test can cut or freeze."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from urllib.parse import urlsplit
+
+
+class Wire:
+    """Forwards TCP; `cut` resets what is connected, `freeze` swallows nothing but delivers nothing either."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._target = (parts.hostname or "", parts.port or 5672)
+        self._url = url
+        self._flowing = asyncio.Event()
+        self._flowing.set()
+        self._writers: set[asyncio.StreamWriter] = set()
+        self._server: asyncio.Server | None = None
+        self.accepted = 0
+
+    @property
+    def url(self) -> str:
+        """The broker's URL by way of this wire."""
+        assert self._server is not None
+        port = self._server.sockets[0].getsockname()[1]
+        parts = urlsplit(self._url)
+        credentials = parts.netloc.rpartition("@")[0]
+        return parts._replace(netloc=f"{credentials}@127.0.0.1:{port}").geturl()
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+
+    async def close(self) -> None:
+        assert self._server is not None
+        self._server.close()
+        self._flowing.set()
+        self.cut()
+        await self._server.wait_closed()
+
+    def cut(self) -> None:
+        for writer in self._writers:
+            writer.transport.abort()
+
+    def freeze(self) -> None:
+        self._flowing.clear()
+
+    def thaw(self) -> None:
+        self._flowing.set()
+
+    async def _connect(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.accepted += 1
+        try:
+            far_reader, far_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            writer.close()
+            return
+        ends = {writer, far_writer}
+        self._writers |= ends
+        await asyncio.gather(self._pump(reader, far_writer), self._pump(far_reader, writer))
+        self._writers -= ends
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65536):
+                await self._flowing.wait()
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
