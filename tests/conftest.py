@@ -153,7 +153,7 @@ def settings(database_url: str, amqp_url: str, s3: Bucket, monkeypatch: pytest.M
         if name.startswith("LEASEHOLD_") and not name.startswith("LEASEHOLD_TEST_"):
             monkeypatch.delenv(name)  # what the person who runs the tests has set is not the tests' business
     return Settings(
-        _env_file=None,  # type: ignore[call-arg]  # pydantic-settings' own argument, not a field
+        _env_file=None,
         database_url=SecretStr(database_url),
         amqp_url=SecretStr(amqp_url),
         s3_endpoint=s3.endpoint,

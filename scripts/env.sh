@@ -1,0 +1,86 @@
+# Sourced by the other scripts: makes .venv from uv.lock, on a machine that may have nothing but Python 3.11.
+#
+#   . scripts/env.sh
+#   make_environment          # everything, for tests and development
+#   make_environment run      # only what the demo, `leasehold dev` and scripts/services need
+#   exec "$venv/bin/python" ...
+#
+# Nothing outside the checkout changes but the user's cache ($XDG_CACHE_HOME/leasehold, with uv in it, and uv's own).
+
+root="$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)"
+venv="$root/.venv"
+
+say() { printf '%s\n' "$*" >&2; }
+
+fail() {
+    say "$*"
+    exit 1
+}
+
+# The first Python >= 3.11: $UV_PYTHON, then what is on the PATH.
+find_python() {
+    local candidate
+    for candidate in "${UV_PYTHON:-}" python3.11 python3 python3.12 python3.13 python3.14 python; do
+        [ -n "$candidate" ] || continue
+        "$candidate" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || continue
+        "$candidate" -c 'import sys; print(sys.executable)'
+        return
+    done
+    fail "Leasehold needs Python 3.11 or newer, and there is none on the PATH.
+On Debian 12 and newer or Ubuntu 24.04 and newer: apt-get install python3
+Elsewhere install it from https://www.python.org/ or set UV_PYTHON to it."
+}
+
+# uv from the PATH, else from the cache, else into the cache: by pip where there is one, else by the standard library.
+find_uv() {
+    local python="$1" cache uv version scratch
+    if command -v uv; then
+        return
+    fi
+    version="$(sed -n 's/^uv==\([^ ]*\).*/\1/p' "$root/scripts/uv.txt")"
+    cache="${LEASEHOLD_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/leasehold}"
+    uv="$cache/uv-$version"
+    if [ ! -x "$uv" ]; then
+        say "Fetching uv $version into $cache"
+        mkdir -p "$cache"
+        chmod go-w "$cache"
+        scratch="$(mktemp -d "$cache/uv.XXXXXX")"
+        if ! { "$python" -m pip --version && pip_install_uv "$python" "$scratch"; } >"$scratch/log" 2>&1; then
+            "$python" -I "$root/scripts/fetch_uv.py" "$root/scripts/uv.txt" "$scratch/uv" ||
+                { rm -rf "$scratch"; fail "uv $version could not be downloaded"; }
+        fi
+        mv -f "$scratch/uv" "$uv"
+        rm -rf "$scratch"
+    fi
+    printf '%s\n' "$uv"
+}
+
+pip_install_uv() {
+    "$1" -m pip install --quiet --disable-pip-version-check --no-deps --only-binary :all: --require-hashes \
+        --target "$2/pip" -r "$root/scripts/uv.txt" && mv "$2/pip/bin/uv" "$2/uv"
+}
+
+# What .venv was made of; equal stamps mean that there is nothing to do.
+stamp_of() {
+    printf '%s %s\n' "$1" "$(cat "$root/uv.lock" "$root/pyproject.toml" | sha256sum | cut -d' ' -f1)"
+}
+
+make_environment() {
+    local profile="${1:-all}" made="" python uv
+    local -a wanted=(--all-extras)
+    [ "$profile" = all ] || wanted=(--no-dev --extra media --extra embedded)
+    [ ! -f "$venv/leasehold-stamp" ] || made="$(cat "$venv/leasehold-stamp")"
+    if [ -x "$venv/bin/python" ]; then
+        case "$made" in "$(stamp_of "$profile")" | "$(stamp_of all)") return ;; esac
+    fi
+    python="$(find_python)"
+    uv="$(find_uv "$python")"
+    say "Making the environment in $venv"
+    rm -f "$venv/leasehold-stamp"
+    (
+        unset VIRTUAL_ENV
+        export UV_PROJECT_ENVIRONMENT="$venv" UV_PYTHON_DOWNLOADS=never
+        "$uv" sync --quiet --frozen --project "$root" --python "$python" "${wanted[@]}"
+    )
+    stamp_of "$profile" >"$venv/leasehold-stamp"
+}
