@@ -250,17 +250,26 @@ media = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
-    # INIT and UPLOADED are written here; PROCESSING, READY and FAILED are the job's state, told in media's words.
+    # INIT, UPLOADED and, for an object that was refused before any job, FAILED are written here; PROCESSING,
+    # READY and FAILED of an uploaded picture are the job's state, told in media's words.
     Column("status", Text, nullable=False, server_default="INIT"),
-    Column("job_id", Uuid, ForeignKey("job.id", ondelete="SET NULL"), unique=True),
+    # Deferred: the guarded update that names the job comes before the job's insert, in one transaction.
+    Column(
+        "job_id",
+        Uuid,
+        ForeignKey("job.id", ondelete="SET NULL", deferrable=True, initially="DEFERRED"),
+        unique=True,
+    ),
     Column("original_key", Text, nullable=False, unique=True),
     Column("content_type", Text, nullable=False),
     Column("file_name", Text, nullable=False),
     Column("size", BigInteger),  # bytes, as found in the store
+    Column("error", JSONB),  # {code, message, retryable} of an object that was refused
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("expires_at", _INSTANT),  # an upload that is never completed is forgotten then
-    CheckConstraint("status IN ('INIT', 'UPLOADED')", name="status_known"),
+    CheckConstraint("status IN ('INIT', 'UPLOADED', 'FAILED')", name="status_known"),
+    CheckConstraint("(status = 'FAILED') = (error IS NOT NULL)", name="failed_says_why"),
     Index("media_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
 )
 
