@@ -23,6 +23,9 @@ _DECODERS = {
     "image/avif": "AVIF",
 }
 _ORIENTATION_TAG = 0x0112
+
+#: What these libraries take at their peak. They call a lack of memory a damaged picture, so it is looked for first.
+_UNTOLD_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12}
 _ORIENTATIONS = range(1, 9)
 _UPRIGHT = 1
 _FOREVER = 0
@@ -64,7 +67,7 @@ def damage_is_permanent() -> Iterator[None]:
     except Exception as error:
         if isinstance(error, OSError) and error.errno is not None:
             raise
-        if "out of memory" in str(error):
+        if "out of memory" in str(error).lower():
             raise MemoryError(str(error)) from error
         raise corrupt_image("it cannot be decoded") from error
 
@@ -79,6 +82,8 @@ class Picture:
         Raises Permanent: corrupt_image or too_many_pixels.
         """
         with damage_is_permanent():
+            if header is not None:
+                _reserve(header.pixels * _UNTOLD_BYTES_PER_PIXEL.get(content_type, 0))
             self._image = Image.open(BytesIO(data), formats=(_DECODERS[content_type],))
             self.size: Size = self._image.size
             # An APNG may carry a picture for viewers that cannot animate, which is not part of the animation.
@@ -145,6 +150,11 @@ class Picture:
             if self.frames > 1 and image.size != self.size:  # frames may reach beyond the canvas
                 image = image.crop((0, 0, *self.size))
             return image, _milliseconds(self._image.info.get("duration"))
+
+
+def _reserve(size: int) -> None:
+    """Raise MemoryError where so many bytes cannot be had. Untouched zeroes cost nothing else."""
+    bytes(size)
 
 
 def _milliseconds(duration: Any) -> int:

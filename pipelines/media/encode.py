@@ -12,6 +12,7 @@ Threads are off where they could change bytes.
 
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from leasehold.verdicts import File
 from pipelines.media.animation import Animation
 
 Settings = dict[str, Any]
+
+_VP8X_FLAGS = 20  # where the header keeps them
+_ALPHA_FLAG = 0x10
 
 RESIZED_JPEG: Settings = {"format": "JPEG", "quality": 90, "subsampling": "4:4:4"}
 SMALL_JPEG: Settings = {
@@ -58,5 +62,18 @@ def write(image: Image.Image, path: Path, settings: Settings) -> File:
 def write_animation(animation: Animation, path: Path, settings: Settings) -> File:
     """Encode all frames as WebP."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    animation.save(path, save_all=True, duration=animation.durations, loop=animation.plays, **settings)
+    buffer = BytesIO()
+    animation.save(buffer, save_all=True, duration=animation.durations, loop=animation.plays, **settings)
+    path.write_bytes(_flagged(buffer.getbuffer(), has_alpha=animation.has_alpha))
     return File(path, Image.MIME[settings["format"]])
+
+
+def _flagged(webp: memoryview, *, has_alpha: bool) -> memoryview:
+    """Say in the header that the canvas shows through.
+
+    The encoder crops frames to what they change; where every cropped frame is opaque it leaves the flag out, and
+    readers that go by it would see the uncovered canvas as black.
+    """
+    if has_alpha and bytes(webp[12:16]) == b"VP8X":
+        webp[_VP8X_FLAGS] |= _ALPHA_FLAG
+    return webp

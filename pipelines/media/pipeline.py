@@ -25,9 +25,7 @@ class MediaParams(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     variants: tuple[VariantName, ...] = Field(default=(), description="Further outputs, each at most once.")
-    max_side: int = Field(
-        default=2048, ge=16, le=8192, description="Outputs fit into a square of this many pixels."
-    )
+    max_side: int = Field(default=2048, ge=16, le=8192, description="Outputs fit into a square of this many pixels.")
     content_type: str | None = Field(
         default=None, max_length=100, description="The declared content type, to be checked."
     )

@@ -73,9 +73,7 @@ class _Prepared:
         self._original = original
         self._picture = Picture(original.data, original.content_type, original.header)
         self._size = fit(self._picture.size, max_side)
-        self._box = (
-            self._picture.shrink_on_load(self._size) if original.content_type == "image/jpeg" else None
-        )
+        self._box = self._picture.shrink_on_load(self._size) if original.content_type == "image/jpeg" else None
         self._to_srgb = ToSrgb(self._picture.icc)
         self.animation = Animation(self._render, self._picture.frames, self._picture.plays)
 
@@ -118,9 +116,7 @@ class _Master:
         self._data = path.read_bytes()
         self._content_type = content_type
         still = self._open()
-        self._frame = (
-            still.frame(0) if still.frames == 1 else None
-        )  # decoded once, for all that is made of it
+        self._frame = still.frame(0) if still.frames == 1 else None  # decoded once, for all that is made of it
 
     def _open(self) -> Picture:
         return Picture(self._data, self._content_type)

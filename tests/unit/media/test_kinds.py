@@ -1,0 +1,43 @@
+"""What the API learns about pictures, without an image library."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelines.media.kinds import ALLOWED, HEAD_BYTES, sniff
+from tests import pictures
+
+
+@pytest.mark.parametrize("content_type", ALLOWED)
+def test_every_accepted_kind_is_told_by_its_first_bytes(content_type: str) -> None:
+    assert sniff(pictures.sample(content_type)[:HEAD_BYTES]) == content_type
+
+
+def test_an_avif_sequence_is_told_too() -> None:
+    assert sniff(pictures.animated("AVIF", [100, 100], speed=10)[:HEAD_BYTES]) == "image/avif"
+
+
+@pytest.mark.parametrize(
+    "head",
+    [b"", b"\xff\xd8", b"\x89PNG", b"RIFF\0\0\0\0WAVE", b"II*\0", b"\0\0\0\x14ftypheic\0\0\0\0heic", b"GIF88a"],
+)
+def test_anything_else_is_nothing(head: bytes) -> None:
+    assert sniff(head) is None
+
+
+def test_a_generic_heif_file_that_lists_avif_is_avif() -> None:
+    assert sniff(b"\0\0\0\x18ftypmif1\0\0\0\0miafavif") == "image/avif"
+    assert sniff(b"\0\0\0\x18ftypmif1\0\0\0\0miafheic") is None
+
+
+def test_the_declaration_needs_no_image_library() -> None:
+    """The API's image carries none."""
+    code = (
+        "import sys, pipelines.media.pipeline, pipelines.media.kinds, pipelines.media.variants\n"
+        "sys.exit('PIL' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])
