@@ -33,6 +33,7 @@ from worker import frames, sandbox
 def main() -> None:
     options = _options()
     sandbox.die_with(options.parent)
+    sandbox.close_descriptors(options.channel)
     os.umask(0o077)
     try:
         pipelines, isolation = _warm_up(options)

@@ -188,7 +188,15 @@ class ChildProcess:
         return await self._process.wait()
 
     async def stop(self) -> None:
-        """Kill, reap, and close what belonged to it."""
+        """Kill, reap, and close what belonged to it; done in full even when the caller is cancelled meanwhile."""
+        burial = asyncio.create_task(self._bury())
+        try:
+            await asyncio.shield(burial)
+        except asyncio.CancelledError:
+            await burial
+            raise
+
+    async def _bury(self) -> None:
         self.kill()
         await self.exited()
         self._writer.close()

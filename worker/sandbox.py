@@ -89,6 +89,14 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
+def close_descriptors(kept: int) -> None:
+    """Close all files but the standard ones and `kept`: some event loops hand more to a child than was said."""
+    for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers, not paths
+        if fd not in {0, 1, 2, kept}:
+            with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
+                os.close(fd)
+
+
 def hide_memory() -> None:
     """Close this process's memory and environment in /proc to other processes of its user."""
     _prctl(_PR_SET_DUMPABLE, 0)

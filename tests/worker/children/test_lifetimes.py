@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import sys
@@ -135,6 +136,24 @@ def _children_of(pid: int) -> set[int]:
         if int(fields[1]) == pid and b"worker.child" in command:
             found.add(int(stat.parent.name))
     return found
+
+
+async def test_the_pool_works_on_the_other_event_loop(tmp_path: Path) -> None:
+    """A worker on uvloop: the same verdicts, deaths, fences and cancellations."""
+    worker = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "tests.worker.children.uvloop_worker", str(tmp_path),
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    printed, _ = await worker.communicate()
+    assert json.loads(printed.splitlines()[-1]) == {
+        "value": {"n": 1},
+        "crash": "SIGSEGV",
+        "timeout": "step_timeout",
+        "cancelled": True,
+        "descriptors": ["/dev/null", "pipe", "pipe", "socket"],
+        "left": [],
+    }
+    assert worker.returncode == 0
 
 
 @pytest.mark.parametrize("state", ["idle", "running"])
