@@ -1,0 +1,3 @@
+from leasehold.storage.store import ObjectStore, Stored
+
+__all__ = ["ObjectStore", "Stored"]

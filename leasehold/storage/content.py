@@ -1,0 +1,29 @@
+"""Reading local files in a thread: their digest, and their bytes in pieces."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+CHUNK = 1024 * 1024
+
+
+def digest_of(path: Path) -> tuple[str, int]:
+    """The sha256 and the size of a file, read in pieces."""
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while piece := file.read(CHUNK):
+            digest.update(piece)
+            size += len(piece)
+    return digest.hexdigest(), size
+
+
+def digest_of_bytes(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def part_of(path: Path, offset: int, size: int) -> bytes:
+    with path.open("rb") as file:
+        file.seek(offset)
+        return file.read(size)

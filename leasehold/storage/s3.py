@@ -1,0 +1,78 @@
+"""The seam to botocore: how clients are configured, and what their errors mean to us."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import aioboto3
+import aiohttp
+from aiobotocore.config import AioConfig
+from botocore.exceptions import BotoCoreError, ClientError
+
+from leasehold.errors import ObjectMissing, StoreError, StoreUnavailable
+from leasehold.settings import Settings
+
+if TYPE_CHECKING:
+    from types_aiobotocore_s3 import S3Client
+
+_MISSING = {"NoSuchKey", "404", "NotFound", "NoSuchBucket"}
+_REFUSED = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
+
+
+class PutRefused(StoreError):
+    """A conditional put met another state than it asked for (412, or 409 while another put is under way)."""
+
+
+def _config(settings: Settings) -> AioConfig:
+    return AioConfig(
+        signature_version="s3v4",
+        s3={"addressing_style": settings.s3_addressing},
+        connect_timeout=3,
+        read_timeout=30,
+        retries={"mode": "standard", "total_max_attempts": 4},
+        max_pool_connections=50,
+        # Not every S3 service knows the newer trailing checksums; ours are sha256 of the whole, in the rows.
+        request_checksum_calculation="when_required",
+        response_checksum_validation="when_required",
+    )
+
+
+@asynccontextmanager
+async def open_client(settings: Settings, endpoint: str | None) -> AsyncIterator[S3Client]:
+    session = aioboto3.Session()
+    async with session.client(
+        "s3",
+        endpoint_url=endpoint,
+        region_name=settings.s3_region,
+        aws_access_key_id=settings.s3_access_key.get_secret_value(),
+        aws_secret_access_key=settings.s3_secret_key.get_secret_value(),
+        config=_config(settings),
+    ) as client:
+        yield client
+
+
+@contextmanager
+def told_as_ours(key: str) -> Iterator[None]:
+    """Errors of botocore and of the network, as ours. Messages name the key and a code: never a signed URL."""
+    try:
+        yield
+    except ClientError as error:
+        raise _told(error, key) from None
+    except (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+        raise StoreUnavailable(f"{key}: the object store did not answer ({type(error).__name__})") from None
+
+
+def _told(error: ClientError, key: str) -> StoreError:
+    said: Any = error.response
+    code = str(said.get("Error", {}).get("Code", ""))
+    status = int(said.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    if code in _MISSING or status == 404:  # noqa: PLR2004 - HTTP's own numbers, here and below
+        return ObjectMissing(key)
+    if code in _REFUSED or status in (409, 412):
+        return PutRefused(key)
+    if status in (401, 403):
+        return StoreError(f"{key}: the object store refused our credentials ({code})")
+    return StoreUnavailable(f"{key}: the object store answered {status} {code}")

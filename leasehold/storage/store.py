@@ -1,0 +1,342 @@
+"""The one object store: any S3 service. Puts are create-only, reads are checked, memory stays flat.
+
+A key that exists is not overwritten: equal bytes are success (another attempt stored them), other bytes are the
+leftover of a dead attempt and are replaced only while the caller's lease is trusted. Stores that do not honour
+`If-None-Match` are found out by `probe`; there a HEAD comes first, and reproducible bytes carry the promise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+import structlog
+
+from leasehold.errors import ObjectCorrupt, ObjectExists, ObjectMissing, StoreUnavailable
+from leasehold.ids import new_id
+from leasehold.settings import Settings
+from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
+from leasehold.storage.multipart import put_in_parts
+from leasehold.storage.s3 import PutRefused, open_client, told_as_ours
+
+if TYPE_CHECKING:
+    from types_aiobotocore_s3 import S3Client
+
+log = structlog.get_logger(__name__)
+
+#: Larger files go up in parts.
+SINGLE_PUT_BYTES = 64 * 1024 * 1024
+#: What the slowest link we put up with moves in a second: lengthens the time limit of large transfers.
+_SLOWEST_BYTES_PER_SECOND = 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An object as the store has it. `sha256` is "" when the store does not remember it."""
+
+    key: str
+    size: int
+    sha256: str
+    content_type: str
+    etag: str | None
+    metadata: Mapping[str, str]
+
+
+def _never() -> bool:
+    return False
+
+
+class ObjectStore:
+    """Opened once a process. Raises StoreUnavailable for whatever may pass, and never a botocore error."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._bucket = settings.s3_bucket
+        self._opened = AsyncExitStack()
+        self._client: S3Client
+        self._signer: S3Client
+        self.conditional = settings.s3_conditional_puts == "yes"
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> ObjectStore:
+        return cls(settings)
+
+    async def open(self) -> None:
+        settings = self._settings
+        self._client = await self._opened.enter_async_context(open_client(settings, settings.s3_endpoint))
+        self._signer = self._client
+        if settings.s3_public_endpoint is not None:
+            self._signer = await self._opened.enter_async_context(open_client(settings, settings.s3_public_endpoint))
+
+    async def close(self) -> None:
+        await self._opened.aclose()
+
+    async def ensure_bucket(self) -> None:
+        """Make the bucket if it is not there."""
+        with told_as_ours(self._bucket):
+            async with self._limit(0):
+                try:
+                    await self._client.head_bucket(Bucket=self._bucket)
+                except self._client.exceptions.ClientError:
+                    with contextlib.suppress(
+                        self._client.exceptions.BucketAlreadyOwnedByYou, self._client.exceptions.BucketAlreadyExists
+                    ):
+                        await self._client.create_bucket(Bucket=self._bucket)
+
+    async def probe(self) -> bool:
+        """Whether the store refuses to overwrite when told so; remembered in `conditional`."""
+        if self._settings.s3_conditional_puts != "probe":
+            return self.conditional
+        key = f"probe/{new_id()}"
+        try:
+            await self._put_once(key, b"1", "text/plain", {}, IfNoneMatch="*")
+            await self._put_once(key, b"2", "text/plain", {}, IfNoneMatch="*")
+        except PutRefused:
+            self.conditional = True
+        else:
+            self.conditional = False
+        finally:
+            await self.delete(key)
+        return self.conditional
+
+    # --- writing
+
+    async def put_file(
+        self,
+        key: str,
+        path: Path,
+        *,
+        content_type: str,
+        metadata: Mapping[str, str],
+        may_replace: Callable[[], bool] = _never,
+    ) -> Stored:
+        """Store a file. Raises ObjectExists when other bytes lie there and `may_replace()` is not true."""
+        sha256, size = await asyncio.to_thread(digest_of, path)
+        if size > SINGLE_PUT_BYTES:
+            return await self._put(key, path, sha256, size, content_type, metadata, may_replace)
+        data = await asyncio.to_thread(path.read_bytes)
+        return await self._put(key, data, sha256, size, content_type, metadata, may_replace)
+
+    async def put_bytes(
+        self,
+        key: str,
+        data: bytes,
+        *,
+        content_type: str,
+        metadata: Mapping[str, str],
+        may_replace: Callable[[], bool] = _never,
+    ) -> Stored:
+        """Store bytes; as `put_file`."""
+        return await self._put(key, data, digest_of_bytes(data), len(data), content_type, metadata, may_replace)
+
+    async def _put(
+        self,
+        key: str,
+        source: bytes | Path,
+        sha256: str,
+        size: int,
+        content_type: str,
+        metadata: Mapping[str, str],
+        may_replace: Callable[[], bool],
+    ) -> Stored:
+        said = {**metadata, "sha256": sha256}
+        put = self._put_in_parts if isinstance(source, Path) else self._put_once
+        precondition: dict[str, Any] = {"IfNoneMatch": "*"} if self.conditional else {}
+        there = None if self.conditional else await self.head(key)
+        for _ in range(4):  # each turn lost means that another writer won one
+            if there is not None:
+                if await self._same(there, sha256, size):
+                    return there
+                if not may_replace():
+                    raise ObjectExists(key)
+                precondition = {"IfMatch": there.etag} if self.conditional and there.etag else {}
+            try:
+                etag = await put(key, source, content_type, said, **precondition)  # type: ignore[arg-type]  # bytes or Path, as chosen above
+            except (PutRefused, ObjectMissing):
+                there = await self.head(key)
+                precondition = {"IfNoneMatch": "*"}
+                continue
+            return Stored(key, size, sha256, content_type, etag, said)
+        raise StoreUnavailable(f"{key}: others keep writing it")
+
+    async def _put_once(
+        self, key: str, data: bytes, content_type: str, metadata: Mapping[str, str], **precondition: Any
+    ) -> str | None:
+        with told_as_ours(key):
+            async with self._limit(len(data)):
+                said = await self._client.put_object(
+                    Bucket=self._bucket,
+                    Key=key,
+                    Body=data,
+                    ContentType=content_type,
+                    Metadata=dict(metadata),
+                    **precondition,
+                )
+        return said.get("ETag")
+
+    async def _put_in_parts(
+        self, key: str, path: Path, content_type: str, metadata: Mapping[str, str], **precondition: Any
+    ) -> str | None:
+        size = (await asyncio.to_thread(path.stat)).st_size
+        with told_as_ours(key):
+            async with self._limit(size):
+                return await put_in_parts(
+                    self._client, self._bucket, key, path, size, content_type, metadata, **precondition
+                )
+
+    async def _same(self, there: Stored, sha256: str, size: int) -> bool:
+        if there.size != size:
+            return False
+        if there.sha256:
+            return there.sha256 == sha256
+        # The store forgot its metadata: only the bytes can tell.
+        digest = hashlib.sha256()
+        async with aclosing(self._pieces(there.key, size)) as pieces:
+            async for piece in pieces:
+                digest.update(piece)
+        return digest.hexdigest() == sha256
+
+    # --- reading
+
+    async def head(self, key: str) -> Stored | None:
+        """What the store says of the object; None when there is none."""
+        try:
+            with told_as_ours(key):
+                async with self._limit(0):
+                    said = await self._client.head_object(Bucket=self._bucket, Key=key)
+        except ObjectMissing:
+            return None
+        metadata = {name.lower(): value for name, value in said.get("Metadata", {}).items()}
+        return Stored(
+            key,
+            said["ContentLength"],
+            metadata.get("sha256", ""),
+            said.get("ContentType", "application/octet-stream"),
+            said.get("ETag"),
+            metadata,
+        )
+
+    async def read_head(self, key: str, count: int) -> bytes:
+        """The first `count` bytes, or all of a shorter object. Raises ObjectMissing."""
+        taken = bytearray()
+        async with aclosing(self._pieces(key, count)) as pieces:
+            async for piece in pieces:
+                taken += piece
+                if len(taken) >= count:
+                    break
+        return bytes(taken[:count])
+
+    async def fetch_file(
+        self, key: str, path: Path, *, sha256: str | None = None, max_bytes: int | None = None
+    ) -> Stored:
+        """Download to `path` in pieces and return the true size and sha256.
+
+        Raises ObjectMissing; ObjectCorrupt when the bytes are not those of `sha256`, or more than `max_bytes`. No
+        partial file is left.
+        """
+        there = await self.head(key)
+        if there is None:
+            raise ObjectMissing(key)
+        for last in (False, False, True):  # a transfer cut in the middle begins again
+            try:
+                digest, size = await self._download(there, path, max_bytes)
+                break
+            except StoreUnavailable:
+                if last:
+                    raise
+        if sha256 is not None and digest != sha256:
+            await _remove(path)
+            raise ObjectCorrupt(f"{key}: its bytes are not those that were stored")
+        return Stored(key, size, digest, there.content_type, there.etag, there.metadata)
+
+    async def _download(self, there: Stored, path: Path, max_bytes: int | None) -> tuple[str, int]:
+        if max_bytes is not None and there.size > max_bytes:
+            raise ObjectCorrupt(f"{there.key}: {there.size} bytes are more than the {max_bytes} allowed")
+        digest, size, whole = hashlib.sha256(), 0, False
+        file = await asyncio.to_thread(path.open, "wb")
+        try:
+            async with aclosing(self._pieces(there.key, there.size)) as pieces:
+                async for piece in pieces:
+                    size += len(piece)
+                    if max_bytes is not None and size > max_bytes:
+                        raise ObjectCorrupt(f"{there.key}: more than {max_bytes} bytes came")
+                    await asyncio.to_thread(_take, file, digest, piece)
+            whole = True
+        finally:
+            file.close()
+            if not whole:
+                await _remove(path)
+        return digest.hexdigest(), size
+
+    async def fetch_bytes(self, key: str, *, sha256: str | None = None, max_bytes: int) -> bytes:
+        """A small object, whole. Raises ObjectMissing and ObjectCorrupt as `fetch_file`."""
+        data = await self.read_head(key, max_bytes + 1)
+        if len(data) > max_bytes:
+            raise ObjectCorrupt(f"{key}: more than the {max_bytes} bytes allowed")
+        if sha256 is not None and digest_of_bytes(data) != sha256:
+            raise ObjectCorrupt(f"{key}: its bytes are not those that were stored")
+        return data
+
+    async def _pieces(self, key: str, expected: int) -> AsyncIterator[bytes]:
+        with told_as_ours(key):
+            async with self._limit(expected):
+                said = await self._client.get_object(Bucket=self._bucket, Key=key)
+                promised, came = said["ContentLength"], 0
+                async with said["Body"] as body:
+                    while piece := await body.content.read(CHUNK):  # type: ignore[attr-defined]  # aiohttp's own stream under botocore's wrapper, which would read to the end on leaving
+                        came += len(piece)
+                        yield piece
+                if came < promised:
+                    raise StoreUnavailable(f"{key}: the transfer was cut")
+
+    # --- listing and removing
+
+    async def delete(self, *keys: str) -> None:
+        """Remove objects; those that are not there are no error."""
+        for key in keys:
+            with told_as_ours(key), contextlib.suppress(ObjectMissing):
+                async with self._limit(0):
+                    await self._client.delete_object(Bucket=self._bucket, Key=key)
+
+    async def list(self, prefix: str) -> AsyncIterator[Stored]:
+        """Every object below `prefix`; without its metadata, which a listing does not tell."""
+        with told_as_ours(prefix):
+            pages = self._client.get_paginator("list_objects_v2")
+            async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
+                for said in page.get("Contents", []):
+                    yield Stored(said["Key"], said["Size"], "", "", said.get("ETag"), {})
+
+    # --- signed URLs
+
+    async def sign_get(self, key: str, *, seconds: int, download_name: str | None = None) -> str:
+        """A URL that reads the object for `seconds`."""
+        asked: dict[str, Any] = {"Bucket": self._bucket, "Key": key}
+        if download_name is not None:
+            asked["ResponseContentDisposition"] = f"attachment; filename*=UTF-8''{quote(download_name)}"
+        return await self._signer.generate_presigned_url("get_object", Params=asked, ExpiresIn=seconds)
+
+    async def sign_put(self, key: str, *, content_type: str, seconds: int, content_length: int | None = None) -> str:
+        """A URL that writes the object for `seconds`: of that content type and, when given, that very length."""
+        asked: dict[str, Any] = {"Bucket": self._bucket, "Key": key, "ContentType": content_type}
+        if content_length is not None:
+            asked["ContentLength"] = content_length
+        return await self._signer.generate_presigned_url("put_object", Params=asked, ExpiresIn=seconds)
+
+    def _limit(self, size: int) -> asyncio.Timeout:
+        return asyncio.timeout(self._settings.s3_operation_timeout + size / _SLOWEST_BYTES_PER_SECOND)
+
+
+async def _remove(path: Path) -> None:
+    await asyncio.shield(asyncio.to_thread(path.unlink, missing_ok=True))
+
+
+def _take(file: Any, digest: Any, piece: bytes) -> None:
+    file.write(piece)
+    digest.update(piece)
