@@ -58,7 +58,7 @@ async def reachable(program: Path, tree: Sequence[Path], run_as: RunAs) -> Path:
 
 def _version(program: Path) -> str:
     seen = program.stat()
-    return hashlib.sha256(f"{program} {seen.st_size} {seen.st_mtime_ns}".encode()).hexdigest()[:16]
+    return hashlib.sha256(f"{program.name} {seen.st_size} {seen.st_mtime_ns}".encode()).hexdigest()[:16]
 
 
 def _copy(tree: Sequence[Path], target: Path) -> None:

@@ -23,6 +23,9 @@ METHOD_FRAME = b"\x01"
 # Two schedulers, and none that waits by spinning: kind to small machines, where spinning takes a whole core.
 ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio none"
 
+# The node's own name must resolve even where /etc/hosts is missing, as in a bare chroot.
+NAMES = '{lookup, [file, native]}.\n{host, {127,0,0,1}, ["localhost"]}.\n'
+
 CONFIGURATION = """\
 listeners.tcp.1 = 127.0.0.1:{amqp}
 management.tcp.ip = 127.0.0.1
@@ -149,6 +152,7 @@ class RabbitMQ:
         )
         self._run_as.file(self.directory / "rabbitmq.conf", text)
         self._run_as.file(self.directory / "enabled_plugins", "[rabbitmq_management].\n")
+        self._run_as.file(self.directory / "inetrc", NAMES)
 
     def _environment(self) -> dict[str, str]:
         here = self.directory
@@ -169,6 +173,7 @@ class RabbitMQ:
             "RABBITMQ_PID_FILE": str(here / "rabbitmq.pid"),
             "RABBITMQ_SCHEMA_DIR": str(here / "schema"),
             "RABBITMQ_GENERATED_CONFIG_DIR": str(here / "generated"),
+            "ERL_INETRC": str(here / "inetrc"),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_CRASH_DUMP_SECONDS": "0",
