@@ -1,0 +1,69 @@
+"""The application: the doors behind one edge."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from importlib.metadata import version
+
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from api import health, media, media_events, metrics, uploads
+from api.body_limit import BodyLimit
+from api.edge import Edge, identity_of
+from api.openapi import document
+from api.problems import problem_of
+from api.security import refuse_open_routes
+from api.services import open_services
+from leasehold.errors import LeaseholdError
+from leasehold.settings import Settings
+
+#: What needs no key: for machines that watch the process, and the contract itself.
+PUBLIC = frozenset({"/livez", "/readyz", "/metrics"})
+
+_DOORS = (uploads.router, media.router, media_events.router)
+_MACHINES = (health.router, metrics.router)
+
+_DESCRIPTION = (
+    "Upload a picture, and poll until it is READY.\n\n"
+    "Errors are RFC 9457 problems with a stable `code`. Every answer carries an `X-Request-Id`."
+)
+
+
+def make_app(settings: Settings) -> FastAPI:
+    """An application that opens its own connections when it starts, and starts even when what it needs is down."""
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with open_services(settings) as services:
+            app.state.services = services
+            yield
+
+    app = FastAPI(
+        title="Leasehold",
+        summary="A durable job platform.",
+        description=_DESCRIPTION,
+        version=version("leasehold"),
+        servers=[{"url": settings.public_url}] if settings.public_url else None,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    for router in (*_DOORS, *_MACHINES):
+        refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], PUBLIC)
+        app.include_router(router)
+    app.openapi = partial(document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+    for kind in (LeaseholdError, RequestValidationError, HTTPException):
+        app.add_exception_handler(kind, _answer_problem)
+    app.add_middleware(BodyLimit)
+    app.add_middleware(Edge)  # added last, so outermost
+    return app
+
+
+async def _answer_problem(request: Request, error: Exception) -> Response:
+    return problem_of(error).response(identity_of(request).request_id)

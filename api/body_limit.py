@@ -1,0 +1,82 @@
+"""How large a JSON body may be, and how long it may take to arrive: by bytes that came, not by what was announced."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.edge import Identity
+from api.problems import Problem
+
+MOST_BYTES = 64 * 1024
+MOST_SECONDS = 20.0
+_BODILESS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
+
+_TOO_LARGE = Problem(
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    "body_too_large",
+    f"A request body has at most {MOST_BYTES} bytes; pictures go to the upload URL.",
+    {"Connection": "close"},
+)
+_TOO_SLOW = Problem(
+    HTTPStatus.REQUEST_TIMEOUT, "body_too_slow", "The request body did not arrive in time.", {"Connection": "close"}
+)
+
+
+class _Gone(Exception):
+    pass
+
+
+class BodyLimit:
+    """Reads the body before the doors do. Doors that stream large bodies are left out by path in `streaming`."""
+
+    def __init__(self, app: ASGIApp, *, streaming: frozenset[str] = frozenset()) -> None:
+        self._app = app
+        self._streaming = streaming
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in _BODILESS or scope["path"] in self._streaming:
+            await self._app(scope, receive, send)
+            return
+        identity: Identity = scope["state"]["identity"]
+        try:
+            async with asyncio.timeout(MOST_SECONDS):
+                body = await _read(scope, receive)
+        except _Gone:
+            return
+        except TimeoutError:
+            await _TOO_SLOW.response(identity.request_id)(scope, receive, send)
+            return
+        if body is None:
+            await _TOO_LARGE.response(identity.request_id)(scope, receive, send)
+            return
+        await self._app(scope, _replay(body, receive), send)
+
+
+async def _read(scope: Scope, receive: Receive) -> bytes | None:
+    """The whole body, or None as soon as it is too large."""
+    announced = Headers(scope=scope).get("content-length", "")
+    if announced.isdecimal() and int(announced) > MOST_BYTES:
+        return None
+    body = bytearray()
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Gone
+        body += message.get("body", b"")
+        if len(body) > MOST_BYTES:
+            return None
+        if not message.get("more_body", False):
+            return bytes(body)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replay() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replay

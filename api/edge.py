@@ -1,0 +1,125 @@
+"""The outermost layer: who asked (request id, trace), what is always sent, what is logged and measured, and
+errors that no handler took.
+
+Logged are only fields from a fixed list: no query string, no header, no body.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import structlog
+from fastapi import Request
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from api.metrics import IN_FLIGHT, REQUESTS, method_label
+from api.problems import is_database_away, problem_of
+from leasehold.errors import RequestError, StoreError
+from leasehold.ids import new_id
+
+log = structlog.get_logger(__name__)
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+_ALWAYS = {
+    "X-Content-Type-Options": "nosniff",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+}
+#: Asked every few seconds by machines: their successes are not worth a line.
+_QUIET = frozenset({"/livez", "/readyz", "/metrics"})
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The request's name in logs, problems and, as a job's `trace`, in whatever it sets in motion."""
+
+    request_id: str
+    traceparent: str
+
+    @property
+    def trace(self) -> dict[str, str]:
+        return {"request_id": self.request_id, "traceparent": self.traceparent}
+
+
+def identity_of(request: Request) -> Identity:
+    identity: Identity = request.state.identity
+    return identity
+
+
+def _identify(headers: Headers) -> Identity:
+    """What the caller sent where it is well-formed, else new."""
+    request_id = headers.get("x-request-id", "")
+    traceparent = headers.get("traceparent", "")
+    if not _REQUEST_ID.fullmatch(request_id):
+        request_id = str(new_id())
+    if not _TRACEPARENT.fullmatch(traceparent):
+        traceparent = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+    return Identity(request_id, traceparent)
+
+
+class Edge:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        identity = _identify(Headers(scope=scope))
+        scope.setdefault("state", {})["identity"] = identity
+        answer = _Answer(send, identity)
+        started = perf_counter()
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(request_id=identity.request_id)
+        with IN_FLIGHT.track_inprogress():
+            try:
+                await self._app(scope, receive, answer.send)
+            except Exception as error:  # noqa: BLE001 - the last place that can turn an error into an answer
+                await _answer_error(error, identity, scope, receive, answer)
+            finally:
+                _record(scope, answer.status, perf_counter() - started)
+
+
+class _Answer:
+    """Adds our headers to what is sent, and remembers how it began."""
+
+    def __init__(self, send: Send, identity: Identity) -> None:
+        self._send = send
+        self._identity = identity
+        self.status: int | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-Id"] = self._identity.request_id
+            for name, value in _ALWAYS.items():
+                headers.setdefault(name, value)
+        await self._send(message)
+
+
+async def _answer_error(error: Exception, identity: Identity, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    if isinstance(error, (RequestError, StoreError)) or is_database_away(error):
+        log.warning("request failed", error=type(error).__name__)
+    else:
+        log.error("request failed unexpectedly", error=type(error).__name__, exc_info=error)
+    if answer.status is None:
+        await problem_of(error).response(identity.request_id)(scope, receive, answer.send)
+
+
+def _record(scope: Scope, status: int | None, seconds: float) -> None:
+    route = getattr(scope.get("route"), "path", "unmatched")
+    method = method_label(scope["method"])
+    code = str(status) if status is not None else "aborted"
+    REQUESTS.labels(route, method, code).observe(seconds)
+    if route in _QUIET and status == 200:  # noqa: PLR2004 - an HTTP status
+        return
+    fields: dict[str, Any] = {"route": route, "method": method, "status": status}
+    log.info("request", **fields, duration_ms=round(seconds * 1000, 2))

@@ -1,0 +1,17 @@
+"""File names as clients send them: metadata for people, never part of a key."""
+
+from __future__ import annotations
+
+import unicodedata
+
+MOST_BYTES = 255
+
+
+def clean_file_name(name: str) -> str:
+    """NFC, without controls, formatting and bidirectional marks or lone surrogates, at most 255 bytes of UTF-8."""
+    plain = "".join(
+        character
+        for character in unicodedata.normalize("NFC", name)
+        if unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    ).strip()
+    return plain.encode()[:MOST_BYTES].decode(errors="ignore") or "unnamed"

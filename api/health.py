@@ -1,0 +1,140 @@
+"""/livez: the process answers. /readyz: it can do its work, which is to write to the database.
+
+The broker and the store are reported but decide nothing: submissions need no broker, and when the shared store is
+away, taking every API process out of service would help nobody.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from http import HTTPStatus
+from time import monotonic
+from typing import Any
+
+import structlog
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+
+from api.migration_head import known_revisions
+from api.problems import is_database_away
+from api.services import Services, services_of
+from leasehold.ids import new_id
+
+log = structlog.get_logger(__name__)
+router = APIRouter(include_in_schema=False)
+
+#: Probes are public, and one of them writes: within this many seconds all share one answer.
+_SHARED_SECONDS = 1.0
+_PATIENCE = 3.0
+
+# A real, committed write: a demoted or read-only server refuses it, a full disk or a lost quorum stalls it.
+PROVE_WRITES = """
+INSERT INTO leadership (role, owner, until) VALUES ('readiness', $1, clock_timestamp())
+ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    name: str
+    ok: bool
+    required: bool
+    detail: str = ""
+
+
+class Readiness:
+    """The checks, run at most once a second however many ask."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._id = new_id()
+        self._revisions = known_revisions()
+        self._running: asyncio.Task[list[Check]] | None = None
+        self._asked_at = 0.0
+
+    async def checks(self) -> list[Check]:
+        if self._running is None or (self._running.done() and monotonic() - self._asked_at > _SHARED_SECONDS):
+            self._asked_at = monotonic()
+            self._running = asyncio.create_task(self._run())
+        return [
+            Check("serving", not self._services.draining, required=True),
+            *await asyncio.shield(self._running),
+        ]
+
+    async def _run(self) -> list[Check]:
+        return list(
+            await asyncio.gather(
+                _checked("database", self._database, required=True),
+                _checked("migrations", self._migrations, required=True),
+                _checked("broker", self._broker, required=False),
+                _checked("store", self._store, required=False),
+            )
+        )
+
+    async def _database(self) -> str:
+        async with self._services.pool.acquire() as connection:
+            await connection.execute(PROVE_WRITES, self._id)
+        return "takes writes"
+
+    async def _migrations(self) -> str:
+        """A revision that we do not know is a newer release's: schemas are widened before the code follows."""
+        async with self._services.pool.acquire() as connection:
+            found: str | None = await connection.fetchval("SELECT version_num FROM alembic_version")
+        if found is None or (found in self._revisions.all and found != self._revisions.head):
+            raise _NotReady(f"at {found}, but {self._revisions.head} is needed")
+        return f"at {found}"
+
+    async def _broker(self) -> str:
+        if not self._services.broker.connected:
+            raise _NotReady(f"{self._services.broker.name} is not connected; work goes on, slower")
+        return self._services.broker.name
+
+    async def _store(self) -> str:
+        if not await self._services.store.probe():
+            raise _NotReady("does not answer")
+        return "answers"
+
+
+class _NotReady(Exception):
+    pass
+
+
+async def _checked(name: str, look: Callable[[], Awaitable[str]], *, required: bool) -> Check:
+    """`detail` says what is public anyway: never an address, never an error's own text."""
+    try:
+        async with asyncio.timeout(_PATIENCE):
+            return Check(name, ok=True, required=required, detail=await look())
+    except _NotReady as finding:
+        return Check(name, ok=False, required=required, detail=str(finding))
+    except Exception as error:  # noqa: BLE001 - whatever it is, we are not ready
+        detail = "does not answer" if is_database_away(error) else type(error).__name__
+        log.warning("readiness check failed", check=name, error=type(error).__name__)
+        return Check(name, ok=False, required=required, detail=detail)
+
+
+@router.get("/livez")
+async def livez() -> dict[str, str]:
+    return {"status": "ok"}
+
+
+@router.get("/readyz")
+async def readyz(request: Request) -> Response:
+    """`?verbose` adds what was checked."""
+    checks = await readiness_of(request).checks()
+    ready = all(check.ok for check in checks if check.required)
+    said: dict[str, Any] = {"status": "ok" if ready else "unavailable"}
+    if not ready or "verbose" in request.query_params:
+        said["checks"] = {
+            check.name: {"ok": check.ok, "required": check.required, "detail": check.detail} for check in checks
+        }
+    return JSONResponse(said, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+
+
+def readiness_of(request: Request) -> Readiness:
+    state = request.app.state
+    if not hasattr(state, "readiness"):
+        state.readiness = Readiness(services_of(request))
+    readiness: Readiness = state.readiness
+    return readiness

@@ -1,0 +1,70 @@
+"""`Idempotency-Key` for any door that creates: the work and its stored answer commit together."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, TypeAlias
+
+import structlog
+from fastapi import Header
+
+from leasehold.database import TRY_AGAIN, Connection, Pool
+from leasehold.idempotency import Reservation, StoredAnswer, release, reserve, store
+
+log = structlog.get_logger(__name__)
+
+IdempotencyKey: TypeAlias = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        description="Same key and same body within 24 hours: the first answer again. Same key, other body: 422.",
+        examples=["8e03978e-40d5-43dd-bc93-6894a57f9324"],
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`age`: how long ago it was first given; zero for a fresh one."""
+
+    status_code: int
+    body: bytes
+    age: timedelta = timedelta(0)
+
+
+async def once(
+    pool: Pool,
+    tenant_id: str,
+    key: str | None,
+    request_hash: bytes,
+    work: Callable[[Connection], Awaitable[Answer]],
+) -> Answer:
+    """The answer of `work`, which runs inside a transaction, or its first answer if `key` was used before.
+
+    Raises Invalid and Conflict as `leasehold.idempotency.reserve`, and whatever `work` raises: then nothing is
+    stored, and the key may be used again.
+    """
+    async with pool.acquire() as connection:
+        if key is None:
+            async with connection.transaction():
+                return await work(connection)
+        reserved = await reserve(connection, tenant_id, key, request_hash)
+        if isinstance(reserved, StoredAnswer):
+            return Answer(reserved.status_code, reserved.body, reserved.age)
+        try:
+            async with connection.transaction():
+                answer = await work(connection)
+                await store(connection, reserved, answer.status_code, answer.body)
+        except BaseException:
+            await _release(connection, reserved)
+            raise
+        return answer
+
+
+async def _release(connection: Connection, reserved: Reservation) -> None:
+    try:
+        await release(connection, reserved)
+    except TRY_AGAIN as error:
+        log.warning("an idempotency key stays reserved until its lock expires", error=type(error).__name__)

@@ -1,0 +1,51 @@
+"""What can be told about an uploaded object without fetching it: its size and its first bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leasehold.errors import Conflict, Permanent
+from leasehold.storage.store import ObjectStore
+from pipelines.media import refusals
+from pipelines.media.kinds import HEAD_BYTES, sniff
+from pipelines.media.limits import PictureLimits
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The object can never be processed. The codes are those the pipeline itself would fail with."""
+
+    code: str
+    message: str
+    size: int
+
+
+async def inspect_upload(store: ObjectStore, key: str, declared: str, limits: PictureLimits) -> int | Refusal:
+    """The object's size in bytes, or why it is refused.
+
+    Raises Conflict when there is no object yet, StoreUnavailable when the store does not answer.
+    """
+    stored = await store.head(key)
+    if stored is None:
+        raise Conflict("upload_missing", "Nothing was uploaded for this media yet.")
+    try:
+        _check_size(stored.size, limits)
+        _check_kind(await store.read_head(key, HEAD_BYTES), declared)
+    except Permanent as refused:
+        return Refusal(refused.code, refused.message, stored.size)
+    return stored.size
+
+
+def _check_size(size: int, limits: PictureLimits) -> None:
+    if size == 0:
+        raise refusals.empty_file()
+    if size > limits.max_bytes:
+        raise refusals.too_large(size, limits.max_bytes)
+
+
+def _check_kind(head: bytes, declared: str) -> None:
+    real = sniff(head)
+    if real is None:
+        raise refusals.unsupported_format("JPEG, PNG, WebP, GIF and AVIF are")
+    if real != declared:
+        raise refusals.mislabelled(declared, real)

@@ -1,0 +1,49 @@
+"""The OpenAPI 3.1 document: problem answers per operation, written once a status."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from api.problems import MEDIA_TYPE
+from api.schemas import ProblemAnswer
+
+_REFERENCE = "#/components/schemas/ProblemAnswer"
+
+#: Every operation behind a key may answer these.
+_ALWAYS = {
+    HTTPStatus.UNAUTHORIZED: "`missing_api_key`, `invalid_api_key`",
+    HTTPStatus.FORBIDDEN: "`insufficient_scope`",
+    HTTPStatus.INTERNAL_SERVER_ERROR: "`internal_error`",
+    HTTPStatus.SERVICE_UNAVAILABLE: "`database_unavailable`, `store_unavailable`: try again after `Retry-After`",
+}
+
+
+def problems(said: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:
+    """For a route's `responses`: status -> which codes it stands for, on top of those of every operation."""
+    return {
+        int(status): {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": _REFERENCE}}}}
+        for status, text in sorted((_ALWAYS | said).items())
+    }
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """Made once, at the first request for it."""
+    if app.openapi_schema is None:
+        made = get_openapi(
+            title=app.title,
+            version=app.version,
+            summary=app.summary,
+            description=app.description,
+            routes=app.routes,
+            servers=app.servers,
+        )
+        schema = ProblemAnswer.model_json_schema(ref_template="#/components/schemas/{model}")
+        parts = made.setdefault("components", {}).setdefault("schemas", {})
+        parts.update(schema.pop("$defs", {}))
+        parts["ProblemAnswer"] = schema
+        app.openapi_schema = made
+    return app.openapi_schema

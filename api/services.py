@@ -1,0 +1,84 @@
+"""What the doors stand on: opened once a process, closed in the opposite order.
+
+Opening never fails because something is down: an API that waits for its database answers /livez meanwhile, and
+submissions need no broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import Request
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from api.keyring import Keyring
+from api.watch import JobWatch
+from leasehold.announcer import Announcer
+from leasehold.broker import make_broker
+from leasehold.broker.base import Broker
+from leasehold.database import Connection, Pool, make_engine, make_pool
+from leasehold.settings import Settings
+from leasehold.storage.store import ObjectStore
+
+
+@dataclass(slots=True)
+class Services:
+    settings: Settings
+    pool: Pool
+    engine: AsyncEngine
+    store: ObjectStore
+    broker: Broker
+    announcer: Announcer
+    keyring: Keyring
+    watch: JobWatch
+    draining: bool = False
+
+    def drain(self) -> None:
+        """The process is about to stop: say so on /readyz, and let everybody who waits for a job go."""
+        self.draining = True
+        self.watch.release_all()
+
+
+@asynccontextmanager
+async def open_services(settings: Settings) -> AsyncIterator[Services]:
+    async with AsyncExitStack() as stack:
+        pool = await make_pool(settings, "api")
+        stack.callback(pool.terminate)
+        engine = make_engine(settings, "api")
+        stack.push_async_callback(engine.dispose)
+        store = ObjectStore.from_settings(settings)
+        await store.open()
+        stack.push_async_callback(store.close)
+        broker = make_broker(settings)
+        await broker.open()
+        stack.push_async_callback(broker.close)
+        announcer = Announcer(broker, _on_pool(pool))
+        announcer.start()
+        stack.push_async_callback(announcer.close)
+        watch = JobWatch(engine)
+        stack.push_async_callback(watch.close)
+        yield Services(
+            settings=settings,
+            pool=pool,
+            engine=engine,
+            store=store,
+            broker=broker,
+            announcer=announcer,
+            keyring=Keyring(pool, cache_seconds=settings.api_key_cache_seconds),
+            watch=watch,
+        )
+
+
+def _on_pool(pool: Pool) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:
+    async def on_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
+        async with pool.acquire() as connection:
+            await work(connection)
+
+    return on_connection
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
