@@ -26,7 +26,7 @@ class ToSrgb:
     """
 
     def __init__(self, icc: bytes | None) -> None:
-        self._profile = _parse(icc)
+        self._profile, self._space = _parse(icc)
         self._transforms: dict[str, ImageCms.ImageCmsTransform | None] = {}
 
     def __call__(self, image: Image.Image) -> Image.Image:
@@ -39,8 +39,7 @@ class ToSrgb:
         return converted
 
     def _colours(self, image: Image.Image) -> Image.Image:
-        space = self._profile.profile.xcolor_space.strip() if self._profile else None
-        mode, sources = _SPACES.get(space or "", ("", set[str]()))
+        mode, sources = _SPACES.get(self._space, ("", set[str]()))
         if image.mode in sources:
             transform = self._transform(mode)
             if transform is not None:
@@ -57,15 +56,17 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
     return image if image.mode == mode else image.convert(mode)
 
 
-def _parse(icc: bytes | None) -> ImageCms.ImageCmsProfile | None:
+def _parse(icc: bytes | None) -> tuple[ImageCms.ImageCmsProfile | None, str]:
+    """Give the profile and the colour space it speaks of; none of it may be trusted to be even text."""
     if not icc or len(icc) > MAX_PROFILE_BYTES:
-        return None
+        return None, ""
     try:
         profile = ImageCms.ImageCmsProfile(BytesIO(icc))
         unfit = profile.profile.device_class.strip() in _UNFIT_CLASSES
+        space = profile.profile.xcolor_space.strip()
     except (OSError, ValueError, TypeError, ImageCms.PyCMSError):
-        return None
-    return None if unfit else profile
+        return None, ""
+    return (None, "") if unfit else (profile, space)
 
 
 def _build(profile: ImageCms.ImageCmsProfile | None, mode: str) -> ImageCms.ImageCmsTransform | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cached_property
 from io import BytesIO
 from typing import Any
 
@@ -109,9 +110,9 @@ class Picture:
         profile = self._image.info.get("icc_profile")
         return profile if isinstance(profile, bytes) else None
 
-    @property
+    @cached_property
     def orientation(self) -> int:
-        """1 to 8. Known for all kinds only after the first frame was taken; broken EXIF counts as 1."""
+        """1 to 8. Ask only after a frame was taken: PNG may say it behind its pixels. Broken EXIF counts as 1."""
         exif = Image.Exif()
         try:
             exif.load(self._image.info.get("exif") or b"")

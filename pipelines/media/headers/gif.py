@@ -7,7 +7,8 @@ import struct
 from pipelines.media.headers.header import Header
 from pipelines.media.refusals import corrupt_image
 
-MAX_BLOCKS = 400_000  # 32 MiB in the 255-byte blocks that encoders write are 132,000
+FEW_BLOCKS = 100_000  # never too many
+LEAST_BYTES = 64  # a block, on average, beyond that; encoders write 255
 
 _EXTENSION, _IMAGE, _TRAILER = 0x21, 0x2C, 0x3B
 
@@ -16,23 +17,23 @@ def read(data: bytes) -> Header:
     """Walk the file. Raises Permanent: corrupt_image; struct.error or IndexError where it ends too early."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     position = 13 + _table_bytes(flags)
-    frames, blocks = 0, 0
+    frames, blocks, most = 0, 0, max(FEW_BLOCKS, len(data) // LEAST_BYTES)
     while position < len(data):
         kind = data[position]
         if kind == _TRAILER:
             break
         if kind == _EXTENSION:
-            position, passed = _skip_blocks(data, position + 2)
+            position, passed = _skip_blocks(data, position + 2, most)
         elif kind == _IMAGE:
             left, top, wide, high, flags = struct.unpack_from("<HHHHB", data, position + 1)
             # A frame may reach beyond the canvas, and the decoder then enlarges the canvas.
             width, height = max(width, left + wide), max(height, top + high)
             frames += 1
-            position, passed = _skip_blocks(data, position + 11 + _table_bytes(flags))
+            position, passed = _skip_blocks(data, position + 11 + _table_bytes(flags), most)
         else:
             position, passed = position + 1, 1  # a stray byte, which decoders pass over
         blocks += passed
-        if blocks > MAX_BLOCKS:
+        if blocks > most:
             raise corrupt_image("it is cut into too many blocks")
     if not frames:
         raise corrupt_image("it holds no frame")
@@ -43,15 +44,15 @@ def _table_bytes(flags: int) -> int:
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
-def _skip_blocks(data: bytes, position: int) -> tuple[int, int]:
-    """Behind the empty block that ends a chain, and how many blocks were passed.
+def _skip_blocks(data: bytes, position: int, most: int) -> tuple[int, int]:
+    """Behind the empty block that ends a chain, and how many others were passed.
 
     Raises IndexError where the file ends first.
     """
-    passed = 1
+    passed = 0
     while size := data[position]:
         position += size + 1
         passed += 1
-        if passed > MAX_BLOCKS:
+        if passed > most:
             break
     return position + 1, passed

@@ -156,7 +156,16 @@ def test_a_grey_profile_is_applied(run_media: RunMedia) -> None:
     assert close(outputs.image("resize.jpg").getpixel((16, 16)), (188, 188, 188), within=4)
 
 
-@pytest.mark.parametrize("profile", [b"not a profile at all", pictures.grey_press(), pictures.display_p3()[:200]])
+@pytest.mark.parametrize(
+    "profile",
+    [
+        b"not a profile at all",
+        pictures.grey_press(),
+        pictures.display_p3()[:200],
+        pictures.display_p3().replace(b"RGB ", b"R\xffB "),
+    ],
+    ids=["words", "of inks", "cut off", "of a space that is not text"],
+)
 def test_a_broken_or_foreign_profile_is_ignored(run_media: RunMedia, profile: bytes) -> None:
     picture = Image.new("RGB", (32, 32), (200, 100, 50))
     outputs = run_media(pictures.encoded(picture, "PNG", icc_profile=profile))
