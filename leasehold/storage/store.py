@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from pathlib import Path
@@ -284,13 +284,13 @@ class ObjectStore:
             raise ObjectCorrupt(f"{key}: its bytes are not those that were stored")
         return data
 
-    async def _pieces(self, key: str, expected: int) -> AsyncIterator[bytes]:
+    async def _pieces(self, key: str, expected: int) -> AsyncGenerator[bytes, None]:
         with told_as_ours(key):
             async with self._limit(expected):
                 said = await self._client.get_object(Bucket=self._bucket, Key=key)
                 promised, came = said["ContentLength"], 0
                 async with said["Body"] as body:
-                    while piece := await body.content.read(CHUNK):  # type: ignore[attr-defined]  # aiohttp's own stream under botocore's wrapper, which would read to the end on leaving
+                    while piece := await body.content.read(CHUNK):
                         came += len(piece)
                         yield piece
                 if came < promised:
