@@ -31,8 +31,8 @@ def read(data: bytes) -> Header:
             frames += 1
             position, passed = _skip_blocks(data, position + 11 + _table_bytes(flags), most)
         else:
-            position, passed = position + 1, 1  # a stray byte, which decoders pass over
-        blocks += passed
+            position, passed = position + 1, 0  # a stray byte, which decoders pass over
+        blocks += passed + 1
         if blocks > most:
             raise corrupt_image("it is cut into too many blocks")
     if not frames:

@@ -145,11 +145,12 @@ def bombs() -> dict[str, tuple[bytes, str]]:
         "gif": (bytes(gif), "too_many_pixels"),
         "webp": (bytes(webp), "too_many_pixels"),
         "avif": (bytes(avif), "too_many_pixels"),
-        "gif frames": (b"GIF89a\1\0\1\0\0\0\0" + gif_frame * 50_000 + b";", "too_many_frames"),
+        "gif frames": (b"GIF89a\1\0\1\0\0\0\0" + gif_frame * 40_000 + b";", "too_many_frames"),
         "apng frames": (endless, "too_many_frames"),
         "png profile": (pictures.png(1, 1, 8, 0, b"\0\0", pictures.png_chunk(b"iCCP", profile)), "corrupt_image"),
         "png words": (pictures.png(1, 1, 8, 0, b"\0\0", pictures.png_chunk(b"zTXt", words)), "corrupt_image"),
         "gif crumbs": (b"GIF89a\1\0\1\0\0\0\0!\xfe" + b"\1a" * 2_000_000, "corrupt_image"),
+        "gif of empty blocks": (b"GIF89a\1\0\1\0\0\0\0" + b"!\xfe\0" * 1_000_000, "corrupt_image"),
         "jpeg of fill bytes": (b"\xff\xd8" + b"\xff" * 4_000_000, "corrupt_image"),
     }
 
