@@ -1,0 +1,144 @@
+"""A whole installation on this machine: the embedded servers, the API and a worker, ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx2
+from pydantic import SecretStr
+
+from embedded.ports import free_port
+from embedded.process import RunAs, Server
+from embedded.rabbitmq import RabbitMQ
+from embedded.rabbitmq_install import find_rabbitmq
+from embedded.stack import EmbeddedStack
+from leasehold.credentials import create_key
+from leasehold.database import connect, migrate
+from leasehold.settings import Settings
+
+#: The tenant of the key that `dev` and `demo` make.
+TENANT = "dev"
+SCOPES = ("media:read", "media:write")
+_START_SECONDS = 60.0
+_STOP_SECONDS = 40.0
+
+
+class Installation:
+    """`async with Installation(...)`: serving when entered, gone when left.
+
+    `database_url`, `amqp_url` and `s3` (variables `LEASEHOLD_S3_*`) name parts that run elsewhere; the others are
+    embedded. `patient` waits for an embedded RabbitMQ (8 s); otherwise work goes on by polling until it is up.
+    """
+
+    def __init__(
+        self,
+        *,
+        data: Path | None = None,
+        port: int = 0,
+        database_url: str | None = None,
+        amqp_url: str | None = None,
+        s3: Mapping[str, str] | None = None,
+        patient: bool = True,
+    ) -> None:
+        self.api_url = f"http://127.0.0.1:{port or free_port()}"
+        self.api_key = ""
+        self.logs: dict[str, Path] = {}
+        self._processes: list[Server] = []
+        self._port = self.api_url.rpartition(":")[2]
+        self._elsewhere = dict(s3 or {})
+        if database_url:
+            self._elsewhere["LEASEHOLD_DATABASE_URL"] = database_url
+        if amqp_url:
+            self._elsewhere |= {"LEASEHOLD_AMQP_URL": amqp_url, "LEASEHOLD_BROKER": "amqp"}
+        found = None if amqp_url else find_rabbitmq()
+        self._stack = EmbeddedStack(
+            data, postgres=not database_url, s3=not s3, rabbitmq=found if patient else None
+        )
+        self._late_rabbitmq = None if patient else found
+        self._opened = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opening:
+            await opening.enter_async_context(self._stack)
+            environment = self._stack.environment | self._elsewhere
+            if self._late_rabbitmq is not None:
+                rabbitmq = RabbitMQ(self._stack.directory / "rabbitmq", self._late_rabbitmq)
+                starting = asyncio.create_task(rabbitmq.start())
+                opening.push_async_callback(_abandon, rabbitmq, starting)
+                environment |= {"LEASEHOLD_BROKER": "amqp", "LEASEHOLD_AMQP_URL": rabbitmq.url}
+            self.environment = environment | {"LEASEHOLD_POLL_SECONDS": os.environ.get("LEASEHOLD_POLL_SECONDS", "0.5")}
+            await asyncio.gather(self._start(opening, "api"), self._start(opening, "worker"), self._prepare())
+            await self._until_ready()
+            self._opened = opening.pop_all()
+        return self
+
+    async def __aexit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        await self._opened.aclose()
+
+    @property
+    def broker(self) -> str:
+        """What carries the hints, in words."""
+        if self.environment["LEASEHOLD_BROKER"] == "postgres":
+            return "none found: workers poll PostgreSQL (the `postgres` broker)"
+        where = "elsewhere" if "LEASEHOLD_AMQP_URL" in self._elsewhere else "embedded"
+        return f"RabbitMQ, {where}" + (" (still starting; workers poll until it is up)" if self._late_rabbitmq else "")
+
+    async def _start(self, opening: AsyncExitStack, module: str) -> None:
+        directory = self._stack.directory
+        self.logs[module] = directory / f"{module}.log"
+        server = await Server.start(
+            module,
+            [sys.executable, "-m", module],
+            log=self.logs[module],
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_S3")},
+                **self.environment,
+                "LEASEHOLD_API_PORT": self._port,
+                "LEASEHOLD_WORK_DIR": str(directory / "work"),
+            },
+            cwd=directory,
+            run_as=RunAs(),
+            last_signal=signal.SIGTERM,
+        )
+        opening.push_async_callback(server.stop, signal.SIGTERM, grace=_STOP_SECONDS)
+        self._processes.append(server)
+
+    async def _prepare(self) -> None:
+        url = self.environment["LEASEHOLD_DATABASE_URL"]
+        await migrate(url)
+        connection = await connect(Settings(database_url=SecretStr(url)), "setup")
+        try:
+            self.api_key = (await create_key(connection, tenant_id=TENANT, client_id="dev", scopes=SCOPES)).text
+        finally:
+            await connection.close()
+
+    async def _until_ready(self) -> None:
+        async with httpx2.AsyncClient() as client, asyncio.timeout(_START_SECONDS):
+            while True:
+                for server in self._processes:
+                    if not server.running:
+                        raise server.failure("did not start")
+                try:
+                    if (await client.get(f"{self.api_url}/readyz")).status_code == httpx2.codes.OK:
+                        return
+                except httpx2.TransportError:
+                    await asyncio.sleep(0.05)
+                    continue
+                await asyncio.sleep(0.05)
+
+
+async def _abandon(rabbitmq: RabbitMQ, starting: asyncio.Task[None]) -> None:
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await rabbitmq.kill()
+

@@ -1,0 +1,128 @@
+"""`leasehold`: run the parts, keep the keys, and see it all on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from leasehold.errors import LeaseholdError
+from leasehold.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="A durable job platform.", rich_markup_mode=None)
+keys = typer.Typer(no_args_is_help=True, help="API keys.")
+app.add_typer(keys, name="keys")
+console = Console()
+
+_DatabaseUrl = Annotated[str | None, typer.Option(help="Use this PostgreSQL instead of an embedded one.")]
+_AmqpUrl = Annotated[str | None, typer.Option(help="Use this RabbitMQ instead of an embedded one.")]
+_S3Endpoint = Annotated[
+    str | None, typer.Option(help="Use this S3 service (keys and bucket from LEASEHOLD_S3_*) instead of an embedded one.")
+]
+
+
+@app.command()
+def migrate(revision: Annotated[str, typer.Argument(help="Alembic revision.")] = "head") -> None:
+    """Bring the database's schema up to date; safe to run from several places at once."""
+    from leasehold.database import migrate as upgrade  # noqa: PLC0415 - each command loads only what it needs
+
+    asyncio.run(upgrade(Settings().database_url.get_secret_value(), revision))
+    console.print("The schema is up to date.")
+
+
+@app.command()
+def api() -> None:
+    """Serve the HTTP API."""
+    os.execv(sys.executable, [sys.executable, "-m", "api"])  # noqa: S606 - our own module, and no shell
+
+
+@app.command()
+def worker() -> None:
+    """Run one worker; SIGTERM drains it."""
+    os.execv(sys.executable, [sys.executable, "-m", "worker"])  # noqa: S606 - our own module, and no shell
+
+
+@app.command()
+def settings() -> None:
+    """Every variable, its default and its meaning."""
+    table = Table("variable", "default", "meaning")
+    for name, field in Settings.model_fields.items():
+        table.add_row(f"LEASEHOLD_{name.upper()}", str(field.default), field.description or "")
+    console.print(table)
+
+
+@app.command()
+def dev(
+    data: Annotated[Path | None, typer.Option(help="Keep the data here; without it the data goes at the end.")] = None,
+    port: Annotated[int, typer.Option(help="Port of the API; 0 takes a free one.")] = 8000,
+    database_url: _DatabaseUrl = None,
+    amqp_url: _AmqpUrl = None,
+    s3_endpoint: _S3Endpoint = None,
+) -> None:
+    """Run everything on this machine until Ctrl-C: real servers, the API and a worker."""
+    from cli.dev import run  # noqa: PLC0415 - the embedded servers are an extra
+
+    _told(run(data=data, port=port, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
+
+
+@app.command()
+def demo(
+    pictures: Annotated[list[Path] | None, typer.Argument(help="Pictures to send; without one, a shipped one.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the results are saved.")] = Path("demo-output"),
+    amqp_url: _AmqpUrl = None,
+    s3_endpoint: _S3Endpoint = None,
+    database_url: _DatabaseUrl = None,
+) -> None:
+    """Start everything, send pictures through the HTTP API as a client would, and leave nothing running."""
+    from cli.demo import run  # noqa: PLC0415 - the embedded servers are an extra
+
+    _told(run(pictures or [], out=out, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
+
+
+@keys.command("create")
+def create(
+    tenant: Annotated[str, typer.Option(help="Whose objects the key may see.")],
+    client: Annotated[str, typer.Option(help="Who uses it; for logs.")],
+    scope: Annotated[list[str], typer.Option(help="For example media:read; may be given several times.")],
+) -> None:
+    """Make a key. It is shown once: only a hash of it is kept."""
+    from cli.keys import create_one  # noqa: PLC0415 - each command loads only what it needs
+
+    console.print(asyncio.run(create_one(Settings(), tenant, client, scope)), highlight=False)
+
+
+@keys.command("revoke")
+def revoke(prefix: Annotated[str, typer.Argument(help="The part between lh_ and the second underscore.")]) -> None:
+    """End a key; API processes stop taking it within LEASEHOLD_API_KEY_CACHE_SECONDS."""
+    from cli.keys import revoke_one  # noqa: PLC0415 - each command loads only what it needs
+
+    _told(revoke_one(Settings(), prefix))
+    console.print(f"Revoked {prefix}.")
+
+
+def _s3(endpoint: str | None) -> dict[str, str] | None:
+    if endpoint is None:
+        return None
+    chosen = {name: value for name, value in os.environ.items() if name.startswith("LEASEHOLD_S3_")}
+    return chosen | {"LEASEHOLD_S3_ENDPOINT": endpoint}
+
+
+def _told(work: Any) -> None:
+    """Run it; an error of ours is a sentence, not a traceback."""
+    try:
+        asyncio.run(work)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (LeaseholdError, ExceptionGroup) as error:
+        Console(stderr=True).print(f"leasehold: {error}", style="red", highlight=False, markup=False)
+        raise typer.Exit(1) from None
+
+
+if __name__ == "__main__":
+    app()
