@@ -68,8 +68,9 @@ stamp_of() {
 make_environment() {
     local profile="${1:-all}" made="" python uv
     local -a wanted=(--all-extras)
-    [ "$profile" = all ] || wanted=(--no-dev --extra media --extra embedded)
     [ ! -f "$venv/leasehold-stamp" ] || made="$(cat "$venv/leasehold-stamp")"
+    case "$made" in "all "*) profile=all ;; esac # a developer's environment stays one
+    [ "$profile" = all ] || wanted=(--no-dev --extra media --extra embedded)
     if [ -x "$venv/bin/python" ]; then
         case "$made" in "$(stamp_of "$profile")" | "$(stamp_of all)") return ;; esac
     fi
