@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+
+import botocore.exceptions
+import pytest
+
+from embedded.s3 import S3
+from tests.support.bucket import Bucket
+from tests.support.processes import command_lines
+
+
+@pytest.fixture
+async def server(run_directory: Path) -> AsyncIterator[S3]:
+    server = S3(run_directory / "s3-of-a-test")
+    await server.start()
+    yield server
+    await server.stop()
+    shutil.rmtree(server.directory)
+
+
+def bucket_of(server: S3) -> Bucket:
+    return Bucket(server.endpoint, server.access_key, server.secret_key, server.bucket)
+
+
+async def test_an_object_survives_a_killed_server(server: S3) -> None:
+    bucket = bucket_of(server)
+    async with bucket.client() as client:
+        await client.put_object(Bucket=bucket.bucket, Key="kept.txt", Body=b"bytes")
+    await server.kill()
+    await server.start()
+    async with bucket.client() as client:
+        answer = await client.get_object(Bucket=bucket.bucket, Key="kept.txt")
+        assert await answer["Body"].read() == b"bytes"
+
+
+async def test_a_wrong_secret_is_refused(server: S3) -> None:
+    bucket = replace(bucket_of(server), secret_key="a guess")
+    async with bucket.client() as client:
+        with pytest.raises(botocore.exceptions.ClientError, match=r"SignatureDoesNotMatch|403"):
+            await client.list_objects_v2(Bucket=bucket.bucket)
+
+
+async def test_the_secret_is_in_no_command_line(server: S3) -> None:
+    assert not [line for line in command_lines() if server.secret_key in line]
