@@ -155,7 +155,11 @@ def main() -> int:
     guard = Guard(owner, last_signal)
     if os.getppid() != owner:
         return 137
-    guard.start(sys.argv[5:], uid, gid)
+    try:
+        guard.start(sys.argv[5:], uid, gid)
+    except OSError as error:
+        sys.stderr.write(f"{error}\n")
+        return 127
     return guard.run()
 
 

@@ -73,10 +73,9 @@ async def run_command(command: list[str], environment: dict[str, str], stopped: 
 def main() -> int:
     try:
         return asyncio.run(serve(parse(sys.argv[1:])))
-    except* (EmbeddedError, FileNotFoundError) as failed:  # a server's, or the command's that is not there
-        for error in failed.exceptions:
-            print(error, file=sys.stderr)  # noqa: T201
-    return 1
+    except (EmbeddedError, FileNotFoundError) as error:  # a server's, or the command's that is not there
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
 
 
 if __name__ == "__main__":

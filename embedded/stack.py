@@ -67,9 +67,7 @@ class EmbeddedStack:
             self.directory = opening.enter_context(RunDirectory(self._data)).path
             opening.push_async_callback(self._end)
             self._choose()
-            async with asyncio.TaskGroup() as starting:
-                for server in self._servers:
-                    starting.create_task(server.start())
+            await self._start_all()
             self._open = opening.pop_all()
         return self
 
@@ -86,6 +84,14 @@ class EmbeddedStack:
             self.postgres = Postgres(self.directory / "postgres", durable=self._durable)
         if s3:
             self.s3 = S3(self.directory / "s3")
+
+    async def _start_all(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for server in self._servers:
+                    starting.create_task(server.start())
+        except ExceptionGroup as failed:  # the first is the cause; the others were cancelled for it
+            raise failed.exceptions[0] from failed
 
     @property
     def _servers(self) -> list[RabbitMQ | Postgres | S3]:

@@ -1,0 +1,40 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from embedded.process import EmbeddedError
+from embedded.stack import EmbeddedStack
+from tests.support.processes import Witness, descendants
+
+
+async def test_a_stack_gives_what_the_platform_needs_and_ends_with_its_block() -> None:
+    before = descendants(os.getpid())
+    async with EmbeddedStack(durable=False) as stack:
+        assert stack.environment["LEASEHOLD_BROKER"] == "postgres"
+        connection = await asyncpg.connect(stack.environment["LEASEHOLD_DATABASE_URL"])
+        assert await connection.fetchval("SELECT current_database()") == "leasehold"
+        await connection.close()
+        witness = Witness(descendants(os.getpid()) - before)
+        directory = stack.directory
+    await witness.all_ended()
+    assert not directory.exists()
+
+
+async def test_a_stack_that_cannot_start_says_why_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = descendants(os.getpid())
+    monkeypatch.setenv("LEASEHOLD_PG_BIN", str(tmp_path))
+    with pytest.raises(EmbeddedError, match="initdb exited with 127"):
+        async with EmbeddedStack(durable=False):
+            pass
+    assert descendants(os.getpid()) == before
+
+
+async def test_two_stacks_do_not_meet() -> None:
+    async with EmbeddedStack(durable=False, s3=False) as one, EmbeddedStack(durable=False, s3=False) as other:
+        assert one.environment["LEASEHOLD_DATABASE_URL"] != other.environment["LEASEHOLD_DATABASE_URL"]
