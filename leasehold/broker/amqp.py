@@ -5,7 +5,8 @@ Two, because an alarm blocks connections that publish, and consuming (which ends
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from leasehold.broker.base import Delivery, Hint
@@ -35,21 +36,19 @@ class AmqpBroker:
         self._publisher.link.start()
 
     async def close(self) -> None:
-        await self._consumer.close()
-        await self._publisher.link.close()
+        await asyncio.gather(self._consumer.close(), self._publisher.link.close())
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
         return await self._publisher.publish(hints)
 
     async def consume(
         self,
-        queues: Sequence[str],
-        prefetch: int,
+        prefetch: Mapping[str, int],
         on_delivery: Callable[[Delivery], None],
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
         """`on_wake` is called when a queue is consumed again after a gap: hints may have been lost in it."""
-        await self._consumer.consume(queues, prefetch, on_delivery, on_wake)
+        await self._consumer.consume(prefetch, on_delivery, on_wake)
 
     async def stop_consuming(self) -> None:
         await self._consumer.stop()

@@ -62,14 +62,15 @@ class Broker(Protocol):
 
     async def consume(
         self,
-        queues: Sequence[str],
-        prefetch: int,
+        prefetch: Mapping[str, int],
         on_delivery: Callable[[Delivery], None],
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """Start (and after every reconnect restart) consuming; returns at once.
+        """Start (and after every reconnect restart) consuming; returns at once. A second call replaces the first.
 
-        `prefetch`: the most unacknowledged hints of one queue (all its bands together) in this process.
+        `prefetch`: the queues, and of each the most hints that this process holds unacknowledged, all bands
+        together. The bands share it 60/30/10 and do not lend (see consumer.SHARES), so ask for about three
+        times what shall be worked on at once.
         `on_delivery` is called in the event loop and must only hand the hint over.
         `on_wake(queue)`: there may be work that no delivery tells of (the broker carries no hints, or
         was away and may have lost some), so look into the database now. It must only hand over, too.

@@ -55,6 +55,12 @@ async def until_closed(resource: AbstractConnection | AbstractChannel) -> None:
     await asyncio.wait({resource.closing})
 
 
+def _reason(connection: AbstractConnection) -> str:
+    closing = connection.closing
+    ended = closing.done() and not closing.cancelled()
+    return str(closing.exception()) if ended else "given up"
+
+
 class Ladder:
     """The waits of one loop that tries again."""
 
@@ -155,7 +161,7 @@ class Link:
         for task in done:
             if not task.cancelled() and (error := task.exception()):
                 raise error
-        raise BrokerUnavailable("the connection closed")
+        raise BrokerUnavailable(f"the connection closed: {_reason(connection)}")
 
     def _report_up(self) -> None:
         if self._down_since is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 
@@ -14,7 +14,7 @@ from aiormq import spec
 from aiormq.abc import AbstractConnection, DeliveredMessage
 
 from leasehold.broker.acks import Acks
-from leasehold.broker.base import BANDS, Delivery
+from leasehold.broker.base import Delivery
 from leasehold.broker.connection import Link
 from leasehold.broker.envelope import Garbage, decode
 from leasehold.broker.lane import Lane
@@ -54,18 +54,16 @@ class Consumer:
 
     async def consume(
         self,
-        queues: Sequence[str],
-        prefetch: int,
+        prefetch: Mapping[str, int],
         on_delivery: Callable[[Delivery], None],
         on_wake: Callable[[str], None] | None,
     ) -> None:
         await self.close()  # a second call replaces the first
         self._on_delivery, self._on_wake = on_delivery, on_wake
-        shares = split(prefetch)
         self._lanes = [
-            Lane(self._topology, queue, band, shares[band])
-            for queue in dict.fromkeys(queues)
-            for band in range(len(BANDS))
+            Lane(self._topology, queue, band, share)
+            for queue, total in prefetch.items()
+            for band, share in enumerate(split(total))
         ]
         self.link.start()
 

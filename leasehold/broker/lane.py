@@ -12,7 +12,7 @@ from aiormq import spec
 from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 
 from leasehold.broker.acks import Acks
-from leasehold.broker.connection import Ladder, guarded
+from leasehold.broker.connection import CLOSE_SECONDS, Ladder, guarded, until_closed
 from leasehold.broker.topology import RPC_SECONDS, Topology
 
 #: What a lane does with a message: `receive(lane, message, acks)`, called in the event loop.
@@ -35,6 +35,7 @@ class Lane:
         self._acks: Acks | None = None
         self._stopped = False
         self._has_consumed = False
+        self._trouble: str | None = None
         self.queue = queue
         self.name = topology.lane(queue, band)
 
@@ -47,12 +48,17 @@ class Lane:
         ladder = Ladder()
         while not self._stopped:
             ladder.begin()
+            reason: Exception | None = None
             try:
                 await self._consume(connection, receive, on_resumed)
             # Whatever goes wrong with a lane, the answer is the same: say it and try again.
             except Exception as error:  # noqa: BLE001
-                self._report(error)
+                reason = error
+            if not connection.is_opened:
+                return await until_closed(connection)  # the link tells why, and serves us the next one
+            self._report(reason)
             await ladder.wait()
+        return None
 
     async def stop(self) -> None:
         """No new deliveries; the channel stays, because ACKs go over the channel that delivered."""
@@ -61,7 +67,7 @@ class Lane:
         self._consumer_tag = None
         if channel is not None and tag is not None:
             with suppress(Exception):
-                async with guarded(RPC_SECONDS):
+                async with guarded(CLOSE_SECONDS):
                     await channel.basic_cancel(tag)
 
     async def drained(self) -> None:
@@ -88,11 +94,11 @@ class Lane:
             self._consumer_tag = consumer.consumer_tag
             if self._stopped:
                 await self.stop()
+            self._trouble = None
             if self._has_consumed:
                 on_resumed(self)
             self._has_consumed = True
             await asyncio.wait({channel.closing, over, sender}, return_when=asyncio.FIRST_COMPLETED)
-            self._report(None)
         finally:
             self._consumer_tag = self._channel = self._acks = None
             await self._leave(channel, sender, over)
@@ -105,20 +111,16 @@ class Lane:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         with suppress(Exception):
-            async with guarded(RPC_SECONDS):
+            async with guarded(CLOSE_SECONDS):
                 await channel.close()
 
     def _report(self, error: Exception | None) -> None:
-        if self._stopped:
+        """Once a trouble, not once an attempt: a queue may be out of order for hours."""
+        trouble = f"{type(error).__name__}: {error}" if error else "consumer cancelled, or channel closed"
+        if self._stopped or trouble == self._trouble:
             return
-        log.warning(
-            "consumer was cancelled or its channel closed; consuming again"
-            if error is None
-            else "queue cannot be consumed now; trying again",
-            queue=self.name,
-            reason=type(error).__name__ if error else None,
-            detail=str(error) if error else None,
-        )
+        self._trouble = trouble
+        log.warning("queue is not consumed now; trying again until it is", queue=self.name, reason=trouble)
 
 
 def _note_cancel(cancelled: asyncio.Event, _frame: spec.Basic.Cancel) -> None:

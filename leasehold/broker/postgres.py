@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 
@@ -74,14 +74,13 @@ class PostgresBroker:
 
     async def consume(
         self,
-        queues: Sequence[str],
-        prefetch: int,  # noqa: ARG002 - nothing is delivered, so nothing is held
+        prefetch: Mapping[str, int],
         on_delivery: Callable[[Delivery], None],  # noqa: ARG002 - the interface's; only wake-ups come from here
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
         """Call `on_wake` for every queue now, after each reconnect, and when somebody notifies."""
         await self.stop_consuming()
-        self._queues, self._on_wake = tuple(dict.fromkeys(queues)), on_wake
+        self._queues, self._on_wake = tuple(prefetch), on_wake
         self._listener.start()
 
     async def stop_consuming(self) -> None:

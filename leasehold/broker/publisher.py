@@ -134,4 +134,7 @@ class Publisher:
             finally:
                 self._session = None
                 session.abandon()
+            if not connection.is_opened:
+                return await until_closed(connection)  # the link tells why, and serves us the next one
+            log.warning("publishing channel was closed; opening another")
             await ladder.wait()

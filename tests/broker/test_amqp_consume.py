@@ -41,7 +41,7 @@ def lane_of(broker: Broker, name: str) -> Lane:
 
 
 async def consuming(broker: Broker, inbox: Inbox, *queues: str, prefetch: int = 30) -> None:
-    await broker.consume(queues or ["media"], prefetch, inbox.put, inbox.wake)
+    await broker.consume(dict.fromkeys(queues or ["media"], prefetch), inbox.put, inbox.wake)
     await until(lambda: broker.connected)
 
 
@@ -120,7 +120,7 @@ async def test_a_hand_over_that_raises_does_not_stop_the_consumer(open_broker: O
             raise RuntimeError("a mistake of the worker")
         inbox.put(delivery)
 
-    await broker.consume(["media"], 1, refuse_the_first)
+    await broker.consume({"media": 1}, refuse_the_first)
     await broker.publish([poison, good])
     assert (await inbox.next()).hint == good
 
@@ -185,7 +185,7 @@ async def test_a_queue_that_cannot_be_consumed_does_not_stop_the_others(open_bro
     broker, inbox = await open_broker(), Inbox()
     async with raw_channel(amqp_url) as channel:
         await channel.declare_queue("leasehold.locked.normal", exclusive=True)
-        await broker.consume(["locked", "media"], 30, inbox.put)
+        await broker.consume({"locked": 30, "media": 30}, inbox.put)
         good = hints(1)
         await publish_until_confirmed(broker, good)
         await inbox.until_seen(ids(good))
@@ -250,11 +250,12 @@ async def test_consuming_again_replaces_the_queues(open_broker: OpenBroker) -> N
     assert set(broker.describe()["consuming"]) == {f"leasehold.other.{band}" for band in ("high", "normal", "low")}
 
 
-@pytest.mark.parametrize("queue_type", ["classic", "quorum"])
+# Classic queues only: a quorum queue of a single 3.10 node that was declared seconds before a SIGKILL may stay
+# without a leader for good, which is why `classic` is the default there.
 async def test_after_a_killed_broker_hints_come_again_by_themselves(
-    open_broker: OpenBroker, rabbitmq_node: BrokerNode, queue_type: str
+    open_broker: OpenBroker, rabbitmq_node: BrokerNode
 ) -> None:
-    broker, inbox = await open_broker(rabbitmq_node.url, amqp_queue_type=queue_type), Inbox()
+    broker, inbox = await open_broker(rabbitmq_node.url), Inbox()
     await consuming(broker, inbox)
     first = hints(5)
     await broker.publish(first)
@@ -274,7 +275,7 @@ async def test_closing_leaves_no_task_whether_the_broker_is_there_or_not(open_br
     before = asyncio.all_tasks()
     here, away = await open_broker(wire.url), await open_broker("amqp://127.0.0.1:1/", connected=False)
     await consuming(here, Inbox())
-    await away.consume(["media"], 10, Inbox().put)
+    await away.consume({"media": 10}, Inbox().put)
     await here.publish(hints(10))
     await here.close()
     await away.close()

@@ -33,7 +33,7 @@ async def test_a_confirmed_hint_arrives_once_and_whole(open_broker: OpenBroker, 
     broker, inbox = await open_broker(amqp_queue_type=queue_type), Inbox()
     hint = Hint(hints(1)[0].task_id, "media", 2, {"traceparent": "00-ab-cd-01", "x-request-id": "r1"})
     assert await broker.publish([hint]) == [True]
-    await broker.consume(["media"], 10, inbox.put)
+    await broker.consume({"media": 10}, inbox.put)
     delivery = await inbox.next()
     assert delivery.hint == hint
     assert not delivery.redelivered
@@ -47,7 +47,7 @@ async def test_a_batch_larger_than_the_window_is_confirmed_and_arrives(open_brok
     broker, inbox = await open_broker(), Inbox()
     batch = hints(1200)
     assert await broker.publish(batch) == [True] * 1200
-    await broker.consume(["media"], 100, inbox.put)
+    await broker.consume({"media": 100}, inbox.put)
     assert ids([delivery.hint for delivery in await inbox.take(1200)]) == ids(batch)
 
 
@@ -67,7 +67,7 @@ async def test_a_broker_that_comes_later_is_used_without_asking(
 ) -> None:
     await rabbitmq_node.stop()
     broker, inbox = await open_broker(rabbitmq_node.url, connected=False), Inbox()
-    await broker.consume(["media"], 10, inbox.put)
+    await broker.consume({"media": 10}, inbox.put)
     batch = hints(3)
     assert await broker.publish(batch) == [False] * 3
     await rabbitmq_node.start()
@@ -87,7 +87,7 @@ async def test_a_queue_deleted_under_the_publisher_is_false_once_and_then_there_
     assert await broker.publish(batch) == [False, False]
     assert broker.describe()["unroutable"] == 2
     assert await broker.publish(batch) == [True, True]
-    await broker.consume(["media"], 10, inbox.put)
+    await broker.consume({"media": 10}, inbox.put)
     await inbox.until_seen(ids(batch))
 
 
@@ -108,7 +108,7 @@ async def test_a_queue_that_exists_with_other_arguments_is_used_as_it_is(
     async with raw_channel(amqp_url) as channel:
         await channel.declare_queue("leasehold.media.normal", durable=True)
     broker, inbox = await open_broker(amqp_queue_type="quorum"), Inbox()
-    await broker.consume(["media"], 10, inbox.put)
+    await broker.consume({"media": 10}, inbox.put)
     batch = hints(2)
     assert await broker.publish(batch) == [True, True]
     await inbox.until_seen(ids(batch))
@@ -161,5 +161,5 @@ async def test_hints_that_a_killed_broker_did_not_confirm_can_be_sent_again(
     assert await broker.publish(lost) == [False] * 50
     await rabbitmq_node.start()
     await publish_until_confirmed(broker, lost)
-    await broker.consume(["media"], 100, inbox.put)
+    await broker.consume({"media": 100}, inbox.put)
     await inbox.until_seen(ids(confirmed) | ids(lost))

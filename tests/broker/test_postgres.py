@@ -36,7 +36,7 @@ async def open_postgres(database_url: str) -> AsyncIterator[OpenPostgres]:
 
 async def listening(broker: Broker, inbox: Inbox, *queues: str) -> None:
     """Listen, and take the first wake-ups, which come for every queue."""
-    await broker.consume(queues, 10, inbox.put, inbox.wake)
+    await broker.consume(dict.fromkeys(queues, 10), inbox.put, inbox.wake)
     for queue in queues:
         assert await inbox.next_wake() == queue
 
@@ -124,8 +124,8 @@ async def test_without_a_database_publishing_does_not_raise_and_closing_leaves_n
     before = asyncio.all_tasks()
     away = await open_postgres("postgresql://nobody:secret-word@127.0.0.1:1/none", connected=False)
     here = await open_postgres()
-    await here.consume(["media"], 10, Inbox().put, Inbox().wake)
-    await away.consume(["media"], 10, Inbox().put, Inbox().wake)
+    await here.consume({"media": 10}, Inbox().put, Inbox().wake)
+    await away.consume({"media": 10}, Inbox().put, Inbox().wake)
     assert await away.publish(hints(2)) == [True, True]
     assert not away.connected
     await here.close()
