@@ -10,6 +10,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import make_app
+from leasehold import failpoints
 from leasehold.logs import configure_logs
 from leasehold.settings import Settings
 
@@ -54,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=settings.api_port)
     asked = parser.parse_args(arguments)
     configure_logs(settings)
+    failpoints.arm(settings.failpoints)
     make_server(settings, host=asked.host, port=asked.port).run()
 
 

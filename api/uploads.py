@@ -20,7 +20,7 @@ from api.openapi import problems
 from api.schemas import Accepted, CompleteRequest, UploadRequest, UploadTicket
 from api.security import MEDIA_WRITE, Require
 from api.services import Services, services_of
-from leasehold import reads
+from leasehold import failpoints, reads
 from leasehold.broker.base import BANDS
 from leasehold.database import Connection
 from leasehold.errors import Conflict, Invalid, NotFound
@@ -170,6 +170,7 @@ async def _take_in(
         hints = await transitions.complete_upload(connection, found.id, caller.tenant_id, inspected, job)
     if hints is None:
         return await _decided_elsewhere(services, caller, found.id)
+    failpoints.reach("after_submit")
     services.announcer.announce(hints)
     SUBMITTED.labels(media.name).inc()
     log.info("job submitted", job_id=str(job.id), bytes=inspected)

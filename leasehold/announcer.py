@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import structlog
 
-from leasehold import outbox
+from leasehold import failpoints, outbox
 from leasehold.broker.base import Broker
 from leasehold.database import TRY_AGAIN, Connection
 from leasehold.outbox import Announcement
@@ -63,6 +63,7 @@ class Announcer:
         """Publish now, and forget the rows that the broker confirmed; returns how many."""
         confirmed = await self._broker.publish([announcement.hint for announcement in batch])
         sent = [a.outbox_id for a, ok in zip(batch, confirmed, strict=True) if ok]
+        failpoints.reach("after_publish")
         if sent:
             try:
                 await self._on_connection(lambda connection: outbox.announced(connection, sent))

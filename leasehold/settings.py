@@ -93,6 +93,8 @@ class Settings(BaseSettings):
     max_losses: int = Field(5, ge=1, le=100, description="Attempts lost with their workers before a task fails.")
     work_dir: str | None = Field(None, description="Where attempts keep files; unset means the system's.")
 
+    failpoints: str = Field("", description="For tests of failure only: see leasehold/failpoints.py.")
+
     # --- what is kept, and how it is told
     retention_days: int = Field(7, ge=1, le=3650, description="Days that finished jobs and events are kept.")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="`auto`: console on a terminal.")

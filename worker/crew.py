@@ -15,6 +15,7 @@ from uuid import UUID
 
 import structlog
 
+from leasehold import failpoints
 from leasehold.broker.base import Broker, Delivery
 from leasehold.database import TRY_AGAIN
 from leasehold.transitions.claims import Claimed
@@ -109,6 +110,7 @@ class Crew:
                 self._occupy(self._follow(self._hints.popleft()))
 
     async def _follow(self, delivery: Delivery) -> None:
+        failpoints.reach("after_hint")
         claimed = await self._claim(delivery)
         if claimed is None:
             metrics.HINTS.labels("stale").inc()
@@ -116,6 +118,7 @@ class Crew:
             metrics.HINTS.labels("claimed").inc()
             metrics.CLAIMS.labels("hint").inc()
             await self._run(claimed)
+            failpoints.reach("after_commit")
         await delivery.ack()
 
     async def _watch(self) -> None:

@@ -9,6 +9,7 @@ import structlog
 import uvloop
 from prometheus_client import start_http_server
 
+from leasehold import failpoints
 from leasehold.logs import configure_logs
 from leasehold.settings import Settings
 from worker.worker import Worker
@@ -37,6 +38,7 @@ async def serve(settings: Settings) -> None:
 def main() -> None:
     settings = Settings()
     configure_logs(settings)
+    failpoints.arm(settings.failpoints)
     if settings.metrics_port is not None:
         start_http_server(settings.metrics_port, "127.0.0.1")
     uvloop.run(serve(settings))

@@ -6,7 +6,7 @@ import asyncio
 
 import structlog
 
-from leasehold import outbox
+from leasehold import failpoints, outbox
 from leasehold.announcer import Announcer
 from leasehold.broker.base import Broker
 from leasehold.database import TRY_AGAIN, Pool
@@ -25,6 +25,7 @@ async def relay(pool: Pool, broker: Broker, announcer: Announcer, pause: float) 
             try:
                 async with pool.acquire() as connection:
                     taken = await outbox.take(connection, _BATCH)
+                failpoints.reach("before_relay")
                 sent = await announcer.publish(taken) if taken else 0
             except TRY_AGAIN as error:
                 log.warning("the relay will try again", error=type(error).__name__)

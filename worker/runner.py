@@ -11,6 +11,7 @@ from time import monotonic
 
 import structlog
 
+from leasehold import failpoints
 from leasehold.backoff import delay_after
 from leasehold.database import Pool
 from leasehold.errors import (
@@ -84,6 +85,7 @@ class Runner:
         metrics.SECONDS.labels(claimed.pipeline, claimed.step).observe(monotonic() - started)
 
     async def _attempt(self, claimed: Claimed) -> tuple[Settlement | None, Held]:
+        failpoints.reach("after_claim")
         known = self._declared(claimed)
         seconds = known[1].timeout.total_seconds() if known else 0.0
         held = self._heartbeat.hold(claimed.lease, seconds + _GRACE)
@@ -127,12 +129,14 @@ class Runner:
             inputs.mkdir(parents=True)
             outputs.mkdir()
             files = await fetch(self._store, await sources_of(self._pool, pipeline, step, claimed), inputs)
+            failpoints.reach("after_download")
             digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in files.items()})
             if claimed.lease.epoch > 1:
                 adopted = await adopt(self._store, claimed.output_prefix, step, digest, held)
                 if adopted is not None:
                     metrics.ADOPTED.labels(claimed.pipeline, step.name).inc()
                     return adopted
+            failpoints.reach_during("mid_process")
             done = await self._children.run(
                 pipeline=pipeline.name,
                 step=step.name,
@@ -142,7 +146,9 @@ class Runner:
                 timeout=step.timeout.total_seconds(),
                 limits=step.limits,
             )
-            return await store_outputs(self._store, claimed.output_prefix, step, done, digest, held)
+            completion = await store_outputs(self._store, claimed.output_prefix, step, done, digest, held)
+            failpoints.reach("after_upload")
+            return completion
         finally:
             await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import orjson
 
+from leasehold import failpoints
 from leasehold.errors import StoreError
 from leasehold.keys import output_key
 from leasehold.pipeline import Step
@@ -42,6 +43,7 @@ async def store_outputs(store: ObjectStore, prefix: str, step: Step, done: Done,
 
     primary = step.writes
     outputs = await together(put(name, file, {}) for name, file in done.files.items() if name != primary)
+    failpoints.reach("mid_upload")
     if primary is not None and primary in done.files:
         manifest = _packed(outputs, done.value)
         outputs.append(await put(primary, done.files[primary], {_MANIFEST: manifest} if manifest else {}))

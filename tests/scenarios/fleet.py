@@ -1,0 +1,209 @@
+"""Real processes of the platform, and what a client and a look at the rows can see of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import httpx2
+
+from embedded.ports import free_port
+from leasehold.credentials import create_key
+from leasehold.database import connect
+from leasehold.settings import Settings
+from tests.factories import Rows, assert_history, terms
+
+ROOT = Path(__file__).parents[2]
+#: Generous: a test that hangs is a failure, a slow machine is not.
+PATIENCE = 60.0
+
+
+@dataclass
+class Process:
+    """One `python -m api` or `python -m worker`."""
+
+    process: asyncio.subprocess.Process
+    log: Path
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    async def wait(self) -> int:
+        return await asyncio.wait_for(self.process.wait(), PATIENCE)
+
+    async def kill(self) -> None:
+        if self.process.returncode is None:
+            self.process.kill()
+        await self.wait()
+
+    async def says(self, words: str) -> None:
+        """Wait until the log says `words`."""
+        while words not in self.log.read_text():
+            if self.process.returncode is not None:
+                raise AssertionError(f"ended before it said {words!r}:\n{self.log.read_text()[-3000:]}")
+            await asyncio.sleep(0.02)
+
+
+@dataclass
+class Fleet:
+    """Starts processes on one database, broker and bucket, and ends what is left of them."""
+
+    settings: Settings
+    directory: Path
+    rows: Rows
+    processes: list[Process] = field(default_factory=list)
+    api_url: str = ""
+    key: str = ""
+
+    def environment(self, **changes: object) -> dict[str, str]:
+        settings = self.settings
+        chosen = {
+            "DATABASE_URL": settings.database_url.get_secret_value(),
+            "AMQP_URL": settings.amqp_url.get_secret_value(),
+            "BROKER": settings.broker,
+            "S3_ENDPOINT": settings.s3_endpoint,
+            "S3_BUCKET": settings.s3_bucket,
+            "S3_ACCESS_KEY": settings.s3_access_key.get_secret_value(),
+            "S3_SECRET_KEY": settings.s3_secret_key.get_secret_value(),
+            "WORK_DIR": self.directory / "work",
+            "WORKER_CHILDREN": 1,
+            "POLL_SECONDS": 0.5,
+            "SWEEP_SECONDS": 0.5,
+            "LOG_FORMAT": "json",
+            **{name.upper(): value for name, value in changes.items()},
+        }
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+        return inherited | {f"LEASEHOLD_{name}": str(value) for name, value in chosen.items()}
+
+    async def start(self, module: str, **changes: object) -> Process:
+        log = self.directory / f"{module}-{len(self.processes)}.log"
+        with log.open("wb") as output:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", module, cwd=ROOT, env=self.environment(**changes), stdout=output, stderr=output
+            )
+        started = Process(process, log)
+        self.processes.append(started)
+        return started
+
+    async def worker(self, **changes: object) -> Process:
+        """A worker that serves already."""
+        started = await self.start("worker", **changes)
+        await asyncio.wait_for(started.says('"serving"'), PATIENCE)
+        return started
+
+    async def api(self, **changes: object) -> Process:
+        port = free_port()
+        self.api_url = f"http://127.0.0.1:{port}"
+        started = await self.start("api", api_port=port, **changes)
+        if not self.key:
+            self.key = (
+                await create_key(
+                    self.rows.connection, tenant_id="t", client_id="tests", scopes=["media:read", "media:write"]
+                )
+            ).text
+        await self.until(self._answers, started)
+        return started
+
+    async def _answers(self) -> bool:
+        async with httpx2.AsyncClient() as client:
+            try:
+                return (await client.get(f"{self.api_url}/livez")).is_success
+            except httpx2.TransportError:
+                return False
+
+    async def until(self, true: Any, *alive: Process) -> None:
+        """Wait until `await true()`; the processes in `alive` must not end before."""
+        async with asyncio.timeout(PATIENCE):
+            while not await true():
+                for process in alive:
+                    assert process.process.returncode is None, process.log.read_text()[-3000:]
+                await asyncio.sleep(0.05)
+
+    # --- as a client
+
+    async def call(self, method: str, path: str, **request: Any) -> httpx2.Response:
+        async with httpx2.AsyncClient(base_url=self.api_url, timeout=PATIENCE) as client:
+            return await client.request(method, path, headers={"Authorization": f"Bearer {self.key}"}, **request)
+
+    async def upload(self, picture: bytes, content_type: str = "image/jpeg") -> dict[str, str]:
+        """Ask for a URL and put the picture there; returns what complete-upload wants."""
+        asked = await self.call("POST", "/upload-url", json={"content_type": content_type, "file_name": "a.jpg"})
+        assert asked.status_code == 201, asked.text
+        said = asked.json()
+        async with httpx2.AsyncClient(timeout=PATIENCE) as store:
+            put = await store.put(said["upload_url"], content=picture, headers={"Content-Type": content_type})
+        assert put.is_success, put.text
+        return {"media_id": said["media_id"], "original_key": said["original_key"]}
+
+    async def send(self, picture: bytes, content_type: str = "image/jpeg") -> dict[str, Any]:
+        """Upload and complete; the accepted answer."""
+        accepted = await self.call("POST", "/complete-upload", json=await self.upload(picture, content_type))
+        assert accepted.status_code == 202, accepted.text
+        said: dict[str, Any] = accepted.json()
+        return said
+
+    async def view(self, media_id: str) -> dict[str, Any]:
+        answer = await self.call("GET", f"/media/{media_id}")
+        assert answer.status_code == 200, answer.text
+        said: dict[str, Any] = answer.json()
+        return said
+
+    async def finished(self, media_id: str, status: str = "READY") -> dict[str, Any]:
+        async def ended() -> bool:
+            return (await self.view(media_id))["status"] in ("READY", "FAILED")
+
+        await self.until(ended)
+        view = await self.view(media_id)
+        assert view["status"] == status, view
+        return view
+
+    # --- as somebody who looks at the rows
+
+    async def reaches(self, job_id: UUID, step: str, status: str) -> None:
+        """Wait until the step's row has that status."""
+
+        async def there() -> bool:
+            return (await self.rows.statuses(job_id)).get(step) == status
+
+        await self.until(there)
+
+    async def assert_done_once(self, job_id: UUID) -> None:
+        """Every step succeeded exactly once, the events add up, and every output is what its row says."""
+        kinds = Counter((e["step"], e["kind"]) for e in await self.rows.events(job_id))
+        statuses = await self.rows.statuses(job_id)
+        assert set(statuses.values()) == {"succeeded"}
+        assert all(kinds[step, "completed"] == 1 for step in statuses)
+        await assert_history(self.rows, job_id)
+
+    async def at_rest(self) -> None:
+        """The outbox is empty and nothing is leased."""
+
+        async def resting() -> bool:
+            return not await self.rows.connection.fetchval(
+                "SELECT (SELECT count(*) FROM outbox) + (SELECT count(*) FROM task WHERE status = 'running')"
+            )
+
+        await self.until(resting)
+
+    async def close(self) -> None:
+        for process in self.processes:
+            if process.process.returncode is None:
+                process.signal(signal.SIGCONT)
+            await process.kill()
+
+
+async def open_fleet(settings: Settings, directory: Path) -> Fleet:
+    connection: asyncpg.Connection[asyncpg.Record] = await connect(settings, "test")
+    return Fleet(settings, directory, Rows(connection, terms()))

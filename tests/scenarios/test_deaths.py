@@ -1,0 +1,168 @@
+"""Processes die where it hurts most, and nothing is lost and nothing happens twice."""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from uuid import UUID
+
+import pytest
+
+from leasehold.settings import Settings
+from tests.pictures import encoded, noisy
+from tests.scenarios.fleet import Fleet, open_fleet
+from tests.scenarios.test_media import objects
+from tests.support.broker_node import BrokerNode
+from tests.support.bucket import Bucket
+
+PICTURE = encoded(noisy(1600, 1200), "JPEG", quality=85)
+WORKER_POINTS = [
+    "after_hint",
+    "after_claim",
+    "after_download",
+    "mid_process",
+    "mid_upload",
+    "after_upload",
+    "after_commit",
+]
+
+
+@pytest.mark.parametrize("point", WORKER_POINTS)
+async def test_a_worker_killed_at_any_point_loses_nothing_and_doubles_nothing(
+    fleet: Fleet, s3: Bucket, point: str
+) -> None:
+    await fleet.api()
+    victim = await fleet.worker(failpoints=f"{point}:kill")
+    accepted = await fleet.send(PICTURE)
+    assert await victim.wait() == -signal.SIGKILL
+    await fleet.worker()
+    await fleet.finished(accepted["media_id"])
+    await fleet.at_rest()
+    job_id = UUID(accepted["job_id"])
+    await fleet.assert_done_once(job_id)
+    assert set(await objects(s3, f"media/{accepted['media_id']}/")) == {
+        "original.jpg", "resize.jpg", "compress.jpg", "final.webp",
+    }  # fmt: skip
+    # A death is the worker's, not the picture's: it costs none of the attempts.
+    assert await fleet.rows.connection.fetchval("SELECT sum(errors + crashes) FROM task WHERE job_id = $1", job_id) == 0
+
+
+async def test_another_worker_takes_over_without_waiting_for_the_lease(fleet: Fleet) -> None:
+    """The lease lasts ten minutes here; only the end of the dead worker's presence can free its task so soon."""
+    await fleet.api()
+    victim = await fleet.worker(failpoints="mid_process:kill", lease_seconds=600, renew_seconds=200)
+    await fleet.worker(lease_seconds=600, renew_seconds=200)
+    accepted = [await fleet.send(PICTURE) for _ in range(4)]
+    assert await victim.wait() == -signal.SIGKILL
+    for one in accepted:
+        await fleet.finished(one["media_id"])
+        await fleet.assert_done_once(UUID(one["job_id"]))
+
+
+async def test_without_presence_the_lease_decides(fleet: Fleet) -> None:
+    terms = {"presence": "false", "lease_seconds": 3, "renew_seconds": 1, "trust_margin_seconds": 1}
+    await fleet.api()
+    victim = await fleet.worker(failpoints="mid_process:kill", **terms)
+    accepted = await fleet.send(PICTURE)
+    assert await victim.wait() == -signal.SIGKILL
+    await fleet.worker(**terms)
+    await fleet.finished(accepted["media_id"])
+    await fleet.assert_done_once(UUID(accepted["job_id"]))
+
+
+async def test_a_zombie_that_wakes_after_its_task_was_finished_elsewhere_changes_nothing(
+    fleet: Fleet, s3: Bucket
+) -> None:
+    terms = {"presence": "false", "lease_seconds": 3, "renew_seconds": 1, "trust_margin_seconds": 1}
+    await fleet.api()
+    zombie = await fleet.worker(failpoints="after_upload:stop", **terms)
+    accepted = await fleet.send(PICTURE)
+    job_id = UUID(accepted["job_id"])
+    await fleet.reaches(job_id, "resize", "running")
+    await fleet.worker(**terms)
+    await fleet.finished(accepted["media_id"])
+    before = await objects(s3, f"media/{accepted['media_id']}/")
+    events = await fleet.rows.events(job_id)
+    zombie.signal(signal.SIGCONT)
+    await zombie.says("lease lost")
+    zombie.signal(signal.SIGTERM)
+    assert await zombie.wait() == 0
+    assert await fleet.rows.events(job_id) == events
+    assert await objects(s3, f"media/{accepted['media_id']}/") == before
+    await fleet.assert_done_once(job_id)
+
+
+async def test_a_worker_told_to_stop_finishes_what_it_runs(fleet: Fleet) -> None:
+    await fleet.api()
+    worker = await fleet.worker()
+    accepted = await fleet.send(PICTURE)
+    job_id = UUID(accepted["job_id"])
+    await fleet.reaches(job_id, "resize", "running")
+    worker.signal(signal.SIGTERM)
+    assert await worker.wait() == 0
+    events = Counter(event["kind"] for event in await fleet.rows.events(job_id))
+    assert events["lost"] == events["released"] == 0
+    assert await fleet.rows.connection.fetchval("SELECT count(*) FROM worker") == 0
+    await fleet.worker()
+    await fleet.finished(accepted["media_id"])
+
+
+async def test_a_worker_with_no_time_to_finish_gives_its_leases_back(fleet: Fleet) -> None:
+    await fleet.api()
+    worker = await fleet.worker(drain_seconds=0)
+    accepted = await fleet.send(PICTURE)
+    job_id = UUID(accepted["job_id"])
+    await fleet.reaches(job_id, "resize", "running")
+    worker.signal(signal.SIGTERM)
+    assert await worker.wait() == 0
+    row = await fleet.rows.connection.fetchrow(
+        "SELECT status, attempt FROM task WHERE job_id = $1 AND step = 'resize'", job_id
+    )
+    assert row is not None
+    assert tuple(row) == ("pending", 0)  # and the attempt does not count
+    await fleet.worker()
+    await fleet.finished(accepted["media_id"])
+    await fleet.assert_done_once(job_id)
+
+
+async def test_an_api_that_dies_after_it_committed_loses_no_job(fleet: Fleet) -> None:
+    api = await fleet.api(failpoints="after_submit:kill")
+    upload = await fleet.upload(PICTURE)
+    with pytest.raises(Exception, match=r".*"):
+        await fleet.call("POST", "/complete-upload", json=upload)
+    assert await api.wait() == -signal.SIGKILL
+    await fleet.api()
+    await fleet.worker()
+    await fleet.finished(upload["media_id"])
+    again = await fleet.call("POST", "/complete-upload", json=upload)
+    assert again.status_code == 202
+    await fleet.assert_done_once(UUID(again.json()["job_id"]))
+
+
+async def test_work_is_accepted_and_done_while_the_broker_is_down_and_fast_again_when_it_is_back(
+    rabbitmq_node: BrokerNode, database_url: str, s3: Bucket, tmp_path
+) -> None:
+    settings = Settings(
+        database_url=database_url, amqp_url=rabbitmq_node.url, s3_endpoint=s3.endpoint, s3_bucket=s3.bucket,
+        s3_access_key=s3.access_key, s3_secret_key=s3.secret_key, _env_file=None,
+    )  # fmt: skip
+    fleet = await open_fleet(settings, tmp_path)
+    try:
+        await fleet.api()
+        worker = await fleet.worker()
+        first = await fleet.send(PICTURE)
+        await fleet.finished(first["media_id"])
+        await rabbitmq_node.kill()
+        down = [await fleet.send(PICTURE) for _ in range(3)]  # each answered 202
+        for one in down:
+            await fleet.finished(one["media_id"])
+        await rabbitmq_node.start()
+        await fleet.at_rest()  # what was announced in vain has been announced
+        back = await fleet.send(PICTURE)
+        await fleet.finished(back["media_id"])
+        for one in (first, *down, back):
+            await fleet.assert_done_once(UUID(one["job_id"]))
+        assert worker.process.returncode is None
+    finally:
+        await fleet.close()
+        await fleet.rows.connection.close()
