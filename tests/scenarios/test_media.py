@@ -41,7 +41,7 @@ async def test_a_picture_goes_in_and_ready_comes_out(fleet: Fleet, s3: Bucket, p
     view = await fleet.finished(accepted["media_id"])
     assert view["original"] == {**view["original"], "width": 1600, "height": 1200, "content_type": "image/jpeg"}
     assert [(step["name"], step["status"]) for step in view["steps"]] == [
-        ("resize", "succeeded"), ("compress", "succeeded"), ("webp", "succeeded"),
+        ("resize", "SUCCEEDED"), ("compress", "SUCCEEDED"), ("webp", "SUCCEEDED"),
     ]  # fmt: skip
     async with httpx2.AsyncClient() as client:
         final = await client.get(view["final_url"])
