@@ -58,9 +58,7 @@ def upgrade() -> None:
         "event",
         sa.Column("job_id", sa.Uuid(), nullable=False),
         sa.Column("seq", sa.Integer(), nullable=False),
-        sa.Column(
-            "at", sa.TIMESTAMP(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
-        ),
+        sa.Column("at", sa.TIMESTAMP(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
         sa.Column("tenant_id", sa.Text(), nullable=False),
         sa.Column("kind", sa.Text(), nullable=False),
         sa.Column("job_status", sa.Text(), nullable=False),
@@ -129,9 +127,7 @@ def upgrade() -> None:
     op.create_index(
         "job_expires", "job", ["expires_at"], unique=False, postgresql_where=sa.text("expires_at IS NOT NULL")
     )
-    op.create_index(
-        "job_tenant_newest", "job", ["tenant_id", "pipeline", sa.literal_column("id DESC")], unique=False
-    )
+    op.create_index("job_tenant_newest", "job", ["tenant_id", "pipeline", sa.literal_column("id DESC")], unique=False)
     op.create_table(
         "leadership",
         sa.Column("role", sa.Text(), nullable=False),
@@ -297,9 +293,7 @@ def upgrade() -> None:
         unique=False,
         postgresql_where=sa.text("status IN ('pending', 'retry', 'waiting')"),
     )
-    op.create_index(
-        "task_running", "task", ["id"], unique=False, postgresql_where=sa.text("status = 'running'")
-    )
+    op.create_index("task_running", "task", ["id"], unique=False, postgresql_where=sa.text("status = 'running'"))
     op.create_table(
         "failure",
         sa.Column("task_id", sa.Uuid(), nullable=False),
@@ -308,15 +302,9 @@ def upgrade() -> None:
         sa.Column("code", sa.Text(), nullable=False),
         sa.Column("message", sa.Text(), nullable=False),
         sa.Column("retryable", sa.Boolean(), nullable=False),
-        sa.Column(
-            "at", sa.TIMESTAMP(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False
-        ),
-        sa.CheckConstraint(
-            "cause IN ('error', 'timeout', 'crash', 'loss')", name=op.f("failure_cause_known")
-        ),
-        sa.ForeignKeyConstraint(
-            ["task_id"], ["task.id"], name=op.f("failure_task_id_fkey"), ondelete="CASCADE"
-        ),
+        sa.Column("at", sa.TIMESTAMP(timezone=True), server_default=sa.text("clock_timestamp()"), nullable=False),
+        sa.CheckConstraint("cause IN ('error', 'timeout', 'crash', 'loss')", name=op.f("failure_cause_known")),
+        sa.ForeignKeyConstraint(["task_id"], ["task.id"], name=op.f("failure_task_id_fkey"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("task_id", "epoch", name=op.f("failure_pkey")),
     )
     op.create_table(
@@ -336,9 +324,7 @@ def upgrade() -> None:
         sa.Column("size", sa.BigInteger(), nullable=False),
         sa.Column("sha256", sa.Text(), nullable=False),
         sa.Column("content_type", sa.Text(), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["task_id"], ["task.id"], name=op.f("output_task_id_fkey"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["task_id"], ["task.id"], name=op.f("output_task_id_fkey"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("task_id", "name", name=op.f("output_pkey")),
     )
     op.create_index("output_job_id", "output", ["job_id"], unique=False)
@@ -346,9 +332,7 @@ def upgrade() -> None:
         "result",
         sa.Column("task_id", sa.Uuid(), nullable=False),
         sa.Column("value", postgresql.JSONB(astext_type=sa.Text()), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["task_id"], ["task.id"], name=op.f("result_task_id_fkey"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["task_id"], ["task.id"], name=op.f("result_task_id_fkey"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("task_id", name=op.f("result_pkey")),
     )
     op.execute("CREATE TABLE event_default PARTITION OF event DEFAULT")

@@ -235,7 +235,8 @@ async def test_a_worker_whose_session_ended_is_known_to_be_gone(rows: Rows, anot
     assert await workers.gone(rows.connection) == []
     claimed = await other.leased()
     await other.connection.close()
-    while not await workers.gone(rows.connection):  # the server ends the session a moment after the socket closes
+    # The server ends the session a moment after the socket closes; nothing tells us when.
+    while not await workers.gone(rows.connection):  # noqa: ASYNC110 - see above
         await asyncio.sleep(0.01)
     assert await workers.gone_owner(rows.connection, claimed.lease.task_id) == worker
     (taken,) = await claims.claim(rows.connection, rows.terms, [claimed.lease.task_id], [worker])
@@ -254,7 +255,8 @@ async def test_one_sweeper_leads_until_it_resigns_or_falls_silent(rows: Rows) ->
 
 async def test_event_days_are_made_ahead_and_dropped_when_old(rows: Rows) -> None:
     await rows.connection.execute(
-        "CREATE TABLE event_20200101 PARTITION OF event FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-02 00:00+00')"
+        "CREATE TABLE event_20200101 PARTITION OF event"
+        " FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-02 00:00+00')"
     )
     for _ in range(2):
         await sweeps.keep_event_days(rows.connection, ahead=3, behind=8)
