@@ -44,7 +44,9 @@ async def run(pictures: Sequence[Path], *, out: Path, **where: Any) -> None:
         installation = Installation(patient=False, **where)
         await installation.__aenter__()
     try:
-        console.print(f"up after {monotonic() - started:.1f} s at {installation.api_url}; broker: {installation.broker}")
+        console.print(
+            f"up after {monotonic() - started:.1f} s at {installation.api_url}; broker: {installation.broker}"
+        )
         sent = [Sent(path, {"status": "INIT", "steps": []}) for path in (pictures or [SHIPPED])]
         headers = {"Authorization": f"Bearer {installation.api_key}"}
         async with httpx2.AsyncClient(base_url=installation.api_url, headers=headers, timeout=60) as client:
@@ -83,7 +85,9 @@ async def _follow(client: httpx2.AsyncClient, one: Sent, out: Path, show: Any) -
 async def _said(asking: Any) -> dict[str, Any]:
     answer = await asking
     if answer.is_error:
-        raise DemoFailed(f"{answer.request.method} {answer.request.url.path} answered {answer.status_code}: {answer.text}")
+        raise DemoFailed(
+            f"{answer.request.method} {answer.request.url.path} answered {answer.status_code}: {answer.text}"
+        )
     said: dict[str, Any] = answer.json()
     return said
 
@@ -115,4 +119,6 @@ def _report(console: Console, one: Sent) -> None:
         console.print(f"  {error['code']}: {error['message']}", highlight=False)
     if one.saved is not None:
         console.print(f"  final_url  {one.view['final_url']}", highlight=False, soft_wrap=True)
-        console.print(f"  saved      {one.saved} ({one.saved.stat().st_size:,} bytes; the original has {one.path.stat().st_size:,})")
+        console.print(
+            f"  saved      {one.saved} ({one.saved.stat().st_size:,} bytes; the original has {one.path.stat().st_size:,})"
+        )

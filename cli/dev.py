@@ -51,6 +51,6 @@ def _card(installation: Installation) -> str:
         f"database {installation.environment['LEASEHOLD_DATABASE_URL']}\n"
         f"logs     {logs}\n\n"
         f"curl -s {installation.api_url}/upload-url -H 'Authorization: Bearer {installation.api_key}' \\\n"
-        "  -H 'Content-Type: application/json' -d '{\"content_type\": \"image/jpeg\", \"file_name\": \"a.jpg\"}'\n\n"
+        '  -H \'Content-Type: application/json\' -d \'{"content_type": "image/jpeg", "file_name": "a.jpg"}\'\n\n'
         "Ctrl-C stops everything."
     )

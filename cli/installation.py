@@ -29,13 +29,14 @@ TENANT = "dev"
 SCOPES = ("media:read", "media:write")
 _START_SECONDS = 60.0
 _STOP_SECONDS = 40.0
+_HEAD_START_SECONDS = 3.0
 
 
 class Installation:
     """`async with Installation(...)`: serving when entered, gone when left.
 
     `database_url`, `amqp_url` and `s3` (variables `LEASEHOLD_S3_*`) name parts that run elsewhere; the others are
-    embedded. `patient` waits for an embedded RabbitMQ (8 s); otherwise work goes on by polling until it is up.
+    embedded. `patient` waits for an embedded RabbitMQ (8 s); otherwise it starts a little later, and until it is up the workers poll.
     """
 
     def __init__(
@@ -59,9 +60,7 @@ class Installation:
         if amqp_url:
             self._elsewhere |= {"LEASEHOLD_AMQP_URL": amqp_url, "LEASEHOLD_BROKER": "amqp"}
         found = None if amqp_url else find_rabbitmq()
-        self._stack = EmbeddedStack(
-            data, postgres=not database_url, s3=not s3, rabbitmq=found if patient else None
-        )
+        self._stack = EmbeddedStack(data, postgres=not database_url, s3=not s3, rabbitmq=found if patient else None)
         self._late_rabbitmq = None if patient else found
         self._opened = AsyncExitStack()
 
@@ -69,14 +68,17 @@ class Installation:
         async with AsyncExitStack() as opening:
             await opening.enter_async_context(self._stack)
             environment = self._stack.environment | self._elsewhere
+            rabbitmq: RabbitMQ | None = None
             if self._late_rabbitmq is not None:
                 rabbitmq = RabbitMQ(self._stack.directory / "rabbitmq", self._late_rabbitmq)
-                starting = asyncio.create_task(rabbitmq.start())
-                opening.push_async_callback(_abandon, rabbitmq, starting)
+                rabbitmq.configure()
                 environment |= {"LEASEHOLD_BROKER": "amqp", "LEASEHOLD_AMQP_URL": rabbitmq.url}
             self.environment = environment | {"LEASEHOLD_POLL_SECONDS": os.environ.get("LEASEHOLD_POLL_SECONDS", "0.5")}
             await asyncio.gather(self._start(opening, "api"), self._start(opening, "worker"), self._prepare())
             await self._until_ready()
+            if rabbitmq is not None:
+                starting = asyncio.create_task(_start_late(rabbitmq))
+                opening.push_async_callback(_abandon, rabbitmq, starting)
             self._opened = opening.pop_all()
         return self
 
@@ -137,8 +139,13 @@ class Installation:
                 await asyncio.sleep(0.05)
 
 
+async def _start_late(rabbitmq: RabbitMQ) -> None:
+    """It boots for 8 s on all cores: what needs less than that should not have to share them."""
+    await asyncio.sleep(_HEAD_START_SECONDS)
+    await rabbitmq.start()
+
+
 async def _abandon(rabbitmq: RabbitMQ, starting: asyncio.Task[None]) -> None:
     starting.cancel()
     await asyncio.gather(starting, return_exceptions=True)
     await rabbitmq.kill()
-

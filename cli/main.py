@@ -23,7 +23,8 @@ console = Console()
 _DatabaseUrl = Annotated[str | None, typer.Option(help="Use this PostgreSQL instead of an embedded one.")]
 _AmqpUrl = Annotated[str | None, typer.Option(help="Use this RabbitMQ instead of an embedded one.")]
 _S3Endpoint = Annotated[
-    str | None, typer.Option(help="Use this S3 service (keys and bucket from LEASEHOLD_S3_*) instead of an embedded one.")
+    str | None,
+    typer.Option(help="Use this S3 service (keys and bucket from LEASEHOLD_S3_*) instead of an embedded one."),
 ]
 
 

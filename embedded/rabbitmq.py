@@ -60,7 +60,7 @@ class RabbitMQ:
 
     @property
     def url(self) -> str:
-        """The default virtual host; known once the node was started. It holds the password."""
+        """The default virtual host; known once the node was configured. It holds the password."""
         return f"amqp://{USER}:{self._password}@127.0.0.1:{self.port}/"
 
     @property
@@ -95,7 +95,7 @@ class RabbitMQ:
         """
         if self.running:
             return
-        self._write_configuration()
+        self.configure()
         self._server = await Server.start(
             "RabbitMQ",
             [self._program.program],
@@ -140,7 +140,8 @@ class RabbitMQ:
                 raise server.failure("did not start")
             await asyncio.sleep(0.05)
 
-    def _write_configuration(self) -> None:
+    def configure(self) -> None:
+        """Write what the node reads when it starts; `start` does it, too."""
         for name in ("", "home", "data", "log", "schema", "generated"):
             self._run_as.directory(self.directory / name)
         password = self.directory / "password"
