@@ -119,6 +119,5 @@ def _report(console: Console, one: Sent) -> None:
         console.print(f"  {error['code']}: {error['message']}", highlight=False)
     if one.saved is not None:
         console.print(f"  final_url  {one.view['final_url']}", highlight=False, soft_wrap=True)
-        console.print(
-            f"  saved      {one.saved} ({one.saved.stat().st_size:,} bytes; the original has {one.path.stat().st_size:,})"
-        )
+        sizes = f"{one.saved.stat().st_size:,} bytes; the original has {one.path.stat().st_size:,}"
+        console.print(f"  saved      {one.saved} ({sizes})", highlight=False)

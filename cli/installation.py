@@ -36,7 +36,8 @@ class Installation:
     """`async with Installation(...)`: serving when entered, gone when left.
 
     `database_url`, `amqp_url` and `s3` (variables `LEASEHOLD_S3_*`) name parts that run elsewhere; the others are
-    embedded. `patient` waits for an embedded RabbitMQ (8 s); otherwise it starts a little later, and until it is up the workers poll.
+    embedded. `patient` waits for an embedded RabbitMQ (8 s); otherwise it starts a little later, and until
+    it is up the workers poll.
     """
 
     def __init__(
@@ -73,7 +74,8 @@ class Installation:
                 rabbitmq = RabbitMQ(self._stack.directory / "rabbitmq", self._late_rabbitmq)
                 rabbitmq.configure()
                 environment |= {"LEASEHOLD_BROKER": "amqp", "LEASEHOLD_AMQP_URL": rabbitmq.url}
-            self.environment = environment | {"LEASEHOLD_POLL_SECONDS": os.environ.get("LEASEHOLD_POLL_SECONDS", "0.5")}
+            poll = "0.5" if self._late_rabbitmq is None else "0.1"
+            self.environment = environment | {"LEASEHOLD_POLL_SECONDS": os.environ.get("LEASEHOLD_POLL_SECONDS", poll)}
             await asyncio.gather(self._start(opening, "api"), self._start(opening, "worker"), self._prepare())
             await self._until_ready()
             if rabbitmq is not None:

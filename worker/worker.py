@@ -217,7 +217,7 @@ class Worker:
     def _announce(self, announcements: Sequence[Any]) -> None:
         if announcements:
             self._announcer.announce(announcements)
-            if self._broker.name == "postgres":
+            if self._broker.name == "postgres" or not self._broker.connected:  # nobody will tell us of the next step
                 for crew in self._crews:
                     crew.look()
 
