@@ -57,7 +57,10 @@ class Announcer:
             batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
             if not self._waiting:
                 self._gathered.clear()
-            await self.publish(batch)
+            try:
+                await self.publish(batch)
+            except Exception:  # whatever it is: the rows are still there, and the relay takes them
+                log.exception("hints are left to the relay")
 
     async def publish(self, batch: Sequence[Announcement]) -> int:
         """Publish now, and forget the rows that the broker confirmed; returns how many."""

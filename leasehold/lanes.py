@@ -69,12 +69,20 @@ class Lane(Generic[_In, _Out]):
             batch = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
             if not self._waiting:
                 self._gathered.clear()
-            try:
-                _tell(batch, await self._answer([item for item, _ in batch]))
-            except BaseException as error:
+            await self._carry(batch)
+
+    async def _carry(self, batch: list[tuple[_In, asyncio.Future[_Out]]]) -> None:
+        try:
+            _tell(batch, await self._answer([item for item, _ in batch]))
+        except Exception as error:  # noqa: BLE001 - belongs to the askers, each of whom gets it
+            if len(batch) == 1 or isinstance(error, TRY_AGAIN):
                 _refuse(batch, error)
-                if not isinstance(error, Exception):
-                    raise
+                return
+            for one in batch:  # what the database will not take of one must not cost the others
+                await self._carry([one])
+        except BaseException as error:
+            _refuse(batch, error)
+            raise
 
     async def _answer(self, items: Sequence[_In]) -> Sequence[_Out]:
         loop = asyncio.get_running_loop()

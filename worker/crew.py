@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -22,6 +23,9 @@ from leasehold.transitions.claims import Claimed
 from worker import metrics
 
 log = structlog.get_logger(__name__)
+
+#: A consumer that has heard nothing for so long, while there was work, is made anew.
+_SILENCE_SECONDS = 30.0
 
 #: How the crew claims: by hint, and by looking for at most `n` tasks overdue by `seconds`.
 Claim = Callable[[Delivery], Awaitable[Claimed | None]]
@@ -130,7 +134,7 @@ class Crew:
             # With hints on their way, only what is overdue is ours to find: the rest would be taken twice.
             overdue = 0.0 if hintless or told or not self._broker.connected else self._poll_seconds
             plenty = await self._take_due(overdue)
-            if plenty:
+            if plenty and (hintless or not self._broker.connected):
                 await self._a_slot()
                 continue
             with contextlib.suppress(TimeoutError):
@@ -150,9 +154,18 @@ class Crew:
         finally:
             self._promised -= wanted
         metrics.CLAIMS.labels("look").inc(len(found))
+        if overdue and any(claimed.was == "pending" for claimed in found):
+            self._mistrust_silence()
         for claimed in found:
             self._occupy(self._run(claimed))
         return len(found) == wanted
+
+    def _mistrust_silence(self) -> None:
+        """Work was there that no hint told of: a consumer that hears nothing may be dead without knowing it."""
+        heard = self._broker.last_delivery_at
+        if self._broker.connected and (heard is None or monotonic() - heard > _SILENCE_SECONDS):
+            log.warning("work without hints: the consumer is made anew")
+            self._broker.rebuild_consumer()
 
     async def _a_slot(self) -> None:
         while self._free <= 0:

@@ -56,11 +56,16 @@ class Held:
 
 
 class Heartbeat:
-    def __init__(self, settings: Settings, worker: UUID, presence_key: int, loop: asyncio.AbstractEventLoop) -> None:
+    """Made in the main loop. `on_failure` is called there when the heartbeat itself ends by an error."""
+
+    def __init__(
+        self, settings: Settings, worker: UUID, presence_key: int, on_failure: Callable[[Exception], None]
+    ) -> None:
         self._settings = settings
         self._worker = worker
         self._presence_key = presence_key
-        self._main_loop = loop
+        self._on_failure = on_failure
+        self._main_loop = asyncio.get_running_loop()
         self._held: dict[UUID, Held] = {}
         self._lock = threading.Lock()
         self._closing = False
@@ -100,7 +105,10 @@ class Heartbeat:
     # --- below: the heartbeat's own thread
 
     def _thread_main(self) -> None:
-        asyncio.run(self._run())
+        try:
+            asyncio.run(self._run())
+        except Exception as error:  # noqa: BLE001 - whatever it is, this worker cannot keep its leases any more
+            self._main_loop.call_soon_threadsafe(self._on_failure, error)
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()

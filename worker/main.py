@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from collections.abc import Coroutine
+from typing import Any
 
 import structlog
 import uvloop
@@ -25,14 +27,22 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: again.set() if told.is_set() else told.set())
     async with Worker(settings) as worker:
-        await told.wait()
-        draining = asyncio.create_task(worker.drain())
-        stopping = asyncio.create_task(again.wait())
-        await asyncio.wait((draining, stopping), return_when=asyncio.FIRST_COMPLETED)
-        for task in (draining, stopping):
-            task.cancel()
-        await asyncio.gather(draining, stopping, return_exceptions=True)
+        await _first(told.wait(), worker.broken())
+        await _first(worker.drain(), again.wait(), worker.broken())
     log.info("stopped")
+
+
+async def _first(*coroutines: Coroutine[Any, Any, Any]) -> None:
+    """Wait for one of them, end the others, and raise what it raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        for task in ended:
+            task.result()
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def main() -> None:

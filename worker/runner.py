@@ -9,6 +9,7 @@ import shutil
 from pathlib import Path
 from time import monotonic
 
+import asyncpg
 import structlog
 
 from leasehold import failpoints
@@ -172,7 +173,12 @@ class Runner:
             return _failure(claimed, step, _as_step_error(error))
 
     async def _settled(self, claimed: Claimed, settlement: Settlement) -> str:
-        verdict = await self._settle.settle(settlement)
+        try:
+            verdict = await self._settle.settle(settlement)
+        except asyncpg.DataError as error:  # a value that PostgreSQL has no form for, such as a NUL in JSON
+            refused = Permanent("bad_output", f"what the step said cannot be stored: {error}")
+            settlement = _failure(claimed, self._pipelines[claimed.pipeline].by_name[claimed.step], refused)
+            verdict = await self._settle.settle(settlement)
         outcome = "lost" if verdict is Verdict.LOST else _OUTCOMES[type(settlement)]
         if outcome in ("failed", "lost"):
             log.warning(
@@ -201,6 +207,11 @@ def _as_step_error(error: Exception) -> StepError:
             return Retryable(f"{type(error).__name__}: {error}", code="handler_error")
 
 
+def _storable(message: str) -> str:
+    """PostgreSQL's text has no NUL, and a str may hold halves of characters that UTF-8 does not."""
+    return message[:2000].replace("\x00", "").encode(errors="replace").decode()
+
+
 def _failure(claimed: Claimed, step: Step, error: StepError) -> Failure:
     cause = "timeout" if isinstance(error, StepTimeout) else "crash" if isinstance(error, ChildCrashed) else "error"
     before = claimed.crashes if cause == "crash" else claimed.errors
@@ -208,4 +219,4 @@ def _failure(claimed: Claimed, step: Step, error: StepError) -> Failure:
     if isinstance(error, Retryable) and error.after is not None:
         delay = error.after
     retryable = error.retryable and not isinstance(error, Permanent)
-    return Failure(claimed.lease, cause, error.code, error.message[:2000], retryable, delay.total_seconds())
+    return Failure(claimed.lease, cause, error.code, _storable(error.message), retryable, delay.total_seconds())

@@ -53,6 +53,7 @@ class Worker:
         self._opened = AsyncExitStack()
         self._loops: list[asyncio.Task[None]] = []
         self._crews: list[Crew] = []
+        self._broken: asyncio.Future[None] = asyncio.Future()
 
     async def __aenter__(self) -> Self:
         structlog.contextvars.bind_contextvars(worker_id=str(self.id))
@@ -85,6 +86,18 @@ class Worker:
             self._runner.give_back()
             await self._idle()
 
+    async def broken(self) -> None:
+        """Returns never; raises the error that ended a part which must not end. Then the process should go."""
+        await asyncio.shield(self._broken)
+
+    def _break(self, error: BaseException) -> None:
+        if not self._broken.done():
+            self._broken.set_exception(error)
+
+    def _watch(self, loop: asyncio.Task[None]) -> None:
+        if not loop.cancelled() and (error := loop.exception()) is not None:
+            self._break(error)
+
     async def _idle(self) -> None:
         for crew in self._crews:
             await crew.finished()
@@ -110,6 +123,8 @@ class Worker:
             asyncio.create_task(self._sweeper.run()),
             asyncio.create_task(relay(self._pool, self._broker, self._announcer, _RELAY_SECONDS)),
         ]
+        for loop in self._loops:
+            loop.add_done_callback(self._watch)
         await self._consume()
         log.info(
             "serving",
@@ -157,7 +172,7 @@ class Worker:
         )
         self._opened.push_async_callback(self._children.close)
         await self._children.start()
-        heartbeat = Heartbeat(settings, self.id, self._presence_key, asyncio.get_running_loop())
+        heartbeat = Heartbeat(settings, self.id, self._presence_key, self._break)
         heartbeat.start()
         self._opened.callback(heartbeat.close)
         self._settle = SettleLane(settings, self._announce, _BATCH)

@@ -55,7 +55,10 @@ async def unregister(connection: Connection, worker: UUID) -> None:
 
 GONE = """
 SELECT w.id FROM worker w
-WHERE w.present AND NOT EXISTS (
+WHERE w.present
+  -- A server that has just started has no sessions of anybody yet: workers come back within a second or two.
+  AND pg_postmaster_start_time() < clock_timestamp() - interval '10 seconds'
+  AND NOT EXISTS (
     SELECT 1 FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())

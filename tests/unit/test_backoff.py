@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import random
+from datetime import timedelta
+
+from leasehold.backoff import DEFAULT_LADDER, delay_after
+
+
+def test_delays_climb_the_ladder_and_stay_on_its_top() -> None:
+    rng = random.Random(1)
+    for failures, rung in [(1, 0), (2, 1), (3, 2), (4, 3), (5, 3), (99, 3)]:
+        for _ in range(200):
+            delay = delay_after(failures, DEFAULT_LADDER, rng)
+            assert DEFAULT_LADDER[rung] / 2 <= delay <= DEFAULT_LADDER[rung]
+
+
+def test_failures_that_came_together_do_not_come_back_together() -> None:
+    rng = random.Random(2)
+    assert len({delay_after(1, (timedelta(minutes=1),), rng) for _ in range(100)}) == 100

@@ -1,0 +1,35 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from leasehold import failpoints
+from leasehold.errors import DeclarationError
+
+
+@pytest.fixture(autouse=True)
+def disarmed() -> Iterator[None]:
+    yield
+    failpoints.arm("")
+
+
+def test_nothing_happens_unless_armed() -> None:
+    for name in failpoints.POINTS:
+        failpoints.reach(name)
+
+
+def test_an_armed_point_acts_the_nth_time_and_once() -> None:
+    failpoints.arm("after_claim:raise:2, after_hint:raise")
+    failpoints.reach("after_claim")
+    with pytest.raises(failpoints.FailpointReached):
+        failpoints.reach("after_claim")
+    failpoints.reach("after_claim")
+    with pytest.raises(failpoints.FailpointReached):
+        failpoints.reach("after_hint")
+
+
+@pytest.mark.parametrize("spec", ["nowhere:kill", "after_claim:explode", "after_claim", "after_claim:kill:x"])
+def test_a_point_or_an_act_that_does_not_exist_is_refused(spec: str) -> None:
+    with pytest.raises(DeclarationError):
+        failpoints.arm(spec)

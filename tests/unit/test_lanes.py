@@ -1,0 +1,99 @@
+"""Group commit: who asks while a round trip runs shares the next one, and nobody pays for another's mistake."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from leasehold.lanes import Lane
+
+
+class Wire:
+    """Stands for a connection: the lane only ever terminates it."""
+
+    def terminate(self) -> None:
+        return
+
+
+@asynccontextmanager
+async def lane(statement: Any, **options: Any) -> AsyncIterator[Lane[int, int]]:
+    async def connect() -> Any:
+        return Wire()
+
+    opened: Lane[int, int] = Lane(connect, statement, pause=0.001, **options)
+    opened.start()
+    yield opened
+    await opened.close()
+
+
+async def test_what_gathers_during_a_round_trip_goes_into_the_next_one() -> None:
+    batches: list[list[int]] = []
+    release = asyncio.Event()
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
+        batches.append(list(items))
+        await release.wait()
+        return [item * 10 for item in items]
+
+    async with lane(statement) as opened:
+        first = asyncio.create_task(opened.ask(1))
+        while not batches:
+            await asyncio.sleep(0)
+        rest = [asyncio.create_task(opened.ask(n)) for n in (2, 3, 4)]
+        await asyncio.sleep(0)
+        release.set()
+        assert await asyncio.gather(first, *rest) == [10, 20, 30, 40]
+    assert batches == [[1], [2, 3, 4]]
+
+
+async def test_a_statement_takes_no_more_than_its_share() -> None:
+    sizes: list[int] = []
+
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
+        sizes.append(len(items))
+        return list(items)
+
+    async with lane(statement, most=4) as opened:
+        assert await asyncio.gather(*(opened.ask(n) for n in range(10))) == list(range(10))
+    assert sizes == [4, 4, 2]
+
+
+async def test_one_bad_item_costs_the_others_nothing() -> None:
+    async def statement(_connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
+        if 13 in items:
+            raise ValueError("13 cannot be stored")
+        return list(items)
+
+    async with lane(statement) as opened:
+        answers = await asyncio.gather(*(opened.ask(n) for n in (11, 12, 13, 14)), return_exceptions=True)
+    assert [answers[0], answers[1], answers[3]] == [11, 12, 14]
+    assert isinstance(answers[2], ValueError)
+
+
+async def test_a_lost_connection_is_made_anew_and_the_statement_told_that_it_repeats() -> None:
+    told: list[bool] = []
+
+    async def statement(_connection: Any, items: Sequence[int], repeated: bool) -> list[int]:
+        told.append(repeated)
+        if len(told) < 3:
+            raise ConnectionError
+        return list(items)
+
+    async with lane(statement) as opened:
+        assert await opened.ask(7) == 7
+    assert told == [False, True, True]
+
+
+async def test_an_asker_gets_the_error_when_patience_ends() -> None:
+    async def statement(_connection: Any, _items: Sequence[int], _repeated: bool) -> list[int]:
+        raise ConnectionError
+
+    async with lane(statement, patience=0.0) as opened:
+        with pytest.raises(ConnectionError):
+            await opened.ask(1)
+        with pytest.raises(ConnectionError):
+            await opened.ask(2)  # and the lane goes on

@@ -1,0 +1,66 @@
+"""A wrong declaration is refused at start, not at three in the morning."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from leasehold.errors import DeclarationError
+from leasehold.pipeline import Pipeline, Step
+from leasehold.registry import Pipelines
+
+WRONG: dict[str, Any] = {
+    "no steps": lambda: Pipeline("p", module="m", steps=[]),
+    "a step twice": lambda: Pipeline("p", module="m", steps=[Step("a"), Step("a")]),
+    "an unknown need": lambda: Pipeline("p", module="m", steps=[Step("a", needs=("b",))]),
+    "a cycle": lambda: Pipeline("p", module="m", steps=[Step("a", needs=("b",)), Step("b", needs=("a",))]),
+    "reading what it does not need": lambda: Pipeline("p", module="m", steps=[Step("a"), Step("b", reads=("a",))]),
+    "reading an undeclared input": lambda: Pipeline("p", module="m", steps=[Step("a", reads=("original",))]),
+    "a bad name": lambda: Pipeline("P!", module="m", steps=[Step("a")]),
+    "a bad step name": lambda: Step("a b"),
+    "a bad queue": lambda: Step("a", queue="Queue.1"),
+    "no attempts": lambda: Step("a", max_attempts=0),
+    "no time": lambda: Step("a", timeout=timedelta(0)),
+    "no ladder": lambda: Step("a", retry_ladder=()),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_wrong_declaration_is_refused(wrong: str) -> None:
+    with pytest.raises(DeclarationError):
+        WRONG[wrong]()
+
+
+def test_steps_are_put_in_an_order_that_respects_their_needs() -> None:
+    declared = [Step("c", needs=("b",)), Step("a"), Step("b", needs=("a",))]
+    assert [step.name for step in Pipeline("p", module="m", steps=declared).steps] == ["a", "b", "c"]
+
+
+def test_a_step_may_read_what_a_step_before_its_needs_wrote() -> None:
+    steps = [Step("a"), Step("b", needs=("a",)), Step("c", needs=("b",), reads=("a",))]
+    assert Pipeline("p", module="m", steps=steps).by_name["c"].reads == ("a",)
+
+
+def test_two_pipelines_of_one_name_are_refused() -> None:
+    with pytest.raises(DeclarationError, match="two pipelines"):
+        Pipelines(Pipeline("p", module="m", steps=[Step("a")]), Pipeline("p", module="m", steps=[Step("a")]))
+
+
+def test_a_step_without_a_handler_is_refused_by_name() -> None:
+    pipelines = Pipelines(Pipeline("p", module="tests.unit.test_pipeline", steps=[Step("a"), Step("b")]))
+    pipelines["p"].handles("a")(lambda: None)
+    with pytest.raises(DeclarationError, match=r"\['b'\]"):
+        pipelines.load_handlers("p")
+
+
+def test_a_handler_for_an_unknown_step_is_refused() -> None:
+    with pytest.raises(DeclarationError, match="no step"):
+        Pipeline("p", module="m", steps=[Step("a")]).handles("b")
+
+
+@pytest.mark.parametrize("source", ["nowhere:x", "leasehold.registry:nothing", "leasehold.ids:new_id"])
+def test_a_source_that_is_no_registry_is_refused(source: str) -> None:
+    with pytest.raises(DeclarationError):
+        Pipelines.from_source(source)

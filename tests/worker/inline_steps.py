@@ -1,0 +1,66 @@
+"""A pipeline whose parameters say what its handlers do: every way an inline step can end."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+from pydantic import BaseModel
+
+from leasehold.attempt import Attempt
+from leasehold.errors import Permanent, Retryable
+from leasehold.pipeline import Pipeline, Step
+from leasehold.registry import Pipelines
+from leasehold.verdicts import Done, Park
+
+
+class Script(BaseModel):
+    does: str = "ok"
+
+
+AT_ONCE = (timedelta(milliseconds=1),)
+scripted = Pipeline(
+    "scripted",
+    params=Script,
+    module="tests.worker.inline_steps",
+    steps=[
+        Step("first", max_attempts=2, timeout=timedelta(seconds=1), retry_ladder=AT_ONCE),
+        Step("second", needs=("first",), reads=("first",), retry_ladder=AT_ONCE),
+    ],
+)
+
+
+def pipelines() -> Pipelines:
+    return Pipelines(scripted)
+
+
+@scripted.handles("first")
+async def first(attempt: Attempt) -> Any:
+    match attempt.params.does:
+        case "flaky" if attempt.number == 1:
+            raise Retryable("not yet", code="flaky")
+        case "raise":
+            raise RuntimeError("a bug \x00 of somebody's")
+        case "permanent":
+            raise Permanent("hopeless", "this will never work")
+        case "hang":
+            await asyncio.sleep(3600)
+        case "park":
+            noted = await attempt.note()
+            if not noted:
+                return Park(timedelta(milliseconds=1), {"seen": 1})
+            return Done(value=noted)
+        case "unstorable":
+            return Done(value={"text": "a NUL: \x00"})
+        case "nonsense":
+            return 42
+    await attempt.write("greeting.txt", b"hello", "text/plain")
+    return Done(value={"attempt": attempt.number})
+
+
+@scripted.handles("second")
+async def second(attempt: Attempt) -> Done:
+    if attempt.params.does in ("ok", "flaky"):
+        assert await attempt.read("greeting.txt") == b"hello"
+    return Done()

@@ -1,0 +1,127 @@
+"""A worker in this process: every way that an inline step can end, and what the rows say then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold.database import connect
+from leasehold.settings import Settings
+from leasehold.transitions import jobs
+from tests.factories import Rows, assert_history
+from tests.worker.inline_steps import pipelines, scripted
+from worker.worker import Worker
+
+SECONDS = 30.0
+
+
+@pytest.fixture
+async def rows(settings: Settings) -> AsyncIterator[Rows]:
+    connection = await connect(settings, "test")
+    yield Rows(connection)
+    await connection.close()
+
+
+@pytest.fixture
+async def worker(settings: Settings, tmp_path: Path) -> AsyncIterator[Worker]:
+    changes: dict[str, Any] = {
+        "poll_seconds": 0.1,
+        "work_dir": str(tmp_path),
+        "pipelines": "tests.worker.inline_steps:pipelines",
+    }
+    async with Worker(settings.model_copy(update=changes), pipelines()) as running:
+        yield running
+
+
+async def ended(rows: Rows, does: str) -> dict[str, Any]:
+    """Submit a job that does so, and wait for its end; the job's row."""
+    new = jobs.NewJob(scripted, "t", params={"does": does})
+    await jobs.submit(rows.connection, [new])
+    async with asyncio.timeout(SECONDS):
+        while not (row := await rows.job(new.id))["finished_at"]:
+            await asyncio.sleep(0.02)
+    await assert_history(rows, new.id)
+    return row
+
+
+async def value_of(rows: Rows, job: dict[str, Any], step: str) -> Any:
+    return await rows.connection.fetchval(
+        "SELECT r.value FROM result r JOIN task t ON t.id = r.task_id WHERE t.job_id = $1 AND t.step = $2",
+        job["id"],
+        step,
+    )
+
+
+async def test_a_step_writes_an_output_that_the_next_one_reads(worker: Worker, rows: Rows) -> None:
+    job = await ended(rows, "ok")
+    assert job["status"] == "succeeded"
+    assert await value_of(rows, job, "first") == {"attempt": 1}
+    output = await rows.connection.fetchrow("SELECT key, size FROM output WHERE job_id = $1", job["id"])
+    assert output is not None
+    assert tuple(output) == (f"jobs/{job['id']}/output/greeting.txt", 5)
+
+
+async def test_a_flaky_step_is_tried_again(worker: Worker, rows: Rows) -> None:
+    job = await ended(rows, "flaky")
+    assert job["status"] == "succeeded"
+    assert await value_of(rows, job, "first") == {"attempt": 2}
+
+
+async def test_a_parked_step_comes_again_with_its_note_and_loses_no_attempt(worker: Worker, rows: Rows) -> None:
+    job = await ended(rows, "park")
+    assert job["status"] == "succeeded"
+    assert await value_of(rows, job, "first") == {"seen": 1}
+    assert (
+        await rows.connection.fetchval("SELECT attempt FROM task WHERE job_id = $1 AND step = 'first'", job["id"]) == 1
+    )
+
+
+@pytest.mark.parametrize(
+    ("does", "code", "attempts"),
+    [
+        ("raise", "handler_error", 2),
+        ("permanent", "hopeless", 1),
+        ("hang", "step_timeout", 2),
+        ("unstorable", "bad_output", 1),
+        ("nonsense", "bad_answer", 1),
+    ],
+)
+async def test_a_step_that_cannot_succeed_fails_its_job_with_a_code(
+    worker: Worker, rows: Rows, does: str, code: str, attempts: int
+) -> None:
+    job = await ended(rows, does)
+    assert (job["status"], job["error"]["code"], job["error"]["step"]) == ("failed", code, "first")
+    assert await rows.connection.fetchval("SELECT count(*) FROM failure") == attempts
+
+
+async def test_parameters_that_do_not_fit_fail_the_job_at_once(worker: Worker, rows: Rows) -> None:
+    new = jobs.NewJob(scripted, "t", params={"does": [1]})
+    await jobs.submit(rows.connection, [new])
+    async with asyncio.timeout(SECONDS):
+        while not (row := await rows.job(new.id))["finished_at"]:
+            await asyncio.sleep(0.02)
+    assert row["error"]["code"] == "bad_params"
+
+
+async def test_a_job_of_a_pipeline_unknown_here_is_left_for_a_worker_that_knows_it(worker: Worker, rows: Rows) -> None:
+    claimed_before = await rows.leased()  # pipeline `one`, queue `default`
+    await rows.connection.execute("UPDATE task SET lease_until = clock_timestamp() - interval '1 s'")
+    async with asyncio.timeout(SECONDS):
+        while (await rows.task(claimed_before.lease.task_id))["status"] != "waiting":
+            await asyncio.sleep(0.02)
+    assert (await rows.job(claimed_before.job_id))["status"] == "running"
+
+
+async def test_many_jobs_at_once_each_run_once(worker: Worker, rows: Rows) -> None:
+    new = [jobs.NewJob(scripted, "t", params={"does": "park"}) for _ in range(200)]
+    await jobs.submit(rows.connection, new)
+    async with asyncio.timeout(SECONDS):
+        while await rows.connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL"):
+            await asyncio.sleep(0.05)
+    assert await rows.connection.fetchval("SELECT count(*) FROM event WHERE kind = 'completed'") == 400
+    for one in new[::20]:
+        await assert_history(rows, one.id)
