@@ -12,6 +12,9 @@ from api.edge import Identity
 from api.problems import Problem
 
 MOST_BYTES = 64 * 1024
+#: What is read and thrown away of a body that is too large: a connection closed on a client that still sends is
+#: reset, and the client never sees the answer.
+_THROWN_AWAY_BYTES = 1024 * 1024
 MOST_SECONDS = 20.0
 _BODILESS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
@@ -57,20 +60,23 @@ class BodyLimit:
 
 
 async def _read(scope: Scope, receive: Receive) -> bytes | None:
-    """The whole body, or None as soon as it is too large."""
+    """The whole body, or None when it is too large."""
     announced = Headers(scope=scope).get("content-length", "")
-    if announced.isdecimal() and int(announced) > MOST_BYTES:
+    if announced.isdecimal() and int(announced) > _THROWN_AWAY_BYTES:
         return None
     body = bytearray()
-    while True:
+    came = 0
+    while came <= _THROWN_AWAY_BYTES:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise _Gone
-        body += message.get("body", b"")
-        if len(body) > MOST_BYTES:
-            return None
+        piece = message.get("body", b"")
+        came += len(piece)
+        if came <= MOST_BYTES:
+            body += piece
         if not message.get("more_body", False):
-            return bytes(body)
+            return bytes(body) if came <= MOST_BYTES else None
+    return None
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

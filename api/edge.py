@@ -97,7 +97,7 @@ class _Answer:
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self.status = int(message["status"])
             headers = MutableHeaders(scope=message)
             headers["X-Request-Id"] = self._identity.request_id
             for name, value in _ALWAYS.items():

@@ -20,6 +20,7 @@ from fastapi.responses import JSONResponse
 from api.migration_head import known_revisions
 from api.problems import is_database_away
 from api.services import Services, services_of
+from leasehold.errors import StoreError
 from leasehold.ids import new_id
 
 log = structlog.get_logger(__name__)
@@ -92,8 +93,7 @@ class Readiness:
         return self._services.broker.name
 
     async def _store(self) -> str:
-        if not await self._services.store.probe():
-            raise _NotReady("does not answer")
+        await self._services.store.head("readiness")  # whether it is there does not matter: an answer is one
         return "answers"
 
 
@@ -109,7 +109,8 @@ async def _checked(name: str, look: Callable[[], Awaitable[str]], *, required: b
     except _NotReady as finding:
         return Check(name, ok=False, required=required, detail=str(finding))
     except Exception as error:  # noqa: BLE001 - whatever it is, we are not ready
-        detail = "does not answer" if is_database_away(error) else type(error).__name__
+        away = isinstance(error, StoreError) or is_database_away(error)
+        detail = "does not answer" if away else type(error).__name__
         log.warning("readiness check failed", check=name, error=type(error).__name__)
         return Check(name, ok=False, required=required, detail=detail)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from leasehold.errors import Conflict, Permanent
+from leasehold.errors import Conflict, ObjectMissing, Permanent
 from leasehold.storage.store import ObjectStore
 from pipelines.media import refusals
 from pipelines.media.kinds import HEAD_BYTES, sniff
@@ -27,13 +27,19 @@ async def inspect_upload(store: ObjectStore, key: str, declared: str, limits: Pi
     """
     stored = await store.head(key)
     if stored is None:
-        raise Conflict("upload_missing", "Nothing was uploaded for this media yet.")
+        raise _missing()
     try:
         _check_size(stored.size, limits)
         _check_kind(await store.read_head(key, HEAD_BYTES), declared)
+    except ObjectMissing:  # it was there a moment ago
+        raise _missing() from None
     except Permanent as refused:
         return Refusal(refused.code, refused.message, stored.size)
     return stored.size
+
+
+def _missing() -> Conflict:
+    return Conflict("upload_missing", "Nothing was uploaded for this media yet.")
 
 
 def _check_size(size: int, limits: PictureLimits) -> None:

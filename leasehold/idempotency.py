@@ -1,8 +1,8 @@
 """Idempotency keys: the first answer to a request is stored and given again to whoever repeats the request.
 
-    reserve -> Reservation   do the work, then `store` in the work's own transaction (or `release` if it failed)
-    reserve -> StoredAnswer  it was done: answer this
-    reserve raises           Invalid: the key came with another request; Conflict: the first is still in flight
+reserve -> Reservation   do the work, then `store` in the work's own transaction (or `release` if it failed)
+reserve -> StoredAnswer  it was done: answer this
+reserve raises           Invalid: the key came with another request; Conflict: the first is still in flight
 """
 
 from __future__ import annotations
@@ -76,14 +76,10 @@ def fingerprint(*parts: bytes) -> bytes:
 
 
 def _in_flight() -> Conflict:
-    return Conflict(
-        "idempotency_key_in_flight", "The first request with this key is still running.", retry_after=1
-    )
+    return Conflict("idempotency_key_in_flight", "The first request with this key is still running.", retry_after=1)
 
 
-async def reserve(
-    connection: Connection, tenant_id: str, key: str, request_hash: bytes
-) -> Reservation | StoredAnswer:
+async def reserve(connection: Connection, tenant_id: str, key: str, request_hash: bytes) -> Reservation | StoredAnswer:
     """Take the key, or learn what was answered. Raises Invalid or Conflict (see the module)."""
     if not _KEY.fullmatch(key):
         raise Invalid("idempotency_key_malformed", "An Idempotency-Key has 1 to 255 printable ASCII characters.")

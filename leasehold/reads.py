@@ -95,16 +95,12 @@ def _steps() -> ColumnElement[Any]:
 
 
 def _outputs() -> ColumnElement[Any]:
-    row = func.jsonb_build_object(
-        "key", output.c.key, "size", output.c.size, "content_type", output.c.content_type
-    )
+    row = func.jsonb_build_object("key", output.c.key, "size", output.c.size, "content_type", output.c.content_type)
     return select(func.jsonb_agg(row)).where(output.c.job_id == job.c.id).correlate(job).scalar_subquery()
 
 
 def _changed_at() -> ColumnElement[Any]:
-    return (
-        select(func.max(event.c.at)).where(event.c.job_id == job.c.id).correlate(job).scalar_subquery()
-    )
+    return select(func.max(event.c.at)).where(event.c.job_id == job.c.id).correlate(job).scalar_subquery()
 
 
 def _media_query() -> Select[Any]:
@@ -187,9 +183,7 @@ async def event_numbers(engine: AsyncEngine, job_ids: Iterable[UUID]) -> dict[UU
     return {row.id: row.event_seq for row in rows}
 
 
-async def events_after(
-    engine: AsyncEngine, tenant_id: str, job_id: UUID, after: int, most: int
-) -> list[EventView]:
+async def events_after(engine: AsyncEngine, tenant_id: str, job_id: UUID, after: int, most: int) -> list[EventView]:
     """The job's events numbered above `after`, oldest first, at most `most`."""
     async with engine.connect() as connection:
         rows = await connection.execute(

@@ -11,7 +11,7 @@ _BOUND_SECONDS = 20
 async def until(holds: Callable[[], bool], what: str) -> None:
     try:
         async with asyncio.timeout(_BOUND_SECONDS):
-            while not holds():  # noqa: ASYNC110 - what another process does sets no event here
+            while not holds():
                 await asyncio.sleep(0.005)
     except TimeoutError:
         raise AssertionError(f"not within {_BOUND_SECONDS} s: {what}") from None

@@ -1,0 +1,103 @@
+"""A real server on a real socket, a client with a key, and a look at the rows behind them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import httpx2
+import pytest
+import uvicorn
+
+from api.app import make_app
+from api.security import MEDIA_READ, MEDIA_WRITE
+from api.services import Services
+from leasehold.credentials import NewKey, create_key
+from leasehold.database import Connection, connect
+from leasehold.settings import Settings
+from tests.api.door import Door
+
+
+class QuietServer(uvicorn.Server):
+    """Leaves the process's signals to pytest."""
+
+    def capture_signals(self) -> AbstractAsyncContextManager[None]:
+        return nullcontext()  # type: ignore[return-value]  # nullcontext is both kinds
+
+
+@dataclass
+class Running:
+    """A server that answers; `services` is its inside, for tests that look at it."""
+
+    url: str
+    services: Services
+
+
+@asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[Running]:
+    app = make_app(settings)
+    server = QuietServer(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
+    task = asyncio.create_task(server.serve())
+    while not server.started:
+        if task.done():
+            await task
+        await asyncio.sleep(0.01)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield Running(f"http://127.0.0.1:{port}", app.state.services)
+    finally:
+        app.state.services.drain()
+        server.should_exit = True
+        await task
+
+
+@pytest.fixture
+async def rows(settings: Settings) -> AsyncIterator[Connection]:
+    connection = await connect(settings, "test")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def api(settings: Settings) -> AsyncIterator[Running]:
+    async with serving(settings) as running:
+        yield running
+
+
+MakeKey = Callable[..., Any]
+
+
+@pytest.fixture
+def make_key(rows: Connection) -> MakeKey:
+    async def make(
+        tenant_id: str = "acme", scopes: tuple[str, ...] = (MEDIA_WRITE, MEDIA_READ), **columns: Any
+    ) -> NewKey:
+        return await create_key(rows, tenant_id=tenant_id, client_id="tests", scopes=scopes, **columns)
+
+    return make
+
+
+@pytest.fixture
+async def door(api: Running, make_key: MakeKey) -> AsyncIterator[Door]:
+    """The media door as a client of the tenant `acme` uses it."""
+    key = await make_key()
+    async with client_of(api.url, key.text) as client:
+        yield Door(client)
+
+
+def client_of(url: str, key: str | None = None) -> httpx2.AsyncClient:
+    headers = {"Authorization": f"Bearer {key}"} if key is not None else {}
+    return httpx2.AsyncClient(base_url=url, headers=headers, timeout=40)
+
+
+async def count(rows: Connection, table: str) -> int:
+    return int(await rows.fetchval(f"SELECT count(*) FROM {table}"))
+
+
+async def job_of(rows: Connection, media_id: str) -> UUID:
+    found: UUID = await rows.fetchval("SELECT job_id FROM media WHERE id = $1", UUID(media_id))
+    return found

@@ -1,0 +1,131 @@
+"""What the API depends on goes away: it says so, stays up, and comes back by itself."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import pytest
+from pydantic import SecretStr
+
+from leasehold.database import Connection
+from leasehold.settings import Settings
+from tests.api.conftest import MakeKey, client_of, serving
+from tests.api.door import Door, problem
+from tests.api.proxy import Proxy, proxy_to
+from tests.support.databases import Databases
+
+
+@pytest.fixture
+async def to_database(database_url: str) -> AsyncIterator[Proxy]:
+    at = urlsplit(database_url)
+    assert at.hostname is not None
+    async with proxy_to(at.hostname, at.port or 5432) as proxy:
+        yield proxy
+
+
+@pytest.fixture
+def through_proxy(settings: Settings, database_url: str, to_database: Proxy) -> Settings:
+    at = urlsplit(database_url)
+    user = f"{at.username}:{at.password}@" if at.password else f"{at.username}@"
+    url = at._replace(netloc=f"{user}127.0.0.1:{to_database.port}").geturl()
+    return settings.model_copy(update={"database_url": SecretStr(url), "database_timeout": 3.0})
+
+
+async def test_while_the_database_is_away_requests_are_told_to_come_back(
+    through_proxy: Settings, to_database: Proxy, make_key: MakeKey
+) -> None:
+    async with serving(through_proxy) as api, client_of(api.url, (await make_key()).text) as client:
+        door = Door(client)
+        ticket = await door.submitted()
+        await to_database.cut()
+        for answer in (await door.ask(), await door.complete(ticket), await door.look(ticket)):
+            problem(answer, 503, "database_unavailable")
+            assert answer.headers["retry-after"] == "2"
+        assert (await client.get("/livez")).status_code == 200
+        await to_database.open()
+        assert (await door.look(ticket)).status_code == 200
+        await door.submitted()
+
+
+async def test_the_api_starts_without_its_database_and_is_not_ready(
+    through_proxy: Settings, to_database: Proxy, make_key: MakeKey
+) -> None:
+    key = await make_key()
+    await to_database.cut()
+    async with serving(through_proxy) as api, client_of(api.url, key.text) as client:
+        assert (await client.get("/livez")).status_code == 200
+        answer = await client.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["checks"]["database"] == {"ok": False, "required": True, "detail": "does not answer"}
+        problem(await Door(client).ask(), 503, "database_unavailable")
+        await to_database.open()
+        await Door(client).submitted()
+
+
+async def test_a_demoted_database_is_not_ready_but_still_reads(
+    settings: Settings, make_key: MakeKey, rows: Connection, postgres: Databases
+) -> None:
+    name = await rows.fetchval("SELECT current_database()")
+    key = await make_key()
+    await rows.execute(f'ALTER DATABASE "{name}" SET default_transaction_read_only = on')
+    async with serving(settings) as api, client_of(api.url, key.text) as client:
+        answer = await client.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["checks"]["database"]["ok"] is False
+        problem(await Door(client).ask(), 503, "database_unavailable")
+        assert (await client.get("/media/01975c1e-7d3a-7c55-9a3e-1f7f6f2f9b10")).status_code == 404
+
+
+async def test_a_database_that_was_not_migrated_is_not_ready(settings: Settings, rows: Connection) -> None:
+    await rows.execute("UPDATE alembic_version SET version_num = '0000'")
+    async with serving(settings) as api, client_of(api.url) as client:
+        # A revision we do not know is a newer release's: it does not put the older one out of service.
+        assert (await client.get("/readyz")).status_code == 200
+    await rows.execute("DELETE FROM alembic_version")
+    async with serving(settings) as api, client_of(api.url) as client:
+        answer = await client.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["checks"]["migrations"]["ok"] is False
+
+
+async def test_a_healthy_api_is_ready_and_can_say_what_it_checked(settings: Settings) -> None:
+    async with serving(settings) as api, client_of(api.url) as client:
+        assert (await client.get("/livez")).json() == {"status": "ok"}
+        assert (await client.get("/readyz")).json() == {"status": "ok"}
+        checks = (await client.get("/readyz?verbose")).json()["checks"]
+        assert set(checks) == {"serving", "database", "migrations", "broker", "store"}
+        assert all(checks[name]["ok"] for name in ("serving", "database", "migrations", "store"))
+
+
+async def test_a_draining_api_is_not_ready(settings: Settings) -> None:
+    async with serving(settings) as api, client_of(api.url) as client:
+        api.services.drain()
+        answer = await client.get("/readyz")
+        assert answer.status_code == 503
+        assert answer.json()["checks"]["serving"]["ok"] is False
+
+
+async def test_neither_broker_nor_store_decides_readiness(settings: Settings, make_key: MakeKey) -> None:
+    alone = settings.model_copy(
+        update={"amqp_url": SecretStr("amqp://guest:guest@127.0.0.1:1/"), "s3_endpoint": "http://127.0.0.1:1"}
+    )
+    async with serving(alone) as api, client_of(api.url, (await make_key()).text) as client:
+        answer = await client.get("/readyz?verbose")
+        assert answer.status_code == 200
+        checks = answer.json()["checks"]
+        assert [checks[name]["ok"] for name in ("broker", "store")] == [False, False]
+        assert [checks[name]["required"] for name in ("broker", "store")] == [False, False]
+
+
+async def test_while_the_store_is_away_uploads_are_not_taken_in_nor_refused(
+    settings: Settings, make_key: MakeKey, rows: Connection
+) -> None:
+    alone = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:1"})
+    async with serving(alone) as api, client_of(api.url, (await make_key()).text) as client:
+        door = Door(client)
+        ticket = await door.ticket()
+        answer = await door.complete(ticket)
+        problem(answer, 503, "store_unavailable")
+        assert answer.headers["retry-after"] == "2"
+        assert (await door.look(ticket)).json()["status"] == "INIT"

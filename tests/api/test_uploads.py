@@ -1,0 +1,225 @@
+"""Getting an upload URL, and completing the upload."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx2
+import pytest
+from pydantic import SecretStr
+
+from leasehold.database import Connection
+from leasehold.settings import Settings
+from tests.api.conftest import MakeKey, Running, client_of, count, serving
+from tests.api.door import JPEG, PNG, Door, problem, put
+
+
+async def test_an_upload_url_comes_with_all_that_is_needed_to_use_it(door: Door, settings: Settings) -> None:
+    answer = await door.ask()
+    said = answer.json()
+    assert answer.status_code == 201
+    assert said["original_key"] == f"media/{said['media_id']}/original.jpg"
+    assert said["expires_in"] == settings.upload_url_seconds
+    assert UUID(said["media_id"]).version == 7
+    assert answer.headers["location"] == f"/media/{said['media_id']}"
+    assert (await put(said["upload_url"], JPEG, "image/jpeg")).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("content_type", "extension"),
+    [("image/jpeg", "jpg"), ("image/png", "png"), ("image/webp", "webp"), ("image/gif", "gif"), ("image/avif", "avif")],
+)
+async def test_each_accepted_kind_has_its_extension(door: Door, content_type: str, extension: str) -> None:
+    ticket = await door.ticket(content_type=content_type)
+    assert ticket.original_key.endswith(f"/original.{extension}")
+
+
+@pytest.mark.parametrize("content_type", ["image/tiff", "image/svg+xml", "text/html", "IMAGE/JPEG", ""])
+async def test_a_kind_that_is_not_accepted_gets_no_url(door: Door, rows: Connection, content_type: str) -> None:
+    problem(await door.ask(content_type=content_type), 422, "unsupported_content_type")
+    assert await count(rows, "media") == 0
+
+
+async def test_a_picture_that_says_it_is_too_large_gets_no_url(door: Door, settings: Settings) -> None:
+    problem(await door.ask(content_length=settings.picture_max_bytes + 1), 422, "too_large")
+
+
+async def test_the_url_refuses_another_content_type(door: Door) -> None:
+    ticket = await door.ticket()
+    assert (await put(ticket.upload_url, PNG, "image/png")).status_code == 403
+
+
+async def test_the_url_refuses_another_length_than_the_one_it_was_asked_for(door: Door) -> None:
+    ticket = await door.ticket(content_length=len(JPEG))
+    assert (await put(ticket.upload_url, JPEG + b"more", "image/jpeg")).status_code == 403
+    assert (await put(ticket.upload_url, JPEG, "image/jpeg")).status_code == 200
+
+
+async def test_a_file_name_is_kept_for_people_and_cleaned(door: Door, rows: Connection) -> None:
+    ticket = await door.ticket(file_name="../\u202egpj.\x00exe\n" + "e\u0301" * 300)
+    name: str = await rows.fetchval("SELECT file_name FROM media WHERE id = $1", UUID(ticket.media_id))
+    assert name.startswith("../gpj.exeé")
+    assert len(name.encode()) <= 255
+    assert ticket.original_key == f"media/{ticket.media_id}/original.jpg"
+
+
+async def test_a_completed_upload_becomes_a_job_with_its_limits_and_its_trace(
+    door: Door, rows: Connection, settings: Settings
+) -> None:
+    ticket = await door.upload()
+    trace = f"00-{'a' * 32}-{'b' * 16}-01"
+    answer = await door.client.post(
+        "/complete-upload",
+        json=ticket.completion | {"variants": ["avif", "thumb"], "priority": "high"},
+        headers={"X-Request-Id": "my-request", "traceparent": trace},
+    )
+    assert answer.status_code == 202
+    job = await rows.fetchrow("SELECT * FROM job")
+    assert job is not None
+    assert answer.json() == {"status": "PROCESSING", "media_id": ticket.media_id, "job_id": str(job["id"])}
+    assert job["tenant_id"] == "acme"
+    assert job["inputs"] == {"original": ticket.original_key}
+    assert job["output_prefix"] == f"media/{ticket.media_id}"
+    assert job["priority"] == 0
+    assert job["trace"] == {"request_id": "my-request", "traceparent": trace}
+    assert job["params"]["variants"] == ["thumb", "avif"]
+    assert job["params"]["content_type"] == "image/jpeg"
+    assert job["params"]["limits"]["max_pixels"] == settings.picture_max_pixels
+    media = await rows.fetchrow("SELECT status, size, expires_at FROM media")
+    assert media is not None
+    assert tuple(media) == ("UPLOADED", len(JPEG), None)
+
+
+async def test_completing_three_times_gives_the_same_answer_and_one_job(door: Door, rows: Connection) -> None:
+    ticket = await door.upload()
+    answers = [await door.complete(ticket) for _ in range(3)]
+    await assert_one_job(rows, answers)
+
+
+async def test_completing_ten_times_at_once_gives_the_same_answer_and_one_job(door: Door, rows: Connection) -> None:
+    ticket = await door.upload()
+    answers = await asyncio.gather(*(door.complete(ticket) for _ in range(10)))
+    await assert_one_job(rows, answers)
+
+
+async def assert_one_job(rows: Connection, answers: list[httpx2.Response]) -> None:
+    assert {answer.status_code for answer in answers} == {202}
+    assert len({answer.text for answer in answers}) == 1
+    assert await count(rows, "job") == 1
+    steps = [row["step"] for row in await rows.fetch("SELECT step FROM task ORDER BY position")]
+    assert steps == ["resize", "compress", "webp"]
+    assert await rows.fetchval("SELECT count(*) FROM event WHERE kind = 'submitted'") == 1
+
+
+async def test_completing_before_uploading_says_so_and_can_be_repeated_afterwards(door: Door) -> None:
+    ticket = await door.ticket()
+    problem(await door.complete(ticket), 409, "upload_missing")
+    await put(ticket.upload_url, JPEG, "image/jpeg")
+    assert (await door.complete(ticket)).status_code == 202
+
+
+async def test_another_key_than_the_one_given_out_is_refused(door: Door, rows: Connection) -> None:
+    mine, other = await door.upload(), await door.upload()
+    problem(await door.complete(mine, original_key=other.original_key), 422, "wrong_key")
+    assert await count(rows, "job") == 0
+    assert (await door.complete(mine)).status_code == 202
+
+
+async def test_an_unknown_media_cannot_be_completed(door: Door) -> None:
+    ticket = await door.ticket()
+    problem(await door.complete(ticket, media_id=str(uuid4())), 404, "media_not_found")
+
+
+async def test_another_tenants_media_cannot_be_completed(
+    door: Door, api: Running, make_key: MakeKey, rows: Connection
+) -> None:
+    ticket = await door.upload()
+    async with client_of(api.url, (await make_key("rival")).text) as rival:
+        problem(await Door(rival).complete(ticket), 404, "media_not_found")
+    assert await count(rows, "job") == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "declared", "code"),
+    [
+        (b"", "image/jpeg", "empty_file"),
+        (b"GIF and more" * 10, "image/jpeg", "unsupported_format"),
+        (b"\xff\xd8", "image/jpeg", "unsupported_format"),
+        (PNG, "image/jpeg", "mislabelled"),
+    ],
+)
+async def test_a_bad_object_is_refused_and_the_media_says_why(
+    door: Door, rows: Connection, data: bytes, declared: str, code: str
+) -> None:
+    ticket = await door.upload(data, declared)
+    said = problem(await door.complete(ticket), 422, code)
+    seen = (await door.look(ticket)).json()
+    assert seen["status"] == "FAILED"
+    assert seen["error"] == {"code": code, "message": said["detail"], "retryable": False}
+    assert await count(rows, "job") == 0
+
+
+async def test_an_object_over_the_limit_is_refused_by_its_real_size(settings: Settings, make_key: MakeKey) -> None:
+    small = settings.model_copy(update={"picture_max_bytes": len(JPEG) - 1})
+    async with serving(small) as api, client_of(api.url, (await make_key()).text) as client:
+        door = Door(client)
+        ticket = await door.upload()
+        problem(await door.complete(ticket), 422, "too_large")
+        assert (await door.look(ticket)).json()["error"]["code"] == "too_large"
+
+
+async def test_a_refused_media_stays_refused_whatever_is_uploaded_afterwards(door: Door, rows: Connection) -> None:
+    ticket = await door.upload(PNG)
+    problem(await door.complete(ticket), 422, "mislabelled")
+    await put(ticket.upload_url, JPEG, "image/jpeg")
+    problem(await door.complete(ticket), 422, "mislabelled")
+    assert await count(rows, "job") == 0
+
+
+async def test_refusing_ten_times_at_once_gives_the_same_answer(door: Door) -> None:
+    ticket = await door.upload(PNG)
+    for answer in await asyncio.gather(*(door.complete(ticket) for _ in range(10))):
+        problem(answer, 422, "mislabelled")
+
+
+async def test_an_upload_that_was_forgotten_meanwhile_is_not_taken_in(door: Door, rows: Connection) -> None:
+    ticket = await door.upload()
+    await rows.execute("UPDATE media SET expires_at = clock_timestamp() - interval '1 second'")
+    problem(await door.complete(ticket), 409, "upload_expired")
+    assert await count(rows, "job") == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "pointer"),
+    [
+        ({"variants": ["huge"]}, "#/variants/0"),
+        ({"priority": "urgent"}, "#/priority"),
+        ({"media_id": "no-id"}, "#/media_id"),
+        ({"original_key": None}, "#/original_key"),
+        ({"surprise": 1}, "#/surprise"),
+    ],
+)
+async def test_a_wrong_field_is_pointed_at(door: Door, change: dict[str, Any], pointer: str) -> None:
+    ticket = await door.ticket()
+    said = problem(await door.complete(ticket, **change), 422, "invalid_request")
+    assert [error["pointer"] for error in said["errors"]] == [pointer]
+    assert all(error["detail"] for error in said["errors"])
+
+
+async def test_submissions_need_no_broker(settings: Settings, make_key: MakeKey, rows: Connection) -> None:
+    nowhere = settings.model_copy(update={"amqp_url": SecretStr("amqp://guest:guest@127.0.0.1:1/")})
+    async with serving(nowhere) as api, client_of(api.url, (await make_key()).text) as client:
+        await Door(client).submitted()
+    # The hint waits in the outbox for a relay.
+    assert await rows.fetchval("SELECT count(*) FROM outbox") == 1
+    assert await rows.fetchval("SELECT status FROM job") == "pending"
+
+
+async def test_the_hint_is_published_as_soon_as_the_job_is_written(door: Door, api: Running, rows: Connection) -> None:
+    ticket = await door.submitted()
+    while (await rows.fetchval("SELECT status FROM job")) != "queued":
+        found = await door.look(ticket, params={"wait": 5})
+        assert found.status_code == 200
+    assert await count(rows, "outbox") == 0
