@@ -103,6 +103,14 @@ async def amqp_url(rabbitmq: Management) -> AsyncIterator[str]:
 
 
 @pytest.fixture(scope="session")
+async def shared_vhost(rabbitmq: Management) -> AsyncIterator[str]:
+    """One virtual host for the tests that keep apart by the names of their queues: a host costs half a second."""
+    name = f"test-{secrets.token_hex(6)}"
+    yield await rabbitmq.add_vhost(name)
+    await rabbitmq.delete_vhost(name)
+
+
+@pytest.fixture(scope="session")
 async def breakable_rabbitmq(run_directory: Path) -> AsyncIterator[RabbitMQ]:
     node = RabbitMQ(run_directory / "breakable-rabbitmq", await install_rabbitmq())
     yield node
@@ -147,15 +155,16 @@ async def s3(s3_server: Bucket) -> AsyncIterator[Bucket]:
 
 
 @pytest.fixture
-def settings(database_url: str, amqp_url: str, s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> Settings:
-    """The platform's settings for the test's own database, virtual host and bucket."""
+def settings(database_url: str, shared_vhost: str, s3: Bucket, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The platform's settings for the test's own database, queues and bucket."""
     for name in list(os.environ):
         if name.startswith("LEASEHOLD_") and not name.startswith("LEASEHOLD_TEST_"):
             monkeypatch.delenv(name)  # what the person who runs the tests has set is not the tests' business
     return Settings(
         _env_file=None,
         database_url=SecretStr(database_url),
-        amqp_url=SecretStr(amqp_url),
+        amqp_url=SecretStr(shared_vhost),
+        amqp_queue_prefix=f"test-{secrets.token_hex(6)}",
         s3_endpoint=s3.endpoint,
         s3_bucket=s3.bucket,
         s3_access_key=SecretStr(s3.access_key),

@@ -72,6 +72,7 @@ class Fleet:
         chosen = {
             "DATABASE_URL": settings.database_url.get_secret_value(),
             "AMQP_URL": settings.amqp_url.get_secret_value(),
+            "AMQP_QUEUE_PREFIX": settings.amqp_queue_prefix,
             "BROKER": settings.broker,
             "S3_ENDPOINT": settings.s3_endpoint,
             "S3_BUCKET": settings.s3_bucket,

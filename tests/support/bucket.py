@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import TYPE_CHECKING
 
 import aioboto3
@@ -23,6 +24,12 @@ CONFIG = AioConfig(
 )
 
 
+@cache
+def _session() -> aioboto3.Session:
+    """One for all: each new one would read botocore's descriptions again, a tenth of a second a client."""
+    return aioboto3.Session()
+
+
 @dataclass(frozen=True)
 class Bucket:
     endpoint: str
@@ -33,7 +40,7 @@ class Bucket:
 
     def client(self) -> AbstractAsyncContextManager[S3Client]:
         """Open an S3 client; for looking behind the code under test."""
-        return aioboto3.Session().client(
+        return _session().client(
             "s3",
             endpoint_url=self.endpoint,
             aws_access_key_id=self.access_key,

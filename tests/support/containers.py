@@ -31,7 +31,7 @@ async def running(container: DockerContainer) -> AsyncIterator[DockerContainer]:
 async def until(ready: Callable[[], Awaitable[bool]]) -> None:
     """Ask again and again until the server in a container is ready: nothing of it could tell us."""
     async with asyncio.timeout(START_SECONDS):
-        while not await ready():  # noqa: ASYNC110 - the event is in another machine, as it were
+        while not await ready():
             await asyncio.sleep(0.1)
 
 
