@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from embedded.process import EmbeddedError
+from embedded.process import EmbeddedError, end
 
 DOWNLOAD_SECONDS = 300.0
 MESSAGE_LINES = 5
@@ -65,9 +65,9 @@ async def _run(argv: Sequence[str], cwd: Path) -> None:
     try:
         output, _ = await asyncio.wait_for(process.communicate(), DOWNLOAD_SECONDS)
     except TimeoutError:
-        process.kill()
-        await process.wait()
         raise EmbeddedError(f"{argv[0]} took longer than {DOWNLOAD_SECONDS:.0f} s") from None
+    finally:
+        await end(process)
     if process.returncode:
         lines = output.decode(errors="replace").splitlines()[-MESSAGE_LINES:]
         raise EmbeddedError("\n  ".join([f"{argv[0]} failed with {process.returncode}:", *lines]))

@@ -139,6 +139,14 @@ class Server:
         return EmbeddedError("\n  ".join([f"{self.name} {what}; the end of its log:", *lines]))
 
 
+async def end(process: asyncio.subprocess.Process) -> None:
+    """Kill a program of our own that still runs, as when the wait for it was cancelled."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
 async def run(
     name: str, argv: Sequence[str | Path], *, log: Path, env: Mapping[str, str], cwd: Path, run_as: RunAs
 ) -> None:

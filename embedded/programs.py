@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from embedded.directories import cache_directory
-from embedded.process import EmbeddedError, RunAs
+from embedded.process import EmbeddedError, RunAs, end
 
 
 async def can_run(program: Path, run_as: RunAs) -> bool:
@@ -30,7 +30,10 @@ async def can_run(program: Path, run_as: RunAs) -> bool:
         )
     except OSError:
         return False
-    return await process.wait() == 0
+    try:
+        return await process.wait() == 0
+    finally:
+        await end(process)
 
 
 async def reachable(program: Path, tree: Sequence[Path], run_as: RunAs) -> Path:
