@@ -38,6 +38,8 @@ log = structlog.get_logger(__name__)
 
 #: The most tasks that one claiming or settling statement takes.
 _BATCH = 64
+#: Hints in hand per slot: a band's share of them is not lent to the others, and must fill the slots by itself.
+_HINTS_PER_SLOT = 4
 _RELAY_SECONDS = 0.5
 _START_SECONDS = 60.0  # how long the database may be away when a worker starts
 
@@ -209,7 +211,7 @@ class Worker:
     async def _consume(self) -> None:
         by_queue = {queue: crew for crew in self._crews for queue in crew.queues}
         await self._broker.consume(
-            {queue: 2 * crew.slots for queue, crew in by_queue.items()},
+            {queue: _HINTS_PER_SLOT * crew.slots for queue, crew in by_queue.items()},
             lambda delivery: _deliver(by_queue, delivery),
             lambda queue: by_queue[queue].look() if queue in by_queue else None,
         )

@@ -38,16 +38,22 @@ async def guarded(seconds: float) -> AsyncIterator[None]:
     """Wait on the broker, but not for ever, and not mistaking its end for ours.
 
     What waits on a dying connection is ended with a bare CancelledError, which no `except Exception` catches;
-    it becomes BrokerUnavailable unless somebody did cancel this task. Raises TimeoutError, too.
+    it becomes BrokerUnavailable unless somebody did cancel this task. The other way round, a cancellation that comes
+    with the broker's answer is lost on its way through the client (`asyncio.wait_for` before Python 3.12 swallows
+    it): it is raised here. Raises TimeoutError, too.
     """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
     async with asyncio.timeout(seconds):
         try:
             yield
         except asyncio.CancelledError as cancelled:
-            task = asyncio.current_task()
-            if task is None or task.cancelling():
+            if task.cancelling() > before:
                 raise
             raise BrokerUnavailable("the connection closed") from cancelled
+    if task.cancelling() > before:
+        raise asyncio.CancelledError
 
 
 async def until_closed(resource: AbstractConnection | AbstractChannel) -> None:
