@@ -13,8 +13,9 @@ from testcontainers.core.container import DockerContainer
 from embedded.management import Management
 from tests.support.bucket import Bucket
 
-POSTGRES_IMAGE = "postgres:18.4"
-RABBITMQ_IMAGE = "rabbitmq:4.2-management"
+# The tags of compose.yaml.
+POSTGRES_IMAGE = "postgres:18.4-bookworm"
+RABBITMQ_IMAGE = "rabbitmq:4.2.1-management"
 RCLONE_IMAGE = "rclone/rclone:1.75.2"
 START_SECONDS = 120.0
 
