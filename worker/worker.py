@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
+import asyncpg
 import structlog
 
 from leasehold.announcer import Announcer
@@ -138,14 +139,17 @@ class Worker:
     async def _register(self) -> int:
         async def register() -> int:
             async with self._pool.acquire() as connection:
-                return await workers.register(
-                    connection,
-                    self.id,
-                    host=socket.gethostname(),
-                    pid=os.getpid(),
-                    version=version("leasehold"),
-                    queues=sorted(self.queues),
-                )
+                try:
+                    return await workers.register(
+                        connection,
+                        self.id,
+                        host=socket.gethostname(),
+                        pid=os.getpid(),
+                        version=version("leasehold"),
+                        queues=sorted(self.queues),
+                    )
+                except asyncpg.UndefinedTableError as error:
+                    raise ConnectionError("the database is not migrated yet") from error
 
         key = await until_answered(register, within=_START_SECONDS)
         self._opened.push_async_callback(self._unregister)

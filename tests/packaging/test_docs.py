@@ -1,0 +1,57 @@
+"""The docs say what the code does."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from leasehold.settings import Settings
+from pipelines.media import refusals
+from pipelines.media.variants import VARIANTS
+
+ROOT = Path(__file__).parents[2]
+MEDIA = (ROOT / "docs/media.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+KNOWN = {f"LEASEHOLD_{name.upper()}" for name in Settings.model_fields}
+
+
+def test_every_reason_to_refuse_a_picture_is_documented() -> None:
+    codes = set(re.findall(r'Permanent\(\s*"([a-z_]+)"', Path(refusals.__file__).read_text()))
+    assert codes == set(re.findall(r"^\| `([a-z_]+)` \| [a-z]", MEDIA, re.MULTILINE)) & codes
+    assert len(codes) > 5
+
+
+def test_every_variant_is_documented() -> None:
+    assert all(f"`{name}`" in MEDIA for name in VARIANTS)
+
+
+def test_every_code_of_the_door_is_documented() -> None:
+    raised = {
+        code
+        for path in (ROOT / "api").glob("*.py")
+        for code in re.findall(
+            r'(?:Conflict|Invalid|NotFound|Forbidden|Unauthenticated)\(\s*"([a-z_]+)"', path.read_text()
+        )
+    }
+    told_elsewhere = {"invalid_event_id"}  # of the event stream: in /docs
+    assert {code for code in raised if f"`{code}`" not in MEDIA} <= told_elsewhere
+
+
+def test_every_variable_that_is_named_exists() -> None:
+    for page in PAGES:
+        named = set(re.findall(r"LEASEHOLD_[A-Z0-9_]+\b(?!\*)", page.read_text()))
+        unknown = {name for name in named if name not in KNOWN and not name.endswith("_")}
+        assert unknown == set(), page
+
+
+def test_every_path_that_is_linked_exists() -> None:
+    for page in PAGES:
+        for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
+            assert (page.parent / target).exists(), (page, target)
+
+
+def test_every_test_file_that_the_readme_names_exists() -> None:
+    for named in re.findall(r"`scripts/test ([^`]+)`", (ROOT / "README.md").read_text()):
+        for word in named.split():
+            if "/" in word:
+                assert (ROOT / word).exists(), word
