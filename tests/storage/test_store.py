@@ -1,0 +1,237 @@
+"""The object store's promises, on a store that honours conditional puts and on one that does not."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from leasehold.errors import ObjectCorrupt, ObjectExists, ObjectMissing, StoreError, StoreUnavailable
+from leasehold.settings import Settings
+from leasehold.storage import ObjectStore
+from tests.storage.conftest import settings_of
+
+TEXT: dict[str, Any] = {"content_type": "text/plain", "metadata": {"work": "1"}}
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+async def test_what_was_put_comes_back_with_its_metadata(store: ObjectStore, tmp_path: Path) -> None:
+    source = tmp_path / "in"
+    source.write_bytes(b"hello" * 1000)
+    put = await store.put_file("a/b.txt", source, **TEXT)
+    assert (put.size, put.sha256) == (5000, sha256(b"hello" * 1000))
+    there = await store.head("a/b.txt")
+    assert there is not None
+    assert (there.size, there.sha256, there.content_type, there.metadata["work"]) == (
+        5000, put.sha256, "text/plain", "1",
+    )  # fmt: skip
+    got = await store.fetch_file("a/b.txt", tmp_path / "out", sha256=put.sha256)
+    assert got.sha256 == put.sha256
+    assert (tmp_path / "out").read_bytes() == source.read_bytes()
+    assert await store.read_head("a/b.txt", 3) == b"hel"
+    assert await store.read_head("a/b.txt", 9000) == source.read_bytes()
+
+
+async def test_the_same_bytes_may_be_put_again_and_other_bytes_may_not(store: ObjectStore) -> None:
+    first = await store.put_bytes("k", b"one", **TEXT)
+    again = await store.put_bytes("k", b"one", **TEXT)
+    assert again.sha256 == first.sha256
+    with pytest.raises(ObjectExists):
+        await store.put_bytes("k", b"two", **TEXT)
+    assert await store.read_head("k", 10) == b"one"
+
+
+async def test_a_leftover_is_replaced_only_while_the_lease_is_trusted(store: ObjectStore) -> None:
+    await store.put_bytes("k", b"leftover", **TEXT)
+    with pytest.raises(ObjectExists):
+        await store.put_bytes("k", b"right", **TEXT, may_replace=lambda: False)
+    await store.put_bytes("k", b"right", **TEXT, may_replace=lambda: True)
+    assert await store.read_head("k", 10) == b"right"
+
+
+async def test_ten_writers_of_the_same_bytes_all_succeed(store: ObjectStore) -> None:
+    done = await asyncio.gather(*(store.put_bytes("k", b"same", **TEXT) for _ in range(10)))
+    assert {stored.sha256 for stored in done} == {sha256(b"same")}
+
+
+async def test_of_two_writers_of_other_bytes_exactly_one_wins_where_the_store_can_tell(store: ObjectStore) -> None:
+    if not store.conditional:
+        await store.put_bytes("k", b"one", **TEXT)
+        with pytest.raises(ObjectExists):  # one after the other, at least
+            await store.put_bytes("k", b"two", **TEXT)
+        return
+    results = await asyncio.gather(
+        *(store.put_bytes("k", data, **TEXT) for data in (b"one", b"two")), return_exceptions=True
+    )
+    assert sorted(type(result).__name__ for result in results) == ["ObjectExists", "Stored"]
+
+
+async def test_what_is_not_there_is_missing_and_may_be_deleted(store: ObjectStore, tmp_path: Path) -> None:
+    assert await store.head("nope") is None
+    with pytest.raises(ObjectMissing):
+        await store.fetch_file("nope", tmp_path / "x")
+    with pytest.raises(ObjectMissing):
+        await store.read_head("nope", 1)
+    await store.delete("nope")
+    assert not (tmp_path / "x").exists()
+
+
+async def test_bytes_that_are_not_the_ones_stored_are_refused_and_not_left_on_disk(
+    store: ObjectStore, tmp_path: Path
+) -> None:
+    await store.put_bytes("k", b"what is there", **TEXT)
+    with pytest.raises(ObjectCorrupt):
+        await store.fetch_file("k", tmp_path / "x", sha256=sha256(b"what was stored"))
+    with pytest.raises(ObjectCorrupt):
+        await store.fetch_file("k", tmp_path / "x", max_bytes=5)
+    with pytest.raises(ObjectCorrupt):
+        await store.fetch_bytes("k", max_bytes=5)
+    assert not (tmp_path / "x").exists()
+
+
+async def test_objects_are_listed_by_prefix_and_deleted(store: ObjectStore) -> None:
+    for key in ("p/1", "p/2", "q/1"):
+        await store.put_bytes(key, b"x", **TEXT)
+    assert sorted([found.key async for found in store.list("p/")]) == ["p/1", "p/2"]
+    await store.delete("p/1", "p/2")
+    assert [found.key async for found in store.list("p/")] == []
+
+
+async def test_a_large_file_goes_up_in_parts_and_comes_back_whole(store: ObjectStore, tmp_path: Path) -> None:
+    source = tmp_path / "big"
+    with source.open("wb") as file:
+        for _ in range(70):
+            file.write(os.urandom(1024 * 1024))
+    put = await store.put_file("big", source, **TEXT)
+    got = await store.fetch_file("big", tmp_path / "copy")
+    assert got.sha256 == put.sha256
+    assert (await store.put_file("big", source, **TEXT)).sha256 == put.sha256
+
+
+async def test_a_signed_url_admits_its_content_type_and_length_and_nothing_else(
+    store: ObjectStore, store_settings: Settings
+) -> None:
+    url = await store.sign_put("u", content_type="image/png", seconds=60, content_length=4)
+    async with httpx2.AsyncClient() as client:
+        if not store.conditional:  # moto does not check signatures
+            for data, kind in ((b"1234", "image/jpeg"), (b"12345", "image/png")):
+                assert (await client.put(url, content=data, headers={"Content-Type": kind})).status_code == 403
+            assert await store.head("u") is None
+        assert (await client.put(url, content=b"1234", headers={"Content-Type": "image/png"})).is_success
+        assert (await client.get(await store.sign_get("u", seconds=60))).content == b"1234"
+    assert store_settings.s3_secret_key.get_secret_value() not in url
+
+
+async def test_signed_urls_name_the_public_endpoint(store_settings: Settings) -> None:
+    store = ObjectStore(store_settings.model_copy(update={"s3_public_endpoint": "https://files.example.com"}))
+    await store.open()
+    assert (await store.sign_get("k", seconds=60)).startswith("https://files.example.com/")
+    await store.close()
+
+
+async def test_the_probe_finds_out_what_the_store_honours(store: ObjectStore, request: pytest.FixtureRequest) -> None:
+    assert store.conditional is ("moto" in request.node.name)
+    assert [found.key async for found in store.list("probe/")] == []
+
+
+@asynccontextmanager
+async def server(answer: bytes | None) -> AsyncIterator[str]:
+    """Accepts, and says `answer` to every request, or nothing."""
+
+    async def handle(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while await reader.readline() not in (b"\r\n", b""):
+            pass
+        if answer is not None:
+            writer.write(answer)
+        else:
+            await reader.read()  # until the client gives up
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    listening = await asyncio.start_server(handle, "127.0.0.1", 0)
+    async with listening:
+        yield f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}"
+
+
+CUT = b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\nContent-Type: text/plain\r\n\r\nonly this much"
+BAD_SERVERS: dict[str, bytes | None] = {
+    "says nothing": None,
+    "answers 503": b"HTTP/1.1 503 Slow Down\r\nContent-Length: 0\r\n\r\n",
+    "cuts the body": CUT,
+}
+
+
+@pytest.mark.parametrize("kind", BAD_SERVERS)
+async def test_a_server_that_misbehaves_is_unavailable_and_leaves_no_file(kind: str, tmp_path: Path) -> None:
+    async with server(BAD_SERVERS[kind]) as endpoint:
+        store = ObjectStore(settings_of(endpoint, "access", "s3cr3t-canary", "bucket", s3_operation_timeout=1.0))
+        await store.open()
+        with pytest.raises(StoreUnavailable) as told:
+            await store.fetch_file("k", tmp_path / "x")
+        await store.close()
+    assert "canary" not in str(told.value)
+    assert not (tmp_path / "x").exists()
+
+
+async def test_a_server_that_is_not_there_is_unavailable() -> None:
+    store = ObjectStore(settings_of("http://127.0.0.1:1", "access", "s3cr3t-canary", "bucket"))
+    await store.open()
+    for act in (store.head("k"), store.put_bytes("k", b"x", **TEXT), store.read_head("k", 1)):
+        with pytest.raises(StoreUnavailable):
+            await act
+    await store.close()
+
+
+async def test_wrong_credentials_are_an_error_that_tells_no_secret(s3: Any) -> None:
+    store = ObjectStore(settings_of(s3.endpoint, s3.access_key, "wrong-canary", s3.bucket))
+    await store.open()
+    with pytest.raises(StoreError) as told:
+        await store.put_bytes("k", b"x", **TEXT)
+    await store.close()
+    assert "canary" not in str(told.value)
+
+
+GREEDY = """
+import asyncio, resource, sys
+from pathlib import Path
+from leasehold.storage import ObjectStore
+from tests.storage.conftest import settings_of
+
+async def main(endpoint, access, secret, bucket, folder):
+    source = Path(folder) / "source"
+    with source.open("wb") as file:
+        for _ in range(200):
+            file.write(bytes(1024 * 1024))
+    store = ObjectStore(settings_of(endpoint, access, secret, bucket))
+    await store.open()
+    await store.put_bytes("warm", b"x", content_type="text/plain", metadata={})
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    await store.put_file("big", source, content_type="text/plain", metadata={})
+    await store.fetch_file("big", Path(folder) / "copy")
+    await store.close()
+    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
+
+asyncio.run(main(*sys.argv[1:]))
+"""
+
+
+def test_two_hundred_megabytes_pass_through_a_small_memory(s3: Any, tmp_path: Path) -> None:
+    arguments = [s3.endpoint, s3.access_key, s3.secret_key, s3.bucket, str(tmp_path)]
+    root = Path(__file__).parents[2]
+    said = subprocess.run(
+        [sys.executable, "-c", GREEDY, *arguments], cwd=root, capture_output=True, text=True, check=True, timeout=100
+    )
+    assert int(said.stdout) < 80  # MB, of 200: two parts of 16 MiB, and what the HTTP client keeps of them
