@@ -50,6 +50,15 @@ def worker() -> None:
 
 
 @app.command()
+def doctor() -> None:
+    """Look at the database, the broker and the store: what they can promise. Exits with 1 when something is wrong."""
+    from cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
+
+    if not show(console, asyncio.run(examine(Settings()))):
+        raise typer.Exit(1)
+
+
+@app.command()
 def settings() -> None:
     """Every variable, its default and its meaning."""
     table = Table("variable", "default", "meaning")

@@ -90,6 +90,14 @@ async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.R
     return connection
 
 
+async def is_direct(connection: Connection) -> bool:
+    """Whether the session at the other end is ours alone: behind a pooler it is not, and session locks mean nothing.
+
+    A pooler greets with a process id of its own, which is not the one that answers queries.
+    """
+    return bool(await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid())
+
+
 def make_pool(settings: Settings, name: str) -> Pool:
     """A pool, not yet open: `async with make_pool(...)`, or await it. Opening waits for no connection."""
     pool: Pool = asyncpg.create_pool(

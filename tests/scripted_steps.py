@@ -131,7 +131,7 @@ def segfault(work: Work) -> Done:
 
 
 @_act
-def eat(work: Work, mib: int, keep: bool = False) -> Done:  # noqa: FBT001, FBT002 - filled from JSON
+def eat(work: Work, mib: int, keep: bool = False) -> Done:  # noqa: FBT002 - filled from JSON
     block = bytearray(b"x") * (mib * 1024 * 1024)
     if keep:
         _KEPT.append(block)

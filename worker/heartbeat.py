@@ -18,7 +18,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from leasehold.database import TRY_AGAIN, Connection, connect
+from leasehold.database import TRY_AGAIN, Connection, connect, is_direct
 from leasehold.lease import Lease
 from leasehold.settings import Settings
 from leasehold.transitions import claims, workers
@@ -137,7 +137,9 @@ class Heartbeat:
         connection = await connect(self._settings, "heartbeat")
         connection.add_termination_listener(lambda _connection: self._woken.set())
         self._connection = connection
-        if self._settings.presence:
+        if self._settings.presence and not await is_direct(connection):
+            log.warning("behind a pooler: presence is off, takeover waits for the lease")
+        elif self._settings.presence:
             await self._appear(connection)
 
     async def _appear(self, connection: Connection) -> None:

@@ -7,6 +7,7 @@ import os
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
@@ -18,10 +19,12 @@ import structlog
 from leasehold.announcer import Announcer
 from leasehold.broker import make_broker
 from leasehold.broker.base import Delivery
-from leasehold.database import TRY_AGAIN, Connection, make_pool, until_answered
+from leasehold.database import TRY_AGAIN, Connection, connect, make_pool, until_answered
+from leasehold.errors import StoreError
 from leasehold.ids import new_id
 from leasehold.pipeline import Step
 from leasehold.registry import Pipelines
+from leasehold.selfcheck import as_log, check_all
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import claims, workers
@@ -42,6 +45,7 @@ _BATCH = 64
 #: Hints in hand per slot: a band's share of them is not lent to the others, and must fill the slots by itself.
 _HINTS_PER_SLOT = 4
 _RELAY_SECONDS = 0.5
+_CHECK_AFTER_SECONDS = 5.0
 _START_SECONDS = 60.0  # how long the database may be away when a worker starts
 
 
@@ -114,6 +118,11 @@ class Worker:
         self._store = ObjectStore.from_settings(settings)
         await self._store.open()
         self._opened.push_async_callback(self._store.close)
+        try:
+            await self._store.probe()
+        except StoreError as error:
+            # Taken for one that does not honour conditions until a worker starts while it answers: the careful way.
+            log.warning("the object store does not answer yet", error=str(error))
         self._broker = make_broker(settings)
         await self._broker.open()
         self._opened.push_async_callback(self._broker.close)
@@ -129,6 +138,7 @@ class Worker:
         for loop in self._loops:
             loop.add_done_callback(self._watch)
         await self._consume()
+        self._loops.append(asyncio.create_task(self._check()))
         log.info(
             "serving",
             queues=sorted(self.queues),
@@ -221,6 +231,19 @@ class Worker:
         )
         for crew in self._crews:
             crew.start()
+
+    async def _check(self) -> None:
+        """Say once what the parts can promise, so that nobody has to find out at night."""
+        await asyncio.sleep(_CHECK_AFTER_SECONDS)  # the broker has connected by then, or is away
+        try:
+            findings = await check_all(
+                partial(connect, self.settings, "self-check"), self._broker, self._store, self.settings
+            )
+        except Exception:  # it only tells; a worker that cannot tell still works
+            log.exception("the self-check failed")
+            return
+        said = as_log(findings)
+        (log.warning if said["wrong"] else log.info)("self-check", **said)
 
     # --- what the parts ask for
 

@@ -30,7 +30,7 @@ def ids(some: list[Hint]) -> set[UUID]:
 
 async def until(holds: Callable[[], bool]) -> None:
     """Look again and again; the test's own time limit ends what never comes."""
-    while not holds():  # noqa: ASYNC110 - what is looked at is a property, not an event
+    while not holds():
         await asyncio.sleep(0.01)
 
 

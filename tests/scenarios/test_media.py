@@ -102,7 +102,7 @@ async def test_a_message_delivered_five_times_and_out_of_order_does_its_work_onc
     assert await fleet.rows.connection.fetchval("SELECT max(epoch) FROM task WHERE job_id = $1", job_id) == 1
 
 
-async def _true(value: bool) -> bool:  # noqa: FBT001 - a condition to wait for
+async def _true(value: bool) -> bool:
     return value
 
 

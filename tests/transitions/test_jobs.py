@@ -236,7 +236,7 @@ async def test_a_worker_whose_session_ended_is_known_to_be_gone(rows: Rows, anot
     claimed = await other.leased()
     await other.connection.close()
     # The server ends the session a moment after the socket closes; nothing tells us when.
-    while not await workers.gone(rows.connection):  # noqa: ASYNC110 - see above
+    while not await workers.gone(rows.connection):
         await asyncio.sleep(0.01)
     assert await workers.gone_owner(rows.connection, claimed.lease.task_id) == worker
     (taken,) = await claims.claim(rows.connection, rows.terms, [claimed.lease.task_id], [worker])

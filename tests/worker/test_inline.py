@@ -108,12 +108,12 @@ async def test_parameters_that_do_not_fit_fail_the_job_at_once(worker: Worker, r
 
 
 async def test_a_job_of_a_pipeline_unknown_here_is_left_for_a_worker_that_knows_it(worker: Worker, rows: Rows) -> None:
-    claimed_before = await rows.leased()  # pipeline `one`, queue `default`
-    await rows.connection.execute("UPDATE task SET lease_until = clock_timestamp() - interval '1 s'")
+    (hint,) = await rows.submit()  # pipeline `one`, queue `default`
     async with asyncio.timeout(SECONDS):
-        while (await rows.task(claimed_before.lease.task_id))["status"] != "waiting":
+        while (task := await rows.task(hint.hint.task_id))["status"] != "waiting":
             await asyncio.sleep(0.02)
-    assert (await rows.job(claimed_before.job_id))["status"] == "running"
+    assert task["attempt"] == 0  # it costs no attempt
+    assert (await rows.job(task["job_id"]))["status"] == "running"
 
 
 async def test_many_jobs_at_once_each_run_once(worker: Worker, rows: Rows) -> None:

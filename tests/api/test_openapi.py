@@ -1,0 +1,66 @@
+"""The contract as a document."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from openapi_spec_validator import validate
+
+from api.app import PUBLIC, make_app
+from leasehold.settings import Settings
+from pipelines.media.variants import VARIANTS
+from tests.api.conftest import Running, client_of
+
+
+@pytest.fixture
+def document() -> dict[str, Any]:
+    return make_app(Settings(_env_file=None)).openapi()
+
+
+def operations(document: dict[str, Any]) -> list[dict[str, Any]]:
+    return [operation for path in document["paths"].values() for operation in path.values()]
+
+
+def test_the_document_is_valid_openapi_3_1(document: dict[str, Any]) -> None:
+    assert document["openapi"].startswith("3.1")
+    validate(document)
+
+
+def test_every_operation_has_a_name_of_its_own_a_key_and_its_problems(document: dict[str, Any]) -> None:
+    found = operations(document)
+    assert sorted(operation["operationId"] for operation in found) == [
+        "completeUpload",
+        "createUploadUrl",
+        "getMedia",
+        "streamMediaEvents",
+    ]
+    for operation in found:
+        assert operation["security"] == [{"ApiKey": []}]
+        assert operation["summary"]
+        assert {"401", "403", "500", "503"} <= set(operation["responses"])
+        for status, answer in operation["responses"].items():
+            if int(status) >= 400:
+                assert list(answer["content"]) == ["application/problem+json"], (operation["operationId"], status)
+    assert document["components"]["securitySchemes"]["ApiKey"]["scheme"] == "bearer"
+
+
+def test_requests_and_answers_have_examples(document: dict[str, Any]) -> None:
+    schemas = document["components"]["schemas"]
+    for name in ("UploadRequest", "UploadTicket", "CompleteRequest", "Accepted", "MediaAnswer", "ProblemAnswer"):
+        assert schemas[name]["examples"], name
+
+
+def test_the_variants_are_those_that_the_pipeline_declares(document: dict[str, Any]) -> None:
+    wanted = document["components"]["schemas"]["CompleteRequest"]["properties"]["variants"]["items"]["enum"]
+    assert set(wanted) == set(VARIANTS)
+
+
+def test_what_only_machines_use_is_not_in_it(document: dict[str, Any]) -> None:
+    assert not set(PUBLIC) & set(document["paths"])
+
+
+async def test_anybody_may_read_it(api: Running) -> None:
+    async with client_of(api.url) as client:
+        answer = await client.get("/openapi.json")
+    assert answer.json()["info"]["title"] == "Leasehold"

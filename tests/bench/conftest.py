@@ -1,0 +1,35 @@
+"""One test stand for all figures: durable servers of its own, as `scripts/bench` starts them."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from bench.scale import Scale
+from bench.stand import Stand
+
+
+@pytest.fixture(scope="session")
+async def stand() -> AsyncIterator[Stand]:
+    async with Stand() as started:
+        yield started
+
+
+@pytest.fixture
+def scale() -> Scale:
+    """As little as gives a number."""
+    return Scale(
+        runs=1,
+        jobs=300,
+        warm_up_jobs=20,
+        paced_jobs=5,
+        paced_rate=50.0,
+        picture_width=320,
+        picture_height=240,
+        picture_rounds=1,
+        settle_seconds=0.0,
+        idle_seconds=0.3,
+        requests_seconds=0.3,
+        requests_at_once=2,
+    )

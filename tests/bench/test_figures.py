@@ -1,0 +1,64 @@
+"""That every figure can be measured and kept. What the numbers are is nobody's business here."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import orjson
+import pytest
+
+from bench import report, throughput
+from bench.__main__ import FIGURES, parse
+from bench.figure import Figure, Goal
+from bench.machine import describe
+from bench.scale import Scale
+from bench.stand import Stand
+
+FIELDS = {"name", "unit", "median", "min", "max", "runs", "load", "goal", "met", "details"}
+#: figure -> how many rows it gives
+ROWS = {"latency": 4, "image": 3, "idle": 7, "submit": 1}
+
+
+@pytest.mark.parametrize("name", ROWS)
+async def test_a_figure_gives_a_number_for_every_run(name: str, stand: Stand, scale: Scale) -> None:
+    figures = await FIGURES[name](stand, scale)
+    assert len(figures) == ROWS[name]
+    assert all(len(figure.runs) == len(figure.load) == scale.runs for figure in figures)
+    assert all(run >= 0 for figure in figures for run in figure.runs)
+
+
+async def test_jobs_measured_over_amqp_were_all_claimed_by_a_hint(stand: Stand, scale: Scale) -> None:
+    two_workers_by_hint_one_without_a_broker = (throughput.CASES[1], throughput.CASES[-2])
+    by_hint, by_look = await throughput.measure(stand, scale, two_workers_by_hint_one_without_a_broker)
+    assert by_hint.details["claims"] == [{"hint": scale.jobs, "look": 0}]
+    assert by_look.details["claims"] == [{"look": scale.jobs}]
+    assert min(by_hint.runs + by_look.runs) > 0
+
+
+async def test_what_is_kept_tells_the_runs_and_the_machine(stand: Stand, tmp_path: Path) -> None:
+    figure = Figure("f", "ms", (1.0, 2.0), (0.5, 0.5))
+    report.write(tmp_path / "figures.json", describe() | {"servers": await stand.servers()}, [figure])
+    kept = orjson.loads((tmp_path / "figures.json").read_bytes())
+    assert kept.keys() == {"measured_at", "machine", "figures"}
+    assert kept["figures"][0].keys() == FIELDS
+
+
+async def test_what_is_measured_waits_for_the_disk(stand: Stand) -> None:
+    servers = await stand.servers()
+    assert {servers[f"postgresql {name}"] for name in ("fsync", "synchronous_commit", "full_page_writes")} == {"on"}
+
+
+def test_a_figure_tells_its_median_and_whether_the_goal_was_met() -> None:
+    figure = Figure("f", "jobs/s", (3.0, 1.0, 2.0), (0.1, 0.2, 0.3), Goal(2.5, at_least=True))
+    assert {name: figure.as_json()[name] for name in ("median", "min", "max", "met")} == {
+        "median": 2.0,
+        "min": 1.0,
+        "max": 3.0,
+        "met": False,
+    }
+
+
+def test_an_unknown_figure_is_refused_before_anything_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["thruput"])
+    assert "no such figure: thruput" in capsys.readouterr().err
