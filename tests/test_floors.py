@@ -1,5 +1,4 @@
-"""Imports go down only: leasehold, then pipelines, then api and worker beside each other, then cli on top, and the bench
-above all."""
+"""Imports go down only: leasehold, then pipelines, then api and worker beside each other, then cli, then the bench."""
 
 from __future__ import annotations
 

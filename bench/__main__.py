@@ -1,0 +1,74 @@
+"""`scripts/bench [FIGURE ...] [--json FILE]`: measure, print, keep."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from rich.console import Console
+
+from bench import idle, image, latency, machine, report, submit, throughput
+from bench.figure import Figure
+from bench.scale import Scale
+from bench.stand import Stand
+from embedded.process import EmbeddedError
+
+FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
+    "throughput": throughput.measure,
+    "latency": latency.measure,
+    "image": image.measure,
+    "idle": idle.measure,
+    "submit": submit.measure,
+}
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/bench",
+        description="Measure the platform on private servers with full durability. Every figure is the median of "
+        "several runs; the column `load` tells how busy the machine was before.",
+    )
+    parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"of {', '.join(FIGURES)}; all without any")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--runs", type=int, default=Scale().runs, help="runs of each figure (default: %(default)s)")
+    parser.add_argument("--jobs", type=int, default=Scale().jobs, help="jobs of one throughput run (%(default)s)")
+    asked = parser.parse_args(arguments)
+    if unknown := [name for name in asked.figures if name not in FIGURES]:
+        parser.error(f"no such figure: {', '.join(unknown)}")
+    return asked
+
+
+async def measure(names: Sequence[str], scale: Scale, console: Console) -> tuple[dict[str, object], list[Figure]]:
+    """Returns the machine and the figures."""
+    async with Stand() as stand:
+        described = machine.describe() | {"servers": await stand.servers()}
+        figures: list[Figure] = []
+        for name in names:
+            console.print(f"measuring {name} ...", style="dim")
+            figures += await FIGURES[name](stand, scale)
+        return described, figures
+
+
+async def run(asked: argparse.Namespace) -> None:
+    scale = replace(Scale(), runs=asked.runs, jobs=asked.jobs)
+    described, figures = await measure(asked.figures or list(FIGURES), scale, Console(stderr=True))
+    report.show(Console(), described, figures)
+    if asked.json is not None:
+        await asyncio.to_thread(report.write, asked.json, described, figures)
+
+
+def main() -> int:
+    try:
+        asyncio.run(run(parse()))
+    except EmbeddedError as error:
+        Console(stderr=True).print(error, markup=False)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""The three steps of the media pipeline without the platform: plain calls, local files, one warm process."""
+
+from __future__ import annotations
+
+import hashlib
+import tempfile
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import perf_counter
+
+from leasehold.work import Work
+from pipelines.media.pipeline import MediaParams, media
+from pipelines.media.steps import FINAL
+
+
+@dataclass(frozen=True, slots=True)
+class Bare:
+    """Seconds by step, and the digest of the final picture."""
+
+    steps: Mapping[str, float]
+    final_sha256: str
+
+    @property
+    def seconds(self) -> float:
+        return sum(self.steps.values())
+
+
+def process(original: Path, scratch: Path) -> Bare:
+    """Runs in the bare process; importing this module there has loaded the image library."""
+    with tempfile.TemporaryDirectory(dir=scratch) as directory:
+        files = {"original": original}
+        seconds = {}
+        for step in media.steps:
+            began = perf_counter()
+            done = media.handlers[step.name](
+                Work("media", step.name, MediaParams(content_type="image/jpeg"), dict(files), Path(directory))
+            )
+            seconds[step.name] = perf_counter() - began
+            files |= {name: made.path for name, made in done.files.items()}
+        return Bare(seconds, hashlib.sha256(files[FINAL].read_bytes()).hexdigest())

@@ -1,0 +1,58 @@
+"""What a measurement gives: the value of every run, and what has to be known to believe it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Goal:
+    """`at_least` says which side of `value` is good."""
+
+    value: float
+    at_least: bool = False
+
+    def met_by(self, measured: float) -> bool:
+        return measured >= self.value if self.at_least else measured <= self.value
+
+    def __str__(self) -> str:
+        return f"{'>=' if self.at_least else '<='} {self.value:g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Figure:
+    """`load`: the machine's load average (1 minute) just before each run; `details`: what explains the value."""
+
+    name: str
+    unit: str
+    runs: tuple[float, ...]
+    load: tuple[float, ...]
+    goal: Goal | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def median(self) -> float:
+        return median(self.runs)
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "unit": self.unit,
+            "median": self.median,
+            "min": min(self.runs),
+            "max": max(self.runs),
+            "runs": list(self.runs),
+            "load": list(self.load),
+            "goal": None if self.goal is None else str(self.goal),
+            "met": None if self.goal is None else self.goal.met_by(self.median),
+            "details": dict(self.details),
+        }
+
+
+def quantile(values: list[float], part: float) -> float:
+    """The nearest-rank quantile: a value that was measured, never one between two."""
+    ordered = sorted(values)
+    return ordered[min(int(len(ordered) * part), len(ordered) - 1)]

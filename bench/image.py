@@ -1,0 +1,146 @@
+"""`image`: the media pipeline's wall time for one large JPEG, against its three steps called directly.
+
+Both are warm, and take turns, so that what else the machine does falls on both. The pipeline's time is the database's:
+from just before `POST /complete-upload` to the job's end, with every download, upload and commit between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import asyncpg
+import httpx2
+
+from bench.bare import Bare, process
+from bench.figure import Figure, Goal
+from bench.http import until_ready
+from bench.picture import photograph
+from bench.scale import Scale
+from bench.stand import Stand
+from embedded.ports import free_port
+from leasehold.credentials import create_key
+from pipelines.media.pipeline import media
+
+_GOAL = Goal(1.25)
+_KIND = "image/jpeg"
+_WAIT_SECONDS = 120.0
+
+_TIMES = """
+SELECT extract(epoch FROM j.finished_at)::float8 AS finished, t.step,
+       extract(epoch FROM t.finished_at - t.started_at)::float8 AS seconds,
+       (SELECT o.sha256 FROM output o WHERE o.job_id = j.id AND o.name = 'final.webp') AS final_sha256
+FROM media m JOIN job j ON j.id = m.job_id JOIN task t ON t.job_id = j.id
+WHERE m.id = $1::uuid ORDER BY t.position
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """One picture through the platform. `steps`: claim to completion, seconds."""
+
+    seconds: float
+    steps: dict[str, float]
+    final_sha256: str
+
+
+async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+    picture = await asyncio.to_thread(photograph, scale.picture_width, scale.picture_height)
+    load, runs = [], []
+    for _ in range(scale.runs):
+        load.append(os.getloadavg()[0])
+        runs.append(await _turns(stand, scale, picture))
+    details = {
+        "megapixels": scale.picture_width * scale.picture_height / 1e6,
+        "picture_bytes": len(picture),
+        "pictures_a_run": scale.picture_rounds,
+        "pipeline_step_ms": _step_ms([one for run in runs for one, _ in run]),
+        "bare_step_ms": _step_ms([one for run in runs for _, one in run]),
+    }
+    pipeline = tuple(1000 * median(one.seconds for one, _ in run) for run in runs)
+    bare = tuple(1000 * median(one.seconds for _, one in run) for run in runs)
+    ratios = tuple(ours / theirs for ours, theirs in zip(pipeline, bare, strict=True))
+    return [
+        Figure("image, pipeline to bare steps", "ratio", ratios, tuple(load), _GOAL, details),
+        Figure("image, pipeline", "ms", pipeline, tuple(load)),
+        Figure("image, bare steps", "ms", bare, tuple(load)),
+    ]
+
+
+async def _turns(stand: Stand, scale: Scale, picture: bytes) -> list[tuple[Processed, Bare]]:
+    """One run: a fresh installation, a warm-up of both, then turn by turn."""
+    async with stand.installation() as installation:
+        port = free_port()
+        await installation.start("api", api_port=port)
+        await installation.start_worker()
+        await until_ready(port)
+        async with installation.connection() as connection:
+            scopes = ("media:read", "media:write")
+            key = await create_key(connection, tenant_id="bench", client_id="bench", scopes=scopes)
+            headers = {"Authorization": f"Bearer {key.text}"}
+            async with httpx2.AsyncClient(
+                base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=_WAIT_SECONDS
+            ) as client:
+                with _bare_process(picture) as bare:
+                    await _through_platform(client, connection, picture)
+                    await bare()
+                    return [await _turn(client, connection, picture, bare) for _ in range(scale.picture_rounds)]
+
+
+async def _turn(
+    client: httpx2.AsyncClient, connection: asyncpg.Connection[asyncpg.Record], picture: bytes, bare: Any
+) -> tuple[Processed, Bare]:
+    processed, called = await _through_platform(client, connection, picture), await bare()
+    if processed.final_sha256 != called.final_sha256:
+        raise RuntimeError("the pipeline and the bare steps made different pictures")
+    return processed, called
+
+
+@contextmanager
+def _bare_process(picture: bytes) -> Iterator[Any]:
+    spawn = multiprocessing.get_context("spawn")
+    with tempfile.TemporaryDirectory() as directory, ProcessPoolExecutor(1, mp_context=spawn) as process_pool:
+        original = Path(directory) / "original.jpg"
+        original.write_bytes(picture)
+        call = partial(process, original, Path(directory))
+        yield lambda: asyncio.get_running_loop().run_in_executor(process_pool, call)
+
+
+async def _through_platform(
+    client: httpx2.AsyncClient, connection: asyncpg.Connection[asyncpg.Record], picture: bytes
+) -> Processed:
+    ticket = (await _ok(client.post("/upload-url", json={"content_type": _KIND, "file_name": "a.jpg"}))).json()
+    async with httpx2.AsyncClient(timeout=_WAIT_SECONDS) as store:
+        await _ok(store.put(ticket["upload_url"], content=picture, headers={"Content-Type": _KIND}))
+    asked = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
+    named = {"media_id": ticket["media_id"], "original_key": ticket["original_key"]}
+    await _ok(client.post("/complete-upload", json=named))
+    async with asyncio.timeout(_WAIT_SECONDS):
+        while (status := (await _ok(client.get(f"/media/{ticket['media_id']}?wait=10"))).json()["status"]) != "READY":
+            if status == "FAILED":
+                raise RuntimeError("the picture was refused")
+    rows = await connection.fetch(_TIMES, ticket["media_id"])
+    steps = {row["step"]: row["seconds"] for row in rows}
+    return Processed(rows[0]["finished"] - asked, steps, rows[0]["final_sha256"])
+
+
+async def _ok(asking: Any) -> httpx2.Response:
+    answer: httpx2.Response = await asking
+    return answer.raise_for_status()
+
+
+def _step_ms(all_of_them: list[Processed] | list[Bare]) -> dict[str, float]:
+    """The median of each step; for the pipeline also of what lies between the steps."""
+    found = {step.name: [one.steps[step.name] for one in all_of_them] for step in media.steps}
+    found["between"] = [one.seconds - sum(one.steps.values()) for one in all_of_them]
+    return {name: round(1000 * median(seconds), 1) for name, seconds in found.items()}

@@ -1,0 +1,44 @@
+"""Waiting for jobs, and reading from the rows when they ran. All times are the database's."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import datetime
+
+from bench.stand import Installation
+from embedded.process import Server
+
+_LOOK_SECONDS = 0.25
+_PATIENCE_SECONDS = 600.0
+
+
+async def until_finished(installation: Installation, *servers: Server) -> None:
+    """Return when no job is unfinished. Raises RuntimeError when one did not succeed, EmbeddedError when one of
+    `servers` ended.
+    """
+    async with installation.connection() as connection, asyncio.timeout(_PATIENCE_SECONDS):
+        await connection.execute("SET enable_seqscan = off")  # a look must cost the measured server nothing
+        while await connection.fetchval("SELECT 1 FROM job WHERE finished_at IS NULL LIMIT 1"):
+            for server in servers:
+                if not server.running:
+                    raise server.failure("ended in the middle of a measurement")
+            await asyncio.sleep(_LOOK_SECONDS)
+        if failed := await connection.fetchval("SELECT count(*) FROM job WHERE status <> 'succeeded'"):
+            raise RuntimeError(f"{failed} jobs did not succeed")
+
+
+async def now(installation: Installation) -> datetime:
+    async with installation.connection() as connection:
+        at: datetime = await connection.fetchval("SELECT clock_timestamp()")
+        return at
+
+
+async def seconds_of(installation: Installation, since: datetime) -> float:
+    """From the first claim to the last completion of the jobs made after `since`."""
+    async with installation.connection() as connection:
+        seconds: float = await connection.fetchval(
+            "SELECT extract(epoch FROM max(t.finished_at) - min(t.started_at))::float8"
+            " FROM task t JOIN job j ON j.id = t.job_id WHERE j.created_at > $1",
+            since,
+        )
+        return seconds

@@ -1,0 +1,80 @@
+"""`latency`: from just before the submitting statement to the first line of the handler, at a steady pace.
+
+The handler itself notes the time: `task.started_at` would leave out the claim's commit and all that follows it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from statistics import median
+from uuid import UUID
+
+from bench.figure import Figure, Goal, quantile
+from bench.jobs import until_finished
+from bench.pipelines import stamped
+from bench.processes import Meter
+from bench.scale import Scale
+from bench.stand import Installation, Stand
+from bench.submitter import Submitter, submitter
+from leasehold.transitions.jobs import NewJob
+
+_GOAL_MS = Goal(6)
+_WARM_UP_JOBS = 20
+
+
+async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+    return [*await _paced(stand, scale, "amqp", _GOAL_MS), *await _paced(stand, scale, "postgres")]
+
+
+async def _paced(stand: Stand, scale: Scale, broker: str, goal: Goal | None = None) -> list[Figure]:
+    waits, load, meters = [], [], []
+    for _ in range(scale.runs):
+        async with stand.installation(broker=broker, pipelines="bench.pipelines:benched") as installation:
+            worker = await installation.start_worker()
+            async with submitter(installation) as submitting:
+                await _submit_paced(submitting, _WARM_UP_JOBS, scale.paced_rate)
+                await until_finished(installation, worker)
+                load.append(os.getloadavg()[0])
+                with Meter() as meter:
+                    asked = await _submit_paced(submitting, scale.paced_jobs, scale.paced_rate)
+                await until_finished(installation, worker)
+            waits.append(await _waits_ms(installation, asked))
+            meters.append(meter)
+    details = {
+        "jobs": scale.paced_jobs,
+        "jobs_per_second": scale.paced_rate,
+        "max_ms": [round(max(run), 2) for run in waits],
+        "cores_busy_by_others": [meter.others_cores for meter in meters],
+    }
+    name = f"latency, {broker}"
+    return [
+        Figure(f"{name}, p50", "ms", tuple(median(run) for run in waits), tuple(load), goal, details),
+        Figure(f"{name}, p99", "ms", tuple(quantile(run, 0.99) for run in waits), tuple(load), None, details),
+    ]
+
+
+async def _submit_paced(submitting: Submitter, jobs: int, rate: float) -> dict[UUID, float]:
+    """Job id -> when it was asked for."""
+    loop = asyncio.get_running_loop()
+    began = loop.time()
+    asked = {}
+    for number in range(jobs):
+        await asyncio.sleep(began + number / rate - loop.time())
+        new = NewJob(stamped, "bench")
+        asked[new.id] = time.time()
+        await submitting.submit(new)
+    return asked
+
+
+async def _waits_ms(installation: Installation, asked: dict[UUID, float]) -> list[float]:
+    async with installation.connection() as connection:
+        rows = await connection.fetch(
+            "SELECT t.job_id, (r.value->>'handler_at')::float8 AS at FROM result r JOIN task t ON t.id = r.task_id"
+            " WHERE t.job_id = ANY($1::uuid[])",
+            list(asked),
+        )
+    if len(rows) != len(asked):
+        raise RuntimeError(f"{len(rows)} of {len(asked)} jobs said when they started")
+    return [1000 * (row["at"] - asked[row["job_id"]]) for row in rows]

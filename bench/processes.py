@@ -1,0 +1,112 @@
+"""What processes cost, from /proc: CPU seconds and resident memory of a process and all that it started."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import Self
+
+from embedded.guard import descendants
+
+_TICKS = os.sysconf("SC_CLK_TCK")
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_BUSY_FIELDS = (1, 2, 3, 6, 7)  # of /proc/stat: user, nice, system, irq, softirq
+#: What a process is to a reader, by how its command line or its name begins.
+_ROLES = {"beam.smp": "rabbitmq", "postgres": "postgres", "rclone": "s3"}
+
+
+def role_of(pid: int) -> str:
+    """`worker`, `api`, `postgres`, `rabbitmq`, `s3`, `bench` or `other`."""
+    if pid == os.getpid():
+        return "bench"
+    arguments = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
+    if arguments[1:2] == [b"-m"] or arguments[2:3] == [b"-m"]:  # a child of a worker has -B before
+        module = arguments[arguments.index(b"-m") + 1].decode()
+        return module.partition(".")[0]
+    return _ROLES.get((Path("/proc") / str(pid) / "comm").read_text().strip(), "other")
+
+
+def ours() -> list[tuple[int, str]]:
+    """This process and everything below it, each with its role."""
+    found = []
+    for pid in (os.getpid(), *descendants(os.getpid())):
+        with contextlib.suppress(OSError):  # it ended while we read
+            found.append((pid, role_of(pid)))
+    return found
+
+
+def main_processes_of(role: str) -> list[int]:
+    """The process ids of those that run `python -m {role}`, without what they started."""
+    wanted = [b"-m", role.encode()]
+    return [pid for pid, is_a in ours() if is_a == role and _arguments(pid)[1:3] == wanted]
+
+
+def _arguments(pid: int) -> list[bytes]:
+    return (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
+
+
+def cpu_seconds(pid: int) -> float:
+    """User and system time of the process and of its children that have ended."""
+    fields = (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()
+    return sum(int(field) for field in fields[11:15]) / _TICKS
+
+
+def resident_bytes(pid: int) -> int:
+    return int((Path("/proc") / str(pid) / "statm").read_text().split()[1]) * _PAGE
+
+
+@contextmanager
+def paused(pids: Sequence[int]) -> Iterator[None]:
+    """They stand still inside the block: what is prepared there finds all of them at the same start line."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+
+
+def tree(pid: int) -> list[int]:
+    return [pid, *descendants(pid)]
+
+
+class Meter:
+    """`with Meter() as meter`: CPU seconds by role, and how many cores others kept busy meanwhile."""
+
+    def __init__(self) -> None:
+        self.by_role: dict[str, float] = {}
+        self.seconds = 0.0
+        self.others_cores = 0.0
+
+    def __enter__(self) -> Self:
+        self._before, self._busy, self._began = _spent(), _machine_busy(), monotonic()
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.seconds = monotonic() - self._began
+        by_role: defaultdict[str, float] = defaultdict(float)
+        for pid, (role, seconds) in _spent().items():
+            by_role[role] += max(0.0, seconds - self._before.get(pid, ("", 0.0))[1])
+        self.by_role = {role: round(seconds, 2) for role, seconds in sorted(by_role.items())}
+        others = _machine_busy() - self._busy - sum(by_role.values())
+        self.others_cores = round(max(0.0, others) / self.seconds, 2)
+
+
+def _spent() -> dict[int, tuple[str, float]]:
+    spent = {}
+    for pid, role in ours():
+        with contextlib.suppress(OSError):
+            spent[pid] = (role, cpu_seconds(pid))
+    return spent
+
+
+def _machine_busy() -> float:
+    fields = Path("/proc/stat").read_text().splitlines()[0].split()
+    return sum(int(fields[index]) for index in _BUSY_FIELDS) / _TICKS

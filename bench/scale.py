@@ -1,0 +1,23 @@
+"""How much of everything a figure measures."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """`runs` of each figure; then what one run is made of."""
+
+    runs: int = 3
+    jobs: int = 20_000
+    warm_up_jobs: int = 500
+    paced_jobs: int = 200
+    paced_rate: float = 20.0  # jobs a second
+    picture_width: int = 4000
+    picture_height: int = 3000
+    picture_rounds: int = 5  # pictures of one run
+    settle_seconds: float = 5.0  # after the start, for first housekeeping and first connections to be over
+    idle_seconds: float = 20.0
+    requests_seconds: float = 10.0
+    requests_at_once: int = 16

@@ -1,0 +1,152 @@
+"""The test stand: private durable servers, and for every run a database and queues that nobody used before."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import signal
+import sys
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import aio_pika
+import asyncpg
+
+from embedded.process import RunAs, Server
+from embedded.rabbitmq_install import install_rabbitmq
+from embedded.stack import EmbeddedStack
+from leasehold.database import migrate
+from leasehold.settings import Settings
+
+_TEMPLATE = "bench_template"
+_START_SECONDS = 60.0
+_STOP_SECONDS = 40.0
+
+
+class Stand:
+    """`async with Stand() as stand`: servers up, schema migrated; all gone at the end."""
+
+    def __init__(self) -> None:
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        self._stack = EmbeddedStack(durable=True, rabbitmq=await install_rabbitmq())
+        async with AsyncExitStack() as opening:
+            await opening.enter_async_context(self._stack)
+            await self._administer(f"CREATE DATABASE {_TEMPLATE}")
+            await migrate(self._url_of(_TEMPLATE))
+            self._open = opening.pop_all()
+        return self
+
+    async def __aexit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        await self._open.aclose()
+
+    @asynccontextmanager
+    async def installation(self, **settings: object) -> AsyncIterator[Installation]:
+        """An empty database, queues of its own and no process yet; `settings` are LEASEHOLD_{NAME}."""
+        name = f"bench_{secrets.token_hex(4)}"
+        await self._administer(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}")
+        environment = self._stack.environment | {
+            "LEASEHOLD_DATABASE_URL": self._url_of(name),
+            "LEASEHOLD_AMQP_QUEUE_PREFIX": name,
+            "LEASEHOLD_WORK_DIR": str(self._stack.directory / "work"),
+            **_variables(settings),
+        }
+        async with AsyncExitStack() as processes:
+            try:
+                yield Installation(environment, self._stack.directory, processes)
+            finally:
+                await processes.aclose()
+                await self._administer(f"DROP DATABASE {name} WITH (FORCE)")
+
+    async def servers(self) -> dict[str, str]:
+        """Which servers are measured, and what they promise about the disk."""
+        assert self._stack.rabbitmq is not None
+        said = {"python": sys.version.split()[0], "rabbitmq": await _rabbitmq_version(self._stack.rabbitmq.url)}
+        for setting in ("server_version", "fsync", "synchronous_commit", "full_page_writes", "wal_sync_method"):
+            said[f"postgresql {setting}"] = str(await self._administer(f"SHOW {setting}"))
+        return said
+
+    async def checkpoint(self) -> None:
+        """Have what earlier work left dirty on the disk, so that it does not cost this run."""
+        await self._administer("CHECKPOINT")
+
+    def _url_of(self, database: str) -> str:
+        assert self._stack.postgres is not None
+        return self._stack.postgres.url_of(database)
+
+    async def _administer(self, statement: str) -> object:
+        connection = await asyncpg.connect(self._url_of("postgres"))
+        try:
+            return await connection.fetchval(statement)
+        finally:
+            await connection.close()
+
+
+class Installation:
+    """One database's worth of the platform: start its processes, talk to its database."""
+
+    def __init__(self, environment: dict[str, str], directory: Path, processes: AsyncExitStack) -> None:
+        self.environment = environment
+        self._directory = directory
+        self._processes = processes
+
+    @property
+    def settings(self) -> Settings:
+        values = {name.removeprefix("LEASEHOLD_").lower(): value for name, value in self.environment.items()}
+        return Settings(_env_file=None, **values)  # type: ignore[arg-type]  # pydantic reads the text of each
+
+    @property
+    def url(self) -> str:
+        return self.environment["LEASEHOLD_DATABASE_URL"]
+
+    async def start(self, module: str, **settings: object) -> Server:
+        """Run `python -m {module}` with the defaults of every setting that the bench did not choose."""
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+        server = await Server.start(
+            module,
+            [sys.executable, "-m", module],
+            log=self._directory / f"{module}-{secrets.token_hex(4)}.log",
+            env={**inherited, **self.environment, **_variables(settings)},
+            cwd=self._directory,
+            run_as=RunAs(),
+            last_signal=signal.SIGTERM,
+        )
+        self._processes.push_async_callback(server.stop, signal.SIGTERM, grace=_STOP_SECONDS)
+        return server
+
+    async def start_worker(self, **settings: object) -> Server:
+        """Return once it serves. Raises EmbeddedError when it does not come up."""
+        server = await self.start("worker", **settings)
+        async with asyncio.timeout(_START_SECONDS):
+            while b'"serving"' not in await asyncio.to_thread(server.log.read_bytes):
+                if not server.running:
+                    raise server.failure("did not start")
+                await asyncio.sleep(0.05)
+        return server
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+        connection = await asyncpg.connect(self.url)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+
+def _variables(settings: Mapping[str, object]) -> dict[str, str]:
+    return {f"LEASEHOLD_{name.upper()}": str(value) for name, value in settings.items()}
+
+
+async def _rabbitmq_version(url: str) -> str:
+    async with await aio_pika.connect(url) as connection:
+        transport = connection.transport
+        assert transport is not None
+        version = (transport.connection.server_properties or {}).get("version", b"unknown")
+        return version.decode() if isinstance(version, bytes) else str(version)

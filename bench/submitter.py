@@ -1,0 +1,62 @@
+"""A process that submits as the API does: rows in one statement, the hints published right after the commit."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+
+from bench.stand import Installation
+from leasehold.announcer import Announcer
+from leasehold.broker import make_broker
+from leasehold.broker.base import Broker
+from leasehold.database import Connection, Pool, make_pool
+from leasehold.pipeline import Pipeline
+from leasehold.transitions.jobs import NewJob, submit
+
+_BATCH = 250
+_CONNECT_SECONDS = 30.0
+
+
+class Submitter:
+    def __init__(self, pool: Pool, broker: Broker) -> None:
+        self._pool = pool
+        self._broker = broker
+        self.announcer = Announcer(broker, self._on_connection)
+
+    async def submit(self, *jobs: NewJob) -> None:
+        """Write the jobs and have their hints published soon."""
+        async with self._pool.acquire() as connection:
+            hints = await submit(connection, jobs)
+        self.announcer.announce(hints)
+
+    async def fill(self, pipeline: Pipeline, jobs: int) -> None:
+        """Write `jobs` jobs in batches, and return once the broker has confirmed every hint."""
+        for start in range(0, jobs, _BATCH):
+            batch = [NewJob(pipeline, "bench") for _ in range(min(_BATCH, jobs - start))]
+            async with self._pool.acquire() as connection:
+                hints = await submit(connection, batch)
+            if await self.announcer.publish(hints) != len(hints):
+                raise RuntimeError("the broker did not confirm every hint")
+
+    async def _on_connection(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+        async with self._pool.acquire() as connection:
+            await work(connection)
+
+
+@asynccontextmanager
+async def submitter(installation: Installation) -> AsyncIterator[Submitter]:
+    settings = installation.settings
+    broker = make_broker(settings)
+    async with make_pool(settings, "bench") as pool:
+        await broker.open()
+        found = Submitter(pool, broker)
+        found.announcer.start()
+        try:
+            async with asyncio.timeout(_CONNECT_SECONDS):
+                while not broker.connected:  # noqa: ASYNC110 - a broker tells nobody when it is there
+                    await asyncio.sleep(0.01)
+            yield found
+        finally:
+            await found.announcer.close()
+            await broker.close()
