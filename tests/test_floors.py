@@ -1,5 +1,4 @@
-"""Imports go down only: leasehold, then pipelines, then api and worker beside each other, then cli, then the bench."""
-
+"""Imports go down only: leasehold, pipelines, then api and worker side by side, cli; the bench above all."""
 from __future__ import annotations
 
 import ast
