@@ -38,6 +38,7 @@ async def store_outputs(store: ObjectStore, prefix: str, step: Step, done: Done,
             content_type=file.content_type,
             metadata={_DIGEST: digest, **metadata},
             may_replace=held.trusted,
+            fresh=held.lease.epoch == 1,
         )
         return _output(name, stored)
 

@@ -28,6 +28,7 @@ from leasehold.storage.s3 import PutRefused, open_client, told_as_ours
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
+    from types_aiobotocore_s3.type_defs import GetObjectOutputTypeDef
 
 log = structlog.get_logger(__name__)
 
@@ -35,6 +36,7 @@ log = structlog.get_logger(__name__)
 SINGLE_PUT_BYTES = 64 * 1024 * 1024
 #: What the slowest link we put up with moves in a second: lengthens the time limit of large transfers.
 _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
+_UNKNOWN_TYPE = "application/octet-stream"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,14 @@ class Stored:
 
 def _never() -> bool:
     return False
+
+
+def _ignored(_answer: GetObjectOutputTypeDef) -> None:
+    return
+
+
+def _lower(metadata: Mapping[str, str]) -> dict[str, str]:
+    return {name.lower(): value for name, value in metadata.items()}
 
 
 class ObjectStore:
@@ -116,13 +126,17 @@ class ObjectStore:
         content_type: str,
         metadata: Mapping[str, str],
         may_replace: Callable[[], bool] = _never,
+        fresh: bool = False,
     ) -> Stored:
-        """Store a file. Raises ObjectExists when other bytes lie there and `may_replace()` is not true."""
+        """Store a file. Raises ObjectExists when other bytes lie there and `may_replace()` is not true.
+
+        `fresh`: nobody can have written the key before. Saves a look where the store cannot refuse by itself.
+        """
         sha256, size = await asyncio.to_thread(digest_of, path)
         if size > SINGLE_PUT_BYTES:
-            return await self._put(key, path, sha256, size, content_type, metadata, may_replace)
+            return await self._put(key, path, sha256, size, content_type, metadata, may_replace, fresh=fresh)
         data = await asyncio.to_thread(path.read_bytes)
-        return await self._put(key, data, sha256, size, content_type, metadata, may_replace)
+        return await self._put(key, data, sha256, size, content_type, metadata, may_replace, fresh=fresh)
 
     async def put_bytes(
         self,
@@ -145,11 +159,13 @@ class ObjectStore:
         content_type: str,
         metadata: Mapping[str, str],
         may_replace: Callable[[], bool],
+        *,
+        fresh: bool = False,
     ) -> Stored:
         said = {**metadata, "sha256": sha256}
         put = self._put_in_parts if isinstance(source, Path) else self._put_once
         precondition: dict[str, Any] = {"IfNoneMatch": "*"} if self.conditional else {}
-        there = None if self.conditional else await self.head(key)
+        there = None if self.conditional or fresh else await self.head(key)
         for _ in range(4):  # each turn lost means that another writer won one
             if there is not None:
                 if await self._same(there, sha256, size):
@@ -198,7 +214,7 @@ class ObjectStore:
             return there.sha256 == sha256
         # The store forgot its metadata: only the bytes can tell.
         digest = hashlib.sha256()
-        async with aclosing(self._pieces(there.key, size)) as pieces:
+        async with aclosing(self._pieces(there.key)) as pieces:
             async for piece in pieces:
                 digest.update(piece)
         return digest.hexdigest() == sha256
@@ -213,12 +229,12 @@ class ObjectStore:
                     said = await self._client.head_object(Bucket=self._bucket, Key=key)
         except ObjectMissing:
             return None
-        metadata = {name.lower(): value for name, value in said.get("Metadata", {}).items()}
+        metadata = _lower(said.get("Metadata", {}))
         return Stored(
             key,
             said["ContentLength"],
             metadata.get("sha256", ""),
-            said.get("ContentType", "application/octet-stream"),
+            said.get("ContentType", _UNKNOWN_TYPE),
             said.get("ETag"),
             metadata,
         )
@@ -226,7 +242,7 @@ class ObjectStore:
     async def read_head(self, key: str, count: int) -> bytes:
         """The first `count` bytes, or all of a shorter object. Raises ObjectMissing."""
         taken = bytearray()
-        async with aclosing(self._pieces(key, count)) as pieces:
+        async with aclosing(self._pieces(key)) as pieces:
             async for piece in pieces:
                 taken += piece
                 if len(taken) >= count:
@@ -241,39 +257,43 @@ class ObjectStore:
         Raises ObjectMissing; ObjectCorrupt when the bytes are not those of `sha256`, or more than `max_bytes`. No
         partial file is left.
         """
-        there = await self.head(key)
-        if there is None:
-            raise ObjectMissing(key)
         for last in (False, False, True):  # a transfer cut in the middle begins again
             try:
-                digest, size = await self._download(there, path, max_bytes)
+                got = await self._download(key, path, max_bytes)
                 break
             except StoreUnavailable:
                 if last:
                     raise
-        if sha256 is not None and digest != sha256:
+        if sha256 is not None and got.sha256 != sha256:
             await _remove(path)
             raise ObjectCorrupt(f"{key}: its bytes are not those that were stored")
-        return Stored(key, size, digest, there.content_type, there.etag, there.metadata)
+        return got
 
-    async def _download(self, there: Stored, path: Path, max_bytes: int | None) -> tuple[str, int]:
-        if max_bytes is not None and there.size > max_bytes:
-            raise ObjectCorrupt(f"{there.key}: {there.size} bytes are more than the {max_bytes} allowed")
+    async def _download(self, key: str, path: Path, max_bytes: int | None) -> Stored:
+        answered: list[GetObjectOutputTypeDef] = []
         digest, size, whole = hashlib.sha256(), 0, False
         file = await asyncio.to_thread(path.open, "wb")
         try:
-            async with aclosing(self._pieces(there.key, there.size)) as pieces:
+            async with aclosing(self._pieces(key, answered.append)) as pieces:
                 async for piece in pieces:
                     size += len(piece)
-                    if max_bytes is not None and size > max_bytes:
-                        raise ObjectCorrupt(f"{there.key}: more than {max_bytes} bytes came")
+                    if max_bytes is not None and max(size, answered[0]["ContentLength"]) > max_bytes:
+                        raise ObjectCorrupt(f"{key}: it has more than the {max_bytes} bytes allowed")
                     await asyncio.to_thread(_take, file, digest, piece)
             whole = True
         finally:
             file.close()
             if not whole:
                 await _remove(path)
-        return digest.hexdigest(), size
+        said = answered[0]
+        return Stored(
+            key,
+            size,
+            digest.hexdigest(),
+            said.get("ContentType", _UNKNOWN_TYPE),
+            said.get("ETag"),
+            _lower(said.get("Metadata", {})),
+        )
 
     async def fetch_bytes(self, key: str, *, sha256: str | None = None, max_bytes: int) -> bytes:
         """A small object, whole. Raises ObjectMissing and ObjectCorrupt as `fetch_file`."""
@@ -284,11 +304,15 @@ class ObjectStore:
             raise ObjectCorrupt(f"{key}: its bytes are not those that were stored")
         return data
 
-    async def _pieces(self, key: str, expected: int) -> AsyncGenerator[bytes, None]:
+    async def _pieces(
+        self, key: str, on_answer: Callable[[GetObjectOutputTypeDef], None] = _ignored
+    ) -> AsyncGenerator[bytes, None]:
         with told_as_ours(key):
-            async with self._limit(expected):
+            async with self._limit(0) as limit:
                 said = await self._client.get_object(Bucket=self._bucket, Key=key)
+                on_answer(said)
                 promised, came = said["ContentLength"], 0
+                limit.reschedule(asyncio.get_running_loop().time() + self._seconds(promised))
                 async with said["Body"] as body:
                     while piece := await body.content.read(CHUNK):
                         came += len(piece)
@@ -330,7 +354,10 @@ class ObjectStore:
         return await self._signer.generate_presigned_url("put_object", Params=asked, ExpiresIn=seconds)
 
     def _limit(self, size: int) -> asyncio.Timeout:
-        return asyncio.timeout(self._settings.s3_operation_timeout + size / _SLOWEST_BYTES_PER_SECOND)
+        return asyncio.timeout(self._seconds(size))
+
+    def _seconds(self, size: int) -> float:
+        return self._settings.s3_operation_timeout + size / _SLOWEST_BYTES_PER_SECOND
 
 
 async def _remove(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field, replace
@@ -70,9 +71,20 @@ class Bucket:
             return [item["Key"] async for page in pages for item in page.get("Contents", [])]
 
     async def delete(self) -> None:
-        """Delete the bucket with all that is in it."""
-        keys = await self.keys()
-        async with self.client() as client:
-            for key in keys:
-                await client.delete_object(Bucket=self.bucket, Key=key)
-            await client.delete_bucket(Bucket=self.bucket)
+        """Delete the bucket with all that is in it.
+
+        rclone lists an object that several clients put at once a moment late: then the bucket is not empty yet.
+        """
+        for left in range(20, -1, -1):
+            keys = await self.keys()
+            async with self.client() as client:
+                for key in keys:
+                    await client.delete_object(Bucket=self.bucket, Key=key)
+                try:
+                    await client.delete_bucket(Bucket=self.bucket)
+                except botocore.exceptions.ClientError:
+                    if not left:
+                        raise
+                else:
+                    return
+            await asyncio.sleep(0.1)
