@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import signal
+import socket
 from collections.abc import Sequence
 from types import FrameType
 
@@ -25,11 +27,14 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._app = app
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        services = getattr(self._app.state, "services", None)
-        if services is not None:
-            services.drain()
-        super().handle_exit(sig, frame)
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._app.state.services.drain()
+        await super().shutdown(sockets)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
+        """As uvicorn's, but without raising the signal again in the end: having stopped as told is success."""
+        self.force_exit = self.should_exit and sig == signal.SIGINT
+        self.should_exit = True
 
 
 def make_server(settings: Settings, *, host: str, port: int) -> Server:

@@ -124,6 +124,7 @@ def make_engine(settings: Settings, name: str) -> AsyncEngine:
         pool_recycle=300,
         pool_timeout=settings.database_timeout,
         isolation_level="AUTOCOMMIT",
+        hide_parameters=True,  # an error's text goes to the log; what was asked for does not
         json_serializer=lambda value: orjson.dumps(value).decode(),
         json_deserializer=orjson.loads,
         connect_args={

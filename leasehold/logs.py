@@ -6,6 +6,7 @@ import logging
 import sys
 
 import structlog
+from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import Processor
 
 from leasehold.settings import Settings
@@ -21,11 +22,15 @@ def configure_logs(settings: Settings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
+    renderer: Processor
+    # Tracebacks without local variables, which both ways show by default: they hold keys, bodies and signed URLs.
     if as_json:
-        shared.append(structlog.processors.dict_tracebacks)
-    renderer: Processor = (
-        structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())
-    )
+        shared.append(structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)))
+        renderer = structlog.processors.JSONRenderer()
+    else:
+        renderer = structlog.dev.ConsoleRenderer(
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+        )
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

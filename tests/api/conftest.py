@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
+from collections.abc import AsyncIterator, Callable, Generator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
@@ -25,8 +25,9 @@ from tests.api.door import Door
 class QuietServer(uvicorn.Server):
     """Leaves the process's signals to pytest."""
 
-    def capture_signals(self) -> AbstractAsyncContextManager[None]:
-        return nullcontext()  # type: ignore[return-value]  # nullcontext is both kinds
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        yield
 
 
 @dataclass

@@ -92,7 +92,7 @@ async def test_once_the_url_is_dead_the_same_media_gets_a_living_one(door: Door,
 
 @pytest.mark.parametrize("key", ["x" * 256, "", "é"])
 async def test_a_key_that_is_none_is_refused(door: Door, key: str) -> None:
-    headers = {"Idempotency-Key": key.encode()}
+    headers = {b"Idempotency-Key": key.encode()}
     problem(await door.client.post("/upload-url", json=BODY, headers=headers), 422, "idempotency_key_malformed")
 
 

@@ -24,14 +24,15 @@ from tests.api.driver import finish_all
 
 MIB = 1024 * 1024
 MOST_RESIDENT = 150 * MIB
-_LISTENING = re.compile(r"http://127\.0\.0\.1:(\d+)")
+_LISTENING = re.compile(r"http://127\.0\.0\.1:\d+")
 
 
 @dataclass
 class Process:
     process: asyncio.subprocess.Process
-    url: str = ""
     lines: list[str] = field(default_factory=list)
+    url: str = field(init=False)
+    followed: asyncio.Task[None] = field(init=False)
 
     @property
     def said(self) -> str:
@@ -45,20 +46,23 @@ class Process:
         assert found is not None
         return int(found[1]) * 1024
 
-    async def read(self, until: re.Pattern[str] | None = None) -> re.Match[str] | None:
-        """Lines of the log, up to the one with `until`, or all there will ever be."""
+    async def follow(self, listening: asyncio.Future[str]) -> None:
+        """Read the log to its end; a process whose log nobody reads stands still."""
         assert self.process.stderr is not None
         async for raw in self.process.stderr:
-            line = raw.decode().rstrip()
-            self.lines.append(line)
-            if until is not None and (found := until.search(line)):
-                return found
-        return None
+            self.lines.append(raw.decode().rstrip())
+            found = _LISTENING.search(self.lines[-1])
+            if found is not None and not listening.done():
+                listening.set_result(found[0])
+        if not listening.done():
+            listening.set_exception(AssertionError(self.said))
 
     async def stop(self) -> int:
+        """Its exit status, once its last line was read."""
         self.process.send_signal(signal.SIGTERM)
-        await self.read()
-        return await self.process.wait()
+        status = await self.process.wait()
+        await self.followed
+        return status
 
 
 @asynccontextmanager
@@ -70,18 +74,19 @@ async def running(settings: Settings, log_format: str = "json") -> AsyncIterator
         environment[f"LEASEHOLD_{name.upper()}"] = text
     environment |= {"LEASEHOLD_LOG_FORMAT": log_format, "LEASEHOLD_LOG_LEVEL": "debug"}
     started = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "api", "--port", "0", env=environment, stderr=asyncio.subprocess.PIPE
+        sys.executable, "-m", "api", "--port", "0", env=environment, stderr=asyncio.subprocess.PIPE, limit=16 * MIB
     )
     process = Process(started)
+    listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+    process.followed = asyncio.create_task(process.follow(listening))
     try:
-        listening = await process.read(_LISTENING)
-        assert listening is not None, process.said
-        process.url = listening[0]
+        process.url = await listening
         yield process
     finally:
         if started.returncode is None:
             started.kill()
             await started.wait()
+        await process.followed
 
 
 async def test_the_api_loads_no_image_or_model_library() -> None:
