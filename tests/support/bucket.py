@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import secrets
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import TYPE_CHECKING
@@ -73,18 +72,12 @@ class Bucket:
     async def delete(self) -> None:
         """Delete the bucket with all that is in it.
 
-        rclone lists an object that several clients put at once a moment late: then the bucket is not empty yet.
+        rclone keeps, unlisted, the temporary file of a put that lost a race, and then the bucket: it goes with the
+        run's directory.
         """
-        for left in range(20, -1, -1):
-            keys = await self.keys()
-            async with self.client() as client:
-                for key in keys:
-                    await client.delete_object(Bucket=self.bucket, Key=key)
-                try:
-                    await client.delete_bucket(Bucket=self.bucket)
-                except botocore.exceptions.ClientError:
-                    if not left:
-                        raise
-                else:
-                    return
-            await asyncio.sleep(0.1)
+        keys = await self.keys()
+        async with self.client() as client:
+            for key in keys:
+                await client.delete_object(Bucket=self.bucket, Key=key)
+            with suppress(botocore.exceptions.ClientError):
+                await client.delete_bucket(Bucket=self.bucket)
