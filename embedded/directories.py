@@ -23,17 +23,18 @@ LOCK = "owner.lock"
 
 
 class RunDirectory:
-    """A directory of one run; removed at its end unless it was given (`keep`)."""
+    """A directory of one run, made in `root`; removed at its end unless it was given (`keep`)."""
 
-    def __init__(self, keep: Path | None = None) -> None:
+    def __init__(self, keep: Path | None = None, *, root: Path | None = None) -> None:
         self._keep = keep
+        self._root = root or temporary_root()
         self._lock = -1
         self.path = Path()
 
     def __enter__(self) -> Self:
-        remove_abandoned()
+        remove_abandoned(self._root)
         if self._keep is None:
-            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=temporary_root()))
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._root))
         else:
             self.path = self._keep.absolute()
             self.path.mkdir(parents=True, exist_ok=True)
@@ -70,10 +71,10 @@ def _lock(directory: Path) -> int:
     return lock
 
 
-def remove_abandoned() -> list[Path]:
-    """Remove the directories of our own earlier runs whose owner is dead; gives what was removed."""
+def remove_abandoned(root: Path) -> list[Path]:
+    """Remove the directories in `root` of our own earlier runs whose owner is dead; gives what was removed."""
     removed = []
-    for directory in temporary_root().glob(f"{PREFIX}*"):
+    for directory in root.glob(f"{PREFIX}*"):
         with contextlib.suppress(OSError):  # somebody else removes it at this moment
             if _is_abandoned(directory):
                 shutil.rmtree(directory, ignore_errors=True)

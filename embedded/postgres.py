@@ -25,7 +25,14 @@ START_SECONDS = 30.0
 STOP_SECONDS = 15.0
 
 DURABLE = {"max_connections": "200", "dynamic_shared_memory_type": "mmap"}  # mmap: nothing stays in /dev/shm
-FORGETFUL = DURABLE | {"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}
+FORGETFUL = DURABLE | {
+    "fsync": "off",
+    "synchronous_commit": "off",
+    "full_page_writes": "off",
+    "wal_level": "minimal",
+    "max_wal_senders": "0",
+    "max_wal_size": "128MB",  # its directory may be in memory
+}
 SHUTDOWN = {"fast": signal.SIGINT, "smart": signal.SIGTERM, "immediate": signal.SIGQUIT}
 
 

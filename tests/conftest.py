@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
@@ -25,13 +26,21 @@ from tests.support.databases import Databases
 from tests.support.not_here import reasons
 
 PORT_OF_MANAGEMENT = 15672
+MEMORY_BYTES = 4 * 1024**3
 
 
 @pytest.fixture(scope="session")
 def run_directory() -> Iterator[Path]:
     """Where private processes keep their data; gone at the end, and after a killed run at the next start."""
-    with RunDirectory() as directory:
+    with RunDirectory(root=memory()) as directory:
         yield directory.path
+
+
+def memory() -> Path | None:
+    """Give a directory in memory where there is plenty of it: a database is copied in 12 ms there, in 70 on disk."""
+    shared = Path("/dev/shm")  # noqa: S108 - mkdtemp makes the name
+    plenty = shared.is_dir() and os.access(shared, os.W_OK) and shutil.disk_usage(shared).free > MEMORY_BYTES
+    return shared if plenty and "LEASEHOLD_TMP" not in os.environ else None
 
 
 @pytest.fixture(scope="session")

@@ -40,13 +40,13 @@ def test_what_a_dead_owner_left_is_removed(own_root: Path) -> None:
     left = own_root / f"{PREFIX}dead"
     left.mkdir()
     (left / LOCK).touch()
-    assert remove_abandoned() == [left]
+    assert remove_abandoned(own_root) == [left]
     assert not left.exists()
 
 
-def test_what_a_living_owner_uses_is_not_touched() -> None:
+def test_what_a_living_owner_uses_is_not_touched(own_root: Path) -> None:
     with RunDirectory() as directory:
-        assert remove_abandoned() == []
+        assert remove_abandoned(own_root) == []
         assert directory.path.exists()
 
 
@@ -55,13 +55,13 @@ def test_a_link_to_elsewhere_is_not_followed(own_root: Path, tmp_path: Path) -> 
     elsewhere.mkdir()
     (elsewhere / LOCK).touch()
     (own_root / f"{PREFIX}link").symlink_to(elsewhere)
-    assert remove_abandoned() == []
+    assert remove_abandoned(own_root) == []
     assert (elsewhere / LOCK).exists()
 
 
 def test_a_directory_without_a_lock_is_somebody_elses(own_root: Path) -> None:
     (own_root / f"{PREFIX}being-made").mkdir()
-    assert remove_abandoned() == []
+    assert remove_abandoned(own_root) == []
 
 
 def test_a_cache_that_others_can_write_to_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

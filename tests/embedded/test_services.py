@@ -40,7 +40,7 @@ async def start(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
         if process.returncode is None:
             process.kill()
         await process.communicate()
-    remove_abandoned()
+    remove_abandoned(root)
     root.rmdir()
 
 
