@@ -26,7 +26,7 @@ class AmqpBroker:
 
     @property
     def connected(self) -> bool:
-        return self._publisher.ready and all(self._consumer.lanes.values())
+        return self._publisher.ready and all(self._consumer.subscriptions.values())
 
     @property
     def last_delivery_at(self) -> float | None:
@@ -66,7 +66,7 @@ class AmqpBroker:
             "version": _text(server, "version"),
             "queue_type": self._topology.queue_type,
             "publishing": self._publisher.ready,
-            "consuming": dict(self._consumer.lanes),
+            "consuming": dict(self._consumer.subscriptions),
             "unroutable": self._publisher.unroutable,
             "garbage": dict(self._consumer.garbage),
         }

@@ -17,7 +17,7 @@ from leasehold.broker.acks import Acks
 from leasehold.broker.base import Delivery
 from leasehold.broker.connection import Link
 from leasehold.broker.envelope import Garbage, decode
-from leasehold.broker.lane import Lane
+from leasehold.broker.subscription import Subscription
 from leasehold.broker.topology import Topology
 from leasehold.settings import Settings
 
@@ -40,7 +40,7 @@ def split(prefetch: int) -> tuple[int, ...]:
 class Consumer:
     def __init__(self, settings: Settings, topology: Topology) -> None:
         self._topology = topology
-        self._lanes: list[Lane] = []
+        self._subscriptions: list[Subscription] = []
         self._on_delivery: Callable[[Delivery], None] | None = None
         self._on_wake: Callable[[str], None] | None = None
         self.link = Link(settings.amqp_url, "consume", settings.amqp_heartbeat, self._serve)
@@ -48,9 +48,9 @@ class Consumer:
         self.garbage: Counter[str] = Counter()
 
     @property
-    def lanes(self) -> Mapping[str, bool]:
+    def subscriptions(self) -> Mapping[str, bool]:
         """Each queue's name on the broker, and whether it is being consumed now."""
-        return {lane.name: lane.consuming for lane in self._lanes}
+        return {subscription.name: subscription.consuming for subscription in self._subscriptions}
 
     async def consume(
         self,
@@ -60,37 +60,37 @@ class Consumer:
     ) -> None:
         await self.close()  # a second call replaces the first
         self._on_delivery, self._on_wake = on_delivery, on_wake
-        self._lanes = [
-            Lane(self._topology, queue, band, share)
+        self._subscriptions = [
+            Subscription(self._topology, queue, band, share)
             for queue, total in prefetch.items()
             for band, share in enumerate(split(total))
         ]
         self.link.start()
 
     async def stop(self) -> None:
-        await asyncio.gather(*(lane.stop() for lane in self._lanes))
+        await asyncio.gather(*(subscription.stop() for subscription in self._subscriptions))
 
     async def close(self) -> None:
         """Stop, let the last ACKs leave, and disconnect: what was not acked goes back to the broker."""
         await self.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
-                await asyncio.gather(*(lane.drained() for lane in self._lanes))
+                await asyncio.gather(*(subscription.drained() for subscription in self._subscriptions))
         await self.link.close()
-        self._lanes = []
+        self._subscriptions = []
 
     async def _serve(self, connection: AbstractConnection) -> None:
         async with asyncio.TaskGroup() as group:
-            for lane in self._lanes:
-                group.create_task(lane.serve(connection, self._receive, self._resumed), name=lane.name)
-        await asyncio.Event().wait()  # stopped lanes: the connection stays, for the ACKs
+            for subscription in self._subscriptions:
+                group.create_task(subscription.serve(connection, self._receive, self._resumed), name=subscription.name)
+        await asyncio.Event().wait()  # stopped subscriptions: the connection stays, for the ACKs
 
-    def _resumed(self, lane: Lane) -> None:
+    def _resumed(self, subscription: Subscription) -> None:
         """Hints may have been lost with the queue or the broker's disk: the database knows."""
         if self._on_wake is not None:
-            self._on_wake(lane.queue)
+            self._on_wake(subscription.queue)
 
-    def _receive(self, lane: Lane, message: DeliveredMessage, acks: Acks) -> None:
+    def _receive(self, subscription: Subscription, message: DeliveredMessage, acks: Acks) -> None:
         if not isinstance(message.delivery, spec.Basic.Deliver) or message.delivery.delivery_tag is None:
             return  # never so for a consumer; the type says it could be
         self.last_delivery_at = time.monotonic()
@@ -103,14 +103,16 @@ class Consumer:
         # A message that cannot be handled now can never be. Acked, or it would come back for ever.
         except Exception as error:  # noqa: BLE001
             acks.settle(tag)
-            self._drop(lane, error, len(message.body))
+            self._drop(subscription, error, len(message.body))
 
-    def _drop(self, lane: Lane, error: Exception, size: int) -> None:
+    def _drop(self, subscription: Subscription, error: Exception, size: int) -> None:
         """Count it always, log it once a kind: a flood of garbage must not become a flood of logs."""
         kind = error.kind if isinstance(error, Garbage) else "handler_error"
         self.garbage[kind] += 1
         if self.garbage[kind] == 1:
-            log.warning("message was dropped", kind=kind, queue=lane.name, size_bytes=size, exc_info=_ours(error))
+            log.warning(
+                "message was dropped", kind=kind, queue=subscription.name, size_bytes=size, exc_info=_ours(error)
+            )
 
 
 def _ours(error: Exception) -> Exception | None:

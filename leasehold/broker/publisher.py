@@ -63,15 +63,15 @@ class Publisher:
         session = self._session
         if session is None:
             return [False] * len(hints)
-        lanes = [self._topology.lane(hint.queue, hint.band) for hint in hints]
+        names = [self._topology.name_of(hint.queue, hint.band) for hint in hints]
         try:
             # Under an alarm the broker stops reading from publishers: sending would only pile up copies.
             async with guarded(self._timeout):
                 await session.connection.ready()
         except Exception:  # noqa: BLE001 - a doubt is a False
             return [False] * len(hints)
-        await self._declare_missing(session, set(lanes) - session.declared)
-        tasks = [asyncio.create_task(self._send(session, lane, hint)) for lane, hint in zip(lanes, hints, strict=True)]
+        await self._declare_missing(session, set(names) - session.declared)
+        tasks = [asyncio.create_task(self._send(session, name, hint)) for name, hint in zip(names, hints, strict=True)]
         session.sending.update(tasks)
         if session is not self._session:
             session.abandon()
@@ -82,12 +82,12 @@ class Publisher:
             session.sending.difference_update(tasks)
         return [outcome is None for outcome in outcomes]
 
-    async def _send(self, session: _Session, lane: str, hint: Hint) -> None:
+    async def _send(self, session: _Session, name: str, hint: Hint) -> None:
         """Return once confirmed; raise for everything else.
 
         Straight to the AMQP layer: aio-pika's Exchange.publish costs half as much again.
         """
-        if lane not in session.declared:
+        if name not in session.declared:
             raise BrokerUnavailable("the queue is not declared")
         properties = spec.Basic.Properties(
             delivery_mode=PERSISTENT, content_type="application/json", headers=dict(hint.headers) or None
@@ -95,32 +95,32 @@ class Publisher:
         try:
             await session.channel.basic_publish(
                 encode(hint),
-                routing_key=lane,
+                routing_key=name,
                 properties=properties,
                 mandatory=True,
                 timeout=self._timeout,
             )
         except PublishError:
-            self._returned(session, lane)
+            self._returned(session, name)
             raise
 
-    def _returned(self, session: _Session, lane: str) -> None:
+    def _returned(self, session: _Session, name: str) -> None:
         """Count it. The queue is gone (deleted, or a fresh broker), so the next batch declares it again."""
         self.unroutable += 1
-        if lane in session.declared:
-            session.declared.discard(lane)
-            log.warning("hint was unroutable; the queue will be declared again", queue=lane)
+        if name in session.declared:
+            session.declared.discard(name)
+            log.warning("hint was unroutable; the queue will be declared again", queue=name)
 
-    async def _declare_missing(self, session: _Session, lanes: set[str]) -> None:
-        await asyncio.gather(*(self._declare(session, lane) for lane in sorted(lanes)))
+    async def _declare_missing(self, session: _Session, names: set[str]) -> None:
+        await asyncio.gather(*(self._declare(session, name) for name in sorted(names)))
 
-    async def _declare(self, session: _Session, lane: str) -> None:
+    async def _declare(self, session: _Session, name: str) -> None:
         try:
-            await self._topology.declare(session.connection, lane)
-        except Exception as error:  # noqa: BLE001 - this lane's hints stay unsent; the others go on
-            log.warning("queue cannot be declared", queue=lane, reason=type(error).__name__, detail=str(error))
+            await self._topology.declare(session.connection, name)
+        except Exception as error:  # noqa: BLE001 - this name's hints stay unsent; the others go on
+            log.warning("queue cannot be declared", queue=name, reason=type(error).__name__, detail=str(error))
         else:
-            session.declared.add(lane)
+            session.declared.add(name)
 
     async def _serve(self, connection: AbstractConnection) -> None:
         ladder = Ladder()

@@ -35,18 +35,18 @@ class Topology:
     def parked(self) -> str:
         return f"{self.prefix}.parked"
 
-    def lane(self, queue: str, band: int) -> str:
+    def name_of(self, queue: str, band: int) -> str:
         """Name one band of one queue on the broker."""
         return f"{self.prefix}.{queue}.{BANDS[band]}"
 
-    async def declare(self, connection: AbstractConnection, lane: str) -> None:
-        """Make sure that `lane` and the parking queue exist.
+    async def declare(self, connection: AbstractConnection, name: str) -> None:
+        """Make sure that `name` and the parking queue exist.
 
         Runs on channels of its own, because a refusal closes the channel. Raises what the broker answers,
         except for a conflict of arguments, which is logged: the queue exists, and it serves as it is.
         """
         await self._declare(connection, self.parked, self._parked_arguments())
-        await self._declare(connection, lane, self._lane_arguments())
+        await self._declare(connection, name, self._arguments())
 
     async def _declare(self, connection: AbstractConnection, name: str, arguments: dict[str, Any]) -> None:
         async with guarded(RPC_SECONDS):
@@ -69,7 +69,7 @@ class Topology:
             answer=str(conflict),
         )
 
-    def _lane_arguments(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         arguments: dict[str, Any] = {
             "x-queue-type": self.queue_type,
             "x-dead-letter-exchange": "",

@@ -10,7 +10,7 @@ import pytest
 from leasehold.broker import Broker, Delivery, Hint
 from leasehold.broker.amqp import AmqpBroker
 from leasehold.broker.envelope import MAX_BYTES, encode
-from leasehold.broker.lane import Lane
+from leasehold.broker.subscription import Subscription
 from tests.broker.conftest import (
     OpenBroker,
     hints,
@@ -35,9 +35,9 @@ GARBAGE = {
 }
 
 
-def lane_of(broker: Broker, name: str) -> Lane:
+def subscription_of(broker: Broker, name: str) -> Subscription:
     assert isinstance(broker, AmqpBroker)
-    return next(lane for lane in broker._consumer._lanes if lane.name == name)
+    return next(one for one in broker._consumer._subscriptions if one.name == name)
 
 
 async def consuming(broker: Broker, inbox: Inbox, *queues: str, prefetch: int = 30) -> None:
@@ -169,7 +169,7 @@ async def test_a_channel_that_the_broker_closes_is_made_anew_and_old_acks_do_no_
     await broker.publish([hint])
     await consuming(broker, inbox)
     stale = await inbox.next()
-    channel = lane_of(broker, NORMAL)._channel
+    channel = subscription_of(broker, NORMAL)._channel
     assert channel is not None
     await channel.basic_ack(4711)  # unknown: 406, as the broker's consumer_timeout answers
     again = await inbox.next()

@@ -15,13 +15,13 @@ from leasehold.broker.acks import Acks
 from leasehold.broker.connection import CLOSE_SECONDS, Ladder, guarded, until_closed
 from leasehold.broker.topology import RPC_SECONDS, Topology
 
-#: What a lane does with a message: `receive(lane, message, acks)`, called in the event loop.
-Receive = Callable[["Lane", DeliveredMessage, Acks], None]
+#: What a subscription does with a message: `receive(subscription, message, acks)`, called in the event loop.
+Receive = Callable[["Subscription", DeliveredMessage, Acks], None]
 
 log = structlog.get_logger(__name__)
 
 
-class Lane:
+class Subscription:
     """Declares, consumes, and begins again when its channel closes or the broker cancels its consumer.
 
     That covers a deleted queue, the broker's `consumer_timeout`, and a queue without a leader.
@@ -37,13 +37,15 @@ class Lane:
         self._has_consumed = False
         self._trouble: str | None = None
         self.queue = queue
-        self.name = topology.lane(queue, band)
+        self.name = topology.name_of(queue, band)
 
     @property
     def consuming(self) -> bool:
         return self._consumer_tag is not None
 
-    async def serve(self, connection: AbstractConnection, receive: Receive, on_resumed: Callable[[Lane], None]) -> None:
+    async def serve(
+        self, connection: AbstractConnection, receive: Receive, on_resumed: Callable[[Subscription], None]
+    ) -> None:
         """Consume until cancelled; `on_resumed` is called each time that consuming begins again."""
         ladder = Ladder()
         while not self._stopped:
@@ -51,7 +53,7 @@ class Lane:
             reason: Exception | None = None
             try:
                 await self._consume(connection, receive, on_resumed)
-            # Whatever goes wrong with a lane, the answer is the same: say it and try again.
+            # Whatever goes wrong with a subscription, the answer is the same: say it and try again.
             except Exception as error:  # noqa: BLE001
                 reason = error
             if not connection.is_opened:
@@ -76,7 +78,7 @@ class Lane:
             await self._acks.drained()
 
     async def _consume(
-        self, connection: AbstractConnection, receive: Receive, on_resumed: Callable[[Lane], None]
+        self, connection: AbstractConnection, receive: Receive, on_resumed: Callable[[Subscription], None]
     ) -> None:
         await self._topology.declare(connection, self.name)
         async with guarded(RPC_SECONDS):
