@@ -63,13 +63,27 @@ class Announcer:
                 log.exception("hints are left to the relay")
 
     async def publish(self, batch: Sequence[Announcement]) -> int:
-        """Publish now, and forget the rows that the broker confirmed; returns how many."""
-        confirmed = await self._broker.publish([announcement.hint for announcement in batch])
-        sent = [a.outbox_id for a, ok in zip(batch, confirmed, strict=True) if ok]
+        """Publish now, and forget the rows that the broker confirmed; returns how many.
+
+        Without a broker the rows come first: a worker that is woken passes over jobs that are locked at that
+        moment, and would find these only when it looks again.
+        """
+        hints = [announcement.hint for announcement in batch]
+        if self._broker.name == "postgres":
+            await self._forget(batch)
+            await self._broker.publish(hints)
+            return len(batch)
+        confirmed = await self._broker.publish(hints)
         failpoints.reach("after_publish")
-        if sent:
-            try:
-                await self._on_connection(lambda connection: outbox.announced(connection, sent))
-            except TRY_AGAIN as error:
-                log.warning("hints were sent but not marked; the relay repeats them", error=type(error).__name__)
+        sent = [announcement for announcement, ok in zip(batch, confirmed, strict=True) if ok]
+        await self._forget(sent)
         return len(sent)
+
+    async def _forget(self, sent: Sequence[Announcement]) -> None:
+        if not sent:
+            return
+        ids = [announcement.outbox_id for announcement in sent]
+        try:
+            await self._on_connection(lambda connection: outbox.announced(connection, ids))
+        except TRY_AGAIN as error:
+            log.warning("hints were sent but not marked; the relay repeats them", error=type(error).__name__)
