@@ -20,6 +20,7 @@ LeaseholdError
 │   ├── ObjectMissing           no such object
 │   ├── ObjectExists            a create-only put met an object with other bytes
 │   ├── ObjectCorrupt           size or sha256 differ from what the row says
+│   ├── ObjectTooLarge          more bytes than the reader allows
 │   └── StoreUnavailable        timeouts, 5xx, refused connections: try again
 └── BrokerUnavailable           not connected, or a publish was not confirmed
 
@@ -127,6 +128,10 @@ class ObjectExists(StoreError):
 
 
 class ObjectCorrupt(StoreError):
+    pass
+
+
+class ObjectTooLarge(StoreError):
     pass
 
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from leasehold.artifacts import note_of
 from leasehold.database import Pool
-from leasehold.errors import LeaseLost, ObjectMissing, Permanent, StepTimeout
+from leasehold.errors import LeaseLost, ObjectMissing, ObjectTooLarge, Permanent, StepTimeout
 from leasehold.keys import output_key
 from leasehold.pipeline import Pipeline, Step
 from leasehold.storage.store import ObjectStore
@@ -59,7 +59,10 @@ class InlineAttempt:
     async def read(self, name: str) -> bytes:
         for source in await sources_of(self._pool, self._pipeline, self._step, self._claimed):
             if source.name == name:
-                return await self._store.fetch_bytes(source.key, sha256=source.sha256, max_bytes=MAX_READ_BYTES)
+                try:
+                    return await self._store.fetch_bytes(source.key, sha256=source.sha256, max_bytes=MAX_READ_BYTES)
+                except ObjectTooLarge as error:
+                    raise Permanent("input_too_large", str(error)) from error
         raise ObjectMissing(f"step {self.step} reads nothing named {name!r}")
 
     async def write(self, name: str, data: bytes, content_type: str) -> None:

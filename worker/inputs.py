@@ -11,7 +11,7 @@ import orjson
 
 from leasehold.artifacts import artifacts_of
 from leasehold.database import Pool
-from leasehold.errors import ObjectMissing, Permanent
+from leasehold.errors import ObjectMissing, ObjectTooLarge, Permanent
 from leasehold.pipeline import Pipeline, Step
 from leasehold.storage.store import ObjectStore
 from leasehold.together import together
@@ -42,12 +42,20 @@ async def sources_of(pool: Pool, pipeline: Pipeline, step: Step, claimed: Claime
     return sources
 
 
-async def fetch(store: ObjectStore, sources: list[Source], directory: Path) -> dict[str, tuple[Path, str]]:
-    """Download all at once: name -> (file, sha256). A missing object is a Permanent failure: it will not come."""
+async def fetch(
+    store: ObjectStore, sources: list[Source], directory: Path, max_bytes: int
+) -> dict[str, tuple[Path, str]]:
+    """Download all at once: name -> (file, sha256).
+
+    Raises Permanent for an object that is missing (it will not come), or larger than `max_bytes`: whoever holds a
+    signed upload URL may have put anything there meanwhile.
+    """
 
     async def one(source: Source, path: Path) -> tuple[Path, str]:
         try:
-            stored = await store.fetch_file(source.key, path, sha256=source.sha256)
+            stored = await store.fetch_file(source.key, path, sha256=source.sha256, max_bytes=max_bytes)
+        except ObjectTooLarge as error:
+            raise Permanent("input_too_large", f"an input has more than the {max_bytes} bytes allowed") from error
         except ObjectMissing as error:
             raise Permanent("input_missing", f"the object {source.key} is not in the store") from error
         return path, stored.sha256

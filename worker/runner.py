@@ -129,7 +129,12 @@ class Runner:
         try:
             inputs.mkdir(parents=True)
             outputs.mkdir()
-            files = await fetch(self._store, await sources_of(self._pool, pipeline, step, claimed), inputs)
+            files = await fetch(
+                self._store,
+                await sources_of(self._pool, pipeline, step, claimed),
+                inputs,
+                step.limits.file_bytes,
+            )
             failpoints.reach("after_download")
             digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in files.items()})
             if claimed.lease.epoch > 1:

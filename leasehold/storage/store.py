@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 import structlog
 
-from leasehold.errors import ObjectCorrupt, ObjectExists, ObjectMissing, StoreUnavailable
+from leasehold.errors import ObjectCorrupt, ObjectExists, ObjectMissing, ObjectTooLarge, StoreUnavailable
 from leasehold.ids import new_id
 from leasehold.settings import Settings
 from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
@@ -254,8 +254,8 @@ class ObjectStore:
     ) -> Stored:
         """Download to `path` in pieces and return the true size and sha256.
 
-        Raises ObjectMissing; ObjectCorrupt when the bytes are not those of `sha256`, or more than `max_bytes`. No
-        partial file is left.
+        Raises ObjectMissing; ObjectCorrupt when the bytes are not those of `sha256`; ObjectTooLarge when there are
+        more than `max_bytes`. No partial file is left.
         """
         for last in (False, False, True):  # a transfer cut in the middle begins again
             try:
@@ -278,7 +278,7 @@ class ObjectStore:
                 async for piece in pieces:
                     size += len(piece)
                     if max_bytes is not None and max(size, answered[0]["ContentLength"]) > max_bytes:
-                        raise ObjectCorrupt(f"{key}: it has more than the {max_bytes} bytes allowed")
+                        raise ObjectTooLarge(f"{key}: it has more than the {max_bytes} bytes allowed")
                     await asyncio.to_thread(_take, file, digest, piece)
             whole = True
         finally:
@@ -296,10 +296,10 @@ class ObjectStore:
         )
 
     async def fetch_bytes(self, key: str, *, sha256: str | None = None, max_bytes: int) -> bytes:
-        """A small object, whole. Raises ObjectMissing and ObjectCorrupt as `fetch_file`."""
+        """A small object, whole. Raises as `fetch_file`."""
         data = await self.read_head(key, max_bytes + 1)
         if len(data) > max_bytes:
-            raise ObjectCorrupt(f"{key}: more than the {max_bytes} bytes allowed")
+            raise ObjectTooLarge(f"{key}: it has more than the {max_bytes} bytes allowed")
         if sha256 is not None and digest_of_bytes(data) != sha256:
             raise ObjectCorrupt(f"{key}: its bytes are not those that were stored")
         return data

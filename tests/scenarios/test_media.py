@@ -126,3 +126,18 @@ async def test_a_bad_picture_fails_with_its_code_and_delays_nobody(fleet: Fleet,
     if answer.status_code != 202:
         assert answer.json()["code"] == code
     await fleet.finished(good["media_id"])
+
+
+async def test_an_original_that_was_swapped_for_a_huge_one_fails_and_fills_no_disk(
+    fleet: Fleet, s3: Bucket, picture: bytes
+) -> None:
+    """The upload URL still works for a while after complete-upload has looked at what was there."""
+    await fleet.api()
+    upload = await fleet.upload(picture)
+    accepted = await fleet.call("POST", "/complete-upload", json=upload)
+    assert accepted.status_code == 202
+    async with s3.client() as client:
+        await client.put_object(Bucket=s3.bucket, Key=upload["original_key"], Body=bytes(257 * 1024 * 1024))
+    await fleet.worker()
+    view = await fleet.finished(upload["media_id"], "FAILED")
+    assert view["error"]["code"] == "input_too_large"

@@ -15,7 +15,14 @@ from typing import Any
 import httpx2
 import pytest
 
-from leasehold.errors import ObjectCorrupt, ObjectExists, ObjectMissing, StoreError, StoreUnavailable
+from leasehold.errors import (
+    ObjectCorrupt,
+    ObjectExists,
+    ObjectMissing,
+    ObjectTooLarge,
+    StoreError,
+    StoreUnavailable,
+)
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
 from tests.storage.conftest import settings_of
@@ -94,9 +101,9 @@ async def test_bytes_that_are_not_the_ones_stored_are_refused_and_not_left_on_di
     await store.put_bytes("k", b"what is there", **TEXT)
     with pytest.raises(ObjectCorrupt):
         await store.fetch_file("k", tmp_path / "x", sha256=sha256(b"what was stored"))
-    with pytest.raises(ObjectCorrupt):
+    with pytest.raises(ObjectTooLarge):
         await store.fetch_file("k", tmp_path / "x", max_bytes=5)
-    with pytest.raises(ObjectCorrupt):
+    with pytest.raises(ObjectTooLarge):
         await store.fetch_bytes("k", max_bytes=5)
     assert not (tmp_path / "x").exists()
 
