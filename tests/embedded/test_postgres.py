@@ -65,20 +65,16 @@ async def test_the_password_file_is_its_owners_alone(server: Postgres) -> None:
     assert stat.S_IMODE((server.directory / "password").stat().st_mode) == 0o600
 
 
-async def test_a_kill_leaves_no_process_behind(run_directory: Path) -> None:
+async def test_no_process_of_it_runs_as_root_and_none_survives_a_kill(run_directory: Path) -> None:
     before = descendants(os.getpid())
     server = Postgres(run_directory / "postgres-to-kill", durable=False)
     await server.start()
-    witness = Witness(descendants(os.getpid()) - before)
+    started = descendants(os.getpid()) - before
+    assert 0 not in users_of_servers(started)
+    witness = Witness(started)
     await server.kill()
     await witness.all_ended()
     await server.forget()
-
-
-async def test_no_server_process_runs_as_root(server: Postgres) -> None:
-    users = users_of_servers(descendants(os.getpid()))
-    assert users
-    assert 0 not in users
 
 
 async def test_a_program_in_a_closed_home_is_copied_where_its_user_can_start_it() -> None:
