@@ -11,7 +11,7 @@ from PIL import Image, ImageChops
 import cli
 
 _QUALITY = 90
-_NOISE = 10  # of 255, peak to peak
+_NOISE = 40  # of 255, peak to peak
 
 
 def photograph(width: int, height: int) -> bytes:
