@@ -1,4 +1,5 @@
 """Imports go down only: leasehold, pipelines, then api and worker side by side, cli; the bench above all."""
+
 from __future__ import annotations
 
 import ast
