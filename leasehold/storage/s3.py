@@ -65,6 +65,16 @@ def told_as_ours(key: str) -> Iterator[None]:
         raise StoreUnavailable(f"{key}: the object store did not answer ({type(error).__name__})") from None
 
 
+@contextmanager
+def nothing_in_range() -> Iterator[None]:
+    """An empty object has no first byte: the store answers 416, and there is nothing to read."""
+    try:
+        yield
+    except ClientError as error:
+        if error.response.get("ResponseMetadata", {}).get("HTTPStatusCode") != 416:  # noqa: PLR2004 - HTTP's own
+            raise
+
+
 def _told(error: ClientError, key: str) -> StoreError:
     said: Any = error.response
     code = str(said.get("Error", {}).get("Code", ""))

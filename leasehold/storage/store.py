@@ -24,7 +24,7 @@ from leasehold.ids import new_id
 from leasehold.settings import Settings
 from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
 from leasehold.storage.multipart import put_in_parts
-from leasehold.storage.s3 import PutRefused, open_client, told_as_ours
+from leasehold.storage.s3 import PutRefused, nothing_in_range, open_client, told_as_ours
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -242,7 +242,7 @@ class ObjectStore:
     async def read_head(self, key: str, count: int) -> bytes:
         """The first `count` bytes, or all of a shorter object. Raises ObjectMissing."""
         taken = bytearray()
-        async with aclosing(self._pieces(key)) as pieces:
+        async with aclosing(self._pieces(key, first=count)) as pieces:
             async for piece in pieces:
                 taken += piece
                 if len(taken) >= count:
@@ -305,18 +305,24 @@ class ObjectStore:
         return data
 
     async def _pieces(
-        self, key: str, on_answer: Callable[[GetObjectOutputTypeDef], None] = _ignored
+        self, key: str, on_answer: Callable[[GetObjectOutputTypeDef], None] = _ignored, *, first: int = 0
     ) -> AsyncGenerator[bytes, None]:
-        with told_as_ours(key):
+        """The object in pieces of a megabyte; only its `first` bytes if that is not 0."""
+        asked: dict[str, Any] = {"Range": f"bytes=0-{first - 1}"} if first else {}
+        with told_as_ours(key), nothing_in_range():
             async with self._limit(0) as limit:
-                said = await self._client.get_object(Bucket=self._bucket, Key=key)
+                said = await self._client.get_object(Bucket=self._bucket, Key=key, **asked)
                 on_answer(said)
                 promised, came = said["ContentLength"], 0
                 limit.reschedule(asyncio.get_running_loop().time() + self._seconds(promised))
+                gathered = bytearray()  # the network brings small pieces; our readers go to a thread with each
                 async with said["Body"] as body:
                     while piece := await body.content.read(CHUNK):
                         came += len(piece)
-                        yield piece
+                        gathered += piece
+                        if len(gathered) >= CHUNK or came >= promised:
+                            yield bytes(gathered)
+                            gathered.clear()
                 if came < promised:
                     raise StoreUnavailable(f"{key}: the transfer was cut")
 

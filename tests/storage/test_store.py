@@ -51,6 +51,12 @@ async def test_what_was_put_comes_back_with_its_metadata(store: ObjectStore, tmp
     assert await store.read_head("a/b.txt", 9000) == source.read_bytes()
 
 
+async def test_the_head_of_an_empty_object_is_empty(store: ObjectStore) -> None:
+    await store.put_bytes("empty", b"", **TEXT)
+    assert await store.read_head("empty", 256) == b""
+    assert await store.fetch_bytes("empty", max_bytes=10) == b""
+
+
 async def test_the_same_bytes_may_be_put_again_and_other_bytes_may_not(store: ObjectStore) -> None:
     first = await store.put_bytes("k", b"one", **TEXT)
     again = await store.put_bytes("k", b"one", **TEXT)
