@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 from uuid import UUID
 
 import asyncpg
@@ -22,6 +22,7 @@ from leasehold.broker.base import Delivery
 from leasehold.database import TRY_AGAIN, Connection, connect, make_pool, until_answered
 from leasehold.errors import StoreError
 from leasehold.ids import new_id
+from leasehold.outbox import Announcement
 from leasehold.pipeline import Step
 from leasehold.registry import Pipelines
 from leasehold.selfcheck import as_log, check_all
@@ -258,12 +259,13 @@ class Worker:
         settings = self.settings
         return LeaseTerms(self.id, settings.lease_seconds, settings.trust_margin_seconds, settings.max_losses)
 
-    def _announce(self, announcements: Sequence[Any]) -> None:
-        if announcements:
-            self._announcer.announce(announcements)
-            if self._broker.name == "postgres" or not self._broker.connected:  # nobody will tell us of the next step
-                for crew in self._crews:
-                    crew.look()
+    def _announce(self, announcements: Sequence[Announcement]) -> None:
+        """Tell everybody; and ourselves at once, without the way over the broker."""
+        self._announcer.announce(announcements)
+        for announcement in announcements:
+            for crew in self._crews:
+                if announcement.hint.queue in crew.queues:
+                    crew.deliver(Delivery(announcement.hint, _nothing_to_ack))
 
     async def _claim(self, delivery: Delivery) -> Claimed | None:
         if not self.settings.presence:
@@ -281,6 +283,10 @@ class Worker:
     async def _on_connection(self, work: Callable[[Connection], Awaitable[None]]) -> None:
         async with self._pool.acquire() as connection:
             await work(connection)
+
+
+async def _nothing_to_ack() -> None:
+    """The hint came from ourselves; the one that everybody gets is acknowledged when it arrives."""
 
 
 def _deliver(by_queue: dict[str, Crew], delivery: Delivery) -> None:
