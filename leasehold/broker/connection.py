@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 
-import aio_pika
+import aiormq
 import structlog
 from aio_pika.connection import make_url
 from aiormq.abc import AbstractChannel, AbstractConnection
@@ -135,15 +135,14 @@ class Link:
     async def _connect_and_serve(self) -> None:
         name = f"leasehold {self._role} {socket.gethostname()} {os.getpid()}"
         url = make_url(self._url.get_secret_value(), heartbeat=self._heartbeat)
-        connection = aio_pika.Connection(url, client_properties={"connection_name": name})
+        # aio-pika's own Connection loses hold of a socket when it is cancelled between opening it and saying so.
+        connection = aiormq.Connection(url, client_properties={"connection_name": name})
         try:
             async with guarded(CONNECT_SECONDS):
                 await connection.connect()
-            if connection.transport is None:
-                raise BrokerUnavailable("the connection closed")
-            self.connection = connection.transport.connection
+            self.connection = connection
             self._report_up()
-            await self._serve_until_lost(self.connection)
+            await self._serve_until_lost(connection)
         finally:
             self.connection = None
             # A broker that does not answer the farewell either is left without.

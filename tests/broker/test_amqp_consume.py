@@ -282,6 +282,21 @@ async def test_closing_leaves_no_task_whether_the_broker_is_there_or_not(open_br
     await until(lambda: not {task for task in asyncio.all_tasks() - before if "Wire" not in repr(task)})
 
 
+@pytest.mark.parametrize("steps", range(0, 300, 10))
+async def test_closing_at_any_moment_of_connecting_ends_and_leaves_no_connection(
+    open_broker: OpenBroker, steps: int
+) -> None:
+    before = asyncio.all_tasks()
+    broker = await open_broker(connected=False)
+    await broker.consume({"media": 10}, Inbox().put)
+    relay = asyncio.create_task(publish_until_confirmed(broker, hints(3)))
+    for _ in range(steps):  # so many turns of the event loop into the handshakes and declarations
+        await asyncio.sleep(0)
+    await broker.close()
+    relay.cancel()
+    await until(lambda: not asyncio.all_tasks() - before)  # the client's reader, writer and heartbeat are tasks
+
+
 async def test_the_description_names_the_server_and_no_secret(open_broker: OpenBroker, amqp_url: str) -> None:
     broker = await open_broker()
     told = broker.describe()
