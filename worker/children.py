@@ -46,7 +46,8 @@ class Children:
         self._size = size
         self._recipe = Recipe(source, tuple(pipelines), work_dir.absolute())
         self._max_runs = max_runs
-        self._free: asyncio.Queue[ChildProcess] = asyncio.Queue()
+        # the last that ran comes first: its caches and its memory are warm
+        self._free: asyncio.LifoQueue[ChildProcess] = asyncio.LifoQueue()
         self._keepers: list[asyncio.Task[None]] = []
         self._alive: set[ChildProcess] = set()
         self._log = structlog.get_logger()
