@@ -29,9 +29,7 @@ def configure_logs(settings: Settings) -> None:
         renderer = structlog.processors.JSONRenderer()
     else:
         renderer = structlog.dev.ConsoleRenderer(
-            exception_formatter=structlog.dev.plain_traceback,  # the rich one takes seconds, and shows values
-            colors=sys.stderr.isatty(),
-            exception_formatter=structlog.dev.plain_traceback,
+            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
         )
     structlog.configure(
         processors=[
