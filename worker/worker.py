@@ -28,6 +28,7 @@ from leasehold.registry import Pipelines
 from leasehold.selfcheck import as_log, check_all
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
+from leasehold.templates import Templates
 from leasehold.transitions import claims, workers
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from worker.admitter import Admitter
@@ -38,6 +39,7 @@ from worker.lanes import ClaimLane, SettleLane
 from worker.relay import relay
 from worker.reporter import Reporter
 from worker.runner import Runner
+from worker.scheduler import schedule
 from worker.sweeper import Sweeper
 from worker.workdir import WorkDir
 
@@ -141,6 +143,9 @@ class Worker:
             asyncio.create_task(relay(self._pool, self._broker, self._announcer, _RELAY_SECONDS)),
             asyncio.create_task(self._reporter.run()),
             asyncio.create_task(self._admitter.run()),
+            asyncio.create_task(
+                schedule(self._pool, Templates(self.pipelines), self._announcer, settings.retention_days * 86_400)
+            ),
         ]
         for loop in self._loops:
             loop.add_done_callback(self._watch)
