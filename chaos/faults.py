@@ -1,0 +1,314 @@
+"""Making the faults of a plan happen, and counting only those that did."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable
+
+import aio_pika
+import structlog
+
+from chaos.plan import Fault
+from chaos.proxy import Link, Weather
+from chaos.settings import LEASE_SECONDS
+from chaos.stack import Installation
+from chaos.store_front import Trouble
+from embedded.guard import descendants
+
+log = structlog.get_logger(__name__)
+
+#: How long a process that a failpoint stopped stays so: longer than its leases.
+ZOMBIE_SECONDS = LEASE_SECONDS * 1.6
+_HELD = ("leasehold settlements", "leasehold heartbeat")
+_SETTLEMENTS = "leasehold settlements"
+_WAIT_SECONDS = 6.0
+
+
+class Faults:
+    """`fired` counts by the fault's name; what is planned and not in there did not happen."""
+
+    def __init__(self, installation: Installation) -> None:
+        self.fired: Counter[str] = Counter()
+        self.children_killed = 0
+        self._it = installation
+        self._rng = random.Random(f"faults {installation.plan.seed}")  # noqa: S311 - to be repeated
+        self._broken = asyncio.Lock()  # one server at a time is away
+        self._by_prefix: dict[str, Callable[[Fault], Awaitable[bool]]] = {
+            "F4 kill a child": self._kill_child,
+            "F7": self._cut_settlement,
+            "F9 hold a settlement": self._hold_settlement,
+            "F9 hold a put": self._hold_put,
+            "F10": self._drain,
+            "F11 stop": self._stop_worker,
+            "F13": self._kill_broker,
+            "F15": self._stop_broker,
+            "F16": self._kill_broker,
+            "F18": self._lose_hints,
+            "F20": self._send_garbage,
+            "F21": self._terminate_sessions,
+            "F22": self._kill_backend,
+            "F23": self._kill_database,
+            "F24": self._kill_database,
+            "F25": self._lock_job,
+            "F26": self._read_only,
+            "F27": self._slow,
+            "F28": self._reset,
+            "F29": self._half_open,
+            "F30": self._one_way,
+            "F31": self._trouble_store,
+            "F34": self._restart_everything,
+        }
+
+    async def run(self) -> None:
+        """Carry the plan out; returns when the last fault is over."""
+        async with asyncio.TaskGroup() as blows:
+            for fault in self._it.plan.blows:
+                blows.create_task(self._at_its_time(fault))
+
+    async def wake_zombies(self) -> None:
+        """For ever: let go on, later, what a failpoint has stopped."""
+        asleep: dict[int, float] = {}
+        while True:
+            for slot in self._it.slots.values():
+                pid = slot.pid
+                if pid is not None and slot.is_stopped() and not slot.stopped_by_us:
+                    since = asleep.setdefault(pid, time.monotonic())
+                    if time.monotonic() - since > ZOMBIE_SECONDS:
+                        slot.signal(signal.SIGCONT)
+                        del asleep[pid]
+            await asyncio.sleep(0.1)
+
+    async def _at_its_time(self, fault: Fault) -> None:
+        await asyncio.sleep(fault.at)
+        inject = next(work for prefix, work in self._by_prefix.items() if fault.name.startswith(prefix))
+        if await inject(fault):
+            self.fired[fault.name] += 1
+        else:
+            log.warning("a fault did not fire", fault=fault.name, target=fault.target)
+
+    def _link(self, fault: Fault) -> Link:
+        return self._it.links[fault.target, fault.kind.link]
+
+    # --- workers
+
+    async def _kill_child(self, fault: Fault) -> bool:
+        pid = self._it.slots[fault.target].pid
+        children = descendants(pid) if pid is not None else []
+        for child in children[:1]:
+            os.kill(child, signal.SIGKILL)
+        self.children_killed += len(children[:1])
+        return bool(children)
+
+    async def _drain(self, fault: Fault) -> bool:
+        slot = self._it.slots[fault.target]
+        pid = slot.pid
+        fired = slot.signal(signal.SIGTERM)
+        if fault.seconds:
+            await asyncio.sleep(fault.seconds)
+            if slot.pid == pid:
+                slot.signal(signal.SIGKILL)
+        return fired
+
+    async def _stop_worker(self, fault: Fault) -> bool:
+        slot = self._it.slots[fault.target]
+        slot.stopped_by_us = True
+        fired = slot.signal(signal.SIGSTOP)
+        await asyncio.sleep(fault.seconds)
+        slot.signal(signal.SIGCONT)
+        slot.stopped_by_us = False
+        return fired
+
+    async def _restart_everything(self, fault: Fault) -> bool:
+        fired = [slot.signal(signal.SIGKILL) for slot in self._it.slots.values()]
+        await asyncio.sleep(fault.seconds)
+        return any(fired)
+
+    # --- a write that arrives late
+
+    async def _cut_settlement(self, fault: Fault) -> bool:
+        link = self._link(fault)
+        link.cut_next_request(_SETTLEMENTS)
+        return await _becomes(lambda: not link.cut_pending)
+
+    async def _hold_settlement(self, fault: Fault) -> bool:
+        """What the worker settles now arrives when another one has its lease, for it cannot renew meanwhile."""
+        link = self._link(fault)
+        link.hold(_HELD)
+        await asyncio.sleep(fault.seconds)
+        link.heal()
+        return True
+
+    async def _hold_put(self, fault: Fault) -> bool:
+        """A put is on its way while its worker stands still; it arrives when another attempt has been committed."""
+        faults = self._it.front.faults
+        faults.held.clear()
+        faults.hold_put = "unlike.txt"
+        if not await _becomes(faults.held.is_set):
+            faults.hold_put = ""
+            return False
+        slot = self._it.slots[faults.held_of]
+        slot.stopped_by_us = slot.signal(signal.SIGSTOP)
+        await asyncio.sleep(fault.seconds)
+        faults.released.set()
+        await asyncio.sleep(0.2)
+        slot.signal(signal.SIGCONT)
+        slot.stopped_by_us = False
+        return True
+
+    # --- the broker
+
+    async def _kill_broker(self, fault: Fault) -> bool:
+        rabbitmq = self._it.servers.rabbitmq
+        assert rabbitmq is not None
+        async with self._broken:
+            await rabbitmq.kill()
+            await asyncio.sleep(fault.seconds)
+            await rabbitmq.start()
+        return True
+
+    async def _stop_broker(self, fault: Fault) -> bool:
+        async with self._broken:
+            hit = self._it.servers.signal("rabbitmq", signal.SIGSTOP)
+            await asyncio.sleep(fault.seconds)
+            self._it.servers.signal("rabbitmq", signal.SIGCONT)
+        return hit > 0
+
+    async def _lose_hints(self, fault: Fault) -> bool:
+        rabbitmq = self._it.servers.rabbitmq
+        assert rabbitmq is not None
+        what = "/contents" if "purge" in fault.name else ""
+        try:
+            queues = await rabbitmq.management.call("GET", f"/api/queues/{self._it.name}")
+            for queue in queues:
+                await rabbitmq.management.call("DELETE", f"/api/queues/{self._it.name}/{queue['name']}{what}")
+        except OSError:
+            return False  # the broker is away
+        return bool(queues)
+
+    async def _send_garbage(self, _fault: Fault) -> bool:
+        """Hints five times over, of tasks that are done or that nobody knows, and what is no hint at all."""
+        async with self._it.connection() as connection:
+            rows = await connection.fetch("SELECT id, queue FROM task ORDER BY random() LIMIT 5")
+        known = [b'{"v":1,"task":"%s","queue":"%s","band":1}' % (str(row["id"]).encode(), row["queue"].encode())
+                 for row in rows] * 5  # fmt: skip
+        unknown = b'{"v":1,"task":"00000000-0000-7000-8000-000000000000","queue":"chaos","band":1}'
+        bodies = [
+            *known,
+            unknown,
+            b"",
+            b"{}",
+            b"\xff" * 10_000,
+            known[0].replace(b'"v":1', b'"v":9') if known else b"1",
+        ]
+        self._rng.shuffle(bodies)
+        try:
+            async with await aio_pika.connect(self._it.amqp_url, timeout=3) as broker:
+                channel = await broker.channel()
+                for body in bodies:
+                    message = aio_pika.Message(body)
+                    await channel.default_exchange.publish(message, "leasehold.chaos.normal", timeout=3)
+        except (OSError, TimeoutError, aio_pika.exceptions.AMQPError):
+            return False
+        return True
+
+    # --- the database
+
+    async def _terminate_sessions(self, _fault: Fault) -> bool:
+        async with self._it.connection() as connection:
+            rows = await connection.fetch(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid() ORDER BY random() LIMIT 8"
+            )
+        return bool(rows)
+
+    async def _kill_backend(self, _fault: Fault) -> bool:
+        """The server takes this for a crash and starts again, all sessions gone."""
+        async with self._broken, self._it.connection() as connection:
+            pid = await connection.fetchval(
+                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() LIMIT 1"
+            )
+            if pid in self._it.servers.processes("postgres"):
+                os.kill(pid, signal.SIGKILL)
+                return True
+        return False
+
+    async def _kill_database(self, fault: Fault) -> bool:
+        postgres = self._it.servers.postgres
+        async with self._broken:
+            await (postgres.kill() if "kill" in fault.name else postgres.stop("immediate"))
+            await asyncio.sleep(fault.seconds)
+            await self._it.servers.restart_postgres()
+        return True
+
+    async def _lock_job(self, fault: Fault) -> bool:
+        async with self._it.connection() as connection, connection.transaction():
+            job = await connection.fetchval(
+                "SELECT id FROM job WHERE status = 'running' ORDER BY id DESC LIMIT 1 FOR UPDATE"
+            )
+            await asyncio.sleep(fault.seconds)
+        return job is not None
+
+    async def _read_only(self, fault: Fault) -> bool:
+        name = self._it.name
+        await self._set_read_only("on")
+        await asyncio.sleep(fault.seconds)
+        await self._set_read_only("off")
+        return bool(name)
+
+    async def _set_read_only(self, value: str) -> None:
+        servers, name = self._it.servers, self._it.name
+        async with self._broken:
+            await servers.administer(f"ALTER DATABASE {name} SET default_transaction_read_only = {value}")
+            await servers.administer(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+
+    # --- links and store
+
+    async def _slow(self, fault: Fault) -> bool:
+        link = self._link(fault)
+        link.weather = Weather(0.25, 0.2, 64_000 if fault.kind.link == "s3" else 0)
+        await asyncio.sleep(fault.seconds)
+        link.heal()
+        return True
+
+    async def _reset(self, fault: Fault) -> bool:
+        link = self._link(fault)
+        for _ in range(3):
+            if link.reset():
+                return True
+            await asyncio.sleep(0.5)
+        return False
+
+    async def _half_open(self, fault: Fault) -> bool:
+        link = self._link(fault)
+        link.hold()
+        await asyncio.sleep(fault.seconds)
+        link.reset()
+        link.heal()
+        return True
+
+    async def _one_way(self, fault: Fault) -> bool:
+        link = self._link(fault)
+        link.drop_replies()
+        await asyncio.sleep(fault.seconds)
+        link.heal()
+        return True
+
+    async def _trouble_store(self, fault: Fault) -> bool:
+        faults = self._it.front.faults
+        faults.begin(Trouble(fault.name.rpartition(" ")[2]), 0.5)
+        await asyncio.sleep(fault.seconds)
+        fired = faults.fired
+        faults.heal()
+        return fired > 0
+
+
+async def _becomes(true: Callable[[], bool]) -> bool:
+    until = time.monotonic() + _WAIT_SECONDS
+    while not true() and time.monotonic() < until:
+        await asyncio.sleep(0.02)
+    return true()
