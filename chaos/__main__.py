@@ -87,8 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     report.sum_up(done, console)
-    good = all(bool(made.violated) == bool(made.mutate) for made in done)
-    return 0 if good else 1
+    return 0 if all(made.good for made in done) else 1
 
 
 if __name__ == "__main__":

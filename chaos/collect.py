@@ -116,7 +116,7 @@ async def queued(it: Installation) -> dict[str, int]:
     """How many messages each queue of the platform has ready."""
     counts = {}
     async with await aio_pika.connect(it.amqp_url) as broker:
-        for queue in ("chaos", "default", "media"):
+        for queue in ("chaos", "chaos-isolated", "default", "media"):
             for band in BANDS:
                 name = f"leasehold.{queue}.{band}"
                 channel = await broker.channel()

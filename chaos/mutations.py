@@ -62,9 +62,9 @@ def outbox() -> None:
     )
     text = _without(
         text,
-        " clock_timestamp() + interval '1 second'\n    FROM freed f JOIN advanced a ON a.id = f.job_id\n"
+        "a.trace, clock_timestamp() + interval '1 second'\n    FROM freed f JOIN advanced a ON a.id = f.job_id\n"
         "    WHERE f.waiting_on = 0\n    RETURNING id, task_id, queue, priority, headers",
-        " 1\n    FROM freed f JOIN advanced a ON a.id = f.job_id\n    WHERE f.waiting_on = 0",
+        "a.trace AS headers\n    FROM freed f JOIN advanced a ON a.id = f.job_id\n    WHERE f.waiting_on = 0",
     )
     settlements.COMPLETE = text
     complete = settlements.complete
@@ -128,3 +128,5 @@ def confirm() -> None:
 MUTATIONS: dict[str, Callable[[], None]] = {
     mutation.__name__: mutation for mutation in (epoch, fence, ack, outbox, overwrite, confirm)
 }
+#: The invariant that must be violated without the guard: another one may be, but only this one is the proof.
+CAUGHT_BY = {"epoch": "I6", "fence": "I6", "ack": "I9", "outbox": "I10", "overwrite": "I12", "confirm": "I10"}

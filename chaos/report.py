@@ -53,9 +53,9 @@ def append(made: Report, file: Path) -> None:
 
 def sum_up(done: Sequence[Report], console: Console) -> None:
     fired: Counter[str] = sum((made.fired for made in done), Counter())
-    violated = [made for made in done if made.violated and not made.mutate]
-    caught = [made.mutate for made in done if made.mutate and made.violated]
-    missed = [made.mutate for made in done if made.mutate and not made.violated]
+    violated = [made for made in done if not made.mutate and not made.good]
+    caught = [made.mutate for made in done if made.mutate and made.good]
+    missed = [made.mutate for made in done if made.mutate and not made.good]
     console.print(f"\n{len(done)} runs, {sum(fired.values())} faults fired, {len(violated)} runs with violations")
     if violated:
         console.print(f"violated with the seeds {', '.join(str(made.plan.seed) for made in violated)}")

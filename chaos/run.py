@@ -15,6 +15,7 @@ from chaos.checker import Verdict, judge
 from chaos.faults import Faults
 from chaos.history import History
 from chaos.load import Load
+from chaos.mutations import CAUGHT_BY
 from chaos.plan import Plan
 from chaos.servers import Servers
 from chaos.settings import SWEEP_SECONDS
@@ -41,6 +42,12 @@ class Report:
     @property
     def violated(self) -> list[Verdict]:
         return [verdict for verdict in self.verdicts if verdict.state == "violated"]
+
+    @property
+    def good(self) -> bool:
+        """Nothing is violated; of a mutant: what its guard protects is."""
+        numbers = {verdict.number for verdict in self.violated}
+        return CAUGHT_BY[self.mutate] in numbers if self.mutate else not numbers
 
     @property
     def never_fired(self) -> list[str]:
