@@ -35,6 +35,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="append a line a run there")
     parser.add_argument("--mutate", choices=[*sorted(MUTATIONS), _ALL], help="run without a guard: must be violated")
     parser.add_argument("--directed", choices=sorted(DIRECTED), help="a mutant's plan, without the mutation")
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep logs and journals of violated runs there")
     parser.add_argument("--no-broker", action="store_true", help="the `postgres` broker, without RabbitMQ")
     parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of such a file, and run nothing")
     asked = parser.parse_args(arguments)
@@ -61,7 +62,7 @@ async def carry_out(asked: argparse.Namespace, console: Console) -> list[Report]
     done = []
     async with Servers(broker=not asked.no_broker) as servers:
         for plan, mutate in plans(asked, broker=servers.rabbitmq is not None):
-            made = await run(servers, plan, mutate=mutate)
+            made = await run(servers, plan, mutate=mutate, keep=asked.keep)
             report.show(made, console)
             if asked.json:
                 report.append(made, asked.json)

@@ -83,7 +83,8 @@ class History:
     streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # job: (cursor, what came after)
     probes: list[tuple[str, int]] = field(default_factory=list)  # what was asked with a foreign key, the status
     overdue: list[str] = field(default_factory=list)  # leases seen past all patience while everything was well
-    queued: dict[str, int] = field(default_factory=dict)  # what the queues held at rest
+    queued: dict[str, int] = field(default_factory=dict)  # what the queues held at rest, ready
+    returned: dict[str, int] = field(default_factory=dict)  # what came back when the workers left: was unacknowledged
     parked: list[str] = field(default_factory=list)  # tasks of dead-lettered hints
     leftovers: list[str] = field(default_factory=list)
     has_broker: bool = True

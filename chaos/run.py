@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import signal
 import time
 from collections import Counter
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 
@@ -67,7 +69,8 @@ class Report:
         }
 
 
-async def run(servers: Servers, plan: Plan, *, mutate: str = "") -> Report:
+async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | None = None) -> Report:
+    """`keep`: where the logs and the journal of a run with a violation are copied to."""
     began = time.monotonic()
     report = Report(plan, mutate)
     history = History(collect.terms())
@@ -85,9 +88,11 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "") -> Report:
         await collect.gather(it, load, history)
         history.children_killed = faults.children_killed
         report.fired = faults.fired + _failpoints(it)
+        report.verdicts = judge(history)
+        if keep is not None and report.violated:
+            shutil.copytree(it.directory, keep / f"{mutate or plan.seed}", dirs_exist_ok=True)
     report.rest_seconds = history.rest_seconds
     report.jobs = Counter(f"{job['pipeline']} {job['status']}" for job in history.jobs)
-    report.verdicts = judge(history)
     report.seconds = time.monotonic() - began
     return report
 
@@ -126,8 +131,7 @@ async def _last_looks(it: Installation, history: History) -> None:
         history.queued = await _emptied(it)
     codes = await it.stop()
     if it.amqp_url:
-        for name, count in (await collect.queued(it)).items():  # what was unacknowledged has come back
-            history.queued[name] = max(count, history.queued.get(name, 0))
+        history.returned = await collect.queued(it)
         history.parked = await collect.dead_letters(it)
     history.leftovers = await collect.leftovers(it, codes)
 

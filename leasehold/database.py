@@ -26,6 +26,7 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # asyncpg's, of a connection that broke between two of its states: useless from then on
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.CannotConnectNowError,

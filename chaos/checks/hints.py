@@ -86,6 +86,9 @@ def i11(history: History) -> Iterator[str]:
     for queue, count in history.queued.items():
         if count:
             yield f"{queue} holds {count} messages at rest"
+    for queue, count in history.returned.items():
+        if count > history.queued.get(queue, 0):
+            yield f"{queue} had {count} messages at rest that a worker held and never acknowledged"
     for body in history.parked:
         for task in history.tasks:
             if task["id"] in body and task["status"] not in TASK_TERMINAL:
