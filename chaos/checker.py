@@ -1,4 +1,4 @@
-"""The judge: each invariant of RELIABILITY.md section 5 is one function, named by its number, that looks at a history."""
+"""The judge: each invariant of RELIABILITY.md section 5 is a function named by its number, and looks at a history."""
 
 from __future__ import annotations
 

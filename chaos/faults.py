@@ -230,7 +230,8 @@ class Faults:
         """The server takes this for a crash and starts again, all sessions gone."""
         async with self._broken, self._it.connection() as connection:
             pid = await connection.fetchval(
-                "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid() LIMIT 1"
+                "SELECT pid FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid() LIMIT 1"
             )
             if pid in self._it.servers.processes("postgres"):
                 os.kill(pid, signal.SIGKILL)
@@ -309,6 +310,6 @@ class Faults:
 
 async def _becomes(true: Callable[[], bool]) -> bool:
     until = time.monotonic() + _WAIT_SECONDS
-    while not true() and time.monotonic() < until:
+    while not true() and time.monotonic() < until:  # noqa: ASYNC110 - what it waits for has no event
         await asyncio.sleep(0.02)
     return true()

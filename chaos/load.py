@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
 
@@ -27,6 +27,8 @@ from leasehold.transitions.jobs import NewJob, submit
 
 PICTURE_TYPE = "image/jpeg"
 WORDS = ("to", "be", "or", "not")
+#: Asks for one thing in the name of a tenant, and writes down what came of it.
+Ask = Callable[[str], Coroutine[Any, Any, None]]
 _PATIENCE = 25.0  # how long a client repeats what was not answered
 _ANSWER_SECONDS = 4.0
 _AGAIN_SECONDS = 0.3
@@ -50,14 +52,14 @@ class Load:
         self._turn = 0
 
     async def run(self, seconds: float) -> None:
-        kinds: dict[str, Callable[[str], Awaitable[None]]] = {"media": self._send_picture}
+        kinds: dict[str, Ask] = {"media": self._send_picture}
         for pipeline in KINDS:
             kinds[pipeline.name] = self._submitter(pipeline)
         async with asyncio.TaskGroup() as clients:
             for name, ask in kinds.items():
                 clients.create_task(self._repeat(ask, _PAUSES[name], seconds))
 
-    async def _repeat(self, ask: Callable[[str], Awaitable[None]], pause: float, seconds: float) -> None:
+    async def _repeat(self, ask: Ask, pause: float, seconds: float) -> None:
         """Begin a new request every so often, whether or not the last one was answered."""
         until = time.monotonic() + seconds
         async with asyncio.TaskGroup() as asked:
@@ -70,7 +72,7 @@ class Load:
 
     # --- jobs by the transition, in the client's own transaction
 
-    def _submitter(self, pipeline: Pipeline) -> Callable[[str], Awaitable[None]]:
+    def _submitter(self, pipeline: Pipeline) -> Ask:
         async def ask(tenant: str) -> None:
             job = NewJob(pipeline, tenant, {"text": self._rng.choice(WORDS)}, id=new_id())
             asked_at, tries = time.time(), 0
@@ -201,7 +203,3 @@ class _Door:
                     if len(seen) == most:
                         break
         return seen, False
-
-
-def accepted_jobs(requests: Sequence[Request]) -> list[str]:
-    return [request.job for request in requests if request.answer == "accepted"]

@@ -108,7 +108,7 @@ def overwrite() -> None:
         etag = await self._put_once(key, source, content_type, said)
         return Stored(key, size, sha256, content_type, etag, said)
 
-    ObjectStore._put = put  # type: ignore[method-assign]  # noqa: SLF001 - the guard itself
+    ObjectStore._put = put  # type: ignore[assignment,method-assign]  # noqa: SLF001 - the guard itself
 
 
 def confirm() -> None:

@@ -30,7 +30,8 @@ class Tap(Protocol):
     def reply(self, data: bytes) -> None:
         """Bytes that came back."""
 
-    def closed(self) -> None: ...
+    def closed(self) -> None:
+        """One side has closed the connection, or it was cut."""
 
 
 class Deaf:
@@ -152,6 +153,8 @@ class Link:
             connection.reset()
         else:
             sink.close()
+        finally:
+            connection.over()
 
     async def _pass_on(self, connection: _Connection, data: bytes, sink: asyncio.StreamWriter, *, asks: bool) -> None:
         if waiting := self.weather.delay(len(data), self._rng):
@@ -175,6 +178,7 @@ class _Connection:
         self.pumps: list[asyncio.Task[None]] = []
         self.ended = asyncio.Event()
         self._writers = writers
+        self._is_over = False
 
     def reset(self, *, answered: bool = True) -> None:
         """`answered` False lets the server finish with what it got: only the client is told at once."""
@@ -188,10 +192,16 @@ class _Connection:
             if pump is not asyncio.current_task():
                 pump.cancel()
 
+    def over(self) -> None:
+        """One side has gone; what the other one still says may be stuck here for a while."""
+        if not self._is_over:
+            self._is_over = True
+            self.tap.closed()
+
     def end(self) -> None:
         for writer in self._writers:
             writer.close()
-        self.tap.closed()
+        self.over()
         self.ended.set()
 
 

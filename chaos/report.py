@@ -69,12 +69,18 @@ def table(file: Path) -> str:
     runs = [run for run in runs if not run["mutate"]]
     fired: Counter[str] = sum((Counter(run["fired"]) for run in runs), Counter())
     jobs: Counter[str] = sum((Counter(run["jobs"]) for run in runs), Counter())
+    bad = sum(_violated(run) != [] for run in runs)
     lines = [
-        f"{len(runs)} runs, commits {', '.join(sorted({run['commit'] for run in runs}))}: {sum(jobs.values())} jobs,"
-        f" {sum(fired.values())} faults fired, {sum(_violated(run) != [] for run in runs)} runs with a violation.",
-        "", "| fault | fired |", "|---|---|", *(f"| {kind.name} | {fired[kind.name]} |" for kind in CATALOGUE),
-        "", "| seed | faults fired | jobs | seconds | to rest | violated |", "|---|---|---|---|---|---|",
-    ]  # fmt: skip
+        f"{len(runs)} runs of the commits {', '.join(sorted({run['commit'] for run in runs}))}:",
+        f"{sum(jobs.values())} jobs, {sum(fired.values())} faults fired, {bad} runs with a violation.",
+        "",
+        "| fault | fired |",
+        "|---|---|",
+        *(f"| {kind.name} | {fired[kind.name]} |" for kind in CATALOGUE),
+        "",
+        "| seed | faults fired | jobs | seconds | to rest | violated |",
+        "|---|---|---|---|---|---|",
+    ]
     lines += [
         f"| {run['seed']} | {', '.join(run['fired'])} | {sum(run['jobs'].values())} | {run['seconds']:.0f} |"
         f" {run['rest_seconds']} | {', '.join(_violated(run)) or 'none'} |"

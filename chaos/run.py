@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-
 from chaos import collect, journal
 from chaos.checker import Verdict, judge
 from chaos.faults import Faults

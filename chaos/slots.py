@@ -52,7 +52,7 @@ class Slot:
     async def until_up(self, sign: str) -> None:
         """Wait until the log of the present process says `sign`."""
         await self._up.wait()
-        while sign not in self.log.read_text(errors="replace"):
+        while sign not in self.log.read_text(errors="replace"):  # noqa: ASYNC110 - a file has no event
             await asyncio.sleep(0.05)
 
     def signal(self, number: signal.Signals) -> bool:

@@ -26,7 +26,7 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # asyncpg's, of a connection that broke between two of its states: useless from then on
+    asyncpg.InternalClientError,  # the connection broke between two of asyncpg's states, and is useless now
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.CannotConnectNowError,

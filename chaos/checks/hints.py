@@ -14,7 +14,6 @@ from leasehold.states import TASK_TERMINAL
 
 _CLOCK = 0.005
 _RUNNABLE = ("pending", "retry", "waiting")
-_OUTBOX_SECONDS = 30.0
 
 
 def i9(history: History) -> Iterator[str]:
@@ -23,9 +22,10 @@ def i9(history: History) -> Iterator[str]:
     for heard in history.heard:
         changes = history.task_changes.get(heard.task)
         if heard.what is What.ACKED and changes and _was_claimable_throughout(changes, heard):
+            waited = 1000 * (heard.at - heard.since)
             yield (
-                f"{heard.process} acknowledged the hint of {history.name_of(heard.task)}, which came {1000 * (heard.at - heard.since):.0f} ms"
-                " before, while the task could have been claimed all that time"
+                f"{heard.process} acknowledged the hint of {history.name_of(heard.task)} {waited:.0f} ms after it came,"
+                " while the task could have been claimed all that time"
             )
 
 
@@ -53,7 +53,8 @@ def i10(history: History) -> Iterator[str]:
     """A hint is written in the commit that needs it, is dropped only once confirmed, and the outbox runs empty."""
     yield from _written_elsewhere(history)
     for row in history.outbox:
-        yield f"the hint of {history.name_of(row['task_id'])} is in the outbox {history.rest_seconds:.0f} s after the faults"
+        name = history.name_of(row["task_id"])
+        yield f"the hint of {name} is in the outbox {history.rest_seconds:.0f} s after the faults"
     if history.has_broker:
         yield from _dropped_unconfirmed(history)
 

@@ -21,8 +21,9 @@ def i5(history: History) -> Iterator[str]:
         if epochs != list(range(1, len(epochs) + 1)):
             yield f"{history.name_of(task)} was claimed with the epochs {epochs}"
     for row in history.tasks:
-        if row["epoch"] != len(history.claims.get(row["id"], ())):
-            yield f"{history.name_of(row['id'])} has epoch {row['epoch']} after {len(history.claims.get(row['id'], ()))} claims"
+        count = len(history.claims.get(row["id"], ()))
+        if row["epoch"] != count:
+            yield f"{history.name_of(row['id'])} has epoch {row['epoch']} after {count} claims"
 
 
 def i6(history: History) -> Iterator[str]:
