@@ -156,8 +156,8 @@ DIRECTED: dict[str, Plan] = {
     "epoch": Plan(0, 12.0, (), (Fault("F9 hold a settlement", 2.0, "worker-0", 8.0),), ("worker-0",)),
     "fence": Plan(0, 12.0, (), tuple(
         Fault("F9 hold a settlement", at, "worker-0", 6.5) for at in (1.5, 9.0))),
-    "ack": Plan(0, 8.0, (), (Fault("F27 slow postgres", 1.0, "worker-0", 6.0),)),
-    "outbox": Plan(0, 6.0, (), (Fault("F10 drain", 2.0, "worker-0"),)),
-    "overwrite": Plan(0, 12.0, (), (Fault("F9 hold a put", 2.0, "", 7.0),)),
-    "confirm": Plan(0, 8.0, (), (Fault("F29 half-open amqp", 1.5, "worker-0", 4.0),)),
+    "ack": Plan(0, 5.0, (), (Fault("F27 slow postgres", 0.5, "worker-0", 4.0),)),
+    "outbox": Plan(0, 3.0, (), (Fault("F10 drain", 1.5, "worker-0"),)),
+    "overwrite": Plan(0, 3.0, (), (Fault("F9 hold a put", 0.5, "", 7.0),)),
+    "confirm": Plan(0, 5.0, (), (Fault("F29 half-open amqp", 1.0, "worker-0", 3.5),)),
 }  # fmt: skip

@@ -85,11 +85,13 @@ class Servers:
         """Start it; a killed one may hold its lock for another moment."""
         for left in reversed(range(_RESTARTS)):
             try:
-                return await self.postgres.start()
+                await self.postgres.start()
             except EmbeddedError:
                 if not left:
                     raise
                 await asyncio.sleep(0.2)
+            else:
+                return
 
     def signal(self, name: str, number: signal.Signals) -> int:
         """Send a signal to every process of a server; returns to how many."""
