@@ -153,6 +153,7 @@ class Crew:
             return False
         finally:
             self._promised -= wanted
+            self._changed.set()  # a hint that came meanwhile found no slot free
         metrics.CLAIMS.labels("look").inc(len(found))
         if overdue and any(claimed.was == "pending" for claimed in found):
             self._mistrust_silence()
