@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import os
 import tempfile
 from pathlib import Path
@@ -49,6 +50,7 @@ def terms() -> Terms:
 async def gather(it: Installation, load: Load, history: History) -> None:
     """Fill `history` with what rows, journals, taps and the store say now."""
     async with it.connection() as connection:
+        await connection.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
         for name, statement in _TABLES.items():
             setattr(history, name, [_plain(row) for row in await connection.fetch(statement)])
         history.changes = await audit.changes(connection)

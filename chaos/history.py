@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -144,8 +143,7 @@ class History:
 
     def words_of(self, job: Row) -> str:
         """What a job's outputs were made of, beside its input."""
-        params = job["params"] if isinstance(job["params"], dict) else json.loads(job["params"])
-        return str(params.get("text", ""))
+        return str(job["params"].get("text", ""))
 
     def name_of(self, task: str) -> str:
         """A task in words, for evidence."""
