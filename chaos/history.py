@@ -69,6 +69,7 @@ class History:
     tasks: list[Row] = field(default_factory=list)
     events: list[Row] = field(default_factory=list)
     outputs: list[Row] = field(default_factory=list)
+    results: list[Row] = field(default_factory=list)
     failures: list[Row] = field(default_factory=list)
     media: list[Row] = field(default_factory=list)
     outbox: list[Row] = field(default_factory=list)
@@ -137,7 +138,7 @@ class History:
                     c for c in self.claims.get(line["task"], ()) if c.process == line["process"] and c.at <= line["at"]
                 ]
                 yield Run(
-                    line["task"], line["step"], line["process"], line["at"], ends.get(line["run"]),
+                    line["run"], line["task"], line["step"], line["process"], line["at"], ends.get(line["run"]),
                     before[-1] if before else None,
                 )  # fmt: skip
 
@@ -156,6 +157,7 @@ class History:
 class Run:
     """A handler's run. `end` is None when its process died, or it raised."""
 
+    id: str
     task: str
     step: str
     process: str

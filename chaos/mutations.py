@@ -18,8 +18,6 @@ from leasehold.storage.store import ObjectStore, Stored
 from leasehold.transitions import settlements
 from leasehold.transitions.settlements import Completion, Settled
 
-_SETTLEMENTS = ("COMPLETE", "FAIL", "WAIT_UNTIL", "RELEASE")
-
 
 def _without(text: str, part: str, instead: str = "") -> str:
     if part not in text:
@@ -27,18 +25,23 @@ def _without(text: str, part: str, instead: str = "") -> str:
     return text.replace(part, instead)
 
 
+def _in_settlements(part: str, instead: str) -> None:
+    """Change every statement of the module that has the guard."""
+    guarded = [name for name, text in vars(settlements).items() if isinstance(text, str) and part in text]
+    if not guarded:
+        raise LookupError(f"nothing to mutate: no settlement says {part!r}")
+    for name in guarded:
+        setattr(settlements, name, getattr(settlements, name).replace(part, instead))
+
+
 def epoch() -> None:
     """Settlements do not ask for the epoch: whoever held the task once may settle it now."""
-    for name in _SETTLEMENTS:
-        changed = _without(getattr(settlements, name), " AND t.epoch = a.epoch AND", " AND")
-        setattr(settlements, name, changed)
+    _in_settlements(" AND t.epoch = a.epoch AND t.status = 'running'", " AND t.status = 'running'")
 
 
 def fence() -> None:
     """Settlements ask neither for the epoch nor for the owner."""
-    for name in _SETTLEMENTS:
-        changed = _without(getattr(settlements, name), "t.lease_owner = a.owner AND t.epoch = a.epoch AND ")
-        setattr(settlements, name, changed)
+    _in_settlements("t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running'", "t.status = 'running'")
 
 
 def ack() -> None:
@@ -55,17 +58,15 @@ def ack() -> None:
 
 def outbox() -> None:
     """A completion commits first, and writes the next step's hint into the outbox afterwards."""
-    text = _without(
-        settlements.COMPLETE,
+    start = settlements.COMPLETE.index(", hinted AS (")
+    before, hinted = settlements.COMPLETE[:start], settlements.COMPLETE[start:]
+    hinted = _without(
+        hinted,
         "INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)\n    SELECT f.id, f.job_id,",
         "SELECT f.id AS task_id, 0::bigint AS id,",
     )
-    text = _without(
-        text,
-        "a.trace, clock_timestamp() + interval '1 second'\n    FROM freed f JOIN advanced a ON a.id = f.job_id\n"
-        "    WHERE f.waiting_on = 0\n    RETURNING id, task_id, queue, priority, headers",
-        "a.trace AS headers\n    FROM freed f JOIN advanced a ON a.id = f.job_id\n    WHERE f.waiting_on = 0",
-    )
+    hinted = _without(hinted, "a.trace, clock_timestamp() + interval '1 second'\n", "a.trace AS headers\n")
+    text = before + _without(hinted, "\n    RETURNING id, task_id, queue, priority, headers")
     settlements.COMPLETE = text
     complete = settlements.complete
 

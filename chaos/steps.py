@@ -24,12 +24,12 @@ _FAILURES = 2
 
 
 @asynccontextmanager
-async def _told(attempt: Attempt, seconds: float = _BRIEF) -> AsyncIterator[None]:
-    """The side effect of a chaos step is its two lines in the journal."""
+async def _told(attempt: Attempt, seconds: float = _BRIEF) -> AsyncIterator[Done]:
+    """The side effect of a chaos step is its two lines in the journal; its answer says which run it was."""
     said = {"run": uuid.uuid4().hex, "task": str(attempt.task_id), "step": attempt.step, "number": attempt.number}
     journal.note("begin", **said)
     await asyncio.sleep(seconds)
-    yield
+    yield Done(value={"run": said["run"]})
     journal.note("end", **said)
 
 
@@ -39,10 +39,10 @@ def text_of(step: str, before: bytes, text: str) -> bytes:
 
 
 async def _pass_on(attempt: Attempt, read: str | None, write: str) -> Done:
-    async with _told(attempt):
+    async with _told(attempt) as done:
         before = await attempt.read(read) if read else b""
         await attempt.write(write, text_of(attempt.step, before, attempt.params.text), "text/plain")
-    return Done(value={"words": attempt.params.text})
+    return done
 
 
 @short.handles("first")
@@ -62,8 +62,9 @@ async def third(attempt: Attempt) -> Done:
 
 @long.handles("wait")
 async def wait(attempt: Attempt) -> Done:
-    async with _told(attempt, _LONG):
-        return Done()
+    async with _told(attempt, _LONG) as done:
+        pass
+    return done
 
 
 @long.handles("tell")
@@ -73,23 +74,24 @@ async def wait(attempt: Attempt) -> Done:
 @fork.handles("join")
 @wrong.handles("good")
 async def brief(attempt: Attempt) -> Done:
-    async with _told(attempt):
-        return Done()
+    async with _told(attempt) as done:
+        pass
+    return done
 
 
 @parked.handles("poll")
 async def poll(attempt: Attempt) -> Done | Park:
-    async with _told(attempt):
+    async with _told(attempt) as done:
         asked = (await attempt.note()).get("asked", 0)
-    return Done() if asked else Park(timedelta(seconds=1), {"asked": asked + 1})
+    return done if asked else Park(timedelta(seconds=1), {"asked": asked + 1})
 
 
 @flaky.handles("try")
 async def succeed_at_last(attempt: Attempt) -> Done:
-    async with _told(attempt):
+    async with _told(attempt) as done:
         if attempt.number <= _FAILURES:
             raise Retryable("not yet", code="not_yet")
-    return Done()
+    return done
 
 
 @hopeless.handles("try")
@@ -107,8 +109,9 @@ async def refuse(attempt: Attempt) -> Done:
 @hopeless.handles("never")
 @wrong.handles("never")
 async def unreachable(attempt: Attempt) -> Done:
-    async with _told(attempt):
-        return Done()
+    async with _told(attempt) as done:
+        pass
+    return done
 
 
 @poison.handles("die")
@@ -119,12 +122,13 @@ def die(_work: Work) -> Done:
 
 @poison.handles("never")
 async def after_death(attempt: Attempt) -> Done:
-    async with _told(attempt):
-        return Done()
+    async with _told(attempt) as done:
+        pass
+    return done
 
 
 @unlike.handles("write")
 async def write(attempt: Attempt) -> Done:
-    async with _told(attempt):
+    async with _told(attempt) as done:
         await attempt.write("unlike.txt", uuid.uuid4().hex.encode() * 4, "text/plain")
-    return Done()
+    return done

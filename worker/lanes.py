@@ -14,7 +14,7 @@ from leasehold.outbox import Announcement
 from leasehold.settings import Settings
 from leasehold.transitions import claims, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
-from leasehold.transitions.settlements import Completion, Failure, Parking, Verdict
+from leasehold.transitions.settlements import Completion, Failure, Parking, Spreading, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,14 @@ class Release:
     lease: Lease
 
 
-Settlement: TypeAlias = Completion | Failure | Parking | Release
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """The attempt stopped because its job was asked to."""
+
+    lease: Lease
+
+
+Settlement: TypeAlias = Completion | Failure | Parking | Release | Spreading | Acknowledgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,15 +99,21 @@ class SettleLane:
         failed = [item for item in items if isinstance(item, Failure)]
         parked = [item for item in items if isinstance(item, Parking)]
         released = [item.lease for item in items if isinstance(item, Release)]
+        spread = [item for item in items if isinstance(item, Spreading)]
         outcomes = [
             await settlements.complete(connection, done) if done else None,
             await settlements.fail(connection, failed) if failed else None,
             await settlements.wait_until(connection, parked) if parked else None,
             await settlements.release(connection, released) if released else None,
+            await settlements.fan_out(connection, spread) if spread else None,
         ]
         verdicts: dict[UUID, Verdict] = {}
         for outcome in outcomes:
             if outcome is not None:
                 verdicts.update(outcome.verdicts)
                 self._announce(outcome.announcements)
+        # Whatever it ended with, an attempt in a job that was asked to stop has stopped.
+        refused = [item.lease for item in items if verdicts.get(item.lease.task_id) is not Verdict.SETTLED]
+        if refused:
+            verdicts |= (await settlements.acknowledge_cancel(connection, refused)).verdicts
         return [verdicts[item.lease.task_id] for item in items]

@@ -29,6 +29,7 @@ def i5(history: History) -> Iterator[str]:
 def i6(history: History) -> Iterator[str]:
     """No committed write carries an epoch lower than the row's: only the holder settles, once its handler has ended."""
     ended: dict[tuple[str, int], list[float]] = {}
+    yield from _stale_results(history)
     for run in history.runs():
         if run.claim is not None and run.end is not None:
             ended.setdefault((run.task, run.claim.epoch), []).append(run.end)
@@ -49,6 +50,18 @@ def i6(history: History) -> Iterator[str]:
                         f"{history.name_of(task)} was completed at epoch {before['epoch']} by {change.process} although"
                         " the handler that ran at this epoch had not ended"
                     )
+
+
+def _stale_results(history: History) -> Iterator[str]:
+    """What was committed must come from the run that belongs to the epoch of the commit."""
+    runs = {run.id: run for run in history.runs()}
+    for result in history.results:
+        run, task = runs.get(result["value"].get("run", "")), history.task_by_id.get(result["task_id"])
+        if run is not None and run.claim is not None and task is not None and run.claim.epoch != task["epoch"]:
+            yield (
+                f"{history.name_of(run.task)} was committed at epoch {task['epoch']} with the result of the run that"
+                f" belonged to epoch {run.claim.epoch}"
+            )
 
 
 def _foreign(history: History, change: Change, claim: Claim | None) -> Iterator[str]:

@@ -76,6 +76,7 @@ def sound() -> History:
         tasks=[story.rows["task-first"], story.rows["task-second"]],
         events=_events(),
         outputs=[{"job_id": "job", "name": "first.txt", "key": "jobs/job/output/first.txt", "size": 3, "sha256": SHA}],
+        results=[{"task_id": f"task-{step}", "value": {"run": f"run-{step}"}} for step in ("first", "second")],
         media=[],
         changes=story.changes,
         requests=[Request("short", "red", "job", T0, T0 + 0.1, "accepted", "job")],
