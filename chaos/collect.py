@@ -32,7 +32,8 @@ from pipelines.media.pipeline import MediaParams
 
 _TABLES = {
     "jobs": "SELECT * FROM job", "tasks": "SELECT * FROM task", "events": "SELECT * FROM event",
-    "outputs": "SELECT * FROM output", "results": "SELECT * FROM result", "failures": "SELECT * FROM failure", "media": "SELECT * FROM media",
+    "outputs": "SELECT * FROM output", "results": "SELECT * FROM result",
+    "failures": "SELECT * FROM failure", "media": "SELECT * FROM media",
     "outbox": "SELECT * FROM outbox",
 }  # fmt: skip
 

@@ -247,7 +247,9 @@ WAYS: dict[str, list[Callable[[History], None]]] = {
     "I3": [an_effect_was_committed_twice, an_effect_without_its_event],
     "I4": [a_move_that_the_diagram_has_not, a_row_that_its_events_do_not_tell_of],
     "I5": [an_epoch_was_skipped, a_claim_without_a_new_epoch],
-    "I6": [a_foreign_settlement, a_settlement_before_the_handler_ended, the_result_of_an_older_claim, an_epoch_that_fell],
+    "I6": [
+        a_foreign_settlement, a_settlement_before_the_handler_ended, the_result_of_an_older_claim, an_epoch_that_fell,
+    ],
     "I7": [a_lease_that_passed_unnoticed, a_task_that_still_runs],
     "I8": [a_lease_taken_from_the_living, one_claim_ran_twice, a_run_without_a_claim],
     "I9": [an_ack_before_the_claim],
