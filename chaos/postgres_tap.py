@@ -12,16 +12,21 @@ from dataclasses import dataclass
 
 _SSL_REQUEST, _GSS_REQUEST, _PROTOCOL_3 = 80877103, 80877104, 196608
 _HEAD = 8
+#: What leasehold.transitions.workers.appear says once it has the lock.
+_PRESENT = b"UPDATE worker SET present = true"
 
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """A connection of `process` that has ended, or, with `until` infinite, has not. Seconds of the epoch."""
+    """A connection of `process` that has ended. Seconds of the epoch. `present`: by it the worker said that it is
+    there, at `since`; a heartbeat that is only connected has not got the lock yet.
+    """
 
     process: str
     label: str
     since: float
     until: float
+    present: bool = False
 
 
 class PostgresTap:
@@ -31,8 +36,11 @@ class PostgresTap:
         self._ended = ended
         self._since = time.time()
         self._said = b""
+        self._present = False
 
     def request(self, data: bytes) -> None:
+        if not self._present and _PRESENT in data:
+            self._present, self._since = True, time.time()
         if self.label:
             return
         self._said += data
@@ -51,4 +59,4 @@ class PostgresTap:
     def reply(self, data: bytes) -> None: ...
 
     def closed(self) -> None:
-        self._ended(Session(self._process, self.label, self._since, time.time()))
+        self._ended(Session(self._process, self.label, self._since, time.time(), self._present))

@@ -122,5 +122,5 @@ def _is_present(history: History, process: str, at: float) -> bool:
     return any(
         session.since < at - _SAME_MOMENT and session.until > at + _SAME_MOMENT
         for session in history.sessions
-        if session.process == process and session.label == _HEARTBEAT
+        if session.process == process and session.label == _HEARTBEAT and session.present
     )

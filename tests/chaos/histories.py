@@ -82,7 +82,7 @@ def sound() -> History:
         requests=[Request("short", "red", "job", T0, T0 + 0.1, "accepted", "job")],
         journal=_journal(),
         heard=_heard(),
-        sessions=[Session(ME, "leasehold heartbeat", T0 - 5, T0 + 50)],
+        sessions=[Session(ME, "leasehold heartbeat", T0 - 5, T0 + 50, present=True)],
         objects={"jobs/job/output/first.txt": StoredObject(3, SHA)},
         expected_bytes={("short", "first.txt", "to"): SHA},
         streams={"job": [(0, [1, 2]), (2, [3, 4, 5])]},

@@ -296,6 +296,13 @@ def test_a_lease_may_be_taken_once_it_has_passed_or_its_owners_session_has_ended
         assert "I8" not in found(history)
 
 
+def test_a_worker_that_is_only_connected_is_not_present_yet() -> None:
+    history = sound()
+    a_lease_taken_from_the_living(history)
+    history.sessions = [replace(history.sessions[0], present=False)]
+    assert "I8" not in found(history)
+
+
 def test_a_needless_hint_may_be_acknowledged_at_once() -> None:
     history = sound()
     history.heard.append(Heard(ME, What.ACKED, "task-first", T0 + 1.51, T0 + 1.5))  # it is running

@@ -53,7 +53,7 @@ async def heartbeat(settings: Settings, link: Link, rows: Rows) -> AsyncIterator
         "renew_seconds": 0.2, "trust_margin_seconds": MARGIN,
     }  # fmt: skip
     key = await workers.register(rows.connection, rows.terms.owner, host="here", pid=1, version="0", queues=["default"])
-    heartbeat = Heartbeat(settings.model_copy(update=changes), rows.terms.owner, key, lambda _error: None)
+    heartbeat = Heartbeat(settings.model_copy(update=changes), rows.terms.owner, key, lambda _error: None, lambda: None)
     heartbeat.start()
     yield heartbeat
     link.heal()
@@ -66,7 +66,7 @@ async def held_and_renewed(heartbeat: Heartbeat, rows: Rows) -> tuple[Lease, asy
     lease = (await rows.leased()).lease
     first = (await rows.task(lease.task_id))["lease_until"]
     stopped = asyncio.Event()
-    heartbeat.hold(lease, 600).on_stop(stopped.set)
+    heartbeat.hold(lease, 600).on_stop(stopped.set, lambda: None)
     async with asyncio.timeout(SECONDS):
         while (await rows.task(lease.task_id))["lease_until"] == first:
             await asyncio.sleep(0.02)
