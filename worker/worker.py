@@ -288,8 +288,11 @@ class Worker:
         return await claim_with_takeover(delivery, self._claims.claim, self._gone_owner)
 
     async def _gone_owner(self, task_id: UUID) -> UUID | None:
-        async with self._pool.acquire() as connection:
-            return await workers.gone_owner(connection, task_id)
+        try:
+            async with self._pool.acquire() as connection:
+                return await workers.gone_owner(connection, task_id)
+        except TRY_AGAIN:  # nobody can tell now; whoever gives up here keeps the hint, and the sweeper finds the task
+            return None
 
     async def _claim_next(self, queues: Sequence[str], limit: int, overdue: float) -> list[Claimed]:
         async with self._pool.acquire() as connection:
