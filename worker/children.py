@@ -18,7 +18,7 @@ import structlog
 from leasehold.errors import DeclarationError, LeaseholdError, Permanent, Retryable
 from leasehold.pipeline import Limits
 from leasehold.verdicts import Done
-from worker import frames, sandbox
+from worker import frames, metrics, sandbox
 from worker.child_process import ChildProcess, Recipe
 from worker.outputs import checked
 
@@ -105,6 +105,7 @@ class Children:
         try:
             child.begin_output(pipeline, step)
             answer = await child.call(request, timeout=timeout, limits=limits)
+            metrics.CHILD_PEAK.labels(pipeline, step).observe(child.peak())
             return self._done(child, answer, directory)
         finally:
             self._put_back(child)

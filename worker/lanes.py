@@ -15,6 +15,7 @@ from leasehold.settings import Settings
 from leasehold.transitions import claims, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.transitions.settlements import Completion, Failure, Parking, Verdict
+from worker import metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +62,20 @@ class ClaimLane:
         wanted = {item.task_id for item in items if not self._holds(item.task_id)}
         if repeated:
             gone.add(self._terms.owner)
-        found = await claims.claim(connection, self._terms, sorted(wanted), sorted(gone)) if wanted else []
+        if not wanted:
+            return [None] * len(items)
+        with metrics.timed("claim"):
+            found = await claims.claim(connection, self._terms, sorted(wanted), sorted(gone))
         by_task = {claimed.lease.task_id: claimed for claimed in found}
         return [by_task.pop(item.task_id, None) for item in items]  # a doubled hint gets it once
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a settlement; `state` is the one that the task was left in, None where it was not ours."""
+
+    verdict: Verdict
+    state: str | None
 
 
 class SettleLane:
@@ -71,13 +83,13 @@ class SettleLane:
 
     def __init__(self, settings: Settings, announce: Callable[[Sequence[Announcement]], None], most: int) -> None:
         self._announce = announce
-        self._lane: Lane[Settlement, Verdict] = Lane(
+        self._lane: Lane[Settlement, Answer] = Lane(
             # Nothing is better than waiting: an attempt that cannot be settled would only be run again.
             lambda: connect(settings, "settlements"), self._settle, most=most, patience=float("inf"),
         )  # fmt: skip
         self.start, self.close = self._lane.start, self._lane.close
 
-    async def settle(self, settlement: Settlement) -> Verdict:
+    async def settle(self, settlement: Settlement) -> Answer:
         """Returns only once the database has answered, however long it is away."""
         return await self._lane.ask(settlement)
 
@@ -86,20 +98,22 @@ class SettleLane:
         connection: Connection,
         items: Sequence[Settlement],
         _repeated: bool,  # noqa: FBT001 - Lane's signature
-    ) -> list[Verdict]:
+    ) -> list[Answer]:
         done = [item for item in items if isinstance(item, Completion)]
         failed = [item for item in items if isinstance(item, Failure)]
         parked = [item for item in items if isinstance(item, Parking)]
         released = [item.lease for item in items if isinstance(item, Release)]
-        outcomes = [
-            await settlements.complete(connection, done) if done else None,
-            await settlements.fail(connection, failed) if failed else None,
-            await settlements.wait_until(connection, parked) if parked else None,
-            await settlements.release(connection, released) if released else None,
-        ]
-        verdicts: dict[UUID, Verdict] = {}
+        with metrics.timed("settle"):
+            outcomes = [
+                await settlements.complete(connection, done) if done else None,
+                await settlements.fail(connection, failed) if failed else None,
+                await settlements.wait_until(connection, parked) if parked else None,
+                await settlements.release(connection, released) if released else None,
+            ]
+        answers: dict[UUID, Answer] = {}
         for outcome in outcomes:
             if outcome is not None:
-                verdicts.update(outcome.verdicts)
+                answers |= {task: Answer(said, outcome.states.get(task)) for task, said in outcome.verdicts.items()}
                 self._announce(outcome.announcements)
-        return [verdicts[item.lease.task_id] for item in items]
+                metrics.jobs_ended(outcome.ended)
+        return [answers[item.lease.task_id] for item in items]

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from time import monotonic
 
@@ -29,13 +30,14 @@ from leasehold.errors import (
 from leasehold.pipeline import Pipeline, Step
 from leasehold.registry import Pipelines
 from leasehold.storage.store import ObjectStore
+from leasehold.telemetry import traces
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, Parking, Verdict
 from worker import inline, metrics
 from worker.children import Children
 from worker.heartbeat import Heartbeat, Held
 from worker.inputs import fetch, sources_of, work_digest
-from worker.lanes import Release, SettleLane, Settlement
+from worker.lanes import Answer, Release, SettleLane, Settlement
 from worker.stores import adopt, store_outputs
 
 log = structlog.get_logger(__name__)
@@ -74,16 +76,34 @@ class Runner:
         for task in self._running:
             task.cancel()
 
-    async def run(self, claimed: Claimed) -> None:
+    async def run(self, claimed: Claimed, parent: Mapping[str, str] | None = None) -> None:
         """Run the attempt and settle it. Returns once the database has answered, or the lease is lost."""
         started = monotonic()
-        settlement, held = await self._attempt(claimed)
-        try:
-            outcome = "lost" if settlement is None else await self._settled(claimed, settlement)
-        finally:
-            self._heartbeat.drop(held)
-        metrics.ATTEMPTS.labels(claimed.pipeline, claimed.step, outcome).inc()
-        metrics.SECONDS.labels(claimed.pipeline, claimed.step).observe(monotonic() - started)
+        trace = claimed.trace or {}
+        structlog.contextvars.bind_contextvars(
+            job_id=str(claimed.job_id),
+            task_id=str(claimed.lease.task_id),
+            step=claimed.step,
+            epoch=claimed.lease.epoch,
+            trace_id=traces.trace_id_of(trace),
+            **{name: trace[name] for name in ("request_id", "media_id") if name in trace},
+        )
+        job_id, number = str(claimed.job_id), claimed.lease.attempt
+        # The message that led here is the parent, where there was one; it is of the same trace.
+        name = f"{claimed.pipeline} {claimed.step}"
+        with traces.span(
+            name, "CONSUMER", parent=parent or trace, leasehold_job_id=job_id, leasehold_attempt=number
+        ) as span:
+            settlement, held = await self._attempt(claimed)
+            try:
+                outcome = "lost" if settlement is None else await self._settled(claimed, settlement)
+            finally:
+                self._heartbeat.drop(held)
+            span.tell(leasehold_outcome=outcome)
+            if isinstance(settlement, Failure):
+                span.failed(settlement.code)
+        seconds = monotonic() - started
+        metrics.of_step(claimed.pipeline, claimed.step).ended(outcome, seconds, traces.exemplar_of(trace))
 
     async def _attempt(self, claimed: Claimed) -> tuple[Settlement | None, Held]:
         failpoints.reach("after_claim")
@@ -111,14 +131,6 @@ class Runner:
         return None if step is None else (pipeline, step)
 
     async def _perform(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Settlement:
-        trace = claimed.trace or {}
-        structlog.contextvars.bind_contextvars(
-            job_id=str(claimed.job_id),
-            task_id=str(claimed.lease.task_id),
-            step=step.name,
-            epoch=claimed.lease.epoch,
-            **{name: trace[name] for name in ("request_id", "media_id") if name in trace},
-        )
         if step.isolated:
             return await self._isolated(claimed, pipeline, step, held)
         return await inline.perform(claimed, pipeline, step, held, self._store, self._pool)
@@ -129,12 +141,13 @@ class Runner:
         try:
             inputs.mkdir(parents=True)
             outputs.mkdir()
-            files = await fetch(
-                self._store,
-                await sources_of(self._pool, pipeline, step, claimed),
-                inputs,
-                step.limits.file_bytes,
-            )
+            with traces.span("fetch"):
+                files = await fetch(
+                    self._store,
+                    await sources_of(self._pool, pipeline, step, claimed),
+                    inputs,
+                    step.limits.file_bytes,
+                )
             failpoints.reach("after_download")
             digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in files.items()})
             if claimed.lease.epoch > 1:
@@ -143,16 +156,18 @@ class Runner:
                     metrics.ADOPTED.labels(claimed.pipeline, step.name).inc()
                     return adopted
             failpoints.reach_during("mid_process")
-            done = await self._children.run(
-                pipeline=pipeline.name,
-                step=step.name,
-                params=claimed.params,
-                files={name: path for name, (path, _) in files.items()},
-                directory=outputs,
-                timeout=step.timeout.total_seconds(),
-                limits=step.limits,
-            )
-            completion = await store_outputs(self._store, claimed.output_prefix, step, done, digest, held)
+            with traces.span("run"):
+                done = await self._children.run(
+                    pipeline=pipeline.name,
+                    step=step.name,
+                    params=claimed.params,
+                    files={name: path for name, (path, _) in files.items()},
+                    directory=outputs,
+                    timeout=step.timeout.total_seconds(),
+                    limits=step.limits,
+                )
+            with traces.span("store"):
+                completion = await store_outputs(self._store, claimed.output_prefix, step, done, digest, held)
             failpoints.reach("after_upload")
             return completion
         finally:
@@ -179,24 +194,33 @@ class Runner:
 
     async def _settled(self, claimed: Claimed, settlement: Settlement) -> str:
         try:
-            verdict = await self._settle.settle(settlement)
+            with traces.span("settle"):
+                answer = await self._settle.settle(settlement)
         except asyncpg.DataError as error:  # a value that PostgreSQL has no form for, such as a NUL in JSON
             refused = Permanent("bad_output", f"what the step said cannot be stored: {error}")
             settlement = _failure(claimed, self._pipelines[claimed.pipeline].by_name[claimed.step], refused)
-            verdict = await self._settle.settle(settlement)
-        outcome = "lost" if verdict is Verdict.LOST else _OUTCOMES[type(settlement)]
-        if outcome in ("failed", "lost"):
+            answer = await self._settle.settle(settlement)
+        outcome = _outcome(settlement, answer)
+        if outcome == "lost":
+            metrics.REFUSED.inc()
+        if isinstance(settlement, Failure) and outcome != "lost":
+            metrics.of_step(claimed.pipeline, claimed.step).failed(outcome, settlement.code)
+        if outcome in ("failed", "retried", "lost"):
             log.warning(
                 "attempt ended",
                 outcome=outcome,
-                task_id=str(claimed.lease.task_id),
-                step=claimed.step,
                 code=settlement.code if isinstance(settlement, Failure) else None,
             )
         return outcome
 
 
 _OUTCOMES = {Completion: "succeeded", Failure: "failed", Parking: "parked", Release: "released"}
+
+
+def _outcome(settlement: Settlement, answer: Answer) -> str:
+    if answer.verdict is Verdict.LOST:
+        return "lost"
+    return "retried" if answer.state == "retry" else _OUTCOMES[type(settlement)]
 
 
 def _as_step_error(error: Exception) -> StepError:
