@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import tempfile
 from collections.abc import Mapping
@@ -32,6 +33,7 @@ def process(original: Path, scratch: Path) -> Bare:
         files = {"original": original}
         seconds = {}
         for step in media.steps:
+            gc.collect()  # the platform's children do it between runs: neither pays for the other's garbage
             began = perf_counter()
             done = media.handlers[step.name](
                 Work("media", step.name, MediaParams(content_type="image/jpeg"), dict(files), Path(directory))

@@ -84,12 +84,15 @@ ALERTS = (
         "Leases passed over a minute ago and nobody takes them over", "leases-stuck",
     ),
     Alert(
-        "LeaseholdQueueWaiting", "max by (queue) (leasehold_queue_oldest_due_seconds) > 300", "5m", "page",
+        "LeaseholdQueueWaiting",
+        "max by (queue) (leasehold_queue_oldest_due_seconds) > 300 unless max by (queue) (leasehold_queue_paused) == 1",
+        "5m", "page",
         "The oldest task of queue {{ $labels.queue }} could have run five minutes ago", "queue-waiting",
     ),
     Alert(
         "LeaseholdQueueWithoutWorkers",
-        'max by (queue) (leasehold_queue_tasks{state="due"}) > 0 and max by (queue) (leasehold_queue_workers) == 0',
+        'max by (queue) (leasehold_queue_tasks{state="due",queue!~"ext:.*"}) > 0'
+        " and max by (queue) (leasehold_queue_workers) == 0",
         "2m", "page",
         "Tasks wait in queue {{ $labels.queue }}, and no worker serves it", "queue-without-workers",
     ),

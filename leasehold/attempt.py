@@ -38,3 +38,22 @@ class Attempt(Protocol):
 
     async def note(self) -> dict[str, Any]:
         """What the last Park of this step left, or {}."""
+
+    async def item(self) -> Any:
+        """Of a step that is a part: its item of the FanOut. Else None."""
+
+    async def joined(self) -> list[Any] | None:
+        """The results of the parts that this step spread into, in the items' order; None before it did."""
+
+    @property
+    def log(self) -> Any:
+        """A structlog logger that knows the job, the task and the step."""
+
+    def progress(self, percent: float, summary: str = "") -> None:
+        """Say how far this step is, 0 to 100; as often as you like: only now and then is it written down."""
+
+    def checkpoint(self) -> None:
+        """Raises Cancelled once the job was asked to stop, and LeaseLost once the task is another worker's."""
+
+    async def heartbeat(self) -> None:
+        """A checkpoint that also gives other attempts of this worker a turn. Leases are renewed without it."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import graphlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
@@ -39,12 +39,36 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class SkipIf:
+    """Skip the step when the job's parameters have `equals` at the JSON pointer `pointer` (RFC 6901)."""
+
+    pointer: str
+    equals: Any = True
+
+    def holds(self, params: Any) -> bool:
+        found = params
+        for part in self.pointer.split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
+            if isinstance(found, Mapping) and key in found:
+                found = found[key]
+            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
+                found = found[int(key)]
+            else:
+                return False
+        return bool(found == self.equals) and isinstance(found, bool) == isinstance(self.equals, bool)
+
+
+@dataclass(frozen=True, slots=True)
 class Step:
     """One step: `UNIQUE(job, step)` makes it one row, however often it is announced.
 
     `needs`: steps that must have succeeded. `reads`: inputs of the job or outputs of needed steps, downloaded
     before the handler runs. `writes`: the primary output, stored last, so that its presence proves the rest.
     `version` belongs to the bytes: raise it when the same input would give other bytes.
+    `part`: no step of its own, but what another step spreads into (verdicts.FanOut).
+    `cancelable`: may be interrupted; else it runs to its end, and the job stops after it.
+    `external`: done by workers outside, over HTTP, which ask by `queue`.
+    `handler`: `pipeline.step` of other code that does it (templates written over HTTP).
     """
 
     name: str
@@ -58,6 +82,12 @@ class Step:
     isolated: bool = False
     limits: Limits = field(default_factory=Limits)
     version: int = 1
+    part: bool = False
+    cancelable: bool = True
+    skip_if: SkipIf | None = None
+    external: bool = False
+    handler: str | None = None
+    timeout_seconds: int | None = None  # a template's own, over the code's `timeout`
 
     def __post_init__(self) -> None:
         if not NAME.match(self.name):
@@ -72,6 +102,26 @@ class Step:
             raise DeclarationError(f"step {self.name}: the retry ladder must have a delay")
 
 
+@dataclass(frozen=True, slots=True)
+class RunTerms:
+    """How runs of a pipeline stand to one another and to time.
+
+    `concurrency`: allow | reject_same_scope | queue_same_scope | replace_same_scope; runs are of the same scope when
+    scope, scope_id and the parameters named in `dedupe_keys` are equal. `timeout`: of a whole run. `grace`: how long
+    a cancelled step may take to stop.
+    """
+
+    title: str = ""
+    description: str = ""
+    concurrency: str = "allow"
+    dedupe_keys: tuple[str, ...] = ()
+    timeout: timedelta | None = None
+    cancelable: bool = True
+    grace: timedelta = timedelta(seconds=30)
+    repeatable: bool = True
+    schedulable: bool = True
+
+
 class Pipeline:
     """A named, versioned set of steps. Wrong declarations are refused here, at import."""
 
@@ -84,6 +134,7 @@ class Pipeline:
         params: type[BaseModel] = NoParams,
         inputs: tuple[str, ...] = (),
         version: int = 1,
+        terms: RunTerms | None = None,
     ) -> None:
         if not NAME.match(name):
             raise DeclarationError(f"pipeline name {name!r} must match {NAME.pattern}")
@@ -92,20 +143,23 @@ class Pipeline:
         self.params = params
         self.inputs = inputs
         self.module = module
+        self.terms = terms if terms is not None else RunTerms()
         self.steps: tuple[Step, ...] = self._ordered(steps)
         self.by_name: dict[str, Step] = {step.name: step for step in self.steps}
         self.handlers: dict[str, Callable[..., Any]] = {}
 
     def _ordered(self, steps: list[Step]) -> tuple[Step, ...]:
         names = [step.name for step in steps]
-        if not names:
+        if all(step.part for step in steps):
             raise DeclarationError(f"pipeline {self.name} has no steps")
         if len(set(names)) != len(names):
             raise DeclarationError(f"pipeline {self.name} declares a step twice")
         known = {step.name: step for step in steps}
         for step in steps:
-            if unknown := [need for need in step.needs if need not in known]:
+            if unknown := [need for need in step.needs if need not in known or known[need].part]:
                 raise DeclarationError(f"{self.name}.{step.name} needs unknown steps {unknown}")
+            if step.part and step.needs:
+                raise DeclarationError(f"{self.name}.{step.name} is a part: what it is a part of comes before it")
         try:
             order = list(graphlib.TopologicalSorter({s.name: s.needs for s in steps}).static_order())
         except graphlib.CycleError as cycle:

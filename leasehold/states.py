@@ -5,6 +5,8 @@
     task:  blocked -> pending -> running -> succeeded | failed
                                  running -> retry | waiting -> running       (an attempt ended, the step did not)
                                  running -> pending                          (lease lost or given back)
+                 running -> blocked                          (spread into parts, goes on when they succeeded)
+                 running -> cancelled                        (stopped because its job was asked to)
            anything unfinished -> skipped | cancelled                        (the job ended without it)
 
 The verbs are the functions of `leasehold.transitions`; nothing else writes a status.
@@ -52,6 +54,13 @@ TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
     "fail": (frozenset({TaskState.RUNNING}), frozenset({TaskState.RETRY, TaskState.FAILED})),
     "wait_until": (frozenset({TaskState.RUNNING}), frozenset({TaskState.WAITING})),
     "release": (frozenset({TaskState.RUNNING}), frozenset({TaskState.PENDING})),
+    "fan_out": (frozenset({TaskState.RUNNING}), frozenset({TaskState.BLOCKED})),
+    "acknowledge_cancel": (frozenset({TaskState.RUNNING}), frozenset({TaskState.CANCELLED})),
+    "request_cancel": (
+        frozenset({TaskState.BLOCKED}) | RUNNABLE,
+        frozenset({TaskState.SKIPPED, TaskState.CANCELLED}),
+    ),
+    "admit": (frozenset({TaskState.BLOCKED}), frozenset({TaskState.PENDING, TaskState.WAITING})),
     "expire_lease": (frozenset({TaskState.RUNNING}), frozenset({TaskState.PENDING, TaskState.FAILED})),
     "replay": (frozenset({TaskState.FAILED}), frozenset({TaskState.PENDING})),
 }
@@ -62,16 +71,34 @@ JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
     "announce": (frozenset({JobState.PENDING}), frozenset({JobState.QUEUED})),
     "claim": (
         frozenset({JobState.PENDING, JobState.QUEUED, JobState.RUNNING, JobState.WAITING_WORKER}),
-        frozenset({JobState.RUNNING}),
+        frozenset({JobState.RUNNING, JobState.WAITING_WORKER}),
     ),
     "complete": (
-        frozenset({JobState.RUNNING, JobState.CANCEL_REQUESTED}),
-        frozenset({JobState.RUNNING, JobState.CANCEL_REQUESTED, JobState.SUCCEEDED}),
+        frozenset({JobState.RUNNING, JobState.WAITING_WORKER, JobState.CANCEL_REQUESTED}),
+        frozenset(
+            {
+                JobState.RUNNING,
+                JobState.WAITING_WORKER,
+                JobState.CANCEL_REQUESTED,
+                JobState.SUCCEEDED,
+                JobState.CANCELLED,
+            }
+        ),
     ),
     "fail": (
-        frozenset({JobState.RUNNING, JobState.CANCEL_REQUESTED}),
-        frozenset({JobState.RUNNING, JobState.CANCEL_REQUESTED, JobState.FAILED}),
+        frozenset({JobState.RUNNING, JobState.WAITING_WORKER}),
+        frozenset({JobState.RUNNING, JobState.WAITING_WORKER, JobState.FAILED}),
     ),
+    "request_cancel": (
+        _LIVE - {JobState.CANCEL_REQUESTED},
+        frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED}),
+    ),
+    "acknowledge_cancel": (
+        frozenset({JobState.CANCEL_REQUESTED}),
+        frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED}),
+    ),
+    "end_cancel": (frozenset({JobState.CANCEL_REQUESTED}), frozenset({JobState.CANCEL_REQUESTED, JobState.CANCELLED})),
+    "admit": (frozenset({JobState.PENDING}), frozenset({JobState.PENDING, JobState.WAITING_WORKER})),
     "expire": (_LIVE, frozenset({JobState.EXPIRED})),
     "replay": (frozenset({JobState.FAILED}), frozenset({JobState.PENDING})),
 }

@@ -76,6 +76,16 @@ job = Table(
     Column("finished_at", _INSTANT),
     Column("deadline_at", _INSTANT),
     Column("expires_at", _INSTANT),
+    Column("leased", SmallInteger, nullable=False, server_default="0"),  # steps that are leased now
+    Column("external", SmallInteger, nullable=False, server_default="0"),  # steps that external workers do
+    Column("held", Boolean, nullable=False, server_default="false"),  # waits at its gates (leasehold.gates)
+    Column("gated", Boolean, nullable=False, server_default="false"),  # has gates: its end lets others in
+    Column("notify", Boolean, nullable=False, server_default="false"),  # webhooks want to know how it ended
+    Column("exclusive_key", Text),  # at most one unfinished job a tenant and pipeline has it
+    Column("cancelable", Boolean, nullable=False, server_default="true"),
+    Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
+    Column("cancel", JSONB),  # {reason, by} once asked for
+    Column("cancel_by", _INSTANT),  # when a requested cancel is forced
     CheckConstraint(_one_of("status", JobState), name="status_known"),
     CheckConstraint(f"({_in('status', JOB_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
     CheckConstraint("priority BETWEEN 0 AND 2", name="priority_band"),
@@ -84,6 +94,20 @@ job = Table(
     Index("job_deadline", "deadline_at", postgresql_where=text("finished_at IS NULL")),
     Index("job_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
     Index("job_tenant_newest", "tenant_id", "pipeline", text("id DESC")),  # lists, newest first (UUIDv7)
+    # Lists by state. Their predicates name no column that a living job's progress changes.
+    Index("job_live", "tenant_id", text("id DESC"), postgresql_where=text("finished_at IS NULL")),
+    Index("job_failed", "tenant_id", text("id DESC"), postgresql_where=text("error IS NOT NULL")),
+    Index("job_cancelled", "tenant_id", text("id DESC"), postgresql_where=text("cancel IS NOT NULL")),
+    Index("job_cancelling", "cancel_by", postgresql_where=text("cancel_by IS NOT NULL AND finished_at IS NULL")),
+    Index("job_to_tell", "finished_at", postgresql_where=text("notify AND finished_at IS NOT NULL")),
+    Index(
+        "job_exclusive",
+        "tenant_id",
+        "pipeline",
+        "exclusive_key",
+        unique=True,
+        postgresql_where=text("exclusive_key IS NOT NULL AND finished_at IS NULL"),
+    ),
     postgresql_with={"fillfactor": "80"},
 )
 
@@ -101,6 +125,9 @@ task = Table(
     Column("waiting_on", SmallInteger, nullable=False, server_default="0"),  # steps needed and not succeeded
     Column("unblocks", ARRAY(Uuid), nullable=False, server_default="{}"),  # tasks that need this one
     Column("max_attempts", SmallInteger, nullable=False),
+    Column("handler", Text),  # `pipeline.step` of the code that does it, where the job's own pipeline has none
+    Column("timeout_seconds", Integer),  # of one attempt, where the template says another than the code
+    Column("cancelable", Boolean, nullable=False, server_default="true"),  # may be interrupted by a cancel
     Column("attempt", Integer, nullable=False, server_default="0"),  # claims, less those given back
     Column("epoch", Integer, nullable=False, server_default="0"),  # claims: the fencing token
     Column("errors", SmallInteger, nullable=False, server_default="0"),  # attempts that failed or timed out
@@ -120,11 +147,12 @@ task = Table(
     ),
     CheckConstraint(f"({_in('status', TASK_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
     CheckConstraint("(status = 'blocked') <= (waiting_on > 0)", name="blocked_waits"),
-    # claim_next: what is due, per queue and band, oldest first.
+    # claim_next: what is due, per queue, band and tenant, oldest first.
     Index(
         "task_runnable",
         "queue",
         "priority",
+        "tenant_id",
         "available_at",
         postgresql_where=text("status IN ('pending', 'retry', 'waiting')"),
     ),

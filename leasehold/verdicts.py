@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -35,3 +35,14 @@ class Park:
 
     until: datetime | timedelta
     note: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FanOut:
+    """Not finished: run `step` (declared with `part=True`) once for each of `items`, all at once, then this step again.
+
+    The second time `attempt.joined()` has the parts' results. At most 1,000 items; none is an error.
+    """
+
+    step: str
+    items: Sequence[Any]

@@ -13,21 +13,28 @@ import gc
 import importlib
 import inspect
 import os
+import select
 import sys
 import tempfile
 import traceback
 from datetime import timedelta
 from pathlib import Path
+from time import monotonic
 from typing import NoReturn
 
 from pydantic import ValidationError
 
-from leasehold.errors import DeclarationError, Permanent, Retryable
+from leasehold.errors import Cancelled, DeclarationError, Permanent, Retryable
 from leasehold.pipeline import Pipeline
 from leasehold.registry import Pipelines
 from leasehold.verdicts import Done
 from leasehold.work import Work
 from worker import frames, sandbox
+
+#: Progress is passed on this often at most, in seconds.
+_SPEAK_EVERY = 0.2
+#: Freed memory is kept this many seconds for the next run: to fault it in anew costs a picture a tenth of its time.
+_KEEP_MEMORY = 1.0
 
 
 def main() -> None:
@@ -92,11 +99,18 @@ def _serve(channel: int, pipelines: dict[str, Pipeline]) -> None:
     residence = sandbox.Residence()
     try:
         while (body := frames.receive(channel)) is not None:
-            answer = _answer(pipelines, frames.Run.model_validate_json(body))
-            residence.give_back()
-            _send(channel, answer)
+            _send(channel, _answer(pipelines, frames.Run.model_validate_json(body), channel))
+            gc.collect()  # pictures in reference cycles would pile up, and the next run would fault in new memory
+            if not _asked_within(channel, _KEEP_MEMORY):
+                residence.give_back()
     except MemoryError:
         _out_of_memory()
+
+
+def _asked_within(channel: int, seconds: float) -> bool:
+    waiting = select.poll()
+    waiting.register(channel, select.POLLIN)
+    return bool(waiting.poll(1000 * seconds))
 
 
 def _send(channel: int, answer: frames.Answer) -> None:
@@ -106,10 +120,29 @@ def _send(channel: int, answer: frames.Answer) -> None:
         frames.send(channel, _failed("permanent", "bad_output", f"the answer has {error}"))
 
 
-def _answer(pipelines: dict[str, Pipeline], run: frames.Run) -> frames.Answer:
+class _Supervisor:
+    """The worker, as the handler reaches it: progress goes over the channel, a cancel is a file beside `out`."""
+
+    def __init__(self, channel: int, directory: Path) -> None:
+        self._channel = channel
+        self._sign = str(directory.parent / frames.CANCEL)
+        self._said_at = -_SPEAK_EVERY
+
+    def progress(self, percent: float, summary: str) -> None:
+        now = monotonic()
+        if now - self._said_at >= _SPEAK_EVERY:
+            self._said_at = now
+            said = frames.Progress(percent=min(max(float(percent), 0.0), 100.0), summary=_text(summary)[:500])
+            frames.send(self._channel, said)
+
+    def cancelled(self) -> bool:
+        return os.path.exists(self._sign)  # noqa: PTH110 - asked in inner loops, and half as dear
+
+
+def _answer(pipelines: dict[str, Pipeline], run: frames.Run, channel: int) -> frames.Answer:
     try:
         pipeline = pipelines[run.pipeline]
-        work = _work(pipeline, run)
+        work = _work(pipeline, run, channel)
         _enter(work.directory)
         return _finished(pipeline.handlers[run.step](work), work.directory)
     except MemoryError:
@@ -121,13 +154,14 @@ def _answer(pipelines: dict[str, Pipeline], run: frames.Run) -> frames.Answer:
         _flush()
 
 
-def _work(pipeline: Pipeline, run: frames.Run) -> Work:
+def _work(pipeline: Pipeline, run: frames.Run, channel: int) -> Work:
     try:
         params = pipeline.params.model_validate(run.params)
     except ValidationError as error:
         raise Permanent("bad_params", str(error)) from error
     files = {name: Path(path) for name, path in run.files.items()}
-    return Work(run.pipeline, run.step, params, files, Path(run.directory))
+    directory = Path(run.directory)
+    return Work(run.pipeline, run.step, params, files, directory, run.item, _Supervisor(channel, directory))
 
 
 def _enter(directory: Path) -> None:
@@ -151,6 +185,8 @@ def _finished(done: object, directory: Path) -> frames.Answer:
 
 def _told(error: BaseException) -> frames.Failed:
     """Translate the handler's exception into what the parent will raise."""
+    if isinstance(error, Cancelled):
+        return frames.Failed(error="cancelled", code="cancelled", message="")
     if isinstance(error, Permanent):
         return _failed("permanent", error.code, error.message)
     if isinstance(error, Retryable):

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -132,7 +132,9 @@ class ChildProcess:
     def usable(self) -> bool:
         return not self.killed and self._process.returncode is None and not self._reader.at_eof()
 
-    async def call(self, run: bytes, *, timeout: float, limits: Limits) -> frames.Answer:
+    async def call(
+        self, run: bytes, *, timeout: float, limits: Limits, on_progress: Callable[[float, str], None]
+    ) -> frames.Answer:
         """Send the encoded `run` and wait at most `timeout` seconds for the answer.
 
         Raises StepTimeout or ChildCrashed; then, as when it is cancelled, the child has been killed.
@@ -144,7 +146,9 @@ class ChildProcess:
                 sandbox.begin_peak(self.pid)
                 self._writer.write(run)
                 await self._writer.drain()
-                return frames.ANSWER.validate_json(await self._frame())
+                while isinstance(said := frames.SAID.validate_json(await self._frame()), frames.Progress):
+                    on_progress(said.percent, said.summary)
+                return said
         except TimeoutError:
             self.kill()
             raise StepTimeout("step_timeout", f"the step ran longer than {timeout:g} s") from None

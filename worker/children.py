@@ -8,14 +8,14 @@ other work.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from leasehold.errors import DeclarationError, LeaseholdError, Permanent, Retryable
+from leasehold.errors import Cancelled, DeclarationError, LeaseholdError, Permanent, Retryable
 from leasehold.pipeline import Limits
 from leasehold.verdicts import Done
 from worker import frames, metrics, sandbox
@@ -46,7 +46,8 @@ class Children:
         self._size = size
         self._recipe = Recipe(source, tuple(pipelines), work_dir.absolute())
         self._max_runs = max_runs
-        self._free: asyncio.Queue[ChildProcess] = asyncio.Queue()
+        # the last that ran comes first: its caches and its memory are warm
+        self._free: asyncio.LifoQueue[ChildProcess] = asyncio.LifoQueue()
         self._keepers: list[asyncio.Task[None]] = []
         self._alive: set[ChildProcess] = set()
         self._log = structlog.get_logger()
@@ -93,27 +94,34 @@ class Children:
         directory: Path,
         timeout: float,
         limits: Limits,
+        item: Any = None,
+        on_progress: Callable[[float, str], None] = lambda _percent, _summary: None,
     ) -> Done:
         """Run one step in the next free child. `timeout`: seconds from when it starts there.
 
-        Raises what the handler raised (Permanent, Retryable), StepTimeout, or ChildCrashed; any other
+        A file `cancel` beside `directory` asks the handler to stop at its next checkpoint.
+        Raises what the handler raised (Permanent, Retryable, Cancelled), StepTimeout, or ChildCrashed; any other
         exception of the handler becomes Retryable("handler_error"), and an answer that cannot be used
         Permanent("bad_output"). When the caller is cancelled the child is killed at once.
         """
-        request = self._request(pipeline, step, params, files, directory)
+        request = self._request(pipeline, step, params, files, directory, item)
         child = await self._take()
         try:
             child.begin_output(pipeline, step)
-            answer = await child.call(request, timeout=timeout, limits=limits)
+            answer = await child.call(request, timeout=timeout, limits=limits, on_progress=on_progress)
             metrics.CHILD_PEAK.labels(pipeline, step).observe(child.peak())
             return self._done(child, answer, directory)
         finally:
             self._put_back(child)
 
     @staticmethod
-    def _request(pipeline: str, step: str, params: dict[str, Any], files: Mapping[str, Path], directory: Path) -> bytes:
+    def _request(
+        pipeline: str, step: str, params: dict[str, Any], files: Mapping[str, Path], directory: Path, item: Any
+    ) -> bytes:
         paths = {name: str(path.absolute()) for name, path in files.items()}
-        run = frames.Run(pipeline=pipeline, step=step, params=params, files=paths, directory=str(directory.absolute()))
+        run = frames.Run(
+            pipeline=pipeline, step=step, params=params, files=paths, directory=str(directory.absolute()), item=item
+        )
         try:
             return frames.encode(run)
         except frames.FrameError as error:
@@ -128,6 +136,8 @@ class Children:
                 raise
         if answer.traceback:
             self._log.warning("handler raised", child=child.pid, code=answer.code, traceback=answer.traceback)
+        if answer.error == "cancelled":
+            raise Cancelled
         if answer.error == "permanent":
             raise Permanent(answer.code, answer.message)
         after = None if answer.after is None else timedelta(seconds=answer.after)

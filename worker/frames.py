@@ -16,6 +16,8 @@ LENGTH = struct.Struct(">I")
 #: Larger frames are refused by whoever would read them.
 MAX_FRAME = 1024 * 1024
 MAX_TEXT = 2000
+#: A file of this name beside a run's directory asks its handler to stop.
+CANCEL = "cancel"
 MAX_TRACEBACK = 16 * 1024
 MAX_AFTER = 366 * 86400.0  # seconds
 
@@ -43,6 +45,7 @@ class Run(_Frame):
     params: dict[str, Any]
     files: dict[str, str]
     directory: str
+    item: Any = None
 
 
 class Ready(_Frame):
@@ -58,6 +61,14 @@ class Refused(_Frame):
     kind: Literal["refused"] = "refused"
     reason: Text
     traceback: Traceback = ""
+
+
+class Progress(_Frame):
+    """Child to parent, any number of times before the answer."""
+
+    kind: Literal["progress"] = "progress"
+    percent: Annotated[float, Field(ge=0, le=100)]
+    summary: Annotated[str, Field(max_length=500)] = ""
 
 
 class Made(_Frame):
@@ -77,7 +88,7 @@ class Failed(_Frame):
     """The handler raised: `error` is the class of errors.py that the parent raises in its turn."""
 
     kind: Literal["failed"] = "failed"
-    error: Literal["permanent", "retryable"]
+    error: Literal["permanent", "retryable", "cancelled"]
     code: Name
     message: Text
     after: Annotated[float | None, Field(ge=0, le=MAX_AFTER)] = None  # seconds
@@ -86,7 +97,7 @@ class Failed(_Frame):
 
 Answer = Finished | Failed
 GREETING: TypeAdapter[Ready | Refused] = TypeAdapter(Annotated[Ready | Refused, Field(discriminator="kind")])
-ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="kind")])
+SAID: TypeAdapter[Answer | Progress] = TypeAdapter(Annotated[Answer | Progress, Field(discriminator="kind")])
 
 
 def encode(frame: BaseModel) -> bytes:

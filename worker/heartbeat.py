@@ -41,34 +41,49 @@ class Held:
     lost: bool = field(default=False, init=False)
     cancelled: bool = field(default=False, init=False)
     _stop: Callable[[], object] | None = field(default=None, init=False)
+    _ask: Callable[[], object] | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.trusted_until = self.lease.trusted_until
 
-    def on_stop(self, stop: Callable[[], object]) -> None:
-        """Call `stop` in the main loop when the lease is lost or its job is being cancelled."""
-        self._stop = stop
-        if self.lost or self.cancelled:
+    def on_stop(self, stop: Callable[[], object], ask: Callable[[], object]) -> None:
+        """In the main loop: call `stop` when the lease is lost, `ask` when the job was asked to stop."""
+        self._stop, self._ask = stop, ask
+        if self.lost:
             stop()
+        elif self.cancelled:
+            ask()
 
     def stop(self) -> None:
         if self._stop is not None:
             self._stop()
+
+    def ask(self) -> None:
+        if self._ask is not None:
+            self._ask()
 
     def trusted(self) -> bool:
         return not self.lost and monotonic() < self.trusted_until
 
 
 class Heartbeat:
-    """Made in the main loop. `on_failure` is called there when the heartbeat itself ends by an error."""
+    """Made in the main loop. Called there: `on_failure` when the heartbeat itself ends by an error, `on_drain` when
+    an operator asks this worker to stop.
+    """
 
     def __init__(
-        self, settings: Settings, worker: UUID, presence_key: int, on_failure: Callable[[Exception], None]
+        self,
+        settings: Settings,
+        worker: UUID,
+        presence_key: int,
+        on_failure: Callable[[Exception], None],
+        on_drain: Callable[[], None],
     ) -> None:
         self._settings = settings
         self._worker = worker
         self._presence_key = presence_key
         self._on_failure = on_failure
+        self._on_drain = on_drain
         self._main_loop = asyncio.get_running_loop()
         self._held: dict[UUID, Held] = {}
         self._lock = threading.Lock()
@@ -126,6 +141,7 @@ class Heartbeat:
                     await self._connect()
                 if monotonic() - self._renewed_at >= self._settings.renew_seconds:
                     await self._renew()
+                await self._hear_of_cancels()
             except TRY_AGAIN as error:
                 log.warning("heartbeat lost its connection", error=type(error).__name__)
                 self._disconnect()
@@ -167,7 +183,8 @@ class Heartbeat:
         started = monotonic()
         with self._lock:
             wanted = [held for held in self._held.values() if not held.lost and held.renew_until > started]
-        await workers.seen(self._connection, self._worker)
+        if await workers.seen(self._connection, self._worker):
+            self._main_loop.call_soon_threadsafe(self._on_drain)
         if wanted:
             leases = [held.lease for held in wanted]
             with metrics.timed("renew"):
@@ -182,9 +199,23 @@ class Heartbeat:
             held.trusted_until = started + self._settings.lease_seconds - self._settings.trust_margin_seconds
         elif not answer.still_ours:
             self._lose(held)
-        if answer.cancel and not held.cancelled:
+        if answer.cancel:
+            self._cancel(held)
+
+    async def _hear_of_cancels(self) -> None:
+        """Between renewals: a running step hears within a second that its job was asked to stop."""
+        assert self._connection is not None
+        with self._lock:
+            held = dict(self._held)
+        if held:
+            for task_id in await claims.to_cancel(self._connection, self._worker):
+                if task_id in held:
+                    self._cancel(held[task_id])
+
+    def _cancel(self, held: Held) -> None:
+        if not held.cancelled:
             held.cancelled = True
-            self._main_loop.call_soon_threadsafe(held.stop)
+            self._main_loop.call_soon_threadsafe(held.ask)
 
     def _distrust(self) -> None:
         now = monotonic()

@@ -3,33 +3,46 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import structlog
 from pydantic import ValidationError
 
 from leasehold.artifacts import note_of
 from leasehold.database import Pool
-from leasehold.errors import LeaseLost, ObjectMissing, ObjectTooLarge, Permanent, StepTimeout
+from leasehold.errors import Cancelled, LeaseLost, ObjectMissing, ObjectTooLarge, Permanent, StepTimeout
 from leasehold.keys import output_key
+from leasehold.lease import Lease
 from leasehold.pipeline import Pipeline, Step
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions.claims import Claimed
-from leasehold.transitions.settlements import Completion, Output, Parking
-from leasehold.verdicts import Done, Park
+from leasehold.transitions.settlements import Completion, Output, Parking, Part, Spreading
+from leasehold.verdicts import Done, FanOut, Park
 from worker.heartbeat import Held
 from worker.inputs import sources_of
+from worker.reporter import Reporter
 
 #: An inline handler keeps what it reads in memory; larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
+#: The most parts that one step may spread into.
+MAX_ITEMS = 1000
 
 
 class InlineAttempt:
     """The worker's `leasehold.attempt.Attempt`."""
 
     def __init__(
-        self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held, store: ObjectStore, pool: Pool
+        self,
+        claimed: Claimed,
+        pipeline: Pipeline,
+        step: Step,
+        held: Held,
+        store: ObjectStore,
+        pool: Pool,
+        reporter: Reporter,
     ) -> None:
         self._claimed = claimed
         self._pipeline = pipeline
@@ -37,8 +50,17 @@ class InlineAttempt:
         self._held = held
         self._store = store
         self._pool = pool
+        self._reporter = reporter
         self.params = _params(pipeline, claimed)
         self.outputs: dict[str, Output] = {}
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self._pipeline
+
+    @property
+    def lease(self) -> Lease:
+        return self._claimed.lease
 
     @property
     def job_id(self) -> UUID:
@@ -77,6 +99,35 @@ class InlineAttempt:
         )
         self.outputs[name] = Output(name, stored.key, stored.size, stored.sha256, stored.content_type)
 
+    async def item(self) -> Any:
+        return await item_of(self._pool, self._claimed)
+
+    async def joined(self) -> list[Any] | None:
+        async with self._pool.acquire() as connection:
+            rows = await connection.fetch(
+                "SELECT r.value FROM item i LEFT JOIN result r ON r.task_id = i.task_id"
+                " WHERE i.parent_id = $1 ORDER BY i.number",
+                self.task_id,
+            )
+        return [row["value"] for row in rows] or None
+
+    @property
+    def log(self) -> Any:
+        return structlog.get_logger(self.pipeline.module)  # job, task and step are in the context already
+
+    def progress(self, percent: float, summary: str = "") -> None:
+        self._reporter.say(self.lease, float(percent), summary)
+
+    def checkpoint(self) -> None:
+        if self._held.cancelled:
+            raise Cancelled
+        if not self._held.trusted():
+            raise LeaseLost
+
+    async def heartbeat(self) -> None:
+        await asyncio.sleep(0)
+        self.checkpoint()
+
     async def note(self) -> dict[str, Any]:
         if self._claimed.was != "waiting":
             return {}
@@ -91,24 +142,47 @@ def _params(pipeline: Pipeline, claimed: Claimed) -> Any:
         raise Permanent("bad_params", f"the parameters do not fit pipeline {pipeline.name}") from error
 
 
-async def perform(
-    claimed: Claimed, pipeline: Pipeline, step: Step, held: Held, store: ObjectStore, pool: Pool
-) -> Completion | Parking:
-    """Raises what the handler raises, and StepTimeout past the step's limit."""
-    attempt = InlineAttempt(claimed, pipeline, step, held, store, pool)
-    seconds = step.timeout.total_seconds()
+async def item_of(pool: Pool, claimed: Claimed) -> Any:
+    async with pool.acquire() as connection:
+        return await connection.fetchval("SELECT value FROM item WHERE task_id = $1", claimed.lease.task_id)
+
+
+async def perform(attempt: InlineAttempt, seconds: float) -> Completion | Parking | Spreading:
+    """Raises what the handler raises, and StepTimeout after `seconds`."""
+    handler = attempt.pipeline.handlers[attempt.step]
     try:
         async with asyncio.timeout(seconds) as limit:
-            said = await pipeline.handlers[step.name](attempt)
+            said = await handler(attempt)
     except TimeoutError:
         if not limit.expired():
             raise  # the handler's own
         raise StepTimeout("step_timeout", f"the step ran longer than {seconds:g} s") from None
+    return _settlement(attempt, said)
+
+
+def _settlement(attempt: InlineAttempt, said: object) -> Completion | Parking | Spreading:
+    if said is None or isinstance(said, Mapping):
+        said = Done(value=said)
     if isinstance(said, Done) and not said.files:
-        return Completion(claimed.lease, list(attempt.outputs.values()), said.value)
+        return Completion(attempt.lease, list(attempt.outputs.values()), said.value)
     if isinstance(said, Park):
-        return Parking(claimed.lease, _seconds_until(said.until), said.note)
-    raise Permanent("bad_answer", f"the handler of {step.name} returned a {type(said).__name__}, not Done or Park")
+        return Parking(attempt.lease, _seconds_until(said.until), said.note)
+    if isinstance(said, FanOut):
+        return Spreading(attempt.lease, _parts(attempt.pipeline, said))
+    raise Permanent(
+        "bad_answer",
+        f"the handler of {attempt.step} returned a {type(said).__name__}, not Done, Park, FanOut, a mapping or None",
+    )
+
+
+def _parts(pipeline: Pipeline, said: FanOut) -> list[Part]:
+    step = pipeline.by_name.get(said.step)
+    if step is None or not step.part:
+        raise Permanent("bad_answer", f"{said.step!r} is not declared as a part of pipeline {pipeline.name}")
+    if not 1 <= len(said.items) <= MAX_ITEMS:
+        raise Permanent("bad_answer", f"a step spreads into 1 to {MAX_ITEMS} parts, not {len(said.items)}")
+    handler = f"{pipeline.name}.{step.name}"
+    return [Part(step.name, step.queue, step.max_attempts, handler, item) for item in said.items]
 
 
 def _seconds_until(until: datetime | timedelta) -> float:

@@ -14,7 +14,7 @@ from leasehold.outbox import Announcement
 from leasehold.settings import Settings
 from leasehold.transitions import claims, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
-from leasehold.transitions.settlements import Completion, Failure, Parking, Verdict
+from leasehold.transitions.settlements import Completion, Failure, Parking, Settled, Spreading, Verdict
 from worker import metrics
 
 
@@ -25,7 +25,14 @@ class Release:
     lease: Lease
 
 
-Settlement: TypeAlias = Completion | Failure | Parking | Release
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """The attempt stopped because its job was asked to."""
+
+    lease: Lease
+
+
+Settlement: TypeAlias = Completion | Failure | Parking | Release | Spreading | Acknowledgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,17 +110,33 @@ class SettleLane:
         failed = [item for item in items if isinstance(item, Failure)]
         parked = [item for item in items if isinstance(item, Parking)]
         released = [item.lease for item in items if isinstance(item, Release)]
+        spread = [item for item in items if isinstance(item, Spreading)]
         with metrics.timed("settle"):
             outcomes = [
                 await settlements.complete(connection, done) if done else None,
                 await settlements.fail(connection, failed) if failed else None,
                 await settlements.wait_until(connection, parked) if parked else None,
                 await settlements.release(connection, released) if released else None,
+                await settlements.fan_out(connection, spread) if spread else None,
             ]
         answers: dict[UUID, Answer] = {}
         for outcome in outcomes:
             if outcome is not None:
-                answers |= {task: Answer(said, outcome.states.get(task)) for task, said in outcome.verdicts.items()}
+                answers |= _answers(outcome)
                 self._announce(outcome.announcements)
                 metrics.jobs_ended(outcome.ended)
+        # Whatever it ended with, an attempt in a job that was asked to stop has stopped.
+        refused = [item.lease for item in items if not _settled(answers.get(item.lease.task_id))]
+        if refused:
+            acknowledged = await settlements.acknowledge_cancel(connection, refused)
+            answers |= _answers(acknowledged)
+            metrics.jobs_ended(acknowledged.ended)
         return [answers[item.lease.task_id] for item in items]
+
+
+def _answers(outcome: Settled) -> dict[UUID, Answer]:
+    return {task: Answer(said, outcome.states.get(task)) for task, said in outcome.verdicts.items()}
+
+
+def _settled(answer: Answer | None) -> bool:
+    return answer is not None and answer.verdict is Verdict.SETTLED

@@ -28,7 +28,7 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: again.set() if told.is_set() else told.set())
     async with Worker(settings) as worker:
-        await _first(told.wait(), worker.broken())
+        await _first(told.wait(), worker.retired.wait(), worker.broken())
         await _first(worker.drain(), again.wait(), worker.broken())
     log.info("stopped")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -17,6 +18,7 @@ from leasehold import failpoints
 from leasehold.backoff import delay_after
 from leasehold.database import Pool
 from leasehold.errors import (
+    Cancelled,
     ChildCrashed,
     LeaseLost,
     ObjectCorrupt,
@@ -32,12 +34,14 @@ from leasehold.registry import Pipelines
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry import traces
 from leasehold.transitions.claims import Claimed
-from leasehold.transitions.settlements import Completion, Failure, Parking, Verdict
-from worker import inline, metrics
+from leasehold.transitions.settlements import Completion, Failure, Parking, Spreading, Verdict
+from worker import frames, inline, metrics
+from worker.admitter import Admitter
 from worker.children import Children
 from worker.heartbeat import Heartbeat, Held
 from worker.inputs import fetch, sources_of, work_digest
-from worker.lanes import Answer, Release, SettleLane, Settlement
+from worker.lanes import Acknowledgement, Answer, Release, SettleLane, Settlement
+from worker.reporter import Reporter
 from worker.stores import adopt, store_outputs
 
 log = structlog.get_logger(__name__)
@@ -58,6 +62,8 @@ class Runner:
         children: Children,
         heartbeat: Heartbeat,
         settle: SettleLane,
+        reporter: Reporter,
+        admitter: Admitter,
         work_dir: Path,
     ) -> None:
         self._pipelines = pipelines
@@ -66,6 +72,8 @@ class Runner:
         self._children = children
         self._heartbeat = heartbeat
         self._settle = settle
+        self._reporter = reporter
+        self._admitter = admitter
         self._work_dir = work_dir
         self._running: set[asyncio.Task[Settlement]] = set()
         self._giving_back = False
@@ -88,11 +96,13 @@ class Runner:
             trace_id=traces.trace_id_of(trace),
             **{name: trace[name] for name in ("request_id", "media_id") if name in trace},
         )
-        job_id, number = str(claimed.job_id), claimed.lease.attempt
         # The message that led here is the parent, where there was one; it is of the same trace.
-        name = f"{claimed.pipeline} {claimed.step}"
         with traces.span(
-            name, "CONSUMER", parent=parent or trace, leasehold_job_id=job_id, leasehold_attempt=number
+            f"{claimed.pipeline} {claimed.step}",
+            "CONSUMER",
+            parent=parent or trace,
+            leasehold_job_id=str(claimed.job_id),
+            leasehold_attempt=claimed.lease.attempt,
         ) as span:
             settlement, held = await self._attempt(claimed)
             try:
@@ -102,19 +112,21 @@ class Runner:
             span.tell(leasehold_outcome=outcome)
             if isinstance(settlement, Failure):
                 span.failed(settlement.code)
+        if claimed.gated:
+            self._admitter.left(claimed.job_id)
         seconds = monotonic() - started
         metrics.of_step(claimed.pipeline, claimed.step).ended(outcome, seconds, traces.exemplar_of(trace))
 
     async def _attempt(self, claimed: Claimed) -> tuple[Settlement | None, Held]:
         failpoints.reach("after_claim")
         known = self._declared(claimed)
-        seconds = known[1].timeout.total_seconds() if known else 0.0
+        seconds = _limit(claimed, known[1]) if known else 0.0
         held = self._heartbeat.hold(claimed.lease, seconds + _GRACE)
         if known is None:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
             return Parking(claimed.lease, _UNKNOWN_PAUSE), held
         work = asyncio.ensure_future(self._perform(claimed, *known, held))
-        held.on_stop(work.cancel)
+        held.on_stop(work.cancel, partial(self._ask_to_stop, claimed, work))
         if self._giving_back:
             work.cancel()
         self._running.add(work)
@@ -123,20 +135,33 @@ class Runner:
         finally:
             self._running.discard(work)
 
+    def _ask_to_stop(self, claimed: Claimed, work: asyncio.Future[Settlement]) -> None:
+        """The handler sees it at its next checkpoint; what has none is stopped at the end of the grace."""
+        sign = self._directory(claimed) / frames.CANCEL
+        if sign.parent.exists():
+            sign.touch()
+        asyncio.get_running_loop().call_later(claimed.grace_seconds, work.cancel)
+
+    def _directory(self, claimed: Claimed) -> Path:
+        return self._work_dir / f"{claimed.lease.task_id}-{claimed.lease.epoch}"
+
     def _declared(self, claimed: Claimed) -> tuple[Pipeline, Step] | None:
-        if claimed.pipeline not in self._pipelines:
+        """The code that does it: its job's own pipeline, or what its template names as the handler."""
+        of, _, name = (claimed.handler or f"{claimed.pipeline}.{claimed.step}").partition(".")
+        if of not in self._pipelines:
             return None
-        pipeline = self._pipelines[claimed.pipeline]
-        step = pipeline.by_name.get(claimed.step)
+        pipeline = self._pipelines[of]
+        step = pipeline.by_name.get(name)
         return None if step is None else (pipeline, step)
 
     async def _perform(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Settlement:
         if step.isolated:
             return await self._isolated(claimed, pipeline, step, held)
-        return await inline.perform(claimed, pipeline, step, held, self._store, self._pool)
+        attempt = inline.InlineAttempt(claimed, pipeline, step, held, self._store, self._pool, self._reporter)
+        return await inline.perform(attempt, _limit(claimed, step))
 
     async def _isolated(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Completion:
-        directory = self._work_dir / f"{claimed.lease.task_id}-{claimed.lease.epoch}"
+        directory = self._directory(claimed)
         inputs, outputs = directory / "in", directory / "out"
         try:
             inputs.mkdir(parents=True)
@@ -163,8 +188,10 @@ class Runner:
                     params=claimed.params,
                     files={name: path for name, (path, _) in files.items()},
                     directory=outputs,
-                    timeout=step.timeout.total_seconds(),
+                    timeout=_limit(claimed, step),
                     limits=step.limits,
+                    item=await inline.item_of(self._pool, claimed) if step.part else None,
+                    on_progress=partial(self._reporter.say, claimed.lease),
                 )
             with traces.span("store"):
                 completion = await store_outputs(self._store, claimed.output_prefix, step, done, digest, held)
@@ -179,12 +206,8 @@ class Runner:
         """The settlement that the way the work ended calls for; None when the lease is no longer ours."""
         try:
             return await work
-        except asyncio.CancelledError:
-            if held.lost:
-                return None
-            if self._giving_back:
-                return Release(claimed.lease)
-            raise
+        except (asyncio.CancelledError, Cancelled) as stopped:
+            return self._stopped(claimed, step, held, stopped)
         except (LeaseLost, ObjectExists):
             # ObjectExists: other bytes lie under our key and our lease is not trusted any more: the other attempt
             # decides.
@@ -192,18 +215,35 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; whatever it is, the attempt failed
             return _failure(claimed, step, _as_step_error(error))
 
+    def _stopped(self, claimed: Claimed, step: Step, held: Held, stopped: BaseException) -> Settlement | None:
+        """Why it stopped before its end: the lease is gone, the job was asked to stop, or the worker must go."""
+        if held.lost:
+            return None
+        if held.cancelled:
+            return Acknowledgement(claimed.lease)
+        if isinstance(stopped, Cancelled):
+            said = "the handler stopped as if it had been cancelled, which it was not"
+            return _failure(claimed, step, Permanent("handler_cancelled", said))
+        if self._giving_back:
+            return Release(claimed.lease)
+        raise stopped
+
     async def _settled(self, claimed: Claimed, settlement: Settlement) -> str:
         try:
             with traces.span("settle"):
                 answer = await self._settle.settle(settlement)
         except asyncpg.DataError as error:  # a value that PostgreSQL has no form for, such as a NUL in JSON
             refused = Permanent("bad_output", f"what the step said cannot be stored: {error}")
-            settlement = _failure(claimed, self._pipelines[claimed.pipeline].by_name[claimed.step], refused)
+            settlement = self._refusal(claimed, refused)
+            answer = await self._settle.settle(settlement)
+        except asyncpg.UniqueViolationError:
+            refused = Permanent("spread_twice", "the step spread into parts that it has already")
+            settlement = self._refusal(claimed, refused)
             answer = await self._settle.settle(settlement)
         outcome = _outcome(settlement, answer)
         if outcome == "lost":
             metrics.REFUSED.inc()
-        if isinstance(settlement, Failure) and outcome != "lost":
+        if isinstance(settlement, Failure) and outcome in ("failed", "retried"):
             metrics.of_step(claimed.pipeline, claimed.step).failed(outcome, settlement.code)
         if outcome in ("failed", "retried", "lost"):
             log.warning(
@@ -213,14 +253,33 @@ class Runner:
             )
         return outcome
 
+    def _refusal(self, claimed: Claimed, error: Permanent) -> Failure:
+        known = self._declared(claimed)
+        assert known is not None  # it ran
+        return _failure(claimed, known[1], error)
 
-_OUTCOMES = {Completion: "succeeded", Failure: "failed", Parking: "parked", Release: "released"}
+
+_OUTCOMES = {
+    Completion: "succeeded",
+    Failure: "failed",
+    Parking: "parked",
+    Release: "released",
+    Spreading: "spread",
+    Acknowledgement: "cancelled",
+}
+
+
+def _limit(claimed: Claimed, step: Step) -> float:
+    """Seconds that one attempt may take."""
+    return float(claimed.timeout_seconds or step.timeout.total_seconds())
 
 
 def _outcome(settlement: Settlement, answer: Answer) -> str:
     if answer.verdict is Verdict.LOST:
         return "lost"
-    return "retried" if answer.state == "retry" else _OUTCOMES[type(settlement)]
+    if answer.state in ("retry", "cancelled"):
+        return "retried" if answer.state == "retry" else "cancelled"
+    return _OUTCOMES[type(settlement)]
 
 
 def _as_step_error(error: Exception) -> StepError:

@@ -13,7 +13,7 @@ from leasehold.database import TRY_AGAIN, Connection, Pool
 from leasehold.errors import StoreError
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
-from leasehold.transitions import sweeps, workers
+from leasehold.transitions import gates, sweeps, workers
 from worker import metrics
 
 log = structlog.get_logger(__name__)
@@ -32,6 +32,7 @@ class Sweeper:
         self._store = store
         self._announcer = announcer
         self._housekept_at = -_HOUSEKEEPING_SECONDS
+        self._last_gate = ("", "")
 
     async def run(self) -> None:
         """For ever; a sweep that fails is tried again at the next turn."""
@@ -56,15 +57,24 @@ class Sweeper:
             log.warning("leases of lost workers ended", leases=ended, workers=[str(owner) for owner in gone])
             metrics.EXPIRED.inc(ended)
             self._announcer.announce(hints)
+        metrics.jobs_ended(await sweeps.end_cancels(connection, gone))
         metrics.jobs_ended(await sweeps.expire_jobs(connection))
+        await self._let_in(connection)
         if monotonic() - self._housekept_at >= _HOUSEKEEPING_SECONDS:
             await self._keep_house(connection)
             self._housekept_at = monotonic()
+
+    async def _let_in(self, connection: Connection) -> None:
+        """Jobs at gates that nobody asked again, such as those with a rate, some at each sweep."""
+        crowded = await gates.crowded(connection, self._last_gate)
+        self._last_gate = crowded[-1] if crowded else ("", "")
+        self._announcer.announce(await gates.admit(connection, crowded))
 
     async def _keep_house(self, connection: Connection) -> None:
         await sweeps.keep_event_days(connection, ahead=7, behind=self._settings.retention_days + 1)
         await workers.forget_workers(connection, 10 * self._settings.lease_seconds)
         await sweeps.forget_idempotency_keys(connection)
+        await gates.forget_gates(connection)
         while abandoned := await sweeps.abandoned_uploads(connection):
             await self._store.delete(*(key for _, key in abandoned))
             await sweeps.forget_uploads(connection, [media_id for media_id, _ in abandoned])

@@ -32,11 +32,13 @@ from leasehold.telemetry.exporter import exporting
 from leasehold.transitions import claims, workers
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from worker import metrics
+from worker.admitter import Admitter
 from worker.children import Children
 from worker.crew import Crew, claim_with_takeover
 from worker.heartbeat import Heartbeat
 from worker.lanes import ClaimLane, SettleLane
 from worker.relay import relay
+from worker.reporter import Reporter
 from worker.runner import Runner
 from worker.sweeper import Sweeper
 from worker.workdir import WorkDir
@@ -64,6 +66,8 @@ class Worker:
         self._loops: list[asyncio.Task[None]] = []
         self._crews: list[Crew] = []
         self._broken: asyncio.Future[None] = asyncio.Future()
+        #: Set when an operator asked this worker to drain: do so, and end the process.
+        self.retired = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         structlog.contextvars.bind_contextvars(worker_id=str(self.id))
@@ -140,6 +144,8 @@ class Worker:
             asyncio.create_task(exporter.run()),
             asyncio.create_task(self._sweeper.run()),
             asyncio.create_task(relay(self._pool, self._broker, self._announcer, _RELAY_SECONDS)),
+            asyncio.create_task(self._reporter.run()),
+            asyncio.create_task(self._admitter.run()),
         ]
         for loop in self._loops:
             loop.add_done_callback(self._watch)
@@ -181,6 +187,8 @@ class Worker:
 
     async def _start_attempts(self) -> None:
         settings = self.settings
+        self._reporter = Reporter(self._pool)
+        self._admitter = Admitter(self._pool, self._announcer)
         work_dir = self._opened.enter_context(WorkDir(_root(settings), self.id))
         isolated = {name: steps for name in self.pipelines_served() if (steps := self._isolated_steps(name))}
         for name in self.pipelines_served():
@@ -194,7 +202,7 @@ class Worker:
         )
         self._opened.push_async_callback(self._children.close)
         await self._children.start()
-        self._heartbeat = heartbeat = Heartbeat(settings, self.id, self._presence_key, self._break)
+        self._heartbeat = heartbeat = Heartbeat(settings, self.id, self._presence_key, self._break, self.retired.set)
         heartbeat.start()
         self._opened.callback(heartbeat.close)
         self._settle = SettleLane(settings, self._announce, _BATCH)
@@ -209,6 +217,8 @@ class Worker:
             children=self._children,
             heartbeat=heartbeat,
             settle=self._settle,
+            reporter=self._reporter,
+            admitter=self._admitter,
             work_dir=work_dir,
         )
         heavy = {step.queue for steps in isolated.values() for step in steps} & self.queues

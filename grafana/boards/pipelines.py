@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.describe import FULL, Board, Panel, Row, Variable, percentiles, rate
+from grafana.describe import FULL, Board, Panel, Row, Variable, percentiles, rate, told
 
 _P = 'pipeline=~"$pipeline"'
 
@@ -31,7 +31,8 @@ BOARD = Board(
             Panel("Dead letters", "Given up, by error code; a rejected input's code is the client's to mend.", {"{{step}} {{code}}": rate("leasehold_dead_letters_total", "pipeline, step, code", _P)}, "ops", bad=1),
         ]),
         Row("Waiting", [
-            Panel("Queue wait", "From when a task could run until its claim; retry and poll tell how late timers are.", percentiles("leasehold_task_wait_seconds", "queue, kind"), "s", width=FULL, warn=1, bad=10),
+            Panel("Queue wait", "From when a task could run until its claim; retry and poll tell how late timers are.", percentiles("leasehold_task_wait_seconds", "queue, kind"), "s", warn=1, bad=10),
+            Panel("Lateness of schedules", "How long ago the schedule that is latest was due.", {"late": told("leasehold_schedule_oldest_due_seconds")}, "s", warn=5, bad=60),
         ]),
     ],
     [Variable("pipeline", "leasehold_attempts_total", "pipeline")],

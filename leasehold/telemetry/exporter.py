@@ -51,7 +51,7 @@ async def look(connection: Connection, silent: float) -> Rows:
         return await connection.fetch(statement, *values, timeout=_PATIENCE)
 
     return {
-        "queues": await ask(queries.QUEUES, queries.CAP, silent),
+        "queues": await ask(queries.QUEUES, queries.CAP, silent, queries.MOST_LINES),
         "leases": await ask(queries.LEASES, queries.CAP),
         "backlog": await ask(queries.BACKLOG, queries.CAP),
         "workers": await ask(queries.WORKERS, silent),
@@ -114,6 +114,9 @@ def families(seen: Rows) -> Iterator[Metric]:
     yield _gauge("outbox_rows", f"Hints written and not yet confirmed by the broker{capped}", backlog["outbox"])
     yield _gauge("outbox_oldest_seconds", "Age of the oldest row of the outbox", backlog["outbox_oldest"])
     yield _gauge("dead_letters", f"Failed tasks that wait for somebody to replay them{capped}", backlog["dead_letters"])
+    yield _gauge(
+        "schedule_oldest_due_seconds", "How long ago the schedule that is latest was due", backlog["schedule_oldest"]
+    )
     yield _gauge("jobs_unfinished", f"Jobs that have not ended{capped}", backlog["unfinished"])
     yield _labelled("workers", "Registered workers", ["state"], [((state,), fleet[state]) for state in fleet.keys()])  # noqa: SIM118 - a Record's iteration gives values
     yield from _of_tables(seen["tables"])
@@ -136,6 +139,7 @@ def _of_queues(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str
     )
     yield _per_queue("queue_oldest_due_seconds", "How long the oldest due task has waited", found, names, "oldest")
     yield _per_queue("queue_workers", "Workers that serve the queue and are not draining", found, names, "workers")
+    yield _per_queue("queue_paused", "1 while somebody has paused the queue", found, names, "paused")
     yield _per_queue("lease_oldest_seconds", "How long the oldest attempt has been running", leased, names, "oldest")
     yield _per_queue("leases_overdue", "Leases that have passed and that nobody has taken", leased, names, "overdue")
     yield _per_queue(

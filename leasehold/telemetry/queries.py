@@ -10,44 +10,58 @@ from __future__ import annotations
 #: Counts are exact up to this number, and stay there beyond it.
 CAP = 10_000
 
-# The queues that have tasks, found by jumping from one to the next in the index, and those that workers serve.
-# $1 the cap, $2 seconds after which a worker that was not seen is silent.
+#: The most pairs of a tenant and a band, of all queues together, that a look goes through.
+MOST_LINES = 2000
+
+# Tasks wait in lines, one a queue, band and tenant: found by jumping from one to the next in the index. A queue's cap
+# is shared by its lines. And the queues that workers serve, with tasks or without.
+# $1 the cap, $2 seconds after which a worker that was not seen is silent, $3 the most lines.
 QUEUES = """
-WITH RECURSIVE used(queue) AS (
-    (SELECT queue FROM task WHERE status IN ('pending', 'retry', 'waiting') ORDER BY queue LIMIT 1)
+WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
+    (SELECT queue, priority, tenant_id, 1 FROM task WHERE status IN ('pending', 'retry', 'waiting')
+     ORDER BY queue, priority, tenant_id LIMIT 1)
     UNION ALL
-    SELECT (SELECT t.queue FROM task t
-            WHERE t.status IN ('pending', 'retry', 'waiting') AND t.queue > used.queue ORDER BY t.queue LIMIT 1)
-    FROM used WHERE used.queue IS NOT NULL
+    SELECT next.queue, next.priority, next.tenant_id, line.nth + 1
+    FROM line CROSS JOIN LATERAL (
+        SELECT t.queue, t.priority, t.tenant_id FROM task t
+        WHERE t.status IN ('pending', 'retry', 'waiting')
+          AND (t.queue, t.priority, t.tenant_id) > (line.queue, line.priority, line.tenant_id)
+        ORDER BY t.queue, t.priority, t.tenant_id LIMIT 1) AS next
+    WHERE line.nth < $3
+), share AS (
+    SELECT queue, greatest($1 / count(*), 10) AS most FROM line GROUP BY queue
+), waiting AS (
+    SELECT line.queue, sum(due.n)::int AS due, sum(later.n)::int AS later, max(oldest.seconds) AS oldest
+    FROM line JOIN share ON share.queue = line.queue
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS n FROM (
+            SELECT 1 FROM task t
+            WHERE t.queue = line.queue AND t.priority = line.priority AND t.tenant_id = line.tenant_id
+              AND t.status IN ('pending', 'retry', 'waiting') AND t.available_at <= now()
+            ORDER BY t.available_at LIMIT share.most) AS capped
+    ) AS due
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS n FROM (
+            SELECT 1 FROM task t
+            WHERE t.queue = line.queue AND t.priority = line.priority AND t.tenant_id = line.tenant_id
+              AND t.status IN ('pending', 'retry', 'waiting') AND t.available_at > now()
+            ORDER BY t.available_at LIMIT share.most) AS capped
+    ) AS later
+    LEFT JOIN LATERAL (
+        SELECT greatest(extract(epoch FROM now() - t.available_at), 0) AS seconds FROM task t
+        WHERE t.queue = line.queue AND t.priority = line.priority AND t.tenant_id = line.tenant_id
+          AND t.status IN ('pending', 'retry', 'waiting')
+        ORDER BY t.available_at LIMIT 1
+    ) AS oldest ON true
+    GROUP BY line.queue
 ), serving AS (
     SELECT q.queue, count(*) FILTER (WHERE NOT w.draining AND w.seen_at > now() - make_interval(secs => $2)) AS n
     FROM worker w, unnest(w.queues) AS q(queue) GROUP BY q.queue
-), known AS (
-    SELECT queue FROM used WHERE queue IS NOT NULL UNION SELECT queue FROM serving
 )
-SELECT known.queue, least(sum(due.n), $1)::int AS due, least(sum(later.n), $1)::int AS later,
-       coalesce(max(oldest.seconds), 0)::float8 AS oldest, coalesce(max(serving.n), 0)::int AS workers
-FROM known
-LEFT JOIN serving ON serving.queue = known.queue
-CROSS JOIN generate_series(0, 2) AS band
-CROSS JOIN LATERAL (
-    SELECT count(*) AS n FROM (
-        SELECT 1 FROM task t
-        WHERE t.queue = known.queue AND t.priority = band AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at <= now() ORDER BY t.available_at LIMIT $1) AS capped
-) AS due
-CROSS JOIN LATERAL (
-    SELECT count(*) AS n FROM (
-        SELECT 1 FROM task t
-        WHERE t.queue = known.queue AND t.priority = band AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at > now() ORDER BY t.available_at LIMIT $1) AS capped
-) AS later
-LEFT JOIN LATERAL (
-    SELECT greatest(extract(epoch FROM now() - t.available_at), 0) AS seconds FROM task t
-    WHERE t.queue = known.queue AND t.priority = band AND t.status IN ('pending', 'retry', 'waiting')
-    ORDER BY t.available_at LIMIT 1
-) AS oldest ON true
-GROUP BY known.queue
+SELECT queue, coalesce(waiting.due, 0) AS due, coalesce(waiting.later, 0) AS later,
+       coalesce(waiting.oldest, 0)::float8 AS oldest, coalesce(serving.n, 0)::int AS workers,
+       EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = coalesce(waiting.queue, serving.queue))::int AS paused
+FROM waiting FULL JOIN serving USING (queue)
 """
 
 # Leases: as many as attempts run, in a partial index of those alone. $1 the cap.
@@ -67,7 +81,9 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) A
        coalesce((SELECT extract(epoch FROM now() - created_at) FROM outbox ORDER BY id LIMIT 1), 0)::float8
            AS outbox_oldest,
        (SELECT count(*) FROM (SELECT 1 FROM task WHERE status = 'failed' LIMIT $1) AS capped)::int AS dead_letters,
-       (SELECT count(*) FROM (SELECT 1 FROM job WHERE finished_at IS NULL LIMIT $1) AS capped)::int AS unfinished
+       (SELECT count(*) FROM (SELECT 1 FROM job WHERE finished_at IS NULL LIMIT $1) AS capped)::int AS unfinished,
+       coalesce((SELECT greatest(extract(epoch FROM now() - next_run_at), 0) FROM schedule
+                 WHERE next_run_at IS NOT NULL ORDER BY next_run_at LIMIT 1), 0)::float8 AS schedule_oldest
 """
 
 # $1 seconds after which a worker that was not seen is silent.

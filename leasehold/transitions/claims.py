@@ -37,6 +37,10 @@ class Claimed:
     inputs: dict[str, str]
     output_prefix: str
     trace: dict[str, str] | None
+    handler: str | None  # `pipeline.step` of the code that does it, where the job's own pipeline has none
+    timeout_seconds: int | None  # of one attempt, where the job's template says so
+    gated: bool  # its job's end lets others in
+    grace_seconds: int  # how long a cancelled attempt may take to stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,7 @@ WITH jobs AS MATERIALIZED (
     SELECT t.id, t.status AS was
     FROM jobs JOIN task t ON t.job_id = jobs.id
     WHERE t.id = ANY($1::uuid[])
+      AND NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
       AND (
         (t.status IN ('pending', 'retry', 'waiting') AND t.available_at <= clock_timestamp())
         OR (t.status = 'running' AND t.losses < $4
@@ -70,26 +75,57 @@ WITH jobs AS MATERIALIZED (
     FOR UPDATE OF t
 )"""
 
-# The oldest due tasks of each queue and band; a band below ages into the one above in thirty seconds, so that
-# none starves. Jobs that somebody else is working on are passed over, not waited for.
+# The oldest due tasks of each queue, band and tenant, dealt out in turn: a tenant's first counts before everybody's
+# second, and a tenant that has much running comes later. So a flood delays its own tenant. A band below ages into
+# the one above in thirty seconds. What a hint tells of (`pending`) is ours only when it is overdue by $5.
+# Jobs that somebody else is working on are passed over, not waited for; hence more candidates than wanted.
 _DUE = """
-WITH due AS MATERIALIZED (
-    SELECT head.id, head.was
-    FROM unnest($1::text[]) AS served(queue)
-    CROSS JOIN generate_series(0, 2) AS band
+WITH RECURSIVE served AS MATERIALIZED (
+    SELECT q.queue, band FROM unnest($1::text[]) AS q(queue) CROSS JOIN generate_series(0, 2) AS band
+    WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = q.queue)
+), tenants(queue, band, tenant_id) AS (
+    -- A loose index scan: one probe a tenant, however many tasks each has.
+    SELECT s.queue, s.band, first.tenant_id
+    FROM served s CROSS JOIN LATERAL (
+        SELECT t.tenant_id FROM task t
+        WHERE t.queue = s.queue AND t.priority = s.band AND t.status IN ('pending', 'retry', 'waiting')
+        ORDER BY t.tenant_id LIMIT 1
+    ) AS first
+    UNION ALL
+    SELECT x.queue, x.band, next.tenant_id
+    FROM tenants x CROSS JOIN LATERAL (
+        SELECT t.tenant_id FROM task t
+        WHERE t.queue = x.queue AND t.priority = x.band AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.tenant_id > x.tenant_id
+        ORDER BY t.tenant_id LIMIT 1
+    ) AS next
+), busy AS (
+    SELECT tenant_id, count(*) AS n FROM task WHERE status = 'running' GROUP BY tenant_id
+), candidates AS MATERIALIZED (
+    SELECT head.id, head.job_id, head.was,
+           head.nth + coalesce(busy.n, 0) AS turn,
+           head.available_at + x.band * interval '30 seconds' AS since
+    FROM tenants x
     CROSS JOIN LATERAL (
-        SELECT t.id, t.status AS was, t.available_at
-        FROM task t JOIN job j ON j.id = t.job_id
-        WHERE t.queue = served.queue AND t.priority = band
+        SELECT t.id, t.job_id, t.status AS was, t.available_at, row_number() OVER (ORDER BY t.available_at) AS nth
+        FROM task t
+        WHERE t.queue = x.queue AND t.priority = x.band AND t.tenant_id = x.tenant_id
           AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at <= clock_timestamp() - $5::interval
-          AND j.status IN ('pending', 'queued', 'running', 'waiting_worker')
+          AND t.available_at <= clock_timestamp()
+          AND (t.status <> 'pending' OR t.available_at <= clock_timestamp() - $5::interval)
         ORDER BY t.available_at
-        LIMIT $4
-        FOR UPDATE OF j SKIP LOCKED
+        LIMIT 4 * $4
     ) AS head
-    ORDER BY head.available_at + band * interval '30 seconds'
+    LEFT JOIN busy ON busy.tenant_id = x.tenant_id
+    ORDER BY turn, since
+    LIMIT 8 * $4
+), due AS MATERIALIZED (
+    SELECT c.id, c.was
+    FROM candidates c JOIN job j ON j.id = c.job_id
+    WHERE j.status IN ('pending', 'queued', 'running', 'waiting_worker')
+    ORDER BY c.turn, c.since
     LIMIT $4
+    FOR UPDATE OF j SKIP LOCKED
 ), found AS MATERIALIZED (
     SELECT t.id, due.was
     FROM due JOIN task t ON t.id = due.id
@@ -110,25 +146,31 @@ _MARK_CLAIMED = """
         started_at = clock_timestamp()
     FROM found
     WHERE t.id = found.id
-    RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, found.was,
-              extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited
+    RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
+              t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited
 ), advanced AS (
     UPDATE job j
-    SET status = 'running',
+    SET status = CASE WHEN mine.external THEN 'waiting_worker' ELSE 'running' END,
+        leased = j.leased + mine.leased,
         started_at = coalesce(j.started_at, clock_timestamp()),
         event_seq = j.event_seq + mine.n
-    FROM (SELECT job_id, count(*)::int AS n FROM claimed GROUP BY job_id) AS mine
+    FROM (
+        SELECT job_id, count(*)::int AS n, (count(*) FILTER (WHERE was <> 'running'))::int AS leased,
+               bool_and(starts_with(queue, 'ext:')) AS external
+        FROM claimed GROUP BY job_id
+    ) AS mine
     WHERE j.id = mine.job_id
-    RETURNING j.id, j.event_seq - mine.n AS seq, j.tenant_id, j.pipeline, j.pipeline_version,
-              j.params, j.inputs, j.output_prefix, j.trace
+    RETURNING j.id, j.status, j.event_seq - mine.n AS seq, j.tenant_id, j.pipeline, j.pipeline_version,
+              j.params, j.inputs, j.output_prefix, j.trace, j.gated, j.grace_seconds
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT c.job_id, a.seq + row_number() OVER (PARTITION BY c.job_id ORDER BY c.id), a.tenant_id,
            CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,
-           'running', c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
+           a.status, c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
     FROM claimed c JOIN advanced a ON a.id = c.job_id
 )
-SELECT c.*, a.tenant_id, a.pipeline, a.pipeline_version, a.params, a.inputs, a.output_prefix, a.trace
+SELECT c.*, a.tenant_id, a.pipeline, a.pipeline_version, a.params, a.inputs, a.output_prefix, a.trace,
+       a.gated, a.grace_seconds
 FROM claimed c JOIN advanced a ON a.id = c.job_id
 ORDER BY c.id
 """
@@ -154,7 +196,7 @@ WITH held AS (
 SELECT held.id,
        renewed.id IS NOT NULL AS renewed,
        coalesce(t.status = 'running' AND t.lease_owner = $1 AND t.epoch = held.epoch, false) AS still_ours,
-       coalesce(j.status = 'cancel_requested', false) AS cancel
+       coalesce(j.status = 'cancel_requested' AND t.cancelable, false) AS cancel
 FROM held
 LEFT JOIN renewed ON renewed.id = held.id
 LEFT JOIN task t ON t.id = held.id
@@ -180,6 +222,10 @@ def _claimed(row: Any, terms: LeaseTerms, asked_at: float) -> Claimed:
         inputs=row["inputs"],
         output_prefix=row["output_prefix"],
         trace=row["trace"],
+        handler=row["handler"],
+        timeout_seconds=row["timeout_seconds"],
+        gated=row["gated"],
+        grace_seconds=row["grace_seconds"],
     )
 
 
@@ -200,7 +246,10 @@ async def claim(
 async def claim_next(
     connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float = 0.0
 ) -> list[Claimed]:
-    """Claim up to `limit` tasks that have been due for at least `overdue` seconds, without any hint."""
+    """Claim up to `limit` due tasks without any hint, tenants in turn.
+
+    Tasks that a hint tells of are left to it until they have been due for `overdue` seconds.
+    """
     asked_at = monotonic()
     rows = await connection.fetch(
         CLAIM_NEXT,
@@ -229,3 +278,16 @@ async def renew(connection: Connection, owner: UUID, leases: Sequence[Lease], tt
         RENEW, owner, [x.task_id for x in leases], [x.epoch for x in leases], timedelta(seconds=ttl)
     )
     return [Renewal(row["id"], row["renewed"], row["still_ours"], row["cancel"]) for row in rows]
+
+
+# Nearly always nothing: the index holds only jobs that are being cancelled.
+CANCELLED = """
+SELECT t.id FROM job j JOIN task t ON t.job_id = j.id
+WHERE j.cancel_by IS NOT NULL AND j.finished_at IS NULL
+  AND t.status = 'running' AND t.lease_owner = $1 AND t.cancelable
+"""
+
+
+async def to_cancel(connection: Connection, owner: UUID) -> list[UUID]:
+    """The owner's running tasks whose job was asked to stop. Cheap enough to ask twice a second."""
+    return [row["id"] for row in await connection.fetch(CANCELLED, owner)]

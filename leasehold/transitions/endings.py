@@ -1,4 +1,4 @@
-"""How a job ends badly: one piece of SQL for every verb that can end one."""
+"""How a job ends without success: a piece of SQL for every verb that can end one so."""
 
 from __future__ import annotations
 
@@ -38,8 +38,12 @@ END_FAILED_JOBS = """
         finished_at = CASE WHEN ended.code IS NOT NULL THEN clock_timestamp() END,
         expires_at = CASE WHEN ended.code IS NOT NULL
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        leased = CASE WHEN ended.code IS NULL THEN j.leased - mine.settled ELSE 0 END,
         event_seq = j.event_seq + mine.n
-    FROM (SELECT DISTINCT job_id, n::int AS n FROM news) AS mine
+    FROM (
+        SELECT job_id, count(*)::int AS n, (count(*) FILTER (WHERE first = 0))::int AS settled
+        FROM news GROUP BY job_id
+    ) AS mine
     LEFT JOIN (
         SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM failed
         WHERE status = 'failed' ORDER BY job_id, position
@@ -57,11 +61,34 @@ END_FAILED_JOBS = """
     FROM news n JOIN advanced a ON a.id = n.job_id
 )"""
 
+# What follows when leased steps of jobs that are being cancelled stopped (a CTE named stopped): when none is leased
+# any more, the job is cancelled.
+END_CANCELLED_JOBS = """
+, advanced AS (
+    UPDATE job j
+    SET leased = j.leased - mine.n,
+        status = CASE WHEN j.leased = mine.n THEN 'cancelled' ELSE j.status END,
+        finished_at = CASE WHEN j.leased = mine.n THEN clock_timestamp() END,
+        expires_at = CASE WHEN j.leased = mine.n THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + mine.n
+    FROM (SELECT job_id, count(*)::int AS n FROM stopped GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq, mine.n, j.pipeline,
+              extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT s.job_id, a.seq + s.nth, a.tenant_id, 'cancelled',
+           CASE WHEN s.nth < a.n THEN 'cancel_requested' ELSE a.status END, s.id, s.step, 'cancelled', s.epoch, s.data
+    FROM (
+        SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
+    ) AS s JOIN advanced a ON a.id = s.job_id
+)"""
+
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job that a statement ended: succeeded, rejected (its input's fault), failed or expired, so long after its
-    submission.
+    """A job that a statement ended: succeeded, rejected (its input's fault), failed, expired or cancelled, so long
+    after its submission.
     """
 
     pipeline: str

@@ -1,4 +1,4 @@
-"""Making jobs, and what people do to them: submit, replay."""
+"""Making jobs, and what people do to them: submit, request_cancel, replay."""
 
 from __future__ import annotations
 
@@ -9,9 +9,16 @@ from typing import Any
 from uuid import UUID
 
 from leasehold.database import Connection
+from leasehold.errors import Invalid
+from leasehold.gate import Gate
 from leasehold.ids import new_id
 from leasehold.outbox import Announcement
-from leasehold.pipeline import Pipeline
+from leasehold.pipeline import Pipeline, Step
+from leasehold.states import JobState, TaskState
+from leasehold.transitions import gates
+
+#: Queues of external workers: no hints are written for them, and each belongs to a tenant.
+EXTERNAL = "ext:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,85 +35,203 @@ class NewJob:
     deadline_at: datetime | None = None
     trace: Mapping[str, str] | None = None
     id: UUID = field(default_factory=new_id)
+    not_before: datetime | None = None  # nothing of it starts earlier
+    gates: Sequence[Gate] = ()  # it waits until all of them let it in (leasehold.transitions.gates)
+    exclusive_key: str | None = None  # a second unfinished job with it raises asyncpg.UniqueViolationError
+    notify: bool = False  # webhooks want to know how it ends
 
 
 # $1 the jobs, $2 the tasks, as JSON records: one round trip however many.
 SUBMIT = """
 WITH written AS (
-    INSERT INTO job (id, tenant_id, pipeline, pipeline_version, priority, steps_left, event_seq, keep_seconds,
-                     params, inputs, output_prefix, trace, deadline_at)
-    SELECT id, tenant_id, pipeline, pipeline_version, priority, steps, 1, keep_seconds,
-           params, inputs, output_prefix, trace, deadline_at
+    INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, priority, steps_left, event_seq, keep_seconds,
+                     params, inputs, output_prefix, trace, deadline_at, external, held, gated, notify, exclusive_key,
+                     cancelable, grace_seconds)
+    SELECT id, tenant_id, pipeline, pipeline_version, status, priority, steps, 1, keep_seconds,
+           params, inputs, output_prefix, trace, deadline_at, external, gated, gated, notify, exclusive_key,
+           cancelable, grace_seconds
     FROM jsonb_to_recordset($1::jsonb) AS j(
-        id uuid, tenant_id text, pipeline text, pipeline_version smallint, priority smallint, steps smallint,
-        keep_seconds int, params jsonb, inputs jsonb, output_prefix text, trace jsonb, deadline_at timestamptz)
-    RETURNING id, tenant_id, priority, trace
+        id uuid, tenant_id text, pipeline text, pipeline_version smallint, status text, priority smallint,
+        steps smallint, keep_seconds int, params jsonb, inputs jsonb, output_prefix text, trace jsonb,
+        deadline_at timestamptz, external smallint, gated bool, notify bool, exclusive_key text, cancelable bool,
+        grace_seconds int)
+    RETURNING id, tenant_id, status, priority, trace
 ), tasks AS (
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,
-                      max_attempts)
-    SELECT t.id, t.job_id, w.tenant_id, t.step, t.position, t.queue, w.priority,
-           CASE WHEN t.waiting_on = 0 THEN 'pending' ELSE 'blocked' END, t.waiting_on, t.unblocks, t.max_attempts
+                      max_attempts, handler, timeout_seconds, cancelable, available_at, finished_at)
+    SELECT t.id, t.job_id, w.tenant_id, t.step, t.position, t.queue, w.priority, t.status, t.waiting_on, t.unblocks,
+           t.max_attempts, t.handler, t.timeout_seconds, t.cancelable, coalesce(t.not_before, clock_timestamp()),
+           CASE WHEN t.status = 'skipped' THEN clock_timestamp() END
     FROM jsonb_to_recordset($2::jsonb) AS t(
-        id uuid, job_id uuid, step text, position smallint, queue text, waiting_on smallint, unblocks uuid[],
-        max_attempts smallint)
+        id uuid, job_id uuid, step text, position smallint, queue text, status text, waiting_on smallint,
+        unblocks uuid[], max_attempts smallint, handler text, timeout_seconds int, cancelable bool,
+        not_before timestamptz)
     JOIN written w ON w.id = t.job_id
     RETURNING id, job_id, queue, priority, status
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
-    SELECT id, 1, tenant_id, 'submitted', 'pending' FROM written
+    SELECT id, 1, tenant_id, 'submitted', status FROM written
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT t.id, t.job_id, t.queue, t.priority, w.trace, clock_timestamp() + interval '1 second'
 FROM tasks t JOIN written w ON w.id = t.job_id
-WHERE t.status = 'pending'
+WHERE t.status = 'pending' AND NOT starts_with(t.queue, 'ext:')
 RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 
 
-def _job_record(new: NewJob) -> dict[str, Any]:
+def _job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    terms = new.pipeline.terms
+    first = [task for task in tasks if task["status"] in ("pending", "waiting")]
+    outside = bool(first) and all(task["queue"].startswith(EXTERNAL) for task in first)
     return {
         "id": new.id,
         "tenant_id": new.tenant_id,
         "pipeline": new.pipeline.name,
         "pipeline_version": new.pipeline.version,
+        "status": JobState.WAITING_WORKER if outside else JobState.PENDING,
         "priority": new.priority,
-        "steps": len(new.pipeline.steps),
+        "steps": sum(task["status"] != "skipped" for task in tasks),
         "keep_seconds": new.keep_seconds,
         "params": new.params,
         "inputs": new.inputs,
         "output_prefix": new.output_prefix or f"jobs/{new.id}/output",
         "trace": new.trace,
         "deadline_at": new.deadline_at,
+        "external": sum(step.external for step in new.pipeline.steps),
+        "gated": bool(new.gates),
+        "notify": new.notify,
+        "exclusive_key": new.exclusive_key,
+        "cancelable": terms.cancelable,
+        "grace_seconds": int(terms.grace.total_seconds()),
     }
 
 
 def _task_records(new: NewJob) -> list[dict[str, Any]]:
-    steps = new.pipeline.steps
+    steps = [step for step in new.pipeline.steps if not step.part]
     ids = {step.name: new_id() for step in steps}
-    return [
-        {
-            "id": ids[step.name],
-            "job_id": new.id,
-            "step": step.name,
-            "position": position,
-            "queue": step.queue,
-            "waiting_on": len(step.needs),
-            "unblocks": [ids[other.name] for other in steps if step.name in other.needs],
-            "max_attempts": step.max_attempts,
-        }
-        for position, step in enumerate(steps)
-    ]
+    skipped = {step.name for step in steps if step.skip_if is not None and step.skip_if.holds(new.params)}
+    if len(skipped) == len(steps):
+        raise Invalid("nothing_to_do", "The parameters skip every step.")
+    return [_task_record(new, step, position, ids, skipped) for position, step in enumerate(steps)]
+
+
+def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID], skipped: set[str]) -> dict[str, Any]:
+    waiting_on = sum(need not in skipped for need in step.needs)
+    not_before = new.not_before if waiting_on == 0 else None
+    if new.gates and waiting_on == 0:
+        waiting_on = 1  # the gates count as a step that it needs
+    return {
+        "id": ids[step.name],
+        "job_id": new.id,
+        "step": step.name,
+        "position": position,
+        "queue": external_queue(new.tenant_id, step.queue) if step.external else step.queue,
+        "status": _first_state(step, waiting_on, not_before, skipped),
+        "waiting_on": waiting_on,
+        "unblocks": [ids[o.name] for o in new.pipeline.steps if step.name in o.needs and step.name not in skipped],
+        "max_attempts": step.max_attempts,
+        "handler": step.handler,
+        "timeout_seconds": step.timeout_seconds,
+        "cancelable": step.cancelable,
+        "not_before": not_before,
+    }
+
+
+def _first_state(step: Step, waiting_on: int, not_before: datetime | None, skipped: set[str]) -> TaskState:
+    if step.name in skipped:
+        return TaskState.SKIPPED
+    if waiting_on:
+        return TaskState.BLOCKED
+    return TaskState.PENDING if not_before is None else TaskState.WAITING
 
 
 async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announcement]:
     """- -> pending: the job, one task a step, the first event and the hints, in one statement.
 
     Publish the returned hints once the transaction has committed. A job id that exists already raises
-    asyncpg.UniqueViolationError and writes nothing.
+    asyncpg.UniqueViolationError and writes nothing. Jobs with gates are held: call `gates.admit` after the commit.
+    Raises Invalid when the parameters skip every step.
     """
-    tasks = [record for new in jobs for record in _task_records(new)]
-    rows = await connection.fetch(SUBMIT, [_job_record(new) for new in jobs], tasks)
+    tasks = [_task_records(new) for new in jobs]
+    records = [_job_record(new, its) for new, its in zip(jobs, tasks, strict=True)]
+    rows = await connection.fetch(SUBMIT, records, [record for its in tasks for record in its])
+    gated = [new for new in jobs if new.gates]
+    if gated:
+        await gates.queue_up(connection, gated)
     return [Announcement.from_row(row) for row in rows]
+
+
+def external_queue(tenant_id: str, queue: str) -> str:
+    """The row's queue for external workers of a tenant: nobody else's can ask for it."""
+    return f"{EXTERNAL}{tenant_id}:{queue}"
+
+
+# In a transaction of its own two statements: a statement that waited for the job's lock would read steps as they
+# were before.
+_LOCK = """
+SELECT j.id FROM job j
+WHERE j.id = ANY($1::uuid[]) AND j.tenant_id = $2 AND j.finished_at IS NULL AND j.status <> 'cancel_requested'
+  AND (j.cancelable OR $3)
+ORDER BY j.id
+FOR UPDATE
+"""
+
+REQUEST_CANCEL = """
+WITH stopped AS (
+    UPDATE task t
+    SET status = CASE WHEN t.status = 'blocked' THEN 'skipped' ELSE 'cancelled' END, finished_at = clock_timestamp()
+    WHERE t.job_id = ANY($1::uuid[]) AND t.status IN ('blocked', 'pending', 'retry', 'waiting')
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status
+), counted AS (
+    SELECT j.id, count(s.id)::int AS n FROM job j LEFT JOIN stopped s ON s.job_id = j.id
+    WHERE j.id = ANY($1::uuid[]) GROUP BY j.id
+), advanced AS (
+    UPDATE job j
+    SET status = CASE WHEN j.leased = 0 THEN 'cancelled' ELSE 'cancel_requested' END,
+        cancel = $2::jsonb, cancel_by = clock_timestamp() + make_interval(secs => j.grace_seconds), held = false,
+        finished_at = CASE WHEN j.leased = 0 THEN clock_timestamp() END,
+        expires_at = CASE WHEN j.leased = 0 THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + counted.n + 1
+    FROM counted WHERE j.id = counted.id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - counted.n - 1 AS seq, counted.n
+), asked AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, data)
+    SELECT id, seq + 1, tenant_id, 'cancel_requested', CASE WHEN n = 0 THEN status ELSE 'cancel_requested' END,
+           $2::jsonb
+    FROM advanced
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    SELECT s.job_id, a.seq + 1 + s.nth, a.tenant_id, s.status,
+           CASE WHEN s.nth < a.n THEN 'cancel_requested' ELSE a.status END, s.id, s.step, s.status, s.epoch
+    FROM (
+        SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
+    ) AS s JOIN advanced a ON a.id = s.job_id
+)
+SELECT id, status FROM advanced
+"""
+
+
+async def request_cancel(
+    connection: Connection,
+    job_ids: Sequence[UUID],
+    tenant_id: str,
+    *,
+    reason: str,
+    by: str,
+    forced: bool = False,
+) -> dict[UUID, JobState]:
+    """Live -> cancelled where nothing of the job is leased, else -> cancel_requested; no step starts any more.
+
+    Answers the new states. A job that is not in it had ended, is being cancelled already, is not the tenant's, or
+    cannot be cancelled (unless `forced`).
+    """
+    async with connection.transaction():
+        locked = [row["id"] for row in await connection.fetch(_LOCK, list(job_ids), tenant_id, forced)]
+        if not locked:
+            return {}
+        rows = await connection.fetch(REQUEST_CANCEL, locked, {"reason": reason, "by": by})
+    return {row["id"]: JobState(row["status"]) for row in rows}
 
 
 # A failed job only: its failed and skipped or cancelled steps become runnable again, with their counters reset.
@@ -124,7 +249,7 @@ WITH locked AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch
 ), advanced AS (
     UPDATE job j
-    SET status = 'pending', error = NULL, finished_at = NULL, expires_at = NULL,
+    SET status = 'pending', error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
         event_seq = j.event_seq + (SELECT count(*)::int FROM revived)
     FROM locked WHERE j.id = locked.id
     RETURNING j.id, j.tenant_id, j.trace, j.event_seq - (SELECT count(*)::int FROM revived) AS seq
@@ -137,7 +262,7 @@ WITH locked AS MATERIALIZED (
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
 FROM revived r JOIN advanced a ON a.id = r.job_id
-WHERE r.status = 'pending'
+WHERE r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')
 RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 

@@ -1,7 +1,7 @@
-"""Ending an attempt: complete, fail, wait_until, release. Each takes a batch of leases and answers one verdict
-a lease.
+"""Ending an attempt: complete, fail, wait_until, release, fan_out, acknowledge_cancel. Each takes a batch of leases
+and answers one verdict a lease.
 
-The guard of all four is the sentence of this project: `id AND lease_owner AND epoch AND status = 'running'`.
+The guard of them all is the sentence of this project: `id AND lease_owner AND epoch AND status = 'running'`.
 A lease that does not match changes nothing. Repeating a settlement whose answer was lost is safe: a task that
 this very epoch already settled answers `settled` again.
 """
@@ -16,9 +16,10 @@ from typing import Any
 from uuid import UUID
 
 from leasehold.database import Connection
+from leasehold.ids import new_id
 from leasehold.lease import Lease
 from leasehold.outbox import Announcement
-from leasehold.transitions.endings import END_FAILED_JOBS, JobEnded, jobs_ended
+from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
 
 
 class Verdict(StrEnum):
@@ -64,6 +65,25 @@ class Parking:
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """One of the tasks that a step spreads into. `handler`: `pipeline.step` of the code that does it."""
+
+    step: str
+    queue: str
+    max_attempts: int
+    handler: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Spreading:
+    """A step that goes on once its `parts` (at least one) have succeeded."""
+
+    lease: Lease
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True, slots=True)
 class Settled:
     """A verdict per task, and the hints that the commit wrote: publish them now, the relay will if you do not."""
 
@@ -79,7 +99,7 @@ WITH asked AS MATERIALIZED (
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
 ), jobs AS MATERIALIZED (
-    SELECT j.id FROM job j
+    SELECT j.id, j.status, j.steps_left, j.leased, j.external FROM job j
     WHERE j.id IN (SELECT t.job_id FROM task t WHERE t.id = ANY($2::uuid[]))
     ORDER BY j.id
     FOR UPDATE
@@ -88,34 +108,51 @@ WITH asked AS MATERIALIZED (
     FROM jobs JOIN task t ON t.job_id = jobs.id JOIN asked a ON a.id = t.id
     WHERE t.id = ANY($2::uuid[])
       AND t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running'
+      {condition}
     ORDER BY t.id
     FOR UPDATE OF t
 )"""
+_OF_ANY_JOB = _LEASED.format(condition="")
+# An attempt that ends without success in a job that is being cancelled is not retried: see acknowledge_cancel.
+_OF_A_WANTED_JOB = _LEASED.format(condition="AND jobs.status <> 'cancel_requested'")
+_OF_A_CANCELLED_JOB = _LEASED.format(condition="AND jobs.status = 'cancel_requested'")
 
 COMPLETE = (
-    _LEASED
+    _OF_ANY_JOB
     + """
 , done AS (
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM held WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.unblocks
+), next AS (
+    SELECT j.id, mine.n,
+           CASE WHEN j.steps_left = mine.n THEN 'succeeded'
+                WHEN j.status = 'cancel_requested' AND j.leased = mine.n THEN 'cancelled'
+                WHEN j.external = 0 OR j.status = 'cancel_requested' THEN j.status
+                WHEN EXISTS (
+                    SELECT 1 FROM task o WHERE o.job_id = j.id AND starts_with(o.queue, 'ext:')
+                      AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM done d)
+                      AND o.waiting_on <= (SELECT count(*) FROM done d WHERE o.id = ANY(d.unblocks)))
+                THEN 'waiting_worker' ELSE 'running' END AS status
+    FROM (SELECT job_id, count(*)::int AS n FROM done GROUP BY job_id) AS mine JOIN jobs j ON j.id = mine.job_id
 ), advanced AS (
     UPDATE job j
-    SET steps_left = j.steps_left - mine.n,
-        status = CASE WHEN j.steps_left = mine.n THEN 'succeeded' ELSE j.status END,
-        finished_at = CASE WHEN j.steps_left = mine.n THEN clock_timestamp() END,
-        expires_at = CASE WHEN j.steps_left = mine.n
+    SET steps_left = j.steps_left - next.n,
+        leased = j.leased - next.n,
+        status = next.status,
+        finished_at = CASE WHEN next.status IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
+        expires_at = CASE WHEN next.status IN ('succeeded', 'cancelled')
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
-        event_seq = j.event_seq + mine.n
-    FROM (SELECT job_id, count(*)::int AS n FROM done GROUP BY job_id) AS mine
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.steps_left, j.trace, j.event_seq - mine.n AS seq, mine.n, j.pipeline,
+        event_seq = j.event_seq + next.n
+    FROM next
+    WHERE j.id = next.id
+    RETURNING j.id, j.tenant_id, j.status, j.steps_left, j.trace, j.event_seq - next.n AS seq, next.n, j.pipeline,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT d.job_id, a.seq + d.nth, a.tenant_id, 'completed',
-           CASE WHEN a.status = 'succeeded' AND d.nth < a.n THEN 'running' ELSE a.status END,
+           CASE WHEN a.status IN ('succeeded', 'cancelled') AND d.nth < a.n THEN 'running' ELSE a.status END,
            d.id, d.step, 'succeeded', d.epoch
     FROM (SELECT *, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM done) AS d
     JOIN advanced a ON a.id = d.job_id
@@ -142,15 +179,15 @@ COMPLETE = (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT f.id, f.job_id, f.queue, f.priority, a.trace, clock_timestamp() + interval '1 second'
     FROM freed f JOIN advanced a ON a.id = f.job_id
-    WHERE f.waiting_on = 0
+    WHERE f.waiting_on = 0 AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT a.id AS task_id,
        coalesce(d.id IS NOT NULL OR (t.status = 'succeeded' AND t.epoch = a.epoch), false) AS settled,
-       'succeeded' AS state, e.id AS ended_job, e.pipeline, 'succeeded' AS outcome, e.seconds,
+       'succeeded' AS state, e.id AS ended_job, e.pipeline, e.status AS outcome, e.seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM asked a LEFT JOIN done d ON d.id = a.id LEFT JOIN task t ON t.id = a.id
-LEFT JOIN advanced e ON e.id = d.job_id AND e.status = 'succeeded'
+LEFT JOIN advanced e ON e.id = d.job_id AND e.status IN ('succeeded', 'cancelled')
 UNION ALL
 SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 """
@@ -158,7 +195,7 @@ SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority,
 
 # $4 causes, $5 codes, $6 messages, $7 retryable, $8 delays, $9 crashes that are too many
 FAIL = (
-    _LEASED
+    _OF_A_WANTED_JOB
     + """
 , judged AS MATERIALIZED (
     SELECT t.id, t.job_id, f.cause, f.code, f.message, f.delay, f.retryable,
@@ -199,7 +236,7 @@ LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
 
 # $4 delays, $5 notes ('null' leaves the old one)
 WAIT_UNTIL = (
-    _LEASED
+    _OF_A_WANTED_JOB
     + """
 , parked AS (
     UPDATE task t
@@ -213,7 +250,7 @@ WAIT_UNTIL = (
     INSERT INTO note (task_id, value) SELECT id, note FROM parked WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
 ), advanced AS (
-    UPDATE job j SET event_seq = j.event_seq + mine.n
+    UPDATE job j SET event_seq = j.event_seq + mine.n, leased = j.leased - mine.n
     FROM (SELECT job_id, count(*)::int AS n FROM parked GROUP BY job_id) AS mine
     WHERE j.id = mine.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq
@@ -230,7 +267,7 @@ FROM asked a LEFT JOIN parked p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
 )
 
 RELEASE = (
-    _LEASED
+    _OF_A_WANTED_JOB
     + """
 , released AS (
     UPDATE task t
@@ -239,7 +276,7 @@ RELEASE = (
     FROM held WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
 ), advanced AS (
-    UPDATE job j SET event_seq = j.event_seq + mine.n
+    UPDATE job j SET event_seq = j.event_seq + mine.n, leased = j.leased - mine.n
     FROM (SELECT job_id, count(*)::int AS n FROM released GROUP BY job_id) AS mine
     WHERE j.id = mine.job_id
     RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq
@@ -252,12 +289,82 @@ RELEASE = (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
     FROM released r JOIN advanced a ON a.id = r.job_id
+    WHERE NOT starts_with(r.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT a.id AS task_id, coalesce(r.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'pending'), false) AS settled,
        'pending' AS state,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM asked a LEFT JOIN released r ON r.id = a.id LEFT JOIN task t ON t.id = a.id
+UNION ALL
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
+"""
+)
+
+# The stopped steps' job ends when none of its steps is leased any more.
+ACKNOWLEDGE_CANCEL = (
+    _OF_A_CANCELLED_JOB
+    + """
+, stopped AS (
+    UPDATE task t
+    SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
+    FROM held WHERE t.id = held.id
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, NULL::jsonb AS data
+)"""
+    + END_CANCELLED_JOBS
+    + """
+SELECT a.id AS task_id, 'cancelled' AS state,
+       coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'cancelled'), false) AS settled,
+       e.id AS ended_job, e.pipeline, e.status AS outcome, e.seconds
+FROM asked a LEFT JOIN stopped s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
+LEFT JOIN advanced e ON e.id = s.job_id AND e.status = 'cancelled'
+"""
+)
+
+# $4 the parts, as JSON records {parent, id, step, number, queue, max_attempts, value}.
+FAN_OUT = (
+    _OF_A_WANTED_JOB
+    + """
+, parts AS MATERIALIZED (
+    SELECT p.* FROM jsonb_to_recordset($4::jsonb) AS p(
+        parent uuid, id uuid, step text, number int, queue text, max_attempts smallint, handler text, value jsonb)
+    JOIN held ON held.id = p.parent
+), parent AS (
+    UPDATE task t
+    SET status = 'blocked', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, waiting_on = mine.n
+    FROM (SELECT parent, count(*)::int AS n FROM parts GROUP BY parent) AS mine
+    WHERE t.id = mine.parent
+    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.position, t.priority, t.epoch, t.cancelable, mine.n
+), made AS (
+    INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, unblocks, max_attempts,
+                      handler, cancelable)
+    SELECT p.id, parent.job_id, parent.tenant_id, p.step, parent.position, p.queue, parent.priority, 'pending',
+           ARRAY[parent.id], p.max_attempts, p.handler, parent.cancelable
+    FROM parts p JOIN parent ON parent.id = p.parent
+    RETURNING id, job_id, queue, priority
+), kept AS (
+    INSERT INTO item (task_id, parent_id, number, value) SELECT id, parent, number, value FROM parts
+), advanced AS (
+    UPDATE job j
+    SET leased = j.leased - mine.n, steps_left = j.steps_left + mine.parts, event_seq = j.event_seq + mine.n
+    FROM (SELECT job_id, count(*)::int AS n, sum(n)::int AS parts FROM parent GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'fanned_out',
+           a.status, p.id, p.step, 'blocked', p.epoch, jsonb_build_object('parts', p.n)
+    FROM parent p JOIN advanced a ON a.id = p.job_id
+), hinted AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT m.id, m.job_id, m.queue, m.priority, a.trace, clock_timestamp() + interval '1 second'
+    FROM made m JOIN advanced a ON a.id = m.job_id
+    RETURNING id, task_id, queue, priority, headers
+)
+SELECT a.id AS task_id, coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'blocked'), false) AS settled,
+       'blocked' AS state,
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
+FROM asked a LEFT JOIN parent p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
 UNION ALL
 SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 """
@@ -331,6 +438,37 @@ async def wait_until(connection: Connection, parkings: Sequence[Parking]) -> Set
 async def release(connection: Connection, leases: Sequence[Lease]) -> Settled:
     """running -> pending, for a worker that stops: the attempt does not count, and another hint is written."""
     return _settled(await connection.fetch(RELEASE, *_columns(leases)), hints=True)
+
+
+async def acknowledge_cancel(connection: Connection, leases: Sequence[Lease]) -> Settled:
+    """running -> cancelled, in a job that was asked to stop; the job ends with the last of its leased steps.
+
+    A lease of any other job is answered LOST and changes nothing.
+    """
+    return _settled(await connection.fetch(ACKNOWLEDGE_CANCEL, *_columns(leases)), ends=True)
+
+
+async def fan_out(connection: Connection, spreadings: Sequence[Spreading]) -> Settled:
+    """running -> blocked on new tasks, one a part; when all have succeeded the step runs again.
+
+    A step that was spread before raises asyncpg.UniqueViolationError: its parts have names of their own.
+    """
+    parts = [
+        {
+            "parent": spreading.lease.task_id,
+            "id": new_id(),
+            "step": f"{part.step}.{number}",
+            "number": number,
+            "queue": part.queue,
+            "max_attempts": part.max_attempts,
+            "handler": part.handler,
+            "value": part.value,
+        }
+        for spreading in spreadings
+        for number, part in enumerate(spreading.parts)
+    ]
+    columns = _columns([spreading.lease for spreading in spreadings])
+    return _settled(await connection.fetch(FAN_OUT, *columns, parts), hints=True)
 
 
 def delay_seconds(delay: timedelta) -> float:

@@ -15,7 +15,7 @@ import asyncpg
 
 from leasehold.database import Connection
 from leasehold.outbox import Announcement
-from leasehold.transitions.endings import END_FAILED_JOBS, JobEnded, jobs_ended
+from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
 
 EXPIRE_LEASES = (
     """
@@ -24,7 +24,8 @@ WITH candidates AS MATERIALIZED (
     WHERE t.status = 'running' AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($1::uuid[]))
     LIMIT $3
 ), jobs AS MATERIALIZED (
-    SELECT j.id FROM job j WHERE j.id IN (SELECT job_id FROM candidates) ORDER BY j.id FOR UPDATE SKIP LOCKED
+    SELECT j.id FROM job j WHERE j.id IN (SELECT job_id FROM candidates) AND j.status <> 'cancel_requested'
+    ORDER BY j.id FOR UPDATE SKIP LOCKED
 ), held AS MATERIALIZED (
     SELECT t.id, t.losses >= $2 AS spent
     FROM jobs JOIN task t ON t.job_id = jobs.id
@@ -50,7 +51,7 @@ WITH candidates AS MATERIALIZED (
 , hinted AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, relay_at)
     SELECT id, job_id, queue, priority, clock_timestamp() + interval '1 second' FROM failed
-    WHERE status = 'pending'
+    WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT f.id AS task_id, f.status, h.id AS outbox_id, h.queue, h.priority, h.headers,
@@ -91,7 +92,7 @@ WITH jobs AS MATERIALIZED (
     FROM ended
 ), advanced AS (
     UPDATE job j
-    SET status = 'expired', finished_at = clock_timestamp(),
+    SET status = 'expired', finished_at = clock_timestamp(), leased = 0,
         expires_at = clock_timestamp() + make_interval(secs => j.keep_seconds),
         error = jsonb_build_object('code', 'deadline_exceeded', 'message', 'the job ran past its deadline',
                                    'retryable', true),
@@ -113,6 +114,35 @@ SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced
 async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded]:
     """Unfinished jobs past `deadline_at` -> expired; their steps end with them."""
     return jobs_ended(await connection.fetch(EXPIRE_JOBS, limit))
+
+
+# Steps of a job that is being cancelled whose worker is lost, or that did not stop within the grace.
+END_CANCELS = (
+    """
+WITH jobs AS MATERIALIZED (
+    SELECT j.id, j.cancel_by < clock_timestamp() AS overdue FROM job j
+    WHERE j.cancel_by IS NOT NULL AND j.finished_at IS NULL
+    ORDER BY j.cancel_by LIMIT $2
+    FOR UPDATE SKIP LOCKED
+), stopped AS (
+    UPDATE task t
+    SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
+    FROM jobs
+    WHERE t.job_id = jobs.id AND t.status = 'running'
+      AND ((jobs.overdue AND t.cancelable) OR t.lease_until < clock_timestamp() OR t.lease_owner = ANY($1::uuid[]))
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, jsonb_build_object('forced', true,
+              'because', CASE WHEN jobs.overdue THEN 'the grace passed' ELSE 'the worker was lost' END) AS data
+)"""
+    + END_CANCELLED_JOBS
+    + """
+SELECT id AS ended_job, pipeline, status AS outcome, seconds FROM advanced WHERE status = 'cancelled'
+"""
+)
+
+
+async def end_cancels(connection: Connection, gone: Sequence[UUID], limit: int = 100) -> list[JobEnded]:
+    """cancel_requested -> cancelled where nobody acknowledges: past the grace, or with a lost worker."""
+    return jobs_ended(await connection.fetch(END_CANCELS, list(gone), limit))
 
 
 @dataclass(frozen=True, slots=True)

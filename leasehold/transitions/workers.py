@@ -40,8 +40,18 @@ async def appear(connection: Connection, worker: UUID, presence_key: int) -> boo
     return True
 
 
-async def seen(connection: Connection, worker: UUID) -> None:
-    await connection.execute("UPDATE worker SET seen_at = clock_timestamp() WHERE id = $1", worker)
+async def seen(connection: Connection, worker: UUID) -> bool:
+    """The worker lives. True: an operator asks it to drain."""
+    return bool(
+        await connection.fetchval(
+            "UPDATE worker SET seen_at = clock_timestamp() WHERE id = $1 RETURNING draining", worker
+        )
+    )
+
+
+async def ask_to_drain(connection: Connection, worker: UUID) -> bool:
+    """It stops taking work, finishes or gives back what it has, and ends. False: no such worker."""
+    return bool(await connection.fetchval("UPDATE worker SET draining = true WHERE id = $1 RETURNING true", worker))
 
 
 async def hide(connection: Connection, worker: UUID) -> None:

@@ -39,7 +39,6 @@ LATER = {
     "leasehold_generation_provider_requests_total": "comes with the generation door",
     "leasehold_generation_provider_request_duration_seconds": "comes with the generation door",
     'pipeline="generation"': "comes with the generation door",
-    "leasehold_schedule_oldest_due_seconds": "comes with schedules",
 }
 _METRIC = re.compile(r"\b(leasehold_\w+)")
 

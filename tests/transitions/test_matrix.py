@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
 import pytest
 
+from leasehold.gate import Gate
 from leasehold.lease import Lease
 from leasehold.states import TASK_MOVES, TASK_TERMINAL, TaskState
-from leasehold.transitions import claims, jobs, settlements, sweeps
-from leasehold.transitions.settlements import Completion, Failure, Parking
+from leasehold.transitions import claims, gates, jobs, settlements, sweeps
+from leasehold.transitions.settlements import Completion, Failure, Parking, Part, Spreading
 from tests.factories import ONE, Rows
 
 _JOB_OF = {TaskState.SUCCEEDED: "succeeded", TaskState.FAILED: "failed", TaskState.SKIPPED: "failed",
@@ -51,8 +53,29 @@ async def apply(rows: Rows, verb: str, job_id: UUID, lease: Lease) -> None:
         "release": lambda: settlements.release(c, [lease]),
         "expire_lease": lambda: sweeps.expire_leases(c, [], 5),
         "replay": lambda: jobs.replay(c, job_id, "t"),
+        "fan_out": lambda: settlements.fan_out(c, [Spreading(lease, [Part("x", "default", 1, "one.only", 1)])]),
+        "acknowledge_cancel": lambda: _acknowledge(rows, job_id, lease),
+        "request_cancel": lambda: jobs.request_cancel(c, [job_id], "t", reason="r", by="b"),
+        "admit": lambda: _admit(rows, job_id),
     }
     await acts[verb]()
+
+
+async def _acknowledge(rows: Rows, job_id: UUID, lease: Lease) -> None:
+    await rows.connection.execute(
+        "UPDATE job SET status = 'cancel_requested' WHERE id = $1 AND finished_at IS NULL", job_id
+    )
+    await settlements.acknowledge_cancel(rows.connection, [lease])
+
+
+async def _admit(rows: Rows, job_id: UUID) -> None:
+    await rows.connection.execute(
+        "UPDATE job SET held = true, status = 'pending' WHERE id = $1 AND finished_at IS NULL", job_id
+    )
+    async with rows.connection.transaction():
+        job = SimpleNamespace(id=job_id, priority=1, gates=[Gate("t", "k", 1)], not_before=None)
+        await gates.queue_up(rows.connection, [job])
+    await gates.admit(rows.connection, [("t", "k")])
 
 
 @pytest.mark.parametrize("state", list(TaskState))

@@ -1,0 +1,22 @@
+"""Gates: how many jobs may be inside at once, and how many may enter a minute."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: The tenant of gates that jobs of all tenants pass.
+EVERYBODY = "*"
+
+
+@dataclass(frozen=True, slots=True)
+class Gate:
+    """A job that names it is held until fewer than `at_most` of those that name it are inside (admitted and
+    unfinished), and until fewer than `per_minute` have entered lately. None: no such bound.
+
+    `tenant_id`: whose it is; EVERYBODY: shared by all. `key` says what it guards, for example `queue:media`.
+    """
+
+    tenant_id: str
+    key: str
+    at_most: int | None = None
+    per_minute: int | None = None

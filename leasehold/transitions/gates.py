@@ -1,0 +1,245 @@
+"""Letting jobs in: a gated job is held until every gate that it names has room (leasehold.gate).
+
+What is inside is counted, never kept as a number that could drift: the admitted rows of a gate whose jobs are
+unfinished. Whoever admits locks the gates' rows, in order, so that no limit is ever exceeded. Jobs without gates pay
+nothing; a gate is asked when a job arrives, when one of its jobs ends, and by the sweeper.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Protocol, TypeAlias
+from uuid import UUID
+
+from leasehold.database import Connection
+from leasehold.gate import Gate
+from leasehold.outbox import Announcement
+
+#: (tenant, key)
+GateName: TypeAlias = tuple[str, str]
+
+#: Jobs looked at, and so admitted at most, in one go.
+_MOST = 500
+
+
+class Gated(Protocol):
+    """A job at its gates; `transitions.jobs.NewJob` is one."""
+
+    @property
+    def id(self) -> UUID: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def gates(self) -> Sequence[Gate]: ...
+    @property
+    def not_before(self) -> datetime | None: ...
+
+
+# A gate that an operator declared keeps the operator's bounds.
+_KNOW = """
+INSERT INTO gate (tenant_id, key, at_most, per_minute)
+SELECT * FROM unnest($1::text[], $2::text[], $3::int[], $4::int[])
+ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = excluded.at_most, per_minute = excluded.per_minute
+WHERE NOT gate.declared
+  AND (gate.at_most, gate.per_minute) IS DISTINCT FROM (excluded.at_most, excluded.per_minute)
+"""
+
+_QUEUE_UP = """
+INSERT INTO gate_job (tenant_id, key, job_id, priority, ready_at)
+SELECT g.tenant_id, g.key, g.job_id, g.priority, coalesce(g.ready_at, clock_timestamp())
+FROM unnest($1::text[], $2::text[], $3::uuid[], $4::smallint[], $5::timestamptz[])
+    AS g(tenant_id, key, job_id, priority, ready_at)
+"""
+
+
+async def queue_up(connection: Connection, jobs: Sequence[Gated]) -> None:
+    """Put new jobs before their gates; in the transaction that writes the jobs."""
+    known = {(gate.tenant_id, gate.key): gate for job in jobs for gate in job.gates}
+    ordered = [known[name] for name in sorted(known)]
+    await connection.execute(
+        _KNOW,
+        [gate.tenant_id for gate in ordered],
+        [gate.key for gate in ordered],
+        [gate.at_most for gate in ordered],
+        [gate.per_minute for gate in ordered],
+    )
+    rows = [(gate.tenant_id, gate.key, job.id, job.priority, job.not_before) for job in jobs for gate in job.gates]
+    await connection.execute(_QUEUE_UP, *(list(column) for column in zip(*rows, strict=True)))
+
+
+# Of each asked gate the jobs that have waited longest, and all the gates of those jobs.
+_WAITING = """
+WITH waiting AS MATERIALIZED (
+    SELECT DISTINCT head.job_id, head.priority
+    FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
+    CROSS JOIN LATERAL (
+        SELECT g.job_id, g.priority FROM gate_job g
+        WHERE g.tenant_id = asked.tenant_id AND g.key = asked.key AND g.admitted_at IS NULL
+          AND g.ready_at <= clock_timestamp()
+        ORDER BY g.priority, g.job_id LIMIT $3
+    ) AS head
+    ORDER BY priority, job_id LIMIT $3
+)
+SELECT w.job_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys
+FROM waiting w JOIN gate_job g ON g.job_id = w.job_id
+GROUP BY w.job_id, w.priority ORDER BY w.priority, w.job_id
+"""
+
+_LOCK = """
+SELECT g.tenant_id, g.key, g.at_most, g.per_minute
+FROM gate g JOIN unnest($1::text[], $2::text[]) AS asked(tenant_id, key) USING (tenant_id, key)
+ORDER BY g.tenant_id, g.key
+FOR UPDATE OF g
+"""
+
+# Finished jobs are no longer inside; a gate with a rate remembers their admission for its minute.
+_FORGET = """
+DELETE FROM gate_job g
+USING unnest($1::text[], $2::text[]) AS asked(tenant_id, key), gate, job j
+WHERE g.tenant_id = asked.tenant_id AND g.key = asked.key AND gate.tenant_id = g.tenant_id AND gate.key = g.key
+  AND j.id = g.job_id AND j.finished_at IS NOT NULL
+  AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR g.admitted_at < clock_timestamp() - interval '60 seconds')
+"""
+
+_INSIDE = """
+SELECT g.tenant_id, g.key, count(*) FILTER (WHERE j.finished_at IS NULL) AS inside,
+       count(*) FILTER (WHERE g.admitted_at > clock_timestamp() - interval '60 seconds') AS lately
+FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
+JOIN gate_job g ON g.tenant_id = asked.tenant_id AND g.key = asked.key AND g.admitted_at IS NOT NULL
+JOIN job j ON j.id = g.job_id
+GROUP BY g.tenant_id, g.key
+"""
+
+# The gates were one more step that each first step needed.
+ADMIT = """
+WITH jobs AS MATERIALIZED (
+    SELECT j.id FROM job j WHERE j.id = ANY($1::uuid[]) AND j.held AND j.finished_at IS NULL ORDER BY j.id FOR UPDATE
+), passed AS (
+    UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
+), freed AS (
+    UPDATE task t
+    SET waiting_on = t.waiting_on - 1,
+        status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END
+    FROM jobs
+    WHERE t.job_id = jobs.id AND t.status = 'blocked'
+      AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks))
+    RETURNING t.id, t.job_id, t.queue, t.priority, t.status
+), advanced AS (
+    UPDATE job j
+    SET held = false, event_seq = j.event_seq + 1,
+        status = CASE WHEN (SELECT bool_and(starts_with(f.queue, 'ext:')) FROM freed f WHERE f.job_id = j.id)
+                      THEN 'waiting_worker' ELSE j.status END
+    FROM jobs WHERE j.id = jobs.id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq, j.trace
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
+    SELECT id, event_seq, tenant_id, 'admitted', status FROM advanced
+)
+INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+SELECT f.id, f.job_id, f.queue, f.priority, a.trace, clock_timestamp() + interval '1 second'
+FROM freed f JOIN advanced a ON a.id = f.job_id
+WHERE f.status = 'pending' AND NOT starts_with(f.queue, 'ext:')
+RETURNING id AS outbox_id, task_id, queue, priority, headers
+"""
+
+
+@dataclass(slots=True)
+class _Room:
+    inside: int | None
+    entries: int | None
+
+    @property
+    def left(self) -> bool:
+        return self.inside != 0 and self.entries != 0
+
+    def take(self) -> None:
+        self.inside = None if self.inside is None else self.inside - 1
+        self.entries = None if self.entries is None else self.entries - 1
+
+
+async def admit(connection: Connection, names: Iterable[GateName]) -> list[Announcement]:
+    """held -> runnable for as many jobs of these gates as there is room for, by priority and age.
+
+    Returns the hints to be published. A job that some other gate keeps out does not keep out those behind it.
+    """
+    asked = sorted(set(names))
+    if not asked:
+        return []
+    async with connection.transaction():
+        waiting = await connection.fetch(_WAITING, *_columns(asked), _MOST)
+        wanted = sorted({name for row in waiting for name in _names(row)})
+        rooms = await _rooms(connection, wanted)
+        let_in = []
+        for row in waiting:
+            mine = [rooms[name] for name in _names(row)]
+            if all(room.left for room in mine):
+                let_in.append(row["job_id"])
+                for room in mine:
+                    room.take()
+        if not let_in:
+            return []
+        return [Announcement.from_row(row) for row in await connection.fetch(ADMIT, let_in)]
+
+
+def _names(row: Any) -> list[GateName]:
+    return list(zip(row["tenants"], row["keys"], strict=True))
+
+
+def _columns(names: Sequence[GateName]) -> tuple[list[str], list[str]]:
+    return [tenant for tenant, _ in names], [key for _, key in names]
+
+
+async def _rooms(connection: Connection, names: Sequence[GateName]) -> dict[GateName, _Room]:
+    """How much room each gate has, with its row locked."""
+    columns = _columns(names)
+    gates = await connection.fetch(_LOCK, *columns)
+    await connection.execute(_FORGET, *columns)
+    counted = {(row["tenant_id"], row["key"]): row for row in await connection.fetch(_INSIDE, *columns)}
+    rooms: defaultdict[GateName, _Room] = defaultdict(lambda: _Room(None, None))
+    for row in gates:
+        name = (row["tenant_id"], row["key"])
+        inside, lately = (counted[name]["inside"], counted[name]["lately"]) if name in counted else (0, 0)
+        rooms[name] = _Room(_left(row["at_most"], inside), _left(row["per_minute"], lately))
+    return rooms
+
+
+def _left(bound: int | None, used: int) -> int | None:
+    return None if bound is None else max(bound - used, 0)
+
+
+async def gates_of(connection: Connection, job_ids: Sequence[UUID]) -> list[GateName]:
+    """The gates that these jobs named: those that may have room once the jobs have ended."""
+    rows = await connection.fetch(
+        "SELECT DISTINCT tenant_id, key FROM gate_job WHERE job_id = ANY($1::uuid[])", list(job_ids)
+    )
+    return [(row["tenant_id"], row["key"]) for row in rows]
+
+
+async def crowded(connection: Connection, after: GateName, limit: int = 200) -> list[GateName]:
+    """Gates that somebody waits at, in order, from the one after `after` on."""
+    rows = await connection.fetch(
+        "SELECT g.tenant_id, g.key FROM gate g WHERE (g.tenant_id, g.key) > ($1, $2) AND EXISTS ("
+        "SELECT 1 FROM gate_job w WHERE w.tenant_id = g.tenant_id AND w.key = g.key AND w.admitted_at IS NULL)"
+        " ORDER BY g.tenant_id, g.key LIMIT $3",
+        *after,
+        limit,
+    )
+    return [(row["tenant_id"], row["key"]) for row in rows]
+
+
+async def forget_gates(connection: Connection, limit: int = 1000) -> None:
+    """Forget jobs that are through, and gates that no job names and no operator declared."""
+    await connection.execute(
+        "DELETE FROM gate_job WHERE (tenant_id, key, job_id) IN (SELECT g.tenant_id, g.key, g.job_id FROM gate_job g"
+        " JOIN job j ON j.id = g.job_id WHERE j.finished_at < clock_timestamp() - interval '60 seconds' LIMIT $1)",
+        limit,
+    )
+    await connection.execute(
+        "DELETE FROM gate WHERE (tenant_id, key) IN (SELECT g.tenant_id, g.key FROM gate g WHERE NOT g.declared"
+        " AND NOT EXISTS (SELECT 1 FROM gate_job w WHERE w.tenant_id = g.tenant_id AND w.key = g.key)"
+        " LIMIT $1 FOR UPDATE SKIP LOCKED)",
+        limit,
+    )

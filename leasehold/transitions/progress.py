@@ -1,0 +1,46 @@
+"""What running steps say about themselves. No state changes here, but only a lease holder may speak."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from leasehold.database import Connection
+from leasehold.lease import Lease
+
+MAX_SUMMARY = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """`percent`: 0 to 100."""
+
+    lease: Lease
+    percent: float
+    summary: str = ""
+
+
+PROGRESS = """
+INSERT INTO progress (task_id, job_id, epoch, percent, summary)
+SELECT t.id, t.job_id, t.epoch, p.percent, p.summary
+FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::float8[], $5::text[]) AS p(owner, id, epoch, percent, summary)
+JOIN task t ON t.id = p.id AND t.lease_owner = p.owner AND t.epoch = p.epoch AND t.status = 'running'
+ON CONFLICT (task_id) DO UPDATE
+SET epoch = excluded.epoch, percent = excluded.percent, summary = excluded.summary, at = clock_timestamp()
+WHERE progress.epoch <= excluded.epoch
+RETURNING task_id
+"""
+
+
+async def report(connection: Connection, said: Sequence[Progress]) -> set[UUID]:
+    """Keep the last word of each step. A task that is not answered was not its speaker's any more."""
+    rows = await connection.fetch(
+        PROGRESS,
+        [one.lease.owner for one in said],
+        [one.lease.task_id for one in said],
+        [one.lease.epoch for one in said],
+        [min(max(one.percent, 0.0), 100.0) for one in said],
+        [one.summary[:MAX_SUMMARY].replace("\x00", "") for one in said],
+    )
+    return {row["task_id"] for row in rows}

@@ -1,0 +1,40 @@
+"""Letting held jobs in as soon as one that shares a gate with them has ended."""
+
+from __future__ import annotations
+
+import asyncio
+from uuid import UUID
+
+import structlog
+
+from leasehold.announcer import Announcer
+from leasehold.database import TRY_AGAIN, Pool
+from leasehold.transitions import gates
+
+log = structlog.get_logger(__name__)
+
+
+class Admitter:
+    """What is missed here (a worker died, the database was away) the sweeper does a little later."""
+
+    def __init__(self, pool: Pool, announcer: Announcer) -> None:
+        self._pool = pool
+        self._announcer = announcer
+        self._left: set[UUID] = set()
+        self._somebody_left = asyncio.Event()
+
+    def left(self, job_id: UUID) -> None:
+        """A step of a gated job was settled: the job may have ended."""
+        self._left.add(job_id)
+        self._somebody_left.set()
+
+    async def run(self) -> None:
+        while True:
+            await self._somebody_left.wait()
+            self._somebody_left.clear()
+            left, self._left = self._left, set()
+            try:
+                async with self._pool.acquire() as connection:
+                    self._announcer.announce(await gates.admit(connection, await gates.gates_of(connection, [*left])))
+            except TRY_AGAIN as error:
+                log.warning("jobs at their gates are left to the sweeper", error=type(error).__name__)
