@@ -5,6 +5,7 @@ status: the settle lane does, with the lease.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
 from collections.abc import Mapping
 from functools import partial
@@ -33,6 +34,7 @@ from leasehold.pipeline import Pipeline, Step
 from leasehold.registry import Pipelines
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry import traces
+from leasehold.telemetry.redaction import redact
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, Parking, Spreading, Verdict
 from worker import frames, inline, metrics
@@ -251,6 +253,8 @@ class Runner:
                 outcome=outcome,
                 code=settlement.code if isinstance(settlement, Failure) else None,
             )
+        elif logging.getLogger(__name__).isEnabledFor(logging.DEBUG):  # on the hot path: even asking costs
+            log.debug("attempt ended", outcome=outcome)
         return outcome
 
     def _refusal(self, claimed: Claimed, error: Permanent) -> Failure:
@@ -297,7 +301,7 @@ def _as_step_error(error: Exception) -> StepError:
 
 def _storable(message: str) -> str:
     """PostgreSQL's text has no NUL, and a str may hold halves of characters that UTF-8 does not."""
-    return message[:2000].replace("\x00", "").encode(errors="replace").decode()
+    return redact(message[:2000]).replace("\x00", "").encode(errors="replace").decode()
 
 
 def _failure(claimed: Claimed, step: Step, error: StepError) -> Failure:
