@@ -27,6 +27,10 @@ log = structlog.get_logger(__name__)
 #: A consumer that has heard nothing for so long, while there was work, is made anew.
 _SILENCE_SECONDS = 30.0
 
+#: While hints keep every slot busy one is kept free this often for a look, which takes tenants in turn: the hints
+#: of a flood stand in one line with everybody else's.
+_FAIR_SECONDS = 0.5
+
 #: How the crew claims: by hint, and by looking for at most `n` tasks overdue by `seconds`.
 Claim = Callable[[Delivery], Awaitable[Claimed | None]]
 ClaimNext = Callable[[Sequence[str], int, float], Awaitable[list[Claimed]]]
@@ -141,19 +145,37 @@ class Crew:
             self._look.clear()
             # With hints on their way, only what is overdue is ours to find: the rest would be taken twice.
             overdue = 0.0 if hintless or told or not self._broker.connected else self._poll_seconds
+            if self._free <= 0 and self._hints:
+                await self._take_fairly()
             plenty = await self._take_due(overdue)
             if plenty and (hintless or not self._broker.connected):
                 await self._a_slot()
                 continue
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._look.wait(), self._poll_seconds)
+                await asyncio.wait_for(
+                    self._look.wait(), min(_FAIR_SECONDS, self._poll_seconds) if self._hints else self._poll_seconds
+                )
 
-    async def _take_due(self, overdue: float) -> bool:
+    async def _take_fairly(self) -> None:
+        """Keep the next slot that becomes free from the hints, and give it to whose turn it is."""
+        self._keep_free(1)
+        try:
+            while len(self._busy) >= self.slots:
+                await asyncio.wait(self._busy, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._keep_free(-1)
+        await self._take_due(min(_FAIR_SECONDS, self._poll_seconds), most=1)
+
+    def _keep_free(self, slots: int) -> None:
+        self._promised += slots
+        self._changed.set()
+
+    async def _take_due(self, overdue: float, most: int | None = None) -> bool:
         """Claim what is due into the free slots; True when there may be more."""
-        wanted = self._free
+        wanted = self._free if most is None else min(most, self._free)
         if wanted <= 0:
             return True
-        self._promised += wanted
+        self._keep_free(wanted)
         try:
             with metrics.timed("look"):
                 found = await self._claim_next(self.queues, wanted, overdue)
@@ -161,7 +183,7 @@ class Crew:
             log.warning("could not look for work", error=type(error).__name__)
             return False
         finally:
-            self._promised -= wanted
+            self._keep_free(-wanted)
         metrics.found_by("look").inc(len(found))
         if overdue and any(claimed.was == "pending" for claimed in found):
             self._mistrust_silence()
