@@ -128,10 +128,10 @@ class Crew:
         failpoints.reach("after_hint")
         claimed = await self._claim(delivery)
         if claimed is None:
-            metrics.hinted("duplicate" if self._holds(delivery.hint.task_id) else "stale").inc()
+            metrics.HINTS.labels("duplicate" if self._holds(delivery.hint.task_id) else "stale").add()
         else:
-            metrics.hinted("claimed").inc()
-            metrics.found_by("hint").inc()
+            metrics.HINTS.labels("claimed").add()
+            metrics.CLAIMS.labels("hint").add()
             metrics.claimed(claimed.queue, claimed.was, claimed.waited)
             await self._run(claimed, delivery.hint.headers)
             failpoints.reach("after_commit")
@@ -184,7 +184,7 @@ class Crew:
             return False
         finally:
             self._keep_free(-wanted)
-        metrics.found_by("look").inc(len(found))
+        metrics.CLAIMS.labels("look").add(len(found))
         if overdue and any(claimed.was == "pending" for claimed in found):
             self._mistrust_silence()
         for claimed in found:

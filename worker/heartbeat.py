@@ -98,6 +98,7 @@ class Heartbeat:
         self._renewed_at = monotonic()
 
     def start(self) -> None:
+        metrics.LEASES.set_function(lambda: len(self._held))
         self._thread.start()
 
     def close(self) -> None:
@@ -111,14 +112,12 @@ class Heartbeat:
         held = Held(lease, monotonic() + seconds)
         with self._lock:
             self._held[lease.task_id] = held
-        metrics.LEASES.inc()
         return held
 
     def drop(self, held: Held) -> None:
         with self._lock:
             if self._held.get(held.lease.task_id) is held:
                 del self._held[held.lease.task_id]
-        metrics.LEASES.dec()
 
     def holds(self, task_id: UUID) -> bool:
         with self._lock:

@@ -1,44 +1,40 @@
 """What a worker counts. Labels are bounded: pipelines, steps, queues and outcomes, never ids.
 
-Children are looked up once (`lru_cache`): finding one by its labels costs four times what counting does, and an
-attempt counts ten things.
+What every attempt counts is counted by tallies, in the event loop alone; the rest by the client library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
 from time import perf_counter
 
-from prometheus_client import Counter, Histogram
-
 from leasehold.pipeline import MIB
-from leasehold.telemetry.meters import QUICK, Bounded, counter, gauge, histogram
+from leasehold.telemetry.meters import QUICK, Bounded, counter, gauge, histogram, spreads, tallies
 from leasehold.transitions.endings import JobEnded
 
-HINTS = counter(
+HINTS = tallies(
     "hints_total",
     "Hints that arrived. claimed: it led to a lease; duplicate: this worker has the task already; stale: finished, "
     "not due, or somebody else's",
     ["result"],
 )
-CLAIMS = counter("claims_total", "Tasks claimed, by how they were found", ["found_by"])
-WAIT = histogram(
+CLAIMS = tallies("claims_total", "Tasks claimed, by how they were found", ["found_by"])
+WAIT = spreads(
     "task_wait_seconds",
     "From when a task could run until it was claimed. new: first runs; retry: after an error; poll: parked before",
     ["queue", "kind"],
 )
-ATTEMPTS = counter("attempts_total", "Attempts ended", ["pipeline", "step", "outcome"])
-SECONDS = histogram("attempt_duration_seconds", "Claim to settlement", ["pipeline", "step"])
+ATTEMPTS = tallies("attempts_total", "Attempts ended", ["pipeline", "step", "outcome"])
+SECONDS = spreads("attempt_duration_seconds", "Claim to settlement", ["pipeline", "step"])
 RETRIES = counter("retries_total", "Attempts that failed and will be repeated", ["pipeline", "step", "code"])
 DEAD = counter("dead_letters_total", "Tasks given up: they wait for somebody to replay", ["pipeline", "step", "code"])
-JOBS = counter(
+JOBS = tallies(
     "jobs_finished_total",
     "Jobs ended. rejected: an input that no attempt can help; failed: all attempts were in vain; expired: too late",
     ["pipeline", "outcome"],
 )
-JOB_SECONDS = histogram("job_duration_seconds", "From a job's submission to its success", ["pipeline"])
+JOB_SECONDS = spreads("job_duration_seconds", "From a job's submission to its success", ["pipeline"])
 ADOPTED = counter("outputs_adopted_total", "Attempts that found their work already done", ["pipeline", "step"])
 LEASES = gauge("leases_held", "Leases that this worker holds")
 LOST = counter("leases_lost_total", "Leases that were lost before the attempt could settle")
@@ -71,73 +67,30 @@ _code = Bounded()
 _KINDS = {"pending": "new", "retry": "retry", "waiting": "poll"}
 
 
-class StepMeters:
-    """The children of one step."""
-
-    def __init__(self, pipeline: str, step: str) -> None:
-        self._names = (pipeline, step)
-        self._seconds = SECONDS.labels(pipeline, step)
-        self._outcomes: dict[str, Counter] = {}
-
-    def ended(self, outcome: str, seconds: float, exemplar: dict[str, str] | None) -> None:
-        if outcome not in self._outcomes:
-            self._outcomes[outcome] = ATTEMPTS.labels(*self._names, outcome)
-        self._outcomes[outcome].inc()
-        self._seconds.observe(seconds, exemplar)
-
-    def failed(self, outcome: str, code: str) -> None:
-        """An attempt that failed: `retried`, or `failed` for good."""
-        (RETRIES if outcome == "retried" else DEAD).labels(*self._names, _code(code)).inc()
-
-
-@lru_cache(maxsize=1000)
-def of_step(pipeline: str, step: str) -> StepMeters:
-    return StepMeters(pipeline, step)
-
-
-@lru_cache(maxsize=10)
-def hinted(result: str) -> Counter:
-    return HINTS.labels(result)
-
-
-@lru_cache(maxsize=10)
-def found_by(how: str) -> Counter:
-    return CLAIMS.labels(how)
-
-
-@lru_cache(maxsize=1000)
-def _wait(queue: str, kind: str) -> Histogram:
-    return WAIT.labels(queue, kind)
-
-
-@lru_cache(maxsize=1000)
-def _job_seconds(pipeline: str) -> Histogram:
-    return JOB_SECONDS.labels(pipeline)
-
-
-@lru_cache(maxsize=1000)
-def _jobs(pipeline: str, outcome: str) -> Counter:
-    return JOBS.labels(pipeline, outcome)
-
-
 def claimed(queue: str, was: str, waited: float) -> None:
     """A task was claimed from the state `was`, `waited` seconds after it could have been."""
     if was == "running":
         TAKEN_OVER.inc()
     else:
-        _wait(queue, _KINDS[was]).observe(max(waited, 0.0))
+        WAIT.labels(queue, _KINDS[was]).observe(max(waited, 0.0))
 
 
-def jobs_ended(ended: Sequence[JobEnded]) -> None:
-    for job in ended:
-        _jobs(job.pipeline, job.outcome).inc()
+def ended(pipeline: str, step: str, outcome: str, seconds: float, example: Mapping[str, str] | None) -> None:
+    """An attempt is over; `example` leads to its trace."""
+    ATTEMPTS.labels(pipeline, step, outcome).add()
+    SECONDS.labels(pipeline, step).observe(seconds, example)
+
+
+def failed(pipeline: str, step: str, outcome: str, code: str) -> None:
+    """An attempt failed: `retried`, or `failed` for good."""
+    (RETRIES if outcome == "retried" else DEAD).labels(pipeline, step, _code(code)).inc()
+
+
+def jobs_ended(ends: Sequence[JobEnded]) -> None:
+    for job in ends:
+        JOBS.labels(job.pipeline, job.outcome).add()
         if job.outcome == "succeeded":
-            _job_seconds(job.pipeline).observe(job.seconds)
-
-
-@lru_cache(maxsize=16)
-def _statement(name: str) -> Histogram:
-    return STATEMENTS.labels(name)
+            JOB_SECONDS.labels(job.pipeline).observe(job.seconds)
 
 
 @contextmanager
@@ -145,4 +98,4 @@ def timed(statement: str) -> Iterator[None]:
     """Measure a round trip that succeeds; one that fails is counted by what repeats it."""
     started = perf_counter()
     yield
-    _statement(statement).observe(perf_counter() - started)
+    STATEMENTS.labels(statement).observe(perf_counter() - started)

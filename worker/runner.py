@@ -117,7 +117,7 @@ class Runner:
         if claimed.gated:
             self._admitter.left(claimed.job_id)
         seconds = monotonic() - started
-        metrics.of_step(claimed.pipeline, claimed.step).ended(outcome, seconds, traces.exemplar_of(trace))
+        metrics.ended(claimed.pipeline, claimed.step, outcome, seconds, traces.exemplar_of(trace))
 
     async def _attempt(self, claimed: Claimed) -> tuple[Settlement | None, Held]:
         failpoints.reach("after_claim")
@@ -246,7 +246,7 @@ class Runner:
         if outcome == "lost":
             metrics.REFUSED.inc()
         if isinstance(settlement, Failure) and outcome in ("failed", "retried"):
-            metrics.of_step(claimed.pipeline, claimed.step).failed(outcome, settlement.code)
+            metrics.failed(claimed.pipeline, claimed.step, outcome, settlement.code)
         if outcome in ("failed", "retried", "lost"):
             log.warning(
                 "attempt ended",

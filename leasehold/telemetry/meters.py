@@ -15,6 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics
 from prometheus_client.metrics import MetricWrapperBase
 
 from leasehold.settings import Settings
+from leasehold.telemetry.tallies import Spreads, Tallies
 
 log = structlog.get_logger(__name__)
 
@@ -24,7 +25,7 @@ SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_4
 #: The most values of a label whose words are chosen by handlers; further ones become `other`.
 MOST_WORDS = 100
 
-_made: list[MetricWrapperBase] = []
+_made: list[MetricWrapperBase | Tallies | Spreads] = []
 
 
 def counter(name: str, meaning: str, labels: Sequence[str] = ()) -> Counter:
@@ -41,6 +42,20 @@ def gauge(name: str, meaning: str, labels: Sequence[str] = ()) -> Gauge:
 
 def histogram(name: str, meaning: str, labels: Sequence[str] = (), *, buckets: Sequence[float] = SLOW) -> Histogram:
     made = Histogram(f"leasehold_{name}", meaning, labels, buckets=buckets)
+    _made.append(made)
+    return made
+
+
+def tallies(name: str, meaning: str, labels: Sequence[str]) -> Tallies:
+    """A counter for the hot path; see tallies.py."""
+    made = Tallies(name, meaning, labels)
+    _made.append(made)
+    return made
+
+
+def spreads(name: str, meaning: str, labels: Sequence[str]) -> Spreads:
+    """A histogram of seconds for the hot path; see tallies.py."""
+    made = Spreads(name, meaning, labels, SLOW)
     _made.append(made)
     return made
 
@@ -90,7 +105,7 @@ class _Nothing:
     def inc(self, _amount: float = 1, _exemplar: object = None) -> None:
         return
 
-    dec = set = inc
+    dec = set = add = inc
 
     def observe(self, _value: float, _exemplar: object = None) -> None:
         return

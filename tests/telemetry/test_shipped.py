@@ -115,3 +115,19 @@ async def test_the_rules_are_rules_to_prometheus(programs: Programs) -> None:
     assert code == 0, said
     code, said = await run_promtool(programs, "check", "config", str(HERE / "prometheus/prometheus.yaml"))
     assert code == 0, said
+
+
+def test_every_metric_is_documented_and_nothing_else_is() -> None:
+    text = (ROOT / "docs/observability.md").read_text()
+    documented = set(re.findall(r"^\| (.+?) \|", text, re.MULTILINE))
+    named = {name for cell in documented for name in re.findall(r"`(leasehold_\w+)`", cell)}
+    asked = {name for board in BOARDS for name in re.findall(r"\b(leasehold_[a-z_]+)", render(board))}
+    asked |= {name for alert in all_alerts() for name in re.findall(r"\b(leasehold_[a-z_]+)", alert.expression)}
+    families = {re.sub(r"_(bucket|count|sum)$", "", name) for name in asked if "generation" not in name}
+    assert families <= named
+    sources = "".join(
+        path.read_text() for path in ROOT.glob("*/**/*.py") if path.parts[-2] in ("worker", "api", "telemetry")
+    )
+    for name in named:
+        stem = name.removeprefix("leasehold_").removesuffix("_total")
+        assert f'"{stem}' in sources or f'"leasehold_{stem}' in sources, name
