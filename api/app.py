@@ -12,7 +12,19 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from api import health, media, media_events, metrics, uploads
+from api import (
+    dead_letters,
+    external,
+    health,
+    media,
+    media_events,
+    metrics,
+    operators,
+    run_events,
+    runs,
+    templates,
+    uploads,
+)
 from api.body_limit import BodyLimit
 from api.edge import Edge, identity_of
 from api.openapi import document
@@ -25,7 +37,17 @@ from leasehold.settings import Settings
 #: What needs no key: for machines that watch the process, and the contract itself.
 PUBLIC = frozenset({"/livez", "/readyz", "/metrics"})
 
-_DOORS = (uploads.router, media.router, media_events.router)
+_DOORS = (
+    uploads.router,
+    media.router,
+    media_events.router,
+    templates.router,
+    runs.router,
+    run_events.router,
+    external.router,
+    dead_letters.router,
+    operators.router,
+)
 
 _DESCRIPTION = (
     "Upload a picture, and poll until it is READY.\n\n"

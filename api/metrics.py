@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Response
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-from leasehold.telemetry.meters import QUICK, counter, gauge, histogram
+from leasehold.telemetry.meters import QUICK, counter, gauge, histogram, tallies
 
 REQUESTS = histogram(
     "http_request_duration_seconds",
@@ -17,7 +17,7 @@ IN_FLIGHT = gauge("http_requests_in_flight", "Requests that are being answered, 
 PROBLEMS = counter(
     "http_problems_total", "Requests that were refused or failed, by the problem's code; 429s among them", ["code"]
 )
-SUBMITTED = counter("jobs_submitted_total", "Jobs written by this process", ["pipeline"])
+SUBMITTED = tallies("jobs_submitted_total", "Jobs written by this process", ["pipeline"])
 REFUSED = counter("uploads_refused_total", "Uploaded objects refused before any job", ["code"])
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

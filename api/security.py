@@ -16,6 +16,13 @@ from leasehold.errors import DeclarationError, Forbidden, Unauthenticated
 
 MEDIA_WRITE = "media:write"
 MEDIA_READ = "media:read"
+RUNS_WRITE = "runs:write"
+RUNS_READ = "runs:read"
+TEMPLATES_WRITE = "templates:write"
+EXTERNAL_WORK = "external:work"
+WEBHOOKS_WRITE = "webhooks:write"
+#: The fleet's own: queues, workers and limits of all tenants.
+OPERATE = "fleet:operate"
 
 _bearer = HTTPBearer(
     scheme_name="ApiKey",

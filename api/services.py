@@ -21,9 +21,11 @@ from leasehold.broker import make_broker
 from leasehold.broker.base import Broker
 from leasehold.database import Connection, Pool, make_engine, make_pool
 from leasehold.ids import new_id
+from leasehold.registry import Pipelines
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.exporter import exporting
+from leasehold.templates import Templates
 
 
 @dataclass(slots=True)
@@ -36,6 +38,7 @@ class Services:
     announcer: Announcer
     keyring: Keyring
     watch: JobWatch
+    templates: Templates
     draining: bool = False
 
     def drain(self) -> None:
@@ -74,6 +77,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             announcer=announcer,
             keyring=Keyring(pool, cache_seconds=settings.api_key_cache_seconds),
             watch=watch,
+            templates=Templates(Pipelines.from_source(settings.pipelines)),
         )
 
 

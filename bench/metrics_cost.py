@@ -122,8 +122,8 @@ def _counting() -> float:
     ended = [JobEnded("noop", "succeeded", 0.2)]
 
     def attempt() -> None:
-        metrics.HINTS.labels("claimed").add()
-        metrics.CLAIMS.labels("hint").add()
+        metrics.HINTS.labels("claimed").inc()
+        metrics.CLAIMS.labels("hint").inc()
         metrics.claimed("default", "pending", 0.05)
         metrics.ended("noop", "only", "succeeded", 0.01, None)
         metrics.jobs_ended(ended)

@@ -32,7 +32,8 @@ def configure_logs(settings: Settings) -> None:
         renderer = structlog.processors.JSONRenderer()
     else:
         renderer = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            exception_formatter=structlog.dev.plain_traceback,  # the rich one takes seconds, and shows values
+            colors=sys.stderr.isatty(),
         )
     structlog.configure(
         processors=[

@@ -11,13 +11,14 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
 
 from leasehold.backoff import DEFAULT_LADDER
 from leasehold.errors import DeclarationError
 
+Concurrency: TypeAlias = Literal["allow", "reject_same_scope", "queue_same_scope", "replace_same_scope"]
 NAME = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
 MIB = 1024 * 1024
 
@@ -113,13 +114,14 @@ class RunTerms:
 
     title: str = ""
     description: str = ""
-    concurrency: str = "allow"
+    concurrency: Concurrency = "allow"
     dedupe_keys: tuple[str, ...] = ()
     timeout: timedelta | None = None
     cancelable: bool = True
     grace: timedelta = timedelta(seconds=30)
     repeatable: bool = True
     schedulable: bool = True
+    offered: bool = True  # clients may run it through /v1/runs
 
 
 class Pipeline:

@@ -64,6 +64,13 @@ class Settings(BaseSettings):
     download_url_seconds: int = Field(3600, ge=60, le=86_400, description="Life of a signed download URL.")
     api_key_cache_seconds: float = Field(15.0, ge=0, le=30, description="A revoked key stops within this time.")
 
+    # --- what protects the fleet from its clients
+    submissions_per_key: int | None = Field(None, ge=1, description="Runs that one API key may submit a minute.")
+    submissions_per_tenant: int | None = Field(None, ge=1, description="Runs that one tenant may submit a minute.")
+    queue_depth_limit: int | None = Field(
+        None, ge=1, le=1_000_000, description="Runs are refused while so many tasks wait in their queue."
+    )
+
     # --- pictures
     picture_max_bytes: int = Field(32 * MIB, gt=0, description="Largest original that is accepted.")
     picture_max_pixels: int = Field(50_000_000, gt=0, description="Largest width x height of one frame.")

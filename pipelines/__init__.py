@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from leasehold.registry import Pipelines
-from pipelines.demo.pipeline import noop
+from pipelines.demo.pipeline import demo_long_task, noop
 from pipelines.media.pipeline import media
 
 
 def shipped() -> Pipelines:
     """Ours, and those of installed packages."""
-    pipelines = Pipelines(media, noop)
+    pipelines = Pipelines(media, noop, demo_long_task)
     pipelines.add_installed()
     return pipelines

@@ -128,10 +128,10 @@ class Crew:
         failpoints.reach("after_hint")
         claimed = await self._claim(delivery)
         if claimed is None:
-            metrics.HINTS.labels("duplicate" if self._holds(delivery.hint.task_id) else "stale").add()
+            metrics.HINTS.labels("duplicate" if self._holds(delivery.hint.task_id) else "stale").inc()
         else:
-            metrics.HINTS.labels("claimed").add()
-            metrics.CLAIMS.labels("hint").add()
+            metrics.HINTS.labels("claimed").inc()
+            metrics.CLAIMS.labels("hint").inc()
             metrics.claimed(claimed.queue, claimed.was, claimed.waited)
             await self._run(claimed, delivery.hint.headers)
             failpoints.reach("after_commit")
@@ -184,7 +184,7 @@ class Crew:
             return False
         finally:
             self._keep_free(-wanted)
-        metrics.CLAIMS.labels("look").add(len(found))
+        metrics.CLAIMS.labels("look").inc(len(found))
         if overdue and any(claimed.was == "pending" for claimed in found):
             self._mistrust_silence()
         for claimed in found:

@@ -27,8 +27,8 @@ WAIT = spreads(
 )
 ATTEMPTS = tallies("attempts_total", "Attempts ended", ["pipeline", "step", "outcome"])
 SECONDS = spreads("attempt_duration_seconds", "Claim to settlement", ["pipeline", "step"])
-RETRIES = counter("retries_total", "Attempts that failed and will be repeated", ["pipeline", "step", "code"])
-DEAD = counter("dead_letters_total", "Tasks given up: they wait for somebody to replay", ["pipeline", "step", "code"])
+RETRIES = tallies("retries_total", "Attempts that failed and will be repeated", ["pipeline", "step", "code"])
+DEAD = tallies("dead_letters_total", "Tasks given up: they wait for somebody to replay", ["pipeline", "step", "code"])
 JOBS = tallies(
     "jobs_finished_total",
     "Jobs ended. rejected: an input that no attempt can help; failed: all attempts were in vain; expired: too late",
@@ -72,12 +72,12 @@ def claimed(queue: str, was: str, waited: float) -> None:
     if was == "running":
         TAKEN_OVER.inc()
     else:
-        WAIT.labels(queue, _KINDS[was]).observe(max(waited, 0.0))
+        WAIT.labels(queue, _KINDS.get(was, "new")).observe(max(waited, 0.0))
 
 
 def ended(pipeline: str, step: str, outcome: str, seconds: float, example: Mapping[str, str] | None) -> None:
     """An attempt is over; `example` leads to its trace."""
-    ATTEMPTS.labels(pipeline, step, outcome).add()
+    ATTEMPTS.labels(pipeline, step, outcome).inc()
     SECONDS.labels(pipeline, step).observe(seconds, example)
 
 
@@ -88,7 +88,7 @@ def failed(pipeline: str, step: str, outcome: str, code: str) -> None:
 
 def jobs_ended(ends: Sequence[JobEnded]) -> None:
     for job in ends:
-        JOBS.labels(job.pipeline, job.outcome).add()
+        JOBS.labels(job.pipeline, job.outcome).inc()
         if job.outcome == "succeeded":
             JOB_SECONDS.labels(job.pipeline).observe(job.seconds)
 

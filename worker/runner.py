@@ -154,6 +154,8 @@ class Runner:
             return None
         pipeline = self._pipelines[of]
         step = pipeline.by_name.get(name)
+        if step is not None and not step.isolated and step.name not in pipeline.handlers:
+            return None  # another worker has loaded it
         return None if step is None else (pipeline, step)
 
     async def _perform(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Settlement:

@@ -8,6 +8,7 @@ from uuid import UUID
 
 import structlog
 
+from leasehold import rates
 from leasehold.announcer import Announcer
 from leasehold.database import TRY_AGAIN, Connection, Pool
 from leasehold.errors import StoreError
@@ -75,6 +76,7 @@ class Sweeper:
         await workers.forget_workers(connection, 10 * self._settings.lease_seconds)
         await sweeps.forget_idempotency_keys(connection)
         await gates.forget_gates(connection)
+        await rates.forget_rates(connection)
         while abandoned := await sweeps.abandoned_uploads(connection):
             await self._store.delete(*(key for _, key in abandoned))
             await sweeps.forget_uploads(connection, [media_id for media_id, _ in abandoned])

@@ -32,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between looks.
 EVERY = 5.0
+#: The most queues that are told of.
+MOST_QUEUES = 100
 #: The longest that one statement of a look may take, in seconds.
 _PATIENCE = 3.0
 
@@ -127,8 +129,10 @@ def families(seen: Rows) -> Iterator[Metric]:
 
 def _of_queues(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     leased = {row["queue"]: row for row in leases}
-    names = sorted({row["queue"] for row in queues} | leased.keys())
-    found = {row["queue"]: row for row in queues}
+    # Those that workers serve, then those that have waited longest: tenants name queues, so there may be many.
+    first = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MOST_QUEUES]
+    found = {row["queue"]: row for row in first}
+    names = sorted({*found, *sorted(leased)[:MOST_QUEUES]})
     tasks = [((name, state), found[name][state]) for name in names if name in found for state in ("due", "later")]
     tasks += [((name, "running"), leased[name]["running"] if name in leased else 0) for name in names]
     yield _labelled(

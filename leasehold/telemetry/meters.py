@@ -105,7 +105,7 @@ class _Nothing:
     def inc(self, _amount: float = 1, _exemplar: object = None) -> None:
         return
 
-    dec = set = add = inc
+    dec = set = inc
 
     def observe(self, _value: float, _exemplar: object = None) -> None:
         return

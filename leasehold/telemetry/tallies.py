@@ -26,7 +26,7 @@ class Tally:
     def __init__(self) -> None:
         self.value = 0
 
-    def add(self, amount: int = 1) -> None:
+    def inc(self, amount: int = 1) -> None:
         self.value += amount
 
 
@@ -65,7 +65,9 @@ _Child = TypeVar("_Child", Tally, Spread)
 
 
 class _Family(Collector, Generic[_Child]):
-    """Children by their labels' values."""
+    """Children by their labels' values; beyond `most` of them (tenants name templates and queues) all are `other`."""
+
+    most = 300
 
     def __init__(self, name: str, meaning: str, labels: Sequence[str]) -> None:
         self._name, self._meaning, self._labels = f"leasehold_{name}", meaning, labels
@@ -75,7 +77,9 @@ class _Family(Collector, Generic[_Child]):
     def labels(self, *values: str) -> _Child:
         found = self._children.get(values)
         if found is None:
-            found = self._children[values] = self._new()
+            if len(self._children) >= self.most:
+                values = ("other",) * len(values)
+            found = self._children.setdefault(values, self._new())
         return found
 
     def _new(self) -> _Child:
@@ -97,6 +101,8 @@ class Tallies(_Family[Tally]):
 
 class Spreads(_Family[Spread]):
     """A histogram. `bounds` ascend."""
+
+    most = 60  # each is a line a bucket
 
     def __init__(self, name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
         self._bounds = bounds

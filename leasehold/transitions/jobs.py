@@ -250,6 +250,7 @@ WITH locked AS MATERIALIZED (
 ), advanced AS (
     UPDATE job j
     SET status = 'pending', error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
+        params = coalesce($3::jsonb, j.params),
         event_seq = j.event_seq + (SELECT count(*)::int FROM revived)
     FROM locked WHERE j.id = locked.id
     RETURNING j.id, j.tenant_id, j.trace, j.event_seq - (SELECT count(*)::int FROM revived) AS seq
@@ -267,6 +268,18 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 
 
-async def replay(connection: Connection, job_id: UUID, tenant_id: str) -> list[Announcement]:
-    """failed -> pending, from the failed step on; steps that succeeded stay. Empty: no such failed job."""
-    return [Announcement.from_row(row) for row in await connection.fetch(REPLAY, job_id, tenant_id)]
+async def replay(
+    connection: Connection, job_id: UUID, tenant_id: str, params: Mapping[str, Any] | None = None
+) -> list[Announcement] | None:
+    """failed -> pending, from the failed step on; steps that succeeded stay. None: no such failed job.
+
+    `params`: in place of the job's own, already fit for its pipeline.
+    """
+    async with connection.transaction():
+        failed = await connection.fetchval(
+            "SELECT true FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE", job_id, tenant_id
+        )
+        if not failed:
+            return None
+        rows = await connection.fetch(REPLAY, job_id, tenant_id, params)
+    return [Announcement.from_row(row) for row in rows]

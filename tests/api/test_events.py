@@ -9,7 +9,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from api import media_events
+from api import streams
 from leasehold.database import Connection
 from tests.api.door import PNG, Door, Ticket, problem
 from tests.api.driver import claim_step, fail_step, finish_all
@@ -89,7 +89,7 @@ async def test_a_failure_is_told_with_its_code_and_without_our_insides(door: Doo
 async def test_an_idle_stream_is_kept_alive_by_comments(
     door: Door, rows: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(media_events, "KEEP_ALIVE", 0.01)
+    monkeypatch.setattr(streams, "KEEP_ALIVE", 0.01)
     ticket = await door.submitted()
     async with stream(door, ticket) as answer:
         lines = answer.aiter_lines()
@@ -107,7 +107,7 @@ async def test_a_stream_of_many_events_is_complete(
     await finish_all(rows, ticket.media_id)
     total = await rows.fetchval("SELECT event_seq FROM job")
     for batch in (1, total, total - 1):
-        monkeypatch.setattr(media_events, "_BATCH", batch)
+        monkeypatch.setattr(streams, "_BATCH", batch)
         async with stream(door, ticket) as answer:
             assert [one["seq"] async for one in told(answer)] == list(range(1, total + 1))
 

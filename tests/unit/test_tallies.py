@@ -40,10 +40,22 @@ def test_the_last_example_of_a_bucket_is_told_with_it() -> None:
 def test_a_counter_adds_up_by_its_labels() -> None:
     tallies = Tallies("own_total", "m", ["x"])
     for word, amount in (("a", 1), ("b", 2), ("a", 3)):
-        tallies.labels(word).add(amount)
+        tallies.labels(word).inc(amount)
     (metric,) = tallies.collect()
     assert {(s.name, s.labels["x"]): s.value for s in metric.samples} == {
         ("leasehold_own_total", "a"): 4,
         ("leasehold_own_total", "b"): 2,
     }
     REGISTRY.unregister(tallies)
+
+
+def test_more_words_than_a_page_should_hold_become_one() -> None:
+    """Tenants name their templates: a page must not grow with them."""
+    spreads = Spreads("crowded_seconds", "m", ["x"], BOUNDS)
+    for number in range(2 * Spreads.most):
+        spreads.labels(f"word-{number}").observe(0.5)
+    (metric,) = spreads.collect()
+    counts = {s.labels["x"]: s.value for s in metric.samples if s.name.endswith("_count")}
+    assert len(counts) == Spreads.most + 1
+    assert counts["other"] == Spreads.most
+    REGISTRY.unregister(spreads)

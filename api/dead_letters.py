@@ -1,0 +1,121 @@
+"""Dead letters: steps that failed for good, by what went wrong, and their replay by hand."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from api.cursors import cursor_of, instant_and_id_at
+from api.keyring import Caller
+from api.openapi import problems
+from api.run_schemas import BulkReplayRequest, ReplayRequest
+from api.runs import json_response, retry, tell
+from api.security import RUNS_READ, RUNS_WRITE, Require
+from api.services import services_of
+from leasehold import run_reads
+from leasehold.errors import Invalid, NotFound
+from leasehold.transitions import jobs
+
+router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters")
+Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
+Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
+
+
+@router.get(
+    "",
+    operation_id="listDeadLetters",
+    summary="List dead letters, the latest first",
+    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`"}),
+)
+async def list_dead_letters(
+    request: Request,
+    caller: Reader,
+    template: Annotated[str | None, Query(max_length=63)] = None,
+    code: Annotated[str | None, Query(max_length=200)] = None,
+    fingerprint: Annotated[str | None, Query(max_length=64)] = None,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        rows = await run_reads.dead_letters(
+            connection,
+            caller.tenant_id,
+            before=instant_and_id_at(cursor),
+            template=template,
+            code=code,
+            fingerprint=fingerprint,
+            limit=limit + 1,
+        )
+    more = cursor_of(rows[limit - 1]["at"], rows[limit - 1]["task_id"]) if len(rows) > limit else None
+    return json_response({"dead_letters": [dict(row) for row in rows[:limit]], "next_cursor": more})
+
+
+@router.get(
+    "/groups", operation_id="groupDeadLetters", summary="Dead letters by what went wrong", responses=problems({})
+)
+async def group_dead_letters(
+    request: Request, caller: Reader, limit: Annotated[int, Query(ge=1, le=100)] = 50
+) -> Response:
+    """Of the latest ten thousand. A fingerprint is template, step, code and the message without its numbers."""
+    async with services_of(request).pool.acquire() as connection:
+        rows = await run_reads.dead_letter_groups(connection, caller.tenant_id, limit)
+    return json_response({"groups": [dict(row) for row in rows]})
+
+
+@router.post(
+    "/replay",
+    operation_id="replayDeadLetters",
+    summary="Replay all dead letters of a kind, or one of them first",
+    status_code=202,
+    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`filter_missing`"}),
+)
+async def replay_many(request: Request, asked: BulkReplayRequest, caller: Writer) -> Response:
+    if not (asked.fingerprint or asked.template or asked.code):
+        raise Invalid("filter_missing", "Say which: by fingerprint, template or code.")
+    services = services_of(request)
+    replayed: list[UUID] = []
+    async with services.pool.acquire() as connection:
+        rows = await run_reads.dead_letters(
+            connection,
+            caller.tenant_id,
+            before=None,
+            template=asked.template,
+            code=asked.code,
+            fingerprint=asked.fingerprint,
+            limit=1 if asked.canary else asked.limit,
+        )
+        for run_id in dict.fromkeys(row["run_id"] for row in rows):
+            hints = await jobs.replay(connection, run_id, caller.tenant_id)
+            if hints is not None:
+                replayed.append(run_id)
+                await tell(services, hints)
+    return json_response({"replayed": replayed}, HTTPStatus.ACCEPTED)
+
+
+@router.post(
+    "/{task_id}/replay",
+    operation_id="replayDeadLetter",
+    summary="Replay a dead letter, also with another payload",
+    status_code=202,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`dead_letter_not_found`",
+        HTTPStatus.CONFLICT: "`resource_invalid_state`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`",
+    }),
+)  # fmt: skip
+async def replay_one(request: Request, task_id: UUID, caller: Writer, asked: ReplayRequest | None = None) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        run_id = await connection.fetchval(
+            "SELECT t.job_id FROM task t JOIN run r ON r.job_id = t.job_id"
+            " WHERE t.id = $1 AND t.tenant_id = $2 AND t.status = 'failed'",
+            task_id,
+            caller.tenant_id,
+        )
+    if run_id is None:
+        raise NotFound("dead_letter_not_found", "There is no such dead letter.")
+    await retry(services, caller, run_id, asked.payload if asked is not None else None)
+    return json_response({"run_id": run_id, "task_id": task_id}, HTTPStatus.ACCEPTED)

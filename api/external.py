@@ -1,0 +1,249 @@
+"""External workers, in any language, over HTTP: claim, heartbeat, progress, complete, fail, acknowledge-cancel.
+
+A lease is the worker's id and the task's epoch; a call with another epoch changes nothing and answers 409 `lease_lost`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from http import HTTPStatus
+from time import monotonic
+from typing import Annotated, Any, TypeAlias
+from uuid import UUID, uuid5
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from api.keyring import Caller
+from api.openapi import problems
+from api.runs import json_response
+from api.security import EXTERNAL_WORK, Require
+from api.services import Services, services_of
+from leasehold.backoff import delay_after
+from leasehold.database import Connection
+from leasehold.errors import Conflict
+from leasehold.lease import Lease
+from leasehold.transitions import claims, progress, settlements
+from leasehold.transitions.claims import Claimed, LeaseTerms
+from leasehold.transitions.jobs import external_queue
+from leasehold.transitions.settlements import Completion, Failure, Settled, Verdict
+
+router = APIRouter(tags=["external workers"], prefix="/v1/external")
+Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
+
+#: Makes owners of leases out of worker ids: two tenants' workers of one name are two.
+_NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
+_LOOK_SECONDS = 0.25
+_MOST_LOSSES = 5
+WorkerId: TypeAlias = Annotated[
+    str, Field(min_length=1, max_length=100, description="Of one process: fresh for every start of it.")
+]
+_RESPONSES = problems({HTTPStatus.CONFLICT: "`lease_lost`: the task is another's, or has ended"})
+
+
+class _Asked(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    worker_id: WorkerId
+
+
+class ClaimRequest(_Asked):
+    queues: list[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]] = Field(min_length=1, max_length=50)
+    limit: int = Field(1, ge=1, le=100)
+    wait: float = Field(0, ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a task.")
+    lease_seconds: float = Field(60, ge=5, le=3600, description="The lease's life unless a heartbeat renews it.")
+
+
+class _Held(_Asked):
+    epoch: int = Field(ge=1)
+
+
+class Beat(_Held):
+    lease_seconds: float = Field(60, ge=5, le=3600)
+
+
+class ProgressReport(_Held):
+    percent: float = Field(ge=0, le=100, allow_inf_nan=False)
+    summary: str = Field("", max_length=progress.MAX_SUMMARY)
+
+
+class Result(_Held):
+    result: dict[str, JsonValue] | None = Field(None, description="Small JSON, kept with the step.")
+
+
+class Failed(_Held):
+    code: str = Field("external_error", pattern=r"^[a-z][a-z0-9_.-]{0,99}$")
+    message: str = Field("", max_length=2000)
+    retryable: bool = True
+    retry_after: float | None = Field(None, ge=0, le=7 * 86_400, description="Seconds; else the template's backoff.")
+
+
+def _owner(caller: Caller, worker_id: str) -> UUID:
+    return uuid5(_NAMESPACE, f"{caller.tenant_id}\n{worker_id}")
+
+
+def _lease(caller: Caller, task_id: UUID, held: _Held) -> Lease:
+    return Lease(task_id, _owner(caller, held.worker_id), held.epoch, 0, monotonic())
+
+
+@router.post(
+    "/claim",
+    operation_id="claimExternal",
+    summary="Take tasks of some queues",
+    description="Waits up to `wait` seconds. Each task is leased: renew by heartbeats, and settle with its epoch.",
+    responses=problems({}),
+)
+async def claim(request: Request, asked: ClaimRequest, caller: Worker) -> Response:
+    services = services_of(request)
+    terms = LeaseTerms(_owner(caller, asked.worker_id), asked.lease_seconds, 0.0, _MOST_LOSSES)
+    queues = [external_queue(caller.tenant_id, queue) for queue in asked.queues]
+    until = monotonic() + asked.wait
+    while True:
+        async with services.pool.acquire() as connection:
+            found = await claims.claim_next(connection, terms, queues, asked.limit)
+        if found or services.draining or monotonic() >= until:
+            return json_response({"tasks": [_task(claimed, asked.lease_seconds) for claimed in found]})
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+def _task(claimed: Claimed, lease_seconds: float) -> dict[str, Any]:
+    return {
+        "task_id": claimed.lease.task_id,
+        "run_id": claimed.job_id,
+        "template": claimed.pipeline,
+        "version": claimed.pipeline_version,
+        "step": claimed.step,
+        "queue": claimed.queue.split(":", 2)[2],
+        "epoch": claimed.lease.epoch,
+        "attempt": claimed.lease.attempt,
+        "lease_seconds": lease_seconds,
+        "timeout_seconds": claimed.timeout_seconds,
+        "payload": claimed.params,
+        "traceparent": (claimed.trace or {}).get("traceparent"),
+    }
+
+
+@router.post(
+    "/tasks/{task_id}/heartbeat",
+    operation_id="heartbeatExternal",
+    summary="Keep a lease, and hear whether to stop",
+    responses=_RESPONSES,
+)
+async def heartbeat(request: Request, task_id: UUID, beat: Beat, caller: Worker) -> Response:
+    lease = _lease(caller, task_id, beat)
+    async with services_of(request).pool.acquire() as connection:
+        if await _ran_out(connection, lease):
+            said = Failure(
+                lease, "timeout", "step_timeout", "the step ran past its time limit", retryable=True, delay=0
+            )
+            await _settled(connection, await settlements.fail(connection, [said]), lease)
+            raise _lost()
+        (renewal,) = await claims.renew(connection, lease.owner, [lease], beat.lease_seconds)
+    if not renewal.still_ours:
+        raise _lost()
+    return json_response({"lease_seconds": beat.lease_seconds, "cancel_requested": renewal.cancel})
+
+
+async def _ran_out(connection: Connection, lease: Lease) -> bool:
+    return bool(
+        await connection.fetchval(
+            "SELECT started_at + make_interval(secs => timeout_seconds) < clock_timestamp() FROM task"
+            " WHERE id = $1 AND lease_owner = $2 AND epoch = $3 AND status = 'running'",
+            lease.task_id,
+            lease.owner,
+            lease.epoch,
+        )
+    )
+
+
+def _lost() -> Conflict:
+    return Conflict("lease_lost", "The lease of this epoch is not the task's any more: write nothing, and stop.")
+
+
+@router.post(
+    "/tasks/{task_id}/progress", operation_id="progressExternal", summary="Say how far a task is", responses=_RESPONSES
+)
+async def say_progress(request: Request, task_id: UUID, said: ProgressReport, caller: Worker) -> Response:
+    lease = _lease(caller, task_id, said)
+    async with services_of(request).pool.acquire() as connection:
+        kept = await progress.report(connection, [progress.Progress(lease, said.percent, said.summary)])
+    if task_id not in kept:
+        raise _lost()
+    return json_response({"percent": said.percent})
+
+
+@router.post(
+    "/tasks/{task_id}/complete", operation_id="completeExternal", summary="The task is done", responses=_RESPONSES
+)
+async def complete(request: Request, task_id: UUID, done: Result, caller: Worker) -> Response:
+    services = services_of(request)
+    lease = _lease(caller, task_id, done)
+    async with services.pool.acquire() as connection:
+        outcome = await settlements.complete(connection, [Completion(lease, (), done.result)])
+        if outcome.verdicts[task_id] is Verdict.LOST:
+            raise _lost()
+    return await _told(services, outcome, task_id, "succeeded")
+
+
+@router.post(
+    "/tasks/{task_id}/fail",
+    operation_id="failExternal",
+    summary="The attempt failed",
+    description="It is tried again by the template's retry policy, unless `retryable` is false.",
+    responses=_RESPONSES,
+)
+async def fail(request: Request, task_id: UUID, failed: Failed, caller: Worker) -> Response:
+    services = services_of(request)
+    lease = _lease(caller, task_id, failed)
+    async with services.pool.acquire() as connection:
+        delay = failed.retry_after
+        if delay is None:
+            delay = (await _backoff(services, connection, caller.tenant_id, task_id)).total_seconds()
+        said = Failure(lease, "error", failed.code, failed.message.replace("\x00", ""), failed.retryable, delay)
+        outcome = await _settled(connection, await settlements.fail(connection, [said]), lease)
+    return await _told(services, outcome, task_id, "cancelled")
+
+
+async def _settled(connection: Connection, outcome: Settled, lease: Lease) -> Settled:
+    """An attempt that ends in a run that was asked to stop has stopped. Raises Conflict `lease_lost`."""
+    if outcome.verdicts[lease.task_id] is Verdict.LOST:
+        outcome = await settlements.acknowledge_cancel(connection, [lease])
+    if outcome.verdicts[lease.task_id] is Verdict.LOST:
+        raise _lost()
+    return outcome
+
+
+async def _backoff(services: Services, connection: Connection, tenant_id: str, task_id: UUID) -> timedelta:
+    row = await connection.fetchrow(
+        "SELECT t.step, t.errors, r.template, r.version FROM task t JOIN run r ON r.job_id = t.job_id"
+        " WHERE t.id = $1 AND t.tenant_id = $2",
+        task_id,
+        tenant_id,
+    )
+    if row is None:
+        raise _lost()
+    known = await services.templates.find(connection, tenant_id, row["template"], row["version"])
+    ladder: Sequence[int] = known.template.retry(row["step"]).backoff_seconds
+    return delay_after(row["errors"] + 1, tuple(timedelta(seconds=seconds) for seconds in ladder))
+
+
+async def _told(services: Services, outcome: Settled, task_id: UUID, otherwise: str) -> Response:
+    services.announcer.announce(outcome.announcements)
+    return json_response({"status": outcome.states.get(task_id, otherwise)})
+
+
+@router.post(
+    "/tasks/{task_id}/acknowledge-cancel",
+    operation_id="acknowledgeCancelExternal",
+    summary="The task stopped, as it was asked to",
+    responses=_RESPONSES,
+)
+async def acknowledge_cancel(request: Request, task_id: UUID, held: _Held, caller: Worker) -> Response:
+    lease = _lease(caller, task_id, held)
+    async with services_of(request).pool.acquire() as connection:
+        outcome = await settlements.acknowledge_cancel(connection, [lease])
+    if outcome.verdicts[task_id] is Verdict.LOST:
+        raise _lost()
+    return json_response({"status": "cancelled"})

@@ -1,0 +1,308 @@
+"""The runs door: make, see, cancel, retry and rerun runs of any template."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import UUID
+
+import orjson
+import structlog
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+
+from api.cursors import cursor_of, id_at
+from api.edge import identity_of
+from api.explain import explanation
+from api.idempotent import Answer, IdempotencyKey, once
+from api.keyring import Caller
+from api.limits import check_depth, check_rate
+from api.metrics import SUBMITTED
+from api.openapi import problems
+from api.run_schemas import Reason, RunAccepted, RunList, RunRequest, run_answer, run_summary
+from api.security import RUNS_READ, RUNS_WRITE, Require
+from api.services import Services, services_of
+from leasehold import run_reads
+from leasehold.broker.base import BANDS
+from leasehold.database import Connection
+from leasehold.errors import Conflict, NotFound
+from leasehold.idempotency import fingerprint
+from leasehold.outbox import Announcement
+from leasehold.run_reads import Row
+from leasehold.states import JOB_TERMINAL, JobState
+from leasehold.transitions import gates, jobs, runs
+from leasehold.transitions.gates import GateName
+from leasehold.transitions.runs import Made, NewRun
+
+log = structlog.get_logger(__name__)
+router = APIRouter(tags=["runs"], prefix="/v1/runs")
+Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
+Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
+
+
+@router.post(
+    "",
+    operation_id="createRun",
+    summary="Start a run of a template",
+    status_code=202,
+    response_model=RunAccepted,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`template_not_found`",
+        HTTPStatus.CONFLICT: "`template_disabled`, `same_scope_running`, `idempotency_key_in_flight`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `nothing_to_do`, `invalid_request`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `queue_full`",
+    }),
+)  # fmt: skip
+async def create_run(
+    request: Request, wanted: RunRequest, caller: Writer, idempotency_key: IdempotencyKey = None
+) -> Response:
+    services = services_of(request)
+    limited = await check_rate(services, caller)
+    made: list[Made] = []
+
+    async def work(connection: Connection) -> Answer:
+        known = await services.templates.find_usable(connection, caller.tenant_id, wanted.template, wanted.version)
+        await check_depth(services, connection, caller.tenant_id, known.pipeline)
+        new = NewRun(
+            known=known,
+            tenant_id=caller.tenant_id,
+            params=known.params(wanted.payload),
+            scope=wanted.scope,
+            scope_id=wanted.scope_id,
+            priority=BANDS.index(wanted.priority),
+            scheduled_at=wanted.scheduled_at,
+            trace=identity_of(request).trace,
+            keep_seconds=services.settings.retention_days * 86_400,
+        )
+        made.append(await runs.create(connection, new))
+        said = RunAccepted(
+            id=new.id, status=JobState.PENDING, template=known.template.type, version=known.template.version
+        )
+        return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
+
+    asked = fingerprint(b"POST /v1/runs", wanted.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    for one in made:
+        await tell(services, one.hints, one.gates)
+        SUBMITTED.labels(wanted.template).inc()
+        log.info("run submitted", job_id=str(one.id))
+    return json_response(answer.body, answer.status_code, limited | {"Location": _location(answer.body)})
+
+
+def _location(body: bytes) -> str:
+    return f"/v1/runs/{orjson.loads(body)['id']}"
+
+
+def encoded(said: Any) -> bytes:
+    """As JSON; the driver's own kind of UUID, which orjson does not know, by its text."""
+    return orjson.dumps(said, option=orjson.OPT_UTC_Z, default=str)
+
+
+def json_response(said: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    body = said if isinstance(said, bytes) else encoded(said)
+    return Response(body, status, headers, media_type="application/json")
+
+
+async def tell(services: Services, hints: Sequence[Announcement], names: Sequence[GateName] = ()) -> None:
+    """After a commit: publish its hints, and let in whom its gates have room for."""
+    services.announcer.announce(hints)
+    if names:
+        async with services.pool.acquire() as connection:
+            services.announcer.announce(await gates.admit(connection, names))
+
+
+@router.get(
+    "",
+    operation_id="listRuns",
+    summary="List runs, the newest first",
+    response_model=RunList,
+    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
+)
+async def list_runs(
+    request: Request,
+    caller: Reader,
+    template: Annotated[str | None, Query(max_length=63)] = None,
+    status: JobState | None = None,
+    scope: Annotated[str | None, Query(max_length=63)] = None,
+    scope_id: Annotated[str, Query(max_length=200)] = "",
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        rows = await run_reads.list_runs(
+            connection,
+            caller.tenant_id,
+            template=template,
+            scope=None if scope is None else (scope, scope_id),
+            status=status,
+            before=id_at(cursor),
+            limit=limit + 1,
+        )
+    more = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None
+    return json_response({"runs": [run_summary(row) for row in rows[:limit]], "next_cursor": more})
+
+
+@router.get(
+    "/{run_id}",
+    operation_id="getRun",
+    summary="See how a run stands",
+    responses=problems({HTTPStatus.NOT_FOUND: "`run_not_found`"}) | {304: {"description": "Nothing changed."}},
+)
+async def get_run(
+    request: Request,
+    run_id: UUID,
+    caller: Reader,
+    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+    wait: Annotated[float, Query(ge=0, le=30, allow_inf_nan=False)] = 0,
+) -> Response:
+    services = services_of(request)
+    found = await find_run(services, caller, run_id)
+    if wait and found["finished_at"] is None:
+        await services.watch.changed(run_id, found["event_seq"], wait)
+        found = await find_run(services, caller, run_id)
+    body = encoded(run_answer(found))
+    headers = {"ETag": f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'}
+    if found["status"] not in JOB_TERMINAL:
+        headers["Retry-After"] = "1"
+    if if_none_match is not None and headers["ETag"].removeprefix("W/") in if_none_match:
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return json_response(body, headers=headers)
+
+
+async def find_run(services: Services, caller: Caller, run_id: UUID) -> Row:
+    """Raises NotFound; another tenant's run is not there."""
+    async with services.pool.acquire() as connection:
+        found = await run_reads.find_run(connection, caller.tenant_id, run_id)
+    if found is None:
+        raise NotFound("run_not_found", "There is no such run.")
+    structlog.contextvars.bind_contextvars(job_id=str(run_id))
+    return found
+
+
+@router.post(
+    "/{run_id}/cancel",
+    operation_id="cancelRun",
+    summary="Ask a run to stop",
+    description="A run that has not started ends at once; a running step is told within a second, and stopped after "
+    "the template's grace. Asking again while it stops changes nothing.",
+    status_code=202,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`run_not_found`",
+        HTTPStatus.CONFLICT: "`resource_invalid_state`: it has ended; `cancel_not_supported`",
+    }),
+)  # fmt: skip
+async def cancel_run(request: Request, run_id: UUID, caller: Writer, asked: Reason | None = None) -> Response:
+    services = services_of(request)
+    reason = asked.reason if asked is not None else ""
+    async with services.pool.acquire() as connection:
+        names = await gates.gates_of(connection, [run_id])
+        states = await jobs.request_cancel(
+            connection, [run_id], caller.tenant_id, reason=reason, by=f"client {caller.client_id}"
+        )
+    status = states.get(run_id)
+    if status is None:
+        found = await find_run(services, caller, run_id)
+        status = JobState(found["status"])
+        if status in JOB_TERMINAL:
+            raise invalid_state(status)
+        if status is not JobState.CANCEL_REQUESTED:
+            raise Conflict("cancel_not_supported", "The template of this run does not support cancelling.")
+    elif status in JOB_TERMINAL:
+        await tell(services, [], names)
+    return json_response({"id": run_id, "status": status}, HTTPStatus.ACCEPTED)
+
+
+def invalid_state(status: JobState | str) -> Conflict:
+    return Conflict("resource_invalid_state", f"The run is {status}: this cannot be done with it.")
+
+
+@router.post(
+    "/{run_id}/retry",
+    operation_id="retryRun",
+    summary="Go on with a failed run, from the step that failed",
+    status_code=202,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`run_not_found`",
+        HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed run is retried",
+    }),
+)  # fmt: skip
+async def retry_run(request: Request, run_id: UUID, caller: Writer) -> Response:
+    services = services_of(request)
+    await retry(services, caller, run_id)
+    return json_response({"id": run_id, "status": JobState.PENDING}, HTTPStatus.ACCEPTED)
+
+
+async def retry(services: Services, caller: Caller, run_id: UUID, payload: dict[str, Any] | None = None) -> None:
+    """Raises NotFound and Conflict as the door says."""
+    found = await find_run(services, caller, run_id)
+    async with services.pool.acquire() as connection:
+        params = None
+        if payload is not None:
+            known = await services.templates.find(connection, caller.tenant_id, found["template"], found["version"])
+            params = known.params(payload)
+        revived = await jobs.replay(connection, run_id, caller.tenant_id, params)
+    if revived is None:
+        raise invalid_state(found["status"])
+    await tell(services, revived)
+
+
+@router.post(
+    "/{run_id}/rerun",
+    operation_id="rerunRun",
+    summary="Start a fresh run of the same payload",
+    status_code=202,
+    response_model=RunAccepted,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`run_not_found`, `template_not_found`",
+        HTTPStatus.CONFLICT: "`not_repeatable`, `template_disabled`, `same_scope_running`",
+    }),
+)  # fmt: skip
+async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_key: IdempotencyKey = None) -> Response:
+    services = services_of(request)
+    found = await find_run(services, caller, run_id)
+    limited = await check_rate(services, caller)
+    made: list[Made] = []
+
+    async def work(connection: Connection) -> Answer:
+        known = await services.templates.find_usable(connection, caller.tenant_id, found["template"], found["version"])
+        if not known.template.repeatable:
+            raise Conflict("not_repeatable", "Runs of this template are not repeated.")
+        new = NewRun(
+            known=known,
+            tenant_id=caller.tenant_id,
+            params=found["payload"],
+            scope=found["scope"],
+            scope_id=found["scope_id"],
+            priority=found["priority"],
+            rerun_of=run_id,
+            trace=identity_of(request).trace,
+            keep_seconds=services.settings.retention_days * 86_400,
+        )
+        made.append(await runs.create(connection, new))
+        said = RunAccepted(
+            id=new.id, status=JobState.PENDING, template=known.template.type, version=known.template.version
+        )
+        return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
+
+    asked = fingerprint(b"POST /v1/runs/rerun", str(run_id).encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    for one in made:
+        await tell(services, one.hints, one.gates)
+    return json_response(answer.body, answer.status_code, limited | {"Location": _location(answer.body)})
+
+
+@router.get(
+    "/{run_id}/explain",
+    operation_id="explainRun",
+    summary="Why a run stands where it does, and the proof of what it did",
+    responses=problems({HTTPStatus.NOT_FOUND: "`run_not_found`"}),
+)
+async def explain_run(request: Request, run_id: UUID, caller: Reader) -> Response:
+    services = services_of(request)
+    found = await find_run(services, caller, run_id)
+    async with services.pool.acquire() as connection:
+        waiting = await run_reads.why_waiting(connection, caller.tenant_id, run_id)
+        held = await run_reads.why_held(connection, caller.tenant_id, run_id)
+        ledger = await run_reads.ledger(connection, caller.tenant_id, run_id)
+    return json_response(explanation(found, waiting, held, ledger))

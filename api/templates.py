@@ -1,0 +1,104 @@
+"""Templates: declared in code, or written here, a version at a time."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel, ConfigDict
+
+from api.keyring import Caller
+from api.openapi import problems
+from api.runs import json_response
+from api.security import RUNS_READ, TEMPLATES_WRITE, Require
+from api.services import services_of
+from leasehold.template import Template
+from leasehold.templates import Known
+
+router = APIRouter(tags=["templates"], prefix="/v1/templates")
+Writer = Annotated[Caller, Depends(Require(TEMPLATES_WRITE))]
+Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
+
+
+class Enabling(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool
+
+
+def _answer(known: Known) -> dict[str, Any]:
+    source = "code" if known.by_code else "api"
+    return known.template.model_dump(mode="json", warnings=False) | {"enabled": known.enabled, "source": source}
+
+
+@router.post(
+    "",
+    operation_id="createTemplate",
+    summary="Write a version of a template",
+    status_code=201,
+    responses=problems({
+        HTTPStatus.CONFLICT: "`template_exists`, `template_reserved`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_worker_type`, `invalid_request`",
+    }),
+)  # fmt: skip
+async def create_template(request: Request, wanted: Template, caller: Writer) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        await services.templates.write(connection, caller.tenant_id, wanted)
+    known = Known(wanted, wanted.pipeline(), enabled=wanted.enabled, by_code=False)
+    return json_response(
+        _answer(known), HTTPStatus.CREATED, {"Location": f"/v1/templates/{wanted.type}/{wanted.version}"}
+    )
+
+
+@router.get("", operation_id="listTemplates", summary="List all templates", responses=problems({}))
+async def list_templates(request: Request, caller: Reader) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        found = await services.templates.listed(connection, caller.tenant_id)
+    return json_response({"templates": [_answer(known) for known in found]})
+
+
+@router.get(
+    "/{kind}",
+    operation_id="listTemplateVersions",
+    summary="List the versions of a template",
+    responses=problems({HTTPStatus.NOT_FOUND: "`template_not_found`"}),
+)
+async def list_versions(request: Request, kind: str, caller: Reader) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        found = await services.templates.listed(connection, caller.tenant_id, kind)
+        if not found:
+            await services.templates.find(connection, caller.tenant_id, kind)  # says that there is none
+    return json_response({"templates": [_answer(known) for known in found]})
+
+
+@router.get(
+    "/{kind}/{version}",
+    operation_id="getTemplate",
+    summary="See a version of a template",
+    responses=problems({HTTPStatus.NOT_FOUND: "`template_not_found`"}),
+)
+async def get_template(request: Request, kind: str, version: int, caller: Reader) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        return json_response(_answer(await services.templates.find(connection, caller.tenant_id, kind, version)))
+
+
+@router.patch(
+    "/{kind}/{version}",
+    operation_id="enableTemplate",
+    summary="Enable or disable a version",
+    description="All that can change of a version. Runs that exist go on; new ones of a disabled version are refused.",
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`template_not_found`",
+        HTTPStatus.CONFLICT: "`template_reserved`: it is declared in code",
+    }),
+)  # fmt: skip
+async def enable_template(request: Request, kind: str, version: int, wanted: Enabling, caller: Writer) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        await services.templates.enable(connection, caller.tenant_id, kind, version, enabled=wanted.enabled)
+        return json_response(_answer(await services.templates.find(connection, caller.tenant_id, kind, version)))

@@ -1,0 +1,53 @@
+"""Rates shared by all processes: GCRA, one row a key and one guarded statement a request."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leasehold.database import Connection
+
+# The row says when the debt is paid: `full_at`. A request adds its share of a minute; it is let through unless that
+# would put the debt beyond the burst.
+_TAKE = """
+INSERT INTO rate_bucket AS b (key, full_at)
+VALUES ($1, clock_timestamp() + make_interval(secs => $2::float8))
+ON CONFLICT (key) DO UPDATE
+SET full_at = greatest(b.full_at, clock_timestamp()) + make_interval(secs => $2::float8)
+WHERE greatest(b.full_at, clock_timestamp()) + make_interval(secs => $2::float8)
+      <= clock_timestamp() + make_interval(secs => $3::float8)
+RETURNING extract(epoch FROM full_at - clock_timestamp())::float8
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """`remaining`: requests that would be let through at once. `wait`: seconds until the next one is, 0 if now."""
+
+    limit: int
+    remaining: int
+    wait: float
+
+    @property
+    def allowed(self) -> bool:
+        return self.wait == 0.0
+
+
+async def take(connection: Connection, key: str, per_minute: int) -> Quota:
+    """Ask for one request of `key`, at `per_minute` in the long run and as many at once."""
+    share, burst = 60.0 / per_minute, 60.0
+    debt = await connection.fetchval(_TAKE, key, share, burst)
+    if debt is not None:
+        return Quota(per_minute, max(int((burst - debt) / share), 0), 0.0)
+    owed = await connection.fetchval(
+        "SELECT extract(epoch FROM full_at - clock_timestamp())::float8 FROM rate_bucket WHERE key = $1", key
+    )
+    return Quota(per_minute, 0, max((owed or 0.0) + share - burst, 0.001))
+
+
+async def forget_rates(connection: Connection, limit: int = 1000) -> None:
+    """Buckets without debt are as good as none."""
+    await connection.execute(
+        "DELETE FROM rate_bucket WHERE key IN (SELECT key FROM rate_bucket WHERE full_at < clock_timestamp()"
+        " ORDER BY full_at LIMIT $1)",
+        limit,
+    )

@@ -1,0 +1,135 @@
+"""Templates by name: those that code declares, for every tenant, and those that a tenant wrote over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+from pydantic import ValidationError
+
+from leasehold.database import Connection
+from leasehold.errors import Conflict, Invalid, NotFound
+from leasehold.pipeline import Pipeline
+from leasehold.registry import Pipelines
+from leasehold.template import Template, check_payload, declared
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A template and what runs of it are made of."""
+
+    template: Template
+    pipeline: Pipeline
+    enabled: bool
+    by_code: bool
+
+    def params(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a run. Raises Invalid, naming what does not fit."""
+        check_payload(self.template.payload_schema, payload)
+        if not self.by_code:
+            return dict(payload)
+        try:
+            return self.pipeline.params.model_validate(payload).model_dump(mode="json")
+        except ValidationError as error:
+            first = error.errors()[0]
+            path = "".join(f"/{part}" for part in first["loc"])
+            raise Invalid(
+                "invalid_payload", f"The payload does not fit at {path or 'its root'}: {first['msg']}"
+            ) from None
+
+
+class Templates:
+    """Looks templates up. `pipelines`: what the code of this installation declares."""
+
+    def __init__(self, pipelines: Pipelines) -> None:
+        self._pipelines = pipelines
+
+    def of_code(self) -> list[Known]:
+        return [self._known(pipeline) for pipeline in self._pipelines if pipeline.terms.offered and not pipeline.inputs]
+
+    @staticmethod
+    def _known(pipeline: Pipeline) -> Known:
+        return Known(declared(pipeline), pipeline, enabled=True, by_code=True)
+
+    async def find(self, connection: Connection, tenant_id: str, kind: str, version: int | None = None) -> Known:
+        """The version, else the newest enabled one. Raises NotFound `template_not_found`."""
+        for known in self.of_code():
+            if known.template.type == kind and version in (None, known.template.version):
+                return known
+        row = await connection.fetchrow(
+            "SELECT declaration, enabled FROM template WHERE tenant_id = $1 AND type = $2"
+            " AND CASE WHEN $3::int IS NULL THEN enabled ELSE version = $3 END ORDER BY version DESC LIMIT 1",
+            tenant_id,
+            kind,
+            version,
+        )
+        if row is None:
+            raise NotFound("template_not_found", "There is no such template, or none of it is enabled.")
+        template = Template.model_validate(row["declaration"])
+        return Known(template, template.pipeline(), enabled=row["enabled"], by_code=False)
+
+    async def find_usable(self, connection: Connection, tenant_id: str, kind: str, version: int | None) -> Known:
+        """As `find`. Raises Conflict `template_disabled`."""
+        known = await self.find(connection, tenant_id, kind, version)
+        if not known.enabled:
+            raise Conflict("template_disabled", "This version of the template is disabled.")
+        return known
+
+    async def write(self, connection: Connection, tenant_id: str, template: Template) -> None:
+        """Raises Conflict when the version exists or the name belongs to code, Invalid for an unknown handler."""
+        if template.type in self._pipelines:
+            raise Conflict("template_reserved", "A pipeline of this installation has this name.")
+        for step in template.pipeline().steps:
+            if step.handler is not None:
+                self._check_handler(step.handler)
+        try:
+            await connection.execute(
+                "INSERT INTO template (tenant_id, type, version, enabled, declaration) VALUES ($1, $2, $3, $4, $5)",
+                tenant_id,
+                template.type,
+                template.version,
+                template.enabled,
+                template.model_dump(mode="json"),
+            )
+        except asyncpg.UniqueViolationError:
+            raise Conflict(
+                "template_exists", "This version exists, and versions do not change: write the next."
+            ) from None
+
+    def _check_handler(self, handler: str) -> None:
+        of, _, name = handler.partition(".")
+        offered = of in self._pipelines and self._pipelines[of].terms.offered
+        step = self._pipelines[of].by_name.get(name) if offered else None
+        if step is None or step.isolated:
+            raise Invalid("unknown_worker_type", f"No handler {handler!r} is offered to templates.")
+
+    async def enable(self, connection: Connection, tenant_id: str, kind: str, version: int, *, enabled: bool) -> None:
+        """Raises NotFound; a template of code cannot be disabled here: Conflict."""
+        if kind in self._pipelines:
+            raise Conflict("template_reserved", "Templates that code declares are always enabled.")
+        if not await connection.fetchval(
+            "UPDATE template SET enabled = $4 WHERE tenant_id = $1 AND type = $2 AND version = $3 RETURNING true",
+            tenant_id,
+            kind,
+            version,
+            enabled,
+        ):
+            raise NotFound("template_not_found", "There is no such template.")
+
+    async def listed(self, connection: Connection, tenant_id: str, kind: str | None = None) -> list[Known]:
+        """All versions, by type, the newest first."""
+        rows = await connection.fetch(
+            "SELECT declaration, enabled FROM template WHERE tenant_id = $1 AND ($2::text IS NULL OR type = $2)"
+            " ORDER BY type, version DESC LIMIT 1000",
+            tenant_id,
+            kind,
+        )
+        written = [Template.model_validate(row["declaration"]) for row in rows]
+        found = [known for known in self.of_code() if kind in (None, known.template.type)]
+        found += [
+            Known(template, template.pipeline(), enabled=row["enabled"], by_code=False)
+            for template, row in zip(written, rows, strict=True)
+        ]
+        return sorted(found, key=lambda known: (known.template.type, -known.template.version))

@@ -1,0 +1,35 @@
+"""What operators do to queues: pause, resume."""
+
+from __future__ import annotations
+
+from leasehold.database import Connection
+from leasehold.outbox import Announcement
+
+# Hints of a paused queue's tasks were spent; the oldest are told of again, the others are found by looking.
+_TELL_AGAIN = """
+INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+SELECT t.id, t.job_id, t.queue, t.priority, j.trace, clock_timestamp() + interval '1 second'
+FROM task t JOIN job j ON j.id = t.job_id
+WHERE t.queue = $1 AND t.status IN ('pending', 'retry', 'waiting') AND t.available_at <= clock_timestamp()
+  AND NOT starts_with(t.queue, 'ext:')
+ORDER BY t.priority, t.available_at LIMIT 1000
+RETURNING id AS outbox_id, task_id, queue, priority, headers
+"""
+
+
+async def pause(connection: Connection, queue: str, reason: str) -> None:
+    """No task of the queue is claimed any more."""
+    await connection.execute(
+        "INSERT INTO paused_queue (queue, reason) VALUES ($1, $2)"
+        " ON CONFLICT (queue) DO UPDATE SET reason = excluded.reason",
+        queue,
+        reason,
+    )
+
+
+async def resume(connection: Connection, queue: str) -> list[Announcement]:
+    """Tasks of the queue are claimed again. Returns hints to be published."""
+    async with connection.transaction():
+        if not await connection.fetchval("DELETE FROM paused_queue WHERE queue = $1 RETURNING true", queue):
+            return []
+        return [Announcement.from_row(row) for row in await connection.fetch(_TELL_AGAIN, queue)]

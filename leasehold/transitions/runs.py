@@ -1,0 +1,213 @@
+"""Making runs: a job of a template, with its scope, its place among others of the same scope, and its gates."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import orjson
+
+from leasehold.database import Connection
+from leasehold.errors import Conflict
+from leasehold.gate import EVERYBODY, Gate
+from leasehold.ids import new_id
+from leasehold.outbox import Announcement
+from leasehold.templates import Known
+from leasehold.transitions import gates, jobs
+from leasehold.transitions.jobs import NewJob
+
+
+@dataclass(frozen=True, slots=True)
+class NewRun:
+    """What is asked for. `params`: already fit for the template (Known.params)."""
+
+    known: Known
+    tenant_id: str
+    params: Mapping[str, Any]
+    scope: str = "tenant"
+    scope_id: str = ""
+    priority: int = 1
+    scheduled_at: datetime | None = None
+    schedule_id: UUID | None = None
+    tick: datetime | None = None
+    rerun_of: UUID | None = None
+    trace: Mapping[str, str] | None = None
+    keep_seconds: int | None = None
+    id: UUID = field(default_factory=new_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Made:
+    """Publish `hints` after the commit, and then ask `gates` to let the run in."""
+
+    id: UUID
+    hints: Sequence[Announcement]
+    gates: Sequence[gates.GateName]
+
+
+_REMEMBER = """
+INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id, scheduled_at, schedule_id, tick, rerun_of)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
+"""
+
+
+async def create(connection: Connection, new: NewRun) -> Made:
+    """- -> pending, in the caller's transaction, which this needs.
+
+    Raises Conflict `same_scope_running` (reject_same_scope) with the other run's id in its message; a tick that made
+    its run already raises asyncpg.UniqueViolationError.
+    """
+    terms = new.known.pipeline.terms
+    same = _same_scope(new)
+    its_gates = await _declared_gates(connection, new)
+    exclusive = None
+    if terms.concurrency == "reject_same_scope":
+        exclusive = same
+    elif terms.concurrency in ("queue_same_scope", "replace_same_scope"):
+        its_gates.append(Gate(new.tenant_id, f"scope:{new.known.template.type}:{same}", at_most=1))
+    if terms.concurrency == "replace_same_scope":
+        await _replace(connection, new, its_gates[-1])
+    job = NewJob(
+        pipeline=new.known.pipeline,
+        tenant_id=new.tenant_id,
+        params=new.params,
+        priority=new.priority,
+        deadline_at=_deadline(new),
+        trace=new.trace,
+        keep_seconds=new.keep_seconds,
+        id=new.id,
+        not_before=new.scheduled_at,
+        gates=its_gates,
+        exclusive_key=exclusive,
+        notify=await _is_watched(connection, new.tenant_id),
+    )
+    hints = await _submit(connection, job)
+    template = new.known.template
+    await connection.execute(
+        _REMEMBER, new.id, new.tenant_id, template.type, template.version, new.scope, new.scope_id, new.scheduled_at,
+        new.schedule_id, new.tick, new.rerun_of,
+    )  # fmt: skip
+    return Made(new.id, hints, [(gate.tenant_id, gate.key) for gate in its_gates])
+
+
+async def _submit(connection: Connection, job: NewJob) -> list[Announcement]:
+    try:
+        async with connection.transaction():  # a savepoint: the caller's transaction survives the refusal
+            return await jobs.submit(connection, [job])
+    except asyncpg.UniqueViolationError as error:
+        if error.constraint_name != "job_exclusive":
+            raise
+        other = await connection.fetchval(
+            "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
+            job.tenant_id,
+            job.pipeline.name,
+            job.exclusive_key,
+        )
+        raise Conflict("same_scope_running", f"A run of the same scope is unfinished: {other}.") from None
+
+
+def _same_scope(new: NewRun) -> str:
+    """Equal for runs of one scope. Fixed length, so that no payload makes a key too long for an index."""
+    said = [new.scope, new.scope_id, [[key, new.params.get(key)] for key in new.known.pipeline.terms.dedupe_keys]]
+    return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
+
+
+def _deadline(new: NewRun) -> datetime | None:
+    timeout = new.known.pipeline.terms.timeout
+    if timeout is None:
+        return None
+    return (new.scheduled_at or datetime.now(UTC)) + timeout
+
+
+async def _replace(connection: Connection, new: NewRun, gate: Gate) -> None:
+    """Ask those before it to stop. It waits at their gate, so that it starts when they have."""
+    await connection.execute(
+        "INSERT INTO gate (tenant_id, key, at_most) VALUES ($1, $2, 1)"
+        " ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = 1",  # its lock puts replacements in a row
+        gate.tenant_id,
+        gate.key,
+    )
+    older = await connection.fetch(
+        "SELECT g.job_id FROM gate_job g JOIN job j ON j.id = g.job_id"
+        " WHERE g.tenant_id = $1 AND g.key = $2 AND j.finished_at IS NULL",
+        gate.tenant_id,
+        gate.key,
+    )
+    await jobs.request_cancel(
+        connection,
+        [row["job_id"] for row in older],
+        new.tenant_id,
+        reason=f"replaced by run {new.id}",
+        by="replace_same_scope",
+        forced=True,
+    )
+
+
+async def _is_watched(connection: Connection, tenant_id: str) -> bool:
+    return bool(await connection.fetchval("SELECT 1 FROM webhook WHERE tenant_id = $1 AND enabled LIMIT 1", tenant_id))
+
+
+async def _declared_gates(connection: Connection, new: NewRun) -> list[Gate]:
+    """The limits that operators and the tenant have set for such a run.
+
+    Keys: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`: one gate for each value found there.
+    """
+    rows = await connection.fetch(
+        "SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared AND tenant_id = ANY($1::text[])",
+        [new.tenant_id, EVERYBODY],
+    )
+    queues = {f"queue:{step.queue}" for step in new.known.pipeline.steps}
+    kind = new.known.template.type
+    found = []
+    for row in rows:
+        key = row["key"]
+        if key in queues or key in ("tenant", f"template:{kind}"):
+            found.append(_gate_for(new, row, key))
+        elif key.startswith(f"payload:{kind}:"):
+            value = _at(new.params, key.removeprefix(f"payload:{kind}:"))
+            digest = hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
+            found.append(_gate_for(new, row, f"{key}={digest}"))
+    return found
+
+
+def _gate_for(new: NewRun, row: Any, key: str) -> Gate:
+    tenant = row["tenant_id"]
+    if tenant == EVERYBODY and key == "tenant":
+        tenant = new.tenant_id  # the bound that every tenant has by itself
+    return Gate(tenant, key, row["at_most"], row["per_minute"])
+
+
+def _at(payload: Any, pointer: str) -> Any:
+    for part in pointer.split("/")[1:]:
+        payload = payload.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(payload, dict) else None
+    return payload
+
+
+async def declare_gate(connection: Connection, gate: Gate) -> None:
+    """Set a limit: it holds for runs that are made from now on, and its bounds at once for those that wait."""
+    await connection.execute(
+        "INSERT INTO gate (tenant_id, key, at_most, per_minute, declared) VALUES ($1, $2, $3, $4, true)"
+        " ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = excluded.at_most, per_minute = excluded.per_minute,"
+        " declared = true",
+        gate.tenant_id,
+        gate.key,
+        gate.at_most,
+        gate.per_minute,
+    )
+
+
+async def withdraw_gate(connection: Connection, tenant_id: str, key: str) -> bool:
+    """Lift a limit, also for those that wait at it. False: there is none."""
+    return bool(
+        await connection.fetchval(
+            "UPDATE gate SET declared = false, at_most = NULL, per_minute = NULL"
+            " WHERE tenant_id = $1 AND key = $2 AND declared RETURNING true",
+            tenant_id,
+            key,
+        )
+    )

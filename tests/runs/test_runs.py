@@ -1,0 +1,208 @@
+"""A run is made once, runs as its template says, and is told of as it stands."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import pytest
+
+from leasehold.database import Connection
+from tests.api.door import problem
+from tests.factories import Rows, assert_history
+from tests.runs.conftest import Client, step_of
+from worker.worker import Worker
+
+
+async def test_a_run_goes_through_its_steps_and_tells_their_results(client: Client, worker: Worker) -> None:
+    said = await client.until(await client.start(payload={"number": 7}), "succeeded")
+    assert [(step["id"], step["status"]) for step in said["progress"]["steps"]] == [
+        ("first", "succeeded"), ("second", "succeeded"),
+    ]  # fmt: skip
+    assert said["result"] == {"first": {"attempt": 1, "number": 7}}
+    assert said["progress"]["percentage"] == 100
+    assert said["payload"] == {"do": "finish", "number": 7, "dry_run": False}
+
+
+async def test_the_history_of_a_run_adds_up_to_its_rows(client: Client, worker: Worker, rows: Connection) -> None:
+    run = await client.start(payload={"do": "fail once"})
+    said = await client.until(run, "succeeded")
+    assert step_of(said, "first")["attempt"] == 2
+    await assert_history(Rows(rows), said["id"])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"payload": {"number": "many"}}, 422, "invalid_payload"),
+        ({"payload": {"unknown": 1}}, 422, "invalid_payload"),
+        ({"template": "nothing"}, 404, "template_not_found"),
+        ({"version": 9}, 404, "template_not_found"),
+        ({"scope": "NOT A SCOPE"}, 422, "invalid_request"),
+        ({"priority": "urgent"}, 422, "invalid_request"),
+        ({"scheduled_at": "2026-11-21T10:00:00"}, 422, "invalid_request"),  # no zone: nobody knows when
+    ],
+)
+async def test_what_cannot_be_run_is_refused(client: Client, body: dict[str, object], status: int, code: str) -> None:
+    said = problem(await client.post("/v1/runs", **({"template": "scripted"} | body)), status, code)
+    if code == "invalid_payload":
+        assert "/number" in said["detail"] or "unknown" in said["detail"]
+
+
+@pytest.mark.parametrize(
+    ("do", "code"),
+    [("fail", "broken"), ("fail always", "unlucky"), ("raise", "handler_error"), ("odd answer", "bad_answer"),
+     ("no json", "bad_output")],
+)  # fmt: skip
+async def test_a_handler_that_misbehaves_fails_its_run_with_a_code(
+    client: Client, worker: Worker, do: str, code: str
+) -> None:
+    said = await client.until(await client.start(payload={"do": do}), "failed")
+    assert said["error"]["code"] == code
+    assert step_of(said, "second")["status"] == "skipped"
+
+
+@pytest.mark.parametrize(("do", "code"), [("exit", "child_crashed"), ("eat memory", "child_crashed")])
+async def test_a_handler_that_kills_its_process_is_poison_and_no_worker_dies(
+    client: Client, worker: Worker, do: str, code: str
+) -> None:
+    run = await client.start("isolated", payload={"do": do})
+    said = await client.until(run, "failed", "succeeded")
+    assert said["error"]["code"] == code
+    assert (await client.until(await client.start("isolated", payload={"number": 3}), "succeeded"))["result"] == {
+        "count": {"counted": 3}
+    }
+
+
+async def test_another_tenant_sees_nothing(client: Client, stranger: Client) -> None:
+    run = await client.start(payload={"do": "finish"})
+    for asked in (f"/v1/runs/{run}", f"/v1/runs/{run}/events", f"/v1/runs/{run}/explain"):
+        problem(await stranger.http.get(asked), 404, "run_not_found")
+    for verb in ("cancel", "retry", "rerun"):
+        problem(await stranger.post(f"/v1/runs/{run}/{verb}"), 404, "run_not_found")
+    assert (await stranger.http.get("/v1/runs")).json()["runs"] == []
+
+
+async def test_the_same_idempotency_key_makes_one_run(client: Client) -> None:
+    body, headers = {"template": "scripted"}, {"Idempotency-Key": str(uuid4())}
+    answers = await asyncio.gather(*(client.http.post("/v1/runs", json=body, headers=headers) for _ in range(6)))
+    made = {answer.json()["id"] for answer in answers if answer.status_code == 202}
+    assert len(made) == 1
+    assert {answer.status_code for answer in answers} <= {202, 409}
+    assert len((await client.http.get("/v1/runs")).json()["runs"]) == 1
+    reused = await client.http.post("/v1/runs", json=body | {"scope_id": "x"}, headers=headers)
+    problem(reused, 422, "idempotency_key_reused")
+
+
+async def test_a_run_starts_no_earlier_than_it_was_scheduled(client: Client, worker: Worker) -> None:
+    at = datetime.now(UTC) + timedelta(seconds=1.5)
+    run = await client.start(scheduled_at=at.isoformat())
+    explained = (await client.http.get(f"/v1/runs/{run}/explain")).json()
+    assert [reason["code"] for reason in explained["reasons"]] == ["waiting_until"]
+    said = await client.until(run, "succeeded")
+    assert datetime.fromisoformat(said["started_at"]) >= at
+
+
+async def test_lists_are_paged_newest_first_and_by_what_is_asked_for(client: Client, worker: Worker) -> None:
+    for number in range(5):
+        await client.start(payload={"number": number}, scope="user", scope_id=f"u{number % 2}")
+    failed = await client.start(payload={"do": "fail"})
+    await client.until(failed, "failed")
+    seen, cursor = [], None
+    while True:
+        page = (await client.http.get("/v1/runs", params={"limit": 2} | ({"cursor": cursor} if cursor else {}))).json()
+        seen += [run["id"] for run in page["runs"]]
+        cursor = page["next_cursor"]
+        if cursor is None:
+            break
+    assert len(seen) == 6
+    assert seen == sorted(seen, reverse=True)
+    mine = (await client.http.get("/v1/runs", params={"scope": "user", "scope_id": "u1"})).json()["runs"]
+    assert len(mine) == 2
+    bad = (await client.http.get("/v1/runs", params={"status": "failed"})).json()["runs"]
+    assert [run["id"] for run in bad] == [failed]
+    problem(await client.http.get("/v1/runs", params={"cursor": "bm9uc2Vuc2U"}), 422, "invalid_cursor")
+
+
+async def test_events_stream_to_the_end_and_resume_without_loss(client: Client, worker: Worker) -> None:
+    run = await client.start()
+    whole = (await client.http.get(f"/v1/runs/{run}/events")).text
+    ids = [int(line.removeprefix("id: ")) for line in whole.splitlines() if line.startswith("id: ")]
+    assert ids == list(range(1, len(ids) + 1))
+    rest = (await client.http.get(f"/v1/runs/{run}/events", headers={"Last-Event-ID": "3"})).text
+    assert [int(x.removeprefix("id: ")) for x in rest.splitlines() if x.startswith("id: ")] == ids[3:]
+
+
+async def test_a_failed_run_goes_on_from_the_step_that_failed(client: Client, worker: Worker) -> None:
+    run = await client.start(payload={"do": "fail", "number": 5})
+    await client.until(run, "failed")
+    letters = (await client.http.get("/v1/dead-letters")).json()["dead_letters"]
+    assert [(letter["run_id"], letter["code"]) for letter in letters] == [(run, "broken")]
+    answer = await client.post(
+        f"/v1/dead-letters/{letters[0]['task_id']}/replay", payload={"do": "finish", "number": 6}
+    )
+    assert answer.status_code == 202, answer.text
+    said = await client.until(run, "succeeded")
+    assert said["result"]["first"]["number"] == 6
+    problem(await client.post(f"/v1/runs/{run}/retry"), 409, "resource_invalid_state")
+
+
+async def test_dead_letters_of_one_cause_are_one_group_and_are_replayed_after_a_canary(
+    client: Client, worker: Worker
+) -> None:
+    failed = [await client.start(payload={"do": "fail", "number": number}) for number in range(3)]
+    for run in failed:
+        await client.until(run, "failed")
+    (group,) = (await client.http.get("/v1/dead-letters/groups")).json()["groups"]
+    assert (group["n"], group["code"], group["step"]) == (3, "broken", "first")
+    problem(await client.post("/v1/dead-letters/replay"), 422, "filter_missing")
+    canary = await client.post("/v1/dead-letters/replay", fingerprint=group["fingerprint"], canary=True)
+    assert len(canary.json()["replayed"]) == 1
+    await client.until(canary.json()["replayed"][0], "failed")
+    rest = await client.post("/v1/dead-letters/replay", fingerprint=group["fingerprint"])
+    assert sorted(rest.json()["replayed"]) == sorted(failed)
+
+
+async def test_a_rerun_is_a_fresh_run_of_the_same_payload(client: Client, worker: Worker) -> None:
+    run = await client.start(payload={"number": 4}, scope="user", scope_id="me")
+    await client.until(run, "succeeded")
+    again = (await client.post(f"/v1/runs/{run}/rerun")).json()["id"]
+    said = await client.until(again, "succeeded")
+    assert (said["rerun_of"], said["payload"]["number"], said["scope_id"]) == (run, 4, "me")
+    assert again != run
+
+
+async def test_a_step_spreads_into_parts_and_goes_on_with_their_results(client: Client, worker: Worker) -> None:
+    said = await client.until(await client.start("spread", payload={"number": 5}), "succeeded")
+    assert said["result"]["gather"] == {"sum": 30}
+    assert step_of(said, "piece.4")["result"] == {"square": 16}
+
+
+@pytest.mark.parametrize(("do", "number", "code"), [
+    ("fail", 3, "broken"), ("finish", 0, "bad_answer"), ("finish", 1001, "bad_answer"),
+    ("spread twice", 2, "spread_twice"),
+])  # fmt: skip
+async def test_a_spread_that_cannot_be_joined_fails_the_run(
+    client: Client, worker: Worker, do: str, number: int, code: str
+) -> None:
+    said = await client.until(await client.start("spread", payload={"do": do, "number": number}), "failed")
+    assert said["error"]["code"] == code
+
+
+async def test_a_skipped_step_holds_nobody_up(client: Client, worker: Worker) -> None:
+    said = await client.until(await client.start("branches", payload={"dry_run": True}), "succeeded")
+    assert {step["id"]: step["status"] for step in said["progress"]["steps"]} == {
+        "top": "succeeded", "left": "skipped", "right": "succeeded", "bottom": "succeeded",
+    }  # fmt: skip
+
+
+async def test_the_ledger_names_the_lease_of_every_step(client: Client, worker: Worker) -> None:
+    run = await client.start()
+    await client.until(run, "succeeded")
+    explained = (await client.http.get(f"/v1/runs/{run}/explain")).json()
+    assert explained["reasons"][0]["code"] == "ended"
+    claimed = [entry for entry in explained["ledger"] if entry["kind"] == "claimed"]
+    assert [(entry["step"], entry["epoch"], entry["worker"]) for entry in claimed] == [
+        ("first", 1, str(worker.id)), ("second", 1, str(worker.id)),
+    ]  # fmt: skip

@@ -1,0 +1,136 @@
+"""The pipelines of these tests: each handler does what its payload says."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from datetime import timedelta
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from leasehold.attempt import Attempt
+from leasehold.errors import Permanent, Retryable
+from leasehold.pipeline import Pipeline, RunTerms, SkipIf, Step
+from leasehold.registry import Pipelines
+from leasehold.verdicts import Done, FanOut
+from leasehold.work import Work
+
+
+class Does(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    do: str = "finish"
+    number: int = 0
+    dry_run: bool = False
+
+
+_SOON = (timedelta(milliseconds=10),)
+
+scripted = Pipeline(
+    "scripted",
+    module="tests.runs.work",
+    params=Does,
+    steps=[Step("first", max_attempts=2, retry_ladder=_SOON), Step("second", needs=("first",), retry_ladder=_SOON)],
+    terms=RunTerms(grace=timedelta(seconds=1)),
+)
+spread = Pipeline(
+    "spread",
+    module="tests.runs.work",
+    params=Does,
+    steps=[Step("gather"), Step("piece", part=True), Step("after", needs=("gather",))],
+)
+branches = Pipeline(
+    "branches",
+    module="tests.runs.work",
+    params=Does,
+    steps=[
+        Step("top"),
+        Step("left", needs=("top",), skip_if=SkipIf("/dry_run")),
+        Step("right", needs=("top",)),
+        Step("bottom", needs=("left", "right")),
+    ],
+)
+isolated = Pipeline(
+    "isolated",
+    module="tests.runs.work",
+    params=Does,
+    steps=[Step("count", queue="heavy", isolated=True, retry_ladder=_SOON)],
+    terms=RunTerms(grace=timedelta(seconds=1)),
+)
+
+
+@scripted.handles("first")
+async def first(attempt: Attempt) -> dict[str, Any] | None:
+    match attempt.params.do:
+        case "fail once" if attempt.number == 1:
+            raise Retryable("not this time")
+        case "fail":
+            raise Permanent("broken", f"part {attempt.params.number} is broken")
+        case "fail always":
+            raise Retryable("never", code="unlucky")
+        case "raise":
+            raise RuntimeError("what nobody foresaw")
+        case "work":
+            for tick in range(600):
+                attempt.checkpoint()
+                attempt.progress(tick / 6, f"tick {tick}")
+                await asyncio.sleep(0.05)
+        case "hang":
+            await asyncio.sleep(600)
+        case "odd answer":
+            return 7  # type: ignore[return-value]  # what a careless handler does
+        case "no json":
+            return {"set": {1, 2}}
+    return {"attempt": attempt.number, "number": attempt.params.number}
+
+
+@scripted.handles("second")
+async def second(_attempt: Attempt) -> None: ...
+
+
+@spread.handles("gather")
+async def gather(attempt: Attempt) -> FanOut | dict[str, Any]:
+    joined = await attempt.joined()
+    if joined is None:
+        return FanOut("piece", list(range(attempt.params.number)))
+    if attempt.params.do == "spread twice":
+        return FanOut("piece", [1])
+    return {"sum": sum(one["square"] for one in joined)}
+
+
+@spread.handles("piece")
+async def piece(attempt: Attempt) -> dict[str, Any]:
+    item = await attempt.item()
+    if attempt.params.do == "fail" and item == 1:
+        raise Permanent("broken", "piece 1 is broken")
+    return {"square": item * item}
+
+
+@spread.handles("after")
+async def after(_attempt: Attempt) -> None: ...
+
+
+for _name in ("top", "left", "right", "bottom"):
+
+    @branches.handles(_name)
+    async def _(_attempt: Attempt) -> None: ...
+
+
+@isolated.handles("count")
+def count(work: Work) -> Done:
+    if work.params.do == "exit":
+        os._exit(3)
+    if work.params.do == "eat memory":
+        bytearray(64 * 1024**3)
+    if work.params.do == "work":
+        for tick in range(600):
+            work.checkpoint()
+            work.progress(tick / 6, f"tick {tick}")
+            time.sleep(0.05)
+    return Done(value={"counted": work.params.number})
+
+
+def pipelines() -> Pipelines:
+    return Pipelines(scripted, spread, branches, isolated)
