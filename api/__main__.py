@@ -15,6 +15,8 @@ from api.app import make_app
 from leasehold import failpoints
 from leasehold.logs import configure_logs
 from leasehold.settings import Settings
+from leasehold.telemetry.meters import expose
+from leasehold.telemetry.traces import begin_traces
 
 #: Seconds for running requests to finish once the long ones were let go.
 _GRACE = 15
@@ -61,6 +63,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     configure_logs(settings)
     failpoints.arm(settings.failpoints)
+    expose(settings, "api")
+    if settings.traces:
+        begin_traces("api")
     make_server(settings, host=asked.host, port=asked.port).run()
 
 

@@ -50,7 +50,6 @@ _DOORS = (
     dead_letters.router,
     operators.router,
 )
-_MACHINES = (health.router, metrics.router)
 
 _DESCRIPTION = (
     "Upload a picture, and poll until it is READY.\n\n"
@@ -78,7 +77,7 @@ def make_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    for router in (*_DOORS, *_MACHINES):
+    for router in (*_DOORS, health.router, *([metrics.router] if settings.metrics_public else [])):
         refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], PUBLIC)
         app.include_router(router)
     app.openapi = partial(document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it

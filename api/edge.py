@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
@@ -21,6 +21,7 @@ from api.metrics import IN_FLIGHT, REQUESTS, method_label
 from api.problems import is_database_away, problem_of
 from leasehold.errors import RequestError, StoreError
 from leasehold.ids import new_id
+from leasehold.telemetry import traces
 
 log = structlog.get_logger(__name__)
 
@@ -64,6 +65,12 @@ def _identify(headers: Headers) -> Identity:
     return Identity(request_id, traceparent)
 
 
+def _caller(headers: Headers) -> dict[str, str] | None:
+    """The caller's own span, where it names one."""
+    traceparent = headers.get("traceparent", "")
+    return {"traceparent": traceparent} if _TRACEPARENT.fullmatch(traceparent) else None
+
+
 class Edge:
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
@@ -72,19 +79,31 @@ class Edge:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        identity = _identify(Headers(scope=scope))
+        headers = Headers(scope=scope)
+        method = method_label(scope["method"])
+        with traces.span(method, "SERVER", parent=_caller(headers), http_request_method=method) as span:
+            identity = _identify(headers)
+            if span.traceparent is not None:
+                identity = replace(identity, traceparent=span.traceparent)
+            await self._serve(identity, span, scope, receive, send)
+
+    async def _serve(self, identity: Identity, span: traces.Span, scope: Scope, receive: Receive, send: Send) -> None:
         scope.setdefault("state", {})["identity"] = identity
         answer = _Answer(send, identity)
         started = perf_counter()
         structlog.contextvars.clear_contextvars()
-        structlog.contextvars.bind_contextvars(request_id=identity.request_id)
-        with IN_FLIGHT.track_inprogress():
-            try:
-                await self._app(scope, receive, answer.send)
-            except Exception as error:  # noqa: BLE001 - the last place that can turn an error into an answer
-                await _answer_error(error, identity, scope, receive, answer)
-            finally:
-                _record(scope, answer.status, perf_counter() - started)
+        structlog.contextvars.bind_contextvars(
+            request_id=identity.request_id, trace_id=traces.trace_id_of(identity.trace)
+        )
+        IN_FLIGHT.inc()
+        try:
+            await self._app(scope, receive, answer.send)
+        except Exception as error:  # noqa: BLE001 - the last place that can turn an error into an answer
+            span.failed(type(error).__name__)
+            await _answer_error(error, identity, scope, receive, answer)
+        finally:
+            IN_FLIGHT.dec()
+            _record(scope, answer.status, perf_counter() - started, span, identity)
 
 
 class _Answer:
@@ -114,11 +133,14 @@ async def _answer_error(error: Exception, identity: Identity, scope: Scope, rece
         await problem_of(error).response(identity.request_id)(scope, receive, answer.send)
 
 
-def _record(scope: Scope, status: int | None, seconds: float) -> None:
+def _record(scope: Scope, status: int | None, seconds: float, span: traces.Span, identity: Identity) -> None:
     route = getattr(scope.get("route"), "path", "unmatched")
     method = method_label(scope["method"])
     code = str(status) if status is not None else "aborted"
-    REQUESTS.labels(route, method, code).observe(seconds)
+    waited = "yes" if b"wait=" in scope.get("query_string", b"") else "no"
+    REQUESTS.labels(route, method, code, waited).observe(seconds, traces.exemplar_of(identity.trace))
+    span.named(f"{method} {route}")
+    span.tell(http_route=route, http_response_status_code=status or 0)
     if route in _QUIET and status == 200:  # noqa: PLR2004 - an HTTP status
         return
     fields: dict[str, Any] = {"route": route, "method": method, "status": status}

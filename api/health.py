@@ -22,6 +22,7 @@ from api.problems import is_database_away
 from api.services import Services, services_of
 from leasehold.errors import StoreError
 from leasehold.ids import new_id
+from leasehold.telemetry import database
 
 log = structlog.get_logger(__name__)
 router = APIRouter(include_in_schema=False)
@@ -75,8 +76,9 @@ class Readiness:
         )
 
     async def _database(self) -> str:
-        async with self._services.pool.acquire() as connection:
-            await connection.execute(PROVE_WRITES, self._id)
+        with database.contact():
+            async with self._services.pool.acquire() as connection:
+                await connection.execute(PROVE_WRITES, self._id)
         return "takes writes"
 
     async def _migrations(self) -> str:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from fastapi import APIRouter, Response
-from prometheus_client import CONTENT_TYPE_LATEST, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 
-REQUESTS = Histogram(
-    "leasehold_http_request_duration_seconds",
-    "Time from a request's first byte to its answer's last",
-    ["route", "method", "code"],
-    buckets=(0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30),
+from leasehold.telemetry.meters import QUICK, counter, gauge, histogram, tallies
+
+REQUESTS = histogram(
+    "http_request_duration_seconds",
+    "Time from a request's first byte to its answer's last; `waited`: it was asked to wait for a change",
+    ["route", "method", "code", "waited"],
+    buckets=QUICK,
 )
-IN_FLIGHT = Gauge("leasehold_http_requests_in_flight", "Requests that are being answered, long polls included")
-SUBMITTED = Counter("leasehold_jobs_submitted_total", "Jobs written by this process", ["pipeline"])
-REFUSED = Counter("leasehold_uploads_refused_total", "Uploaded objects refused before any job", ["code"])
+IN_FLIGHT = gauge("http_requests_in_flight", "Requests that are being answered, long polls included")
+PROBLEMS = counter(
+    "http_problems_total", "Requests that were refused or failed, by the problem's code; 429s among them", ["code"]
+)
+SUBMITTED = tallies("jobs_submitted_total", "Jobs written by this process", ["pipeline"])
+REFUSED = counter("uploads_refused_total", "Uploaded objects refused before any job", ["code"])
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 

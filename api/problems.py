@@ -19,6 +19,7 @@ from sqlalchemy.exc import DBAPIError
 from sqlalchemy.exc import TimeoutError as NoConnectionInTime
 from starlette.exceptions import HTTPException
 
+from api.metrics import PROBLEMS
 from leasehold.database import TRY_AGAIN
 from leasehold.errors import (
     Conflict,
@@ -85,6 +86,7 @@ class Problem:
         return said
 
     def response(self, request_id: str) -> Response:
+        PROBLEMS.labels(self.code).inc()
         return Response(
             orjson.dumps(self.body(request_id)), int(self.status), dict(self.headers), media_type=MEDIA_TYPE
         )

@@ -6,6 +6,7 @@ submissions need no broker.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -19,9 +20,11 @@ from leasehold.announcer import Announcer
 from leasehold.broker import make_broker
 from leasehold.broker.base import Broker
 from leasehold.database import Connection, Pool, make_engine, make_pool
+from leasehold.ids import new_id
 from leasehold.registry import Pipelines
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
+from leasehold.telemetry.exporter import exporting
 from leasehold.templates import Templates
 
 
@@ -60,6 +63,9 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         announcer = Announcer(broker, _on_pool(pool))
         announcer.start()
         stack.push_async_callback(announcer.close)
+        exporter = stack.enter_context(exporting(settings, new_id(), pool, broker))
+        looking = asyncio.create_task(exporter.run())
+        stack.push_async_callback(_end, looking)
         watch = JobWatch(engine)
         stack.push_async_callback(watch.close)
         yield Services(
@@ -73,6 +79,11 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             watch=watch,
             templates=Templates(Pipelines.from_source(settings.pipelines)),
         )
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _on_pool(pool: Pool) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:

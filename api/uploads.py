@@ -164,7 +164,7 @@ async def _take_in(
         inputs={"original": found.original_key},
         output_prefix=f"media/{found.id}",
         priority=BANDS.index(done.priority),
-        trace=trace,
+        trace=trace | {"media_id": str(found.id)},
     )
     async with services.pool.acquire() as connection:
         hints = await transitions.complete_upload(connection, found.id, caller.tenant_id, inspected, job)

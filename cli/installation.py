@@ -53,6 +53,7 @@ class Installation:
         self.api_url = f"http://127.0.0.1:{port or free_port()}"
         self.api_key = ""
         self.logs: dict[str, Path] = {}
+        self.metrics: dict[str, str] = {}
         self._processes: list[Server] = []
         self._port = self.api_url.rpartition(":")[2]
         self._elsewhere = dict(s3 or {})
@@ -100,6 +101,8 @@ class Installation:
     async def _start(self, opening: AsyncExitStack, module: str) -> None:
         directory = self._stack.directory
         self.logs[module] = directory / f"{module}.log"
+        metrics_port = free_port()
+        self.metrics[module] = f"http://127.0.0.1:{metrics_port}/metrics"
         server = await Server.start(
             module,
             [sys.executable, "-m", module],
@@ -108,6 +111,7 @@ class Installation:
                 **{name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_S3")},
                 **self.environment,
                 "LEASEHOLD_API_PORT": self._port,
+                "LEASEHOLD_METRICS_PORT": str(metrics_port),
                 "LEASEHOLD_WORK_DIR": str(directory / "work"),
             },
             cwd=directory,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -12,6 +13,7 @@ from leasehold import failpoints, outbox
 from leasehold.broker.base import Broker
 from leasehold.database import TRY_AGAIN, Connection
 from leasehold.outbox import Announcement
+from leasehold.telemetry import traces
 
 log = structlog.get_logger(__name__)
 
@@ -73,7 +75,9 @@ class Announcer:
             await self._forget(batch)
             await self._broker.publish(hints)
             return len(batch)
-        confirmed = await self._broker.publish(hints)
+        with traces.announced([hint.headers for hint in hints]) as headers:
+            told = [replace(hint, headers=own) for hint, own in zip(hints, headers, strict=True)]
+            confirmed = await self._broker.publish(told)
         failpoints.reach("after_publish")
         sent = [announcement for announcement, ok in zip(batch, confirmed, strict=True) if ok]
         await self._forget(sent)

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import logging
 import sys
+from typing import Any
 
 import structlog
 from structlog.tracebacks import ExceptionDictTransformer
 from structlog.typing import Processor
 
 from leasehold.settings import Settings
+from leasehold.telemetry import redaction
 
 
 def configure_logs(settings: Settings) -> None:
     """Called once by a process's main; libraries' own logs come out in the same form."""
+    redaction.learn(settings)
     as_json = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
@@ -29,7 +32,8 @@ def configure_logs(settings: Settings) -> None:
         renderer = structlog.processors.JSONRenderer()
     else:
         renderer = structlog.dev.ConsoleRenderer(
-            colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
+            exception_formatter=structlog.dev.plain_traceback,  # the rich one takes seconds, and shows values
+            colors=sys.stderr.isatty(),
         )
     structlog.configure(
         processors=[
@@ -44,7 +48,7 @@ def configure_logs(settings: Settings) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer, _redact],
         )
     )
     root = logging.getLogger()
@@ -52,3 +56,8 @@ def configure_logs(settings: Settings) -> None:
     root.setLevel(settings.log_level.upper())
     for chatty in ("aiormq", "aio_pika", "botocore", "aiobotocore", "urllib3", "asyncio"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def _redact(_logger: object, _method: str, line: Any) -> str:
+    """The last step of all: it sees the line as it will be written, tracebacks included."""
+    return redaction.redact(line)

@@ -106,7 +106,15 @@ class Settings(BaseSettings):
     retention_days: int = Field(7, ge=1, le=3650, description="Days that finished jobs and events are kept.")
     log_format: Literal["auto", "json", "console"] = Field("auto", description="`auto`: console on a terminal.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
-    metrics_port: int | None = Field(None, ge=0, le=65535, description="Port of a worker's /metrics; unset: none.")
+    metrics: bool = Field(True, description="Count and measure; off, nothing is counted and /metrics is not served.")
+    metrics_port: int | None = Field(
+        None, ge=0, le=65535, description="Port of a process's own /metrics listener; 0 takes a free one; unset: none."
+    )
+    metrics_host: str = Field(
+        "127.0.0.1", description="Address of that listener. It asks for no key: bind it where only Prometheus comes."
+    )
+    traces: bool = Field(False, description="Make OpenTelemetry spans; OTEL_* variables say where they go.")
+    metrics_public: bool = Field(False, description="Serve /metrics on the API's public port, too, without a key.")
 
     @property
     def queues(self) -> tuple[str, ...]:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 
 from leasehold.errors import ChildCrashed, DeclarationError, StepTimeout
 from leasehold.pipeline import MIB, Limits
-from worker import frames, sandbox
+from worker import frames, metrics, sandbox
 from worker.child_output import ChildOutput
 
 #: What Python needs of the environment; everything else, secrets above all, stays with the worker.
@@ -143,6 +143,7 @@ class ChildProcess:
         try:
             async with asyncio.timeout(timeout):
                 sandbox.limit(self.pid, limits)
+                sandbox.begin_peak(self.pid)
                 self._writer.write(run)
                 await self._writer.drain()
                 while isinstance(said := frames.SAID.validate_json(await self._frame()), frames.Progress):
@@ -176,6 +177,13 @@ class ChildProcess:
             or now.address_space > self._warm.address_space + _MAX_ADDRESS_GROWTH
             or descriptors > self._warm_descriptors + _MAX_DESCRIPTOR_GROWTH
         )
+
+    def peak(self) -> int:
+        """The most bytes that it held in its last run; 0 when it has gone meanwhile."""
+        try:
+            return sandbox.peak(self.pid)
+        except (OSError, IndexError):  # a zombie has a status without memory
+            return 0
 
     def begin_output(self, pipeline: str, step: str) -> None:
         self._output.begin(pipeline, step)
@@ -221,11 +229,22 @@ class ChildProcess:
 
 
 def _crash(status: int) -> ChildCrashed:
+    metrics.CRASHES.labels(_how(status)).inc()
     if status == frames.OUT_OF_MEMORY:
         return ChildCrashed("out_of_memory", "the step needed more memory than its limit allows")
     if status == -signal.SIGXCPU:
         return ChildCrashed("cpu_limit", "the step used more CPU time than its limit allows (SIGXCPU)")
     return ChildCrashed("child_crashed", f"the step's process ended early ({_fate(status)})")
+
+
+def _how(status: int) -> str:
+    """One of a few words: a signal's name, `out_of_memory`, `exit`."""
+    if status >= 0:
+        return "out_of_memory" if status == frames.OUT_OF_MEMORY else "exit"
+    try:
+        return signal.Signals(-status).name
+    except ValueError:
+        return "unknown"
 
 
 def _fate(status: int) -> str:

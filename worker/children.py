@@ -18,7 +18,7 @@ import structlog
 from leasehold.errors import Cancelled, DeclarationError, LeaseholdError, Permanent, Retryable
 from leasehold.pipeline import Limits
 from leasehold.verdicts import Done
-from worker import frames, sandbox
+from worker import frames, metrics, sandbox
 from worker.child_process import ChildProcess, Recipe
 from worker.outputs import checked
 
@@ -109,6 +109,7 @@ class Children:
         try:
             child.begin_output(pipeline, step)
             answer = await child.call(request, timeout=timeout, limits=limits, on_progress=on_progress)
+            metrics.CHILD_PEAK.labels(pipeline, step).observe(child.peak())
             return self._done(child, answer, directory)
         finally:
             self._put_back(child)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from time import monotonic
 from typing import Any
 from uuid import UUID
@@ -34,7 +34,7 @@ _FAIR_SECONDS = 0.5
 #: How the crew claims: by hint, and by looking for at most `n` tasks overdue by `seconds`.
 Claim = Callable[[Delivery], Awaitable[Claimed | None]]
 ClaimNext = Callable[[Sequence[str], int, float], Awaitable[list[Claimed]]]
-Run = Callable[[Claimed], Coroutine[Any, Any, None]]
+Run = Callable[[Claimed, Mapping[str, str] | None], Coroutine[Any, Any, None]]
 
 
 class Crew:
@@ -46,6 +46,7 @@ class Crew:
         claim: Claim,
         claim_next: ClaimNext,
         run: Run,
+        holds: Callable[[UUID], bool],
         broker: Broker,
         poll_seconds: float,
     ) -> None:
@@ -54,6 +55,7 @@ class Crew:
         self._claim = claim
         self._claim_next = claim_next
         self._run = run
+        self._holds = holds
         self._broker = broker
         self._poll_seconds = poll_seconds
         self._hints: deque[Delivery] = deque()
@@ -96,6 +98,11 @@ class Crew:
         await asyncio.gather(*self._loops, *self._busy, return_exceptions=True)
 
     @property
+    def busy(self) -> int:
+        """Attempts that run now."""
+        return len(self._busy)
+
+    @property
     def _free(self) -> int:
         return self.slots - len(self._busy) - self._promised
 
@@ -121,11 +128,12 @@ class Crew:
         failpoints.reach("after_hint")
         claimed = await self._claim(delivery)
         if claimed is None:
-            metrics.HINTS.labels("stale").inc()
+            metrics.HINTS.labels("duplicate" if self._holds(delivery.hint.task_id) else "stale").inc()
         else:
             metrics.HINTS.labels("claimed").inc()
             metrics.CLAIMS.labels("hint").inc()
-            await self._run(claimed)
+            metrics.claimed(claimed.queue, claimed.was, claimed.waited)
+            await self._run(claimed, delivery.hint.headers)
             failpoints.reach("after_commit")
         await delivery.ack()
 
@@ -169,7 +177,8 @@ class Crew:
             return True
         self._keep_free(wanted)
         try:
-            found = await self._claim_next(self.queues, wanted, overdue)
+            with metrics.timed("look"):
+                found = await self._claim_next(self.queues, wanted, overdue)
         except TRY_AGAIN as error:
             log.warning("could not look for work", error=type(error).__name__)
             return False
@@ -179,7 +188,8 @@ class Crew:
         if overdue and any(claimed.was == "pending" for claimed in found):
             self._mistrust_silence()
         for claimed in found:
-            self._occupy(self._run(claimed))
+            metrics.claimed(claimed.queue, claimed.was, claimed.waited)
+            self._occupy(self._run(claimed, None))
         return len(found) == wanted
 
     def _mistrust_silence(self) -> None:

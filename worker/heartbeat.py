@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
+from contextvars import Context, copy_context
 from dataclasses import dataclass, field
 from time import monotonic
 from uuid import UUID
@@ -21,6 +22,7 @@ import structlog
 from leasehold.database import TRY_AGAIN, Connection, connect, is_direct
 from leasehold.lease import Lease
 from leasehold.settings import Settings
+from leasehold.telemetry import database
 from leasehold.transitions import claims, workers
 from worker import metrics
 
@@ -34,6 +36,8 @@ class Held:
     lease: Lease
     renew_until: float
     trusted_until: float = field(init=False)
+    #: Of the attempt: what is logged about its lease names the job.
+    context: Context = field(default_factory=copy_context, init=False)
     lost: bool = field(default=False, init=False)
     cancelled: bool = field(default=False, init=False)
     _stop: Callable[[], object] | None = field(default=None, init=False)
@@ -86,11 +90,15 @@ class Heartbeat:
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
-        self._thread = threading.Thread(target=self._thread_main, name="heartbeat", daemon=True)
+        # In our context, so that what the thread logs names the worker, too.
+        self._thread = threading.Thread(
+            target=copy_context().run, args=(self._thread_main,), name="heartbeat", daemon=True
+        )
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._renewed_at = monotonic()
 
     def start(self) -> None:
+        metrics.LEASES.set_function(lambda: len(self._held))
         self._thread.start()
 
     def close(self) -> None:
@@ -108,14 +116,12 @@ class Heartbeat:
         if before is not None and not before.lost:  # the new claim tells that the older one is no longer ours
             before.lost = True
             before.stop()
-        metrics.LEASES.inc()
         return held
 
     def drop(self, held: Held) -> None:
         with self._lock:
             if self._held.get(held.lease.task_id) is held:
                 del self._held[held.lease.task_id]
-        metrics.LEASES.dec()
 
     def holds(self, task_id: UUID) -> bool:
         """Whether its lease is ours, as far as we know: the hint of a task whose lease we lost is for us, too."""
@@ -173,6 +179,8 @@ class Heartbeat:
         connection = await connect(self._settings, "heartbeat")
         connection.add_termination_listener(lambda _connection: self._woken.set())
         self._connection = connection
+        database.CONNECTS.inc()
+        database.UP.set(1)
         if self._settings.presence and not await is_direct(connection):
             log.warning("behind a pooler: presence is off, takeover waits for the lease")
         elif self._settings.presence:
@@ -189,6 +197,7 @@ class Heartbeat:
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
+            database.UP.set(0)
 
     async def _renew(self) -> None:
         assert self._connection is not None
@@ -198,9 +207,9 @@ class Heartbeat:
         if await workers.seen(self._connection, self._worker):
             self._main_loop.call_soon_threadsafe(self._on_drain)
         if wanted:
-            answers = await claims.renew(
-                self._connection, self._worker, [held.lease for held in wanted], self._settings.lease_seconds
-            )
+            leases = [held.lease for held in wanted]
+            with metrics.timed("renew"):
+                answers = await claims.renew(self._connection, self._worker, leases, self._settings.lease_seconds)
             by_task = {answer.task_id: answer for answer in answers}
             for held in wanted:
                 self._heed(held, by_task[held.lease.task_id], started)
@@ -242,5 +251,5 @@ class Heartbeat:
                 return  # settled meanwhile
             held.lost = True
         metrics.LOST.inc()
-        log.warning("lease lost", task_id=str(held.lease.task_id), epoch=held.lease.epoch)
+        held.context.copy().run(log.warning, "lease lost")
         self._main_loop.call_soon_threadsafe(held.stop)

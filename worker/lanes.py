@@ -14,7 +14,8 @@ from leasehold.outbox import Announcement
 from leasehold.settings import Settings
 from leasehold.transitions import claims, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
-from leasehold.transitions.settlements import Completion, Failure, Parking, Spreading, Verdict
+from leasehold.transitions.settlements import Completion, Failure, Parking, Settled, Spreading, Verdict
+from worker import metrics
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +70,20 @@ class ClaimLane:
         wanted = {item.task_id for item in items if not self._holds(item.task_id)}
         if repeated:
             gone.add(self._terms.owner)
-        found = await claims.claim(connection, self._terms, sorted(wanted), sorted(gone)) if wanted else []
+        if not wanted:
+            return [None] * len(items)
+        with metrics.timed("claim"):
+            found = await claims.claim(connection, self._terms, sorted(wanted), sorted(gone))
         by_task = {claimed.lease.task_id: claimed for claimed in found}
         return [by_task.pop(item.task_id, None) for item in items]  # a doubled hint gets it once
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a settlement; `state` is the one that the task was left in, None where it was not ours."""
+
+    verdict: Verdict
+    state: str | None
 
 
 class SettleLane:
@@ -79,13 +91,13 @@ class SettleLane:
 
     def __init__(self, settings: Settings, announce: Callable[[Sequence[Announcement]], None], most: int) -> None:
         self._announce = announce
-        self._lane: Lane[Settlement, Verdict] = Lane(
+        self._lane: Lane[Settlement, Answer] = Lane(
             # Nothing is better than waiting: an attempt that cannot be settled would only be run again.
             lambda: connect(settings, "settlements"), self._settle, most=most, patience=float("inf"),
         )  # fmt: skip
         self.start, self.close = self._lane.start, self._lane.close
 
-    async def settle(self, settlement: Settlement) -> Verdict:
+    async def settle(self, settlement: Settlement) -> Answer:
         """Returns only once the database has answered, however long it is away."""
         return await self._lane.ask(settlement)
 
@@ -94,26 +106,38 @@ class SettleLane:
         connection: Connection,
         items: Sequence[Settlement],
         _repeated: bool,  # noqa: FBT001 - Lane's signature
-    ) -> list[Verdict]:
+    ) -> list[Answer]:
         done = [item for item in items if isinstance(item, Completion)]
         failed = [item for item in items if isinstance(item, Failure)]
         parked = [item for item in items if isinstance(item, Parking)]
         released = [item.lease for item in items if isinstance(item, Release)]
         spread = [item for item in items if isinstance(item, Spreading)]
-        outcomes = [
-            await settlements.complete(connection, done) if done else None,
-            await settlements.fail(connection, failed) if failed else None,
-            await settlements.wait_until(connection, parked) if parked else None,
-            await settlements.release(connection, released) if released else None,
-            await settlements.fan_out(connection, spread) if spread else None,
-        ]
-        verdicts: dict[UUID, Verdict] = {}
+        with metrics.timed("settle"):
+            outcomes = [
+                await settlements.complete(connection, done) if done else None,
+                await settlements.fail(connection, failed) if failed else None,
+                await settlements.wait_until(connection, parked) if parked else None,
+                await settlements.release(connection, released) if released else None,
+                await settlements.fan_out(connection, spread) if spread else None,
+            ]
+        answers: dict[UUID, Answer] = {}
         for outcome in outcomes:
             if outcome is not None:
-                verdicts.update(outcome.verdicts)
+                answers |= _answers(outcome)
                 self._announce(outcome.announcements)
+                metrics.jobs_ended(outcome.ended)
         # Whatever it ended with, an attempt in a job that was asked to stop has stopped.
-        refused = [item.lease for item in items if verdicts.get(item.lease.task_id) is not Verdict.SETTLED]
+        refused = [item.lease for item in items if not _settled(answers.get(item.lease.task_id))]
         if refused:
-            verdicts |= (await settlements.acknowledge_cancel(connection, refused)).verdicts
-        return [verdicts[item.lease.task_id] for item in items]
+            acknowledged = await settlements.acknowledge_cancel(connection, refused)
+            answers |= _answers(acknowledged)
+            metrics.jobs_ended(acknowledged.ended)
+        return [answers[item.lease.task_id] for item in items]
+
+
+def _answers(outcome: Settled) -> dict[UUID, Answer]:
+    return {task: Answer(said, outcome.states.get(task)) for task, said in outcome.verdicts.items()}
+
+
+def _settled(answer: Answer | None) -> bool:
+    return answer is not None and answer.verdict is Verdict.SETTLED

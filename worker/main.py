@@ -9,11 +9,12 @@ from typing import Any
 
 import structlog
 import uvloop
-from prometheus_client import start_http_server
 
 from leasehold import failpoints
 from leasehold.logs import configure_logs
 from leasehold.settings import Settings
+from leasehold.telemetry.meters import expose
+from leasehold.telemetry.traces import begin_traces
 from worker.worker import Worker
 
 log = structlog.get_logger(__name__)
@@ -49,6 +50,7 @@ def main() -> None:
     settings = Settings()
     configure_logs(settings)
     failpoints.arm(settings.failpoints)
-    if settings.metrics_port is not None:
-        start_http_server(settings.metrics_port, "127.0.0.1")
+    expose(settings, "worker")
+    if settings.traces:
+        begin_traces("worker")
     uvloop.run(serve(settings))

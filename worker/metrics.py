@@ -1,22 +1,101 @@
-"""What a worker counts. Labels are bounded: pipelines, steps and outcomes, never ids."""
+"""What a worker counts. Labels are bounded: pipelines, steps, queues and outcomes, never ids.
+
+What every attempt counts is counted by tallies, in the event loop alone; the rest by the client library.
+"""
 
 from __future__ import annotations
 
-from prometheus_client import Counter, Gauge, Histogram
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import perf_counter
 
-HINTS = Counter("leasehold_hints_total", "Hints received from the broker, by what came of them", ["result"])
-CLAIMS = Counter("leasehold_claims_total", "Tasks claimed, by how they were found", ["found_by"])
-ATTEMPTS = Counter("leasehold_attempts_total", "Attempts ended", ["pipeline", "step", "outcome"])
-SECONDS = Histogram(
-    "leasehold_attempt_duration_seconds",
-    "Claim to settlement",
+from leasehold.pipeline import MIB
+from leasehold.telemetry.meters import QUICK, Bounded, counter, gauge, histogram, spreads, tallies
+from leasehold.transitions.endings import JobEnded
+
+HINTS = tallies(
+    "hints_total",
+    "Hints that arrived. claimed: it led to a lease; duplicate: this worker has the task already; stale: finished, "
+    "not due, or somebody else's",
+    ["result"],
+)
+CLAIMS = tallies("claims_total", "Tasks claimed, by how they were found", ["found_by"])
+WAIT = spreads(
+    "task_wait_seconds",
+    "From when a task could run until it was claimed. new: first runs; retry: after an error; poll: parked before",
+    ["queue", "kind"],
+)
+ATTEMPTS = tallies("attempts_total", "Attempts ended", ["pipeline", "step", "outcome"])
+SECONDS = spreads("attempt_duration_seconds", "Claim to settlement", ["pipeline", "step"])
+RETRIES = tallies("retries_total", "Attempts that failed and will be repeated", ["pipeline", "step", "code"])
+DEAD = tallies("dead_letters_total", "Tasks given up: they wait for somebody to replay", ["pipeline", "step", "code"])
+JOBS = tallies(
+    "jobs_finished_total",
+    "Jobs ended. rejected: an input that no attempt can help; failed: all attempts were in vain; expired: too late",
+    ["pipeline", "outcome"],
+)
+JOB_SECONDS = spreads("job_duration_seconds", "From a job's submission to its success", ["pipeline"])
+ADOPTED = counter("outputs_adopted_total", "Attempts that found their work already done", ["pipeline", "step"])
+LEASES = gauge("leases_held", "Leases that this worker holds")
+LOST = counter("leases_lost_total", "Leases that were lost before the attempt could settle")
+TAKEN_OVER = counter("leases_taken_over_total", "Tasks claimed from an owner whose lease had passed or who was gone")
+EXPIRED = counter("leases_expired_total", "Leases of lost workers that this worker's sweeper ended")
+REFUSED = counter("zombie_writes_refused_total", "Settlements that changed nothing: the lease was somebody else's")
+STATEMENTS = histogram(
+    "statement_duration_seconds",
+    "Round trip of a batched statement: claim, look, settle, renew",
+    ["statement"],
+    buckets=QUICK,
+)
+RELAYED = counter("outbox_relayed_total", "Hints that the relay sent because their committer did not")
+SLOTS = gauge("worker_slots", "Attempts that can run here at once, and that do", ["state"])
+DRAINING = gauge("worker_draining", "1 while this worker takes nothing new because it is stopping")
+CRASHES = counter("child_crashes_total", "Child processes that died of a step", ["how"])
+CHILD_PEAK = histogram(
+    "child_memory_peak_bytes",
+    "The most memory that a child held by the end of a run",
     ["pipeline", "step"],
-    buckets=(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800),
+    buckets=[size * MIB for size in (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096)],
 )
-ADOPTED = Counter(
-    "leasehold_outputs_adopted_total", "Attempts that found their work already done", ["pipeline", "step"]
-)
-LEASES = Gauge("leasehold_leases_held", "Leases that this worker holds")
-LOST = Counter("leasehold_leases_lost_total", "Leases that were lost before the attempt could settle")
-RELAYED = Counter("leasehold_outbox_relayed_total", "Hints that the relay sent because their committer did not")
-EXPIRED = Counter("leasehold_leases_expired_total", "Leases of lost workers that this worker's sweeper ended")
+
+# Words that are known before: they are there from the start, so that their first increase is seen.
+for _result in ("claimed", "duplicate", "stale"):
+    HINTS.labels(_result)
+for _how in ("hint", "look"):
+    CLAIMS.labels(_how)
+_code = Bounded()
+_KINDS = {"pending": "new", "retry": "retry", "waiting": "poll"}
+
+
+def claimed(queue: str, was: str, waited: float) -> None:
+    """A task was claimed from the state `was`, `waited` seconds after it could have been."""
+    if was == "running":
+        TAKEN_OVER.inc()
+    else:
+        WAIT.labels(queue, _KINDS.get(was, "new")).observe(max(waited, 0.0))
+
+
+def ended(pipeline: str, step: str, outcome: str, seconds: float, example: Mapping[str, str] | None) -> None:
+    """An attempt is over; `example` leads to its trace."""
+    ATTEMPTS.labels(pipeline, step, outcome).inc()
+    SECONDS.labels(pipeline, step).observe(seconds, example)
+
+
+def failed(pipeline: str, step: str, outcome: str, code: str) -> None:
+    """An attempt failed: `retried`, or `failed` for good."""
+    (RETRIES if outcome == "retried" else DEAD).labels(pipeline, step, _code(code)).inc()
+
+
+def jobs_ended(ends: Sequence[JobEnded]) -> None:
+    for job in ends:
+        JOBS.labels(job.pipeline, job.outcome).inc()
+        if job.outcome == "succeeded":
+            JOB_SECONDS.labels(job.pipeline).observe(job.seconds)
+
+
+@contextmanager
+def timed(statement: str) -> Iterator[None]:
+    """Measure a round trip that succeeds; one that fails is counted by what repeats it."""
+    started = perf_counter()
+    yield
+    STATEMENTS.labels(statement).observe(perf_counter() - started)

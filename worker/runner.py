@@ -5,7 +5,9 @@ status: the settle lane does, with the lease.
 from __future__ import annotations
 
 import asyncio
+import logging
 import shutil
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -31,6 +33,8 @@ from leasehold.errors import (
 from leasehold.pipeline import Pipeline, Step
 from leasehold.registry import Pipelines
 from leasehold.storage.store import ObjectStore
+from leasehold.telemetry import traces
+from leasehold.telemetry.redaction import redact
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, Parking, Spreading, Verdict
 from worker import frames, inline, metrics
@@ -38,7 +42,7 @@ from worker.admitter import Admitter
 from worker.children import Children
 from worker.heartbeat import Heartbeat, Held
 from worker.inputs import fetch, sources_of, work_digest
-from worker.lanes import Acknowledgement, Release, SettleLane, Settlement
+from worker.lanes import Acknowledgement, Answer, Release, SettleLane, Settlement
 from worker.reporter import Reporter
 from worker.stores import adopt, store_outputs
 
@@ -82,18 +86,38 @@ class Runner:
         for task in self._running:
             task.cancel()
 
-    async def run(self, claimed: Claimed) -> None:
+    async def run(self, claimed: Claimed, parent: Mapping[str, str] | None = None) -> None:
         """Run the attempt and settle it. Returns once the database has answered, or the lease is lost."""
         started = monotonic()
-        settlement, held = await self._attempt(claimed)
-        try:
-            outcome = "lost" if settlement is None else await self._settled(claimed, settlement)
-        finally:
-            self._heartbeat.drop(held)
+        trace = claimed.trace or {}
+        structlog.contextvars.bind_contextvars(
+            job_id=str(claimed.job_id),
+            task_id=str(claimed.lease.task_id),
+            step=claimed.step,
+            epoch=claimed.lease.epoch,
+            trace_id=traces.trace_id_of(trace),
+            **{name: trace[name] for name in ("request_id", "media_id") if name in trace},
+        )
+        # The message that led here is the parent, where there was one; it is of the same trace.
+        with traces.span(
+            f"{claimed.pipeline} {claimed.step}",
+            "CONSUMER",
+            parent=parent or trace,
+            leasehold_job_id=str(claimed.job_id),
+            leasehold_attempt=claimed.lease.attempt,
+        ) as span:
+            settlement, held = await self._attempt(claimed)
+            try:
+                outcome = "lost" if settlement is None else await self._settled(claimed, settlement)
+            finally:
+                self._heartbeat.drop(held)
+            span.tell(leasehold_outcome=outcome)
+            if isinstance(settlement, Failure):
+                span.failed(settlement.code)
         if claimed.gated:
             self._admitter.left(claimed.job_id)
-        metrics.ATTEMPTS.labels(claimed.pipeline, claimed.step, outcome).inc()
-        metrics.SECONDS.labels(claimed.pipeline, claimed.step).observe(monotonic() - started)
+        seconds = monotonic() - started
+        metrics.ended(claimed.pipeline, claimed.step, outcome, seconds, traces.exemplar_of(trace))
 
     async def _attempt(self, claimed: Claimed) -> tuple[Settlement | None, Held]:
         failpoints.reach("after_claim")
@@ -135,14 +159,6 @@ class Runner:
         return None if step is None else (pipeline, step)
 
     async def _perform(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Settlement:
-        trace = claimed.trace or {}
-        structlog.contextvars.bind_contextvars(
-            job_id=str(claimed.job_id),
-            task_id=str(claimed.lease.task_id),
-            step=step.name,
-            epoch=claimed.lease.epoch,
-            **{name: trace[name] for name in ("request_id", "media_id") if name in trace},
-        )
         if step.isolated:
             return await self._isolated(claimed, pipeline, step, held)
         attempt = inline.InlineAttempt(claimed, pipeline, step, held, self._store, self._pool, self._reporter)
@@ -154,12 +170,13 @@ class Runner:
         try:
             inputs.mkdir(parents=True)
             outputs.mkdir()
-            files = await fetch(
-                self._store,
-                await sources_of(self._pool, pipeline, step, claimed),
-                inputs,
-                step.limits.file_bytes,
-            )
+            with traces.span("fetch"):
+                files = await fetch(
+                    self._store,
+                    await sources_of(self._pool, pipeline, step, claimed),
+                    inputs,
+                    step.limits.file_bytes,
+                )
             failpoints.reach("after_download")
             digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in files.items()})
             if claimed.lease.epoch > 1:
@@ -168,18 +185,20 @@ class Runner:
                     metrics.ADOPTED.labels(claimed.pipeline, step.name).inc()
                     return adopted
             failpoints.reach_during("mid_process")
-            done = await self._children.run(
-                pipeline=pipeline.name,
-                step=step.name,
-                params=claimed.params,
-                files={name: path for name, (path, _) in files.items()},
-                directory=outputs,
-                timeout=_limit(claimed, step),
-                limits=step.limits,
-                item=await inline.item_of(self._pool, claimed) if step.part else None,
-                on_progress=partial(self._reporter.say, claimed.lease),
-            )
-            completion = await store_outputs(self._store, claimed.output_prefix, step, done, digest, held)
+            with traces.span("run"):
+                done = await self._children.run(
+                    pipeline=pipeline.name,
+                    step=step.name,
+                    params=claimed.params,
+                    files={name: path for name, (path, _) in files.items()},
+                    directory=outputs,
+                    timeout=_limit(claimed, step),
+                    limits=step.limits,
+                    item=await inline.item_of(self._pool, claimed) if step.part else None,
+                    on_progress=partial(self._reporter.say, claimed.lease),
+                )
+            with traces.span("store"):
+                completion = await store_outputs(self._store, claimed.output_prefix, step, done, digest, held)
             failpoints.reach("after_upload")
             return completion
         finally:
@@ -215,24 +234,29 @@ class Runner:
 
     async def _settled(self, claimed: Claimed, settlement: Settlement) -> str:
         try:
-            verdict = await self._settle.settle(settlement)
+            with traces.span("settle"):
+                answer = await self._settle.settle(settlement)
         except asyncpg.DataError as error:  # a value that PostgreSQL has no form for, such as a NUL in JSON
             refused = Permanent("bad_output", f"what the step said cannot be stored: {error}")
             settlement = self._refusal(claimed, refused)
-            verdict = await self._settle.settle(settlement)
+            answer = await self._settle.settle(settlement)
         except asyncpg.UniqueViolationError:
             refused = Permanent("spread_twice", "the step spread into parts that it has already")
             settlement = self._refusal(claimed, refused)
-            verdict = await self._settle.settle(settlement)
-        outcome = "lost" if verdict is Verdict.LOST else _OUTCOMES[type(settlement)]
-        if outcome in ("failed", "lost"):
+            answer = await self._settle.settle(settlement)
+        outcome = _outcome(settlement, answer)
+        if outcome == "lost":
+            metrics.REFUSED.inc()
+        if isinstance(settlement, Failure) and outcome in ("failed", "retried"):
+            metrics.failed(claimed.pipeline, claimed.step, outcome, settlement.code)
+        if outcome in ("failed", "retried", "lost"):
             log.warning(
                 "attempt ended",
                 outcome=outcome,
-                task_id=str(claimed.lease.task_id),
-                step=claimed.step,
                 code=settlement.code if isinstance(settlement, Failure) else None,
             )
+        elif logging.getLogger(__name__).isEnabledFor(logging.DEBUG):  # on the hot path: even asking costs
+            log.debug("attempt ended", outcome=outcome)
         return outcome
 
     def _refusal(self, claimed: Claimed, error: Permanent) -> Failure:
@@ -256,6 +280,14 @@ def _limit(claimed: Claimed, step: Step) -> float:
     return float(claimed.timeout_seconds or step.timeout.total_seconds())
 
 
+def _outcome(settlement: Settlement, answer: Answer) -> str:
+    if answer.verdict is Verdict.LOST:
+        return "lost"
+    if answer.state in ("retry", "cancelled"):
+        return "retried" if answer.state == "retry" else "cancelled"
+    return _OUTCOMES[type(settlement)]
+
+
 def _as_step_error(error: Exception) -> StepError:
     match error:
         case StepError():
@@ -271,7 +303,7 @@ def _as_step_error(error: Exception) -> StepError:
 
 def _storable(message: str) -> str:
     """PostgreSQL's text has no NUL, and a str may hold halves of characters that UTF-8 does not."""
-    return message[:2000].replace("\x00", "").encode(errors="replace").decode()
+    return redact(message[:2000]).replace("\x00", "").encode(errors="replace").decode()
 
 
 def _failure(claimed: Claimed, step: Step, error: StepError) -> Failure:

@@ -58,6 +58,18 @@ def usage(pid: int) -> Usage:
     return Usage(int(pages[0]) * _PAGE, int(pages[1]) * _PAGE, (int(fields[11]) + int(fields[12])) / _TICKS)
 
 
+def begin_peak(pid: int) -> None:
+    """Let `peak` begin anew. Where the kernel does not let us, it stays the peak of the child's whole life."""
+    with contextlib.suppress(OSError):
+        Path(f"/proc/{pid}/clear_refs").write_bytes(b"5")
+
+
+def peak(pid: int) -> int:
+    """The most bytes resident since `begin_peak`. Raises OSError when it is gone."""
+    status = Path(f"/proc/{pid}/status").read_bytes()
+    return int(status.partition(b"VmHWM:")[2].split(maxsplit=1)[0]) * 1024
+
+
 def descriptors(pid: int) -> int:
     """How many files the process has open. Raises OSError when it is gone."""
     return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - a count after every run: no Path per entry

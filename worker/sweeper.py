@@ -52,13 +52,14 @@ class Sweeper:
 
     async def _sweep(self, connection: Connection) -> None:
         gone = await workers.gone(connection) if self._settings.presence else []
-        ended, hints = await sweeps.expire_leases(connection, gone, self._settings.max_losses)
+        ended, hints, failed = await sweeps.expire_leases(connection, gone, self._settings.max_losses)
+        metrics.jobs_ended(failed)
         if ended:
             log.warning("leases of lost workers ended", leases=ended, workers=[str(owner) for owner in gone])
             metrics.EXPIRED.inc(ended)
             self._announcer.announce(hints)
-        await sweeps.end_cancels(connection, gone)
-        await sweeps.expire_jobs(connection)
+        metrics.jobs_ended(await sweeps.end_cancels(connection, gone))
+        metrics.jobs_ended(await sweeps.expire_jobs(connection))
         await self._let_in(connection)
         if monotonic() - self._housekept_at >= _HOUSEKEEPING_SECONDS:
             await self._keep_house(connection)

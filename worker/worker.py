@@ -28,9 +28,11 @@ from leasehold.registry import Pipelines
 from leasehold.selfcheck import as_log, check_all
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
+from leasehold.telemetry.exporter import exporting
 from leasehold.templates import Templates
 from leasehold.transitions import claims, workers
 from leasehold.transitions.claims import Claimed, LeaseTerms
+from worker import metrics
 from worker.admitter import Admitter
 from worker.children import Children
 from worker.crew import Crew, claim_with_takeover
@@ -89,6 +91,7 @@ class Worker:
     async def drain(self) -> None:
         """Stop taking work, finish what runs or give it back, within `drain_seconds`."""
         log.info("draining", seconds=self.settings.drain_seconds)
+        metrics.DRAINING.set(1)
         await self._broker.stop_consuming()
         for crew in self._crews:
             crew.stop_taking()
@@ -138,7 +141,9 @@ class Worker:
         self._opened.push_async_callback(self._announcer.close)
         await self._start_attempts()
         self._sweeper = Sweeper(settings, self.id, self._pool, self._store, self._announcer)
+        exporter = self._opened.enter_context(exporting(settings, self.id, self._pool, self._broker))
         self._loops = [
+            asyncio.create_task(exporter.run()),
             asyncio.create_task(self._sweeper.run()),
             asyncio.create_task(relay(self._pool, self._broker, self._announcer, _RELAY_SECONDS)),
             asyncio.create_task(self._reporter.run()),
@@ -202,7 +207,7 @@ class Worker:
         )
         self._opened.push_async_callback(self._children.close)
         await self._children.start()
-        heartbeat = Heartbeat(settings, self.id, self._presence_key, self._break, self.retired.set)
+        self._heartbeat = heartbeat = Heartbeat(settings, self.id, self._presence_key, self._break, self.retired.set)
         heartbeat.start()
         self._opened.callback(heartbeat.close)
         self._settle = SettleLane(settings, self._announce, _BATCH)
@@ -234,6 +239,7 @@ class Worker:
             claim=self._claim,
             claim_next=self._claim_next,
             run=self._runner.run,
+            holds=self._heartbeat.holds,
             broker=self._broker,
             poll_seconds=self.settings.poll_seconds,
         )
@@ -247,6 +253,8 @@ class Worker:
         )
         for crew in self._crews:
             crew.start()
+        metrics.SLOTS.labels("all").set(sum(crew.slots for crew in self._crews))
+        metrics.SLOTS.labels("busy").set_function(lambda: sum(crew.busy for crew in self._crews))
 
     async def _check(self) -> None:
         """Say once what the parts can promise, so that nobody has to find out at night."""

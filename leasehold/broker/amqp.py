@@ -69,6 +69,7 @@ class AmqpBroker:
             "consuming": dict(self._consumer.subscriptions),
             "unroutable": self._publisher.unroutable,
             "garbage": dict(self._consumer.garbage),
+            "connects": {"publish": self._publisher.link.connects, "consume": self._consumer.link.connects},
         }
 
 

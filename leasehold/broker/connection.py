@@ -106,6 +106,7 @@ class Link:
         self._drop = asyncio.Event()
         self._down_since: float | None = None
         self.connection: AbstractConnection | None = None
+        self.connects = 0
 
     def start(self) -> None:
         if self._loop is None:
@@ -141,6 +142,7 @@ class Link:
             async with guarded(CONNECT_SECONDS):
                 await connection.connect()
             self.connection = connection
+            self.connects += 1
             self._report_up()
             await self._serve_until_lost(connection)
         finally:

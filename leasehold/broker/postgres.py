@@ -99,6 +99,7 @@ class PostgresBroker:
             "queue_type": "table",
             "publishing": self._notifier.ready,
             "consuming": dict.fromkeys(self._queues, self._listener.ready),
+            "connects": {"publish": self._notifier.connects, "consume": self._listener.connects},
         }
 
     async def _notify(self, connection: Connection) -> None:
@@ -156,6 +157,7 @@ class _Session:
         self._lost = asyncio.Event()
         self._reported = False
         self.ready = False
+        self.connects = 0
         self.server_version: str | None = None
 
     def start(self) -> None:
@@ -194,6 +196,7 @@ class _Session:
             connection.add_termination_listener(lambda _: self._lost.set())
             self.server_version = ".".join(str(part) for part in connection.get_server_version()[:2])
             self.ready, self._reported = True, False
+            self.connects += 1
             await self._serve_until_lost(connection)
         finally:
             self.ready = False

@@ -32,6 +32,7 @@ class Claimed:
     errors: int
     crashes: int
     was: str  # the state it was taken from: `running` means taken over, `waiting` means parked before
+    waited: float  # seconds since it could have been claimed; of no meaning for a task that was taken over
     params: dict[str, Any]
     inputs: dict[str, str]
     output_prefix: str
@@ -146,7 +147,7 @@ _MARK_CLAIMED = """
     FROM found
     WHERE t.id = found.id
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
-              t.timeout_seconds, found.was
+              t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited
 ), advanced AS (
     UPDATE job j
     SET status = CASE WHEN mine.external THEN 'waiting_worker' ELSE 'running' END,
@@ -216,6 +217,7 @@ def _claimed(row: Any, terms: LeaseTerms, asked_at: float) -> Claimed:
         errors=row["errors"],
         crashes=row["crashes"],
         was=row["was"],
+        waited=row["waited"],
         params=row["params"],
         inputs=row["inputs"],
         output_prefix=row["output_prefix"],

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
 # What follows when tasks ended in `failed` (a CTE named failed, with code and message): the job fails, the rest
 # of its steps are skipped, and running siblings lose their leases.
 END_FAILED_JOBS = """
@@ -44,7 +49,9 @@ END_FAILED_JOBS = """
         WHERE status = 'failed' ORDER BY job_id, position
     ) AS ended ON ended.job_id = mine.job_id
     WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq, j.pipeline,
+              CASE WHEN ended.retryable THEN 'failed' ELSE 'rejected' END AS outcome,
+              extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT n.job_id, a.seq + n.nth, a.tenant_id,
@@ -66,7 +73,8 @@ END_CANCELLED_JOBS = """
         event_seq = j.event_seq + mine.n
     FROM (SELECT job_id, count(*)::int AS n FROM stopped GROUP BY job_id) AS mine
     WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq, mine.n
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq, mine.n, j.pipeline,
+              extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT s.job_id, a.seq + s.nth, a.tenant_id, 'cancelled',
@@ -75,3 +83,24 @@ END_CANCELLED_JOBS = """
         SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
     ) AS s JOIN advanced a ON a.id = s.job_id
 )"""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnded:
+    """A job that a statement ended: succeeded, rejected (its input's fault), failed, expired or cancelled, so long
+    after its submission.
+    """
+
+    pipeline: str
+    outcome: str
+    seconds: float
+
+
+def jobs_ended(rows: Iterable[Any]) -> list[JobEnded]:
+    """The jobs that `rows` name in ended_job, pipeline, outcome and seconds: each once, however many rows name it."""
+    found: dict[UUID, JobEnded] = {
+        row["ended_job"]: JobEnded(row["pipeline"], row["outcome"], row["seconds"])
+        for row in rows
+        if row["ended_job"] is not None
+    }
+    return list(found.values())

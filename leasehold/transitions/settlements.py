@@ -19,7 +19,7 @@ from leasehold.database import Connection
 from leasehold.ids import new_id
 from leasehold.lease import Lease
 from leasehold.outbox import Announcement
-from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS
+from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
 
 
 class Verdict(StrEnum):
@@ -90,6 +90,7 @@ class Settled:
     verdicts: dict[UUID, Verdict]
     states: dict[UUID, str] = field(default_factory=dict)  # task id -> the state it was left in
     announcements: list[Announcement] = field(default_factory=list)
+    ended: list[JobEnded] = field(default_factory=list)
 
 
 # $1 owners, $2 task ids, $3 epochs; every statement of this module begins so.
@@ -146,7 +147,8 @@ COMPLETE = (
         event_seq = j.event_seq + next.n
     FROM next
     WHERE j.id = next.id
-    RETURNING j.id, j.tenant_id, j.status, j.steps_left, j.trace, j.event_seq - next.n AS seq, next.n
+    RETURNING j.id, j.tenant_id, j.status, j.steps_left, j.trace, j.event_seq - next.n AS seq, next.n, j.pipeline,
+              extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT d.job_id, a.seq + d.nth, a.tenant_id, 'completed',
@@ -182,11 +184,12 @@ COMPLETE = (
 )
 SELECT a.id AS task_id,
        coalesce(d.id IS NOT NULL OR (t.status = 'succeeded' AND t.epoch = a.epoch), false) AS settled,
-       'succeeded' AS state,
+       'succeeded' AS state, e.id AS ended_job, e.pipeline, e.status AS outcome, e.seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM asked a LEFT JOIN done d ON d.id = a.id LEFT JOIN task t ON t.id = a.id
+LEFT JOIN advanced e ON e.id = d.job_id AND e.status IN ('succeeded', 'cancelled')
 UNION ALL
-SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
+SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 """
 )
 
@@ -224,8 +227,10 @@ FAIL += (
     END_FAILED_JOBS
     + """
 SELECT a.id AS task_id, f.status AS state,
-       coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled
+       coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled,
+       e.id AS ended_job, e.pipeline, e.outcome, e.seconds
 FROM asked a LEFT JOIN failed f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
+LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
 """
 )
 
@@ -309,8 +314,10 @@ ACKNOWLEDGE_CANCEL = (
     + END_CANCELLED_JOBS
     + """
 SELECT a.id AS task_id, 'cancelled' AS state,
-       coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'cancelled'), false) AS settled
+       coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'cancelled'), false) AS settled,
+       e.id AS ended_job, e.pipeline, e.status AS outcome, e.seconds
 FROM asked a LEFT JOIN stopped s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
+LEFT JOIN advanced e ON e.id = s.job_id AND e.status = 'cancelled'
 """
 )
 
@@ -371,8 +378,8 @@ def _columns(leases: Sequence[Lease]) -> tuple[list[UUID], list[UUID], list[int]
     return [x.owner for x in leases], [x.task_id for x in leases], [x.epoch for x in leases]
 
 
-def _settled(rows: Sequence[Any], *, hints: bool = False) -> Settled:
-    outcome = Settled({})
+def _settled(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) -> Settled:
+    outcome = Settled({}, ended=jobs_ended(rows) if ends else [])
     for row in rows:
         if hints and row["outbox_id"] is not None:
             outcome.announcements.append(Announcement.from_row(row))
@@ -399,7 +406,7 @@ async def complete(connection: Connection, completions: Sequence[Completion]) ->
     ]
     values = [{"task_id": done.lease.task_id, "value": done.value} for done in completions if done.value is not None]
     columns = _columns([done.lease for done in completions])
-    return _settled(await connection.fetch(COMPLETE, *columns, outputs, values), hints=True)
+    return _settled(await connection.fetch(COMPLETE, *columns, outputs, values), hints=True, ends=True)
 
 
 async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
@@ -414,7 +421,7 @@ async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
         [failure.delay for failure in failures],
         MAX_CRASHES,
     )
-    return _settled(rows)
+    return _settled(rows, ends=True)
 
 
 async def wait_until(connection: Connection, parkings: Sequence[Parking]) -> Settled:
@@ -438,7 +445,7 @@ async def acknowledge_cancel(connection: Connection, leases: Sequence[Lease]) ->
 
     A lease of any other job is answered LOST and changes nothing.
     """
-    return _settled(await connection.fetch(ACKNOWLEDGE_CANCEL, *_columns(leases)))
+    return _settled(await connection.fetch(ACKNOWLEDGE_CANCEL, *_columns(leases)), ends=True)
 
 
 async def fan_out(connection: Connection, spreadings: Sequence[Spreading]) -> Settled:

@@ -15,7 +15,7 @@ import asyncpg
 
 from leasehold.database import Connection
 from leasehold.outbox import Announcement
-from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS
+from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
 
 EXPIRE_LEASES = (
     """
@@ -54,22 +54,23 @@ WITH candidates AS MATERIALIZED (
     WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
-SELECT f.id AS task_id, f.status, h.id AS outbox_id, h.queue, h.priority, h.headers
-FROM failed f LEFT JOIN hinted h ON h.task_id = f.id
+SELECT f.id AS task_id, f.status, h.id AS outbox_id, h.queue, h.priority, h.headers,
+       e.id AS ended_job, e.pipeline, e.outcome, e.seconds
+FROM failed f LEFT JOIN hinted h ON h.task_id = f.id LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
 """
 )
 
 
 async def expire_leases(
     connection: Connection, gone: Sequence[UUID], max_losses: int, limit: int = 200
-) -> tuple[int, list[Announcement]]:
+) -> tuple[int, list[Announcement], list[JobEnded]]:
     """running with a lease that passed, or whose owner is in `gone` -> pending, or failed after `max_losses`.
 
-    Returns how many leases were ended, and the hints of those that may run again.
+    Returns how many leases were ended, the hints of those that may run again, and the jobs that failed.
     """
     rows = await connection.fetch(EXPIRE_LEASES, list(gone), max_losses, limit)
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
-    return len(rows), hints
+    return len(rows), hints, jobs_ended(rows)
 
 
 EXPIRE_JOBS = """
@@ -98,20 +99,21 @@ WITH jobs AS MATERIALIZED (
         event_seq = j.event_seq + mine.n
     FROM (SELECT DISTINCT job_id, n FROM news) AS mine
     WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.event_seq - mine.n AS seq
+    RETURNING j.id, j.tenant_id, j.event_seq - mine.n AS seq, j.pipeline,
+              extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT n.job_id, a.seq + n.nth, a.tenant_id, n.status, CASE WHEN n.nth = n.n THEN 'expired' ELSE 'running' END,
            n.id, n.step, n.status, n.epoch
     FROM news n JOIN advanced a ON a.id = n.job_id
 )
-SELECT id FROM advanced
+SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced
 """
 
 
-async def expire_jobs(connection: Connection, limit: int = 100) -> int:
+async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded]:
     """Unfinished jobs past `deadline_at` -> expired; their steps end with them."""
-    return len(await connection.fetch(EXPIRE_JOBS, limit))
+    return jobs_ended(await connection.fetch(EXPIRE_JOBS, limit))
 
 
 # Steps of a job that is being cancelled whose worker is lost, or that did not stop within the grace.
@@ -133,14 +135,14 @@ WITH jobs AS MATERIALIZED (
 )"""
     + END_CANCELLED_JOBS
     + """
-SELECT id FROM advanced WHERE status = 'cancelled'
+SELECT id AS ended_job, pipeline, status AS outcome, seconds FROM advanced WHERE status = 'cancelled'
 """
 )
 
 
-async def end_cancels(connection: Connection, gone: Sequence[UUID], limit: int = 100) -> int:
+async def end_cancels(connection: Connection, gone: Sequence[UUID], limit: int = 100) -> list[JobEnded]:
     """cancel_requested -> cancelled where nobody acknowledges: past the grace, or with a lost worker."""
-    return len(await connection.fetch(END_CANCELS, list(gone), limit))
+    return jobs_ended(await connection.fetch(END_CANCELS, list(gone), limit))
 
 
 @dataclass(frozen=True, slots=True)

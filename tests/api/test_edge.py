@@ -8,9 +8,11 @@ from typing import Any
 from uuid import UUID
 
 import pytest
+from prometheus_client import generate_latest
 
 from leasehold.database import Connection
-from tests.api.conftest import Running, client_of
+from leasehold.settings import Settings
+from tests.api.conftest import Running, client_of, serving
 from tests.api.door import Door, problem
 
 BODY = {"content_type": "image/jpeg", "file_name": "a.jpg"}
@@ -123,16 +125,26 @@ async def test_what_nobody_foresaw_is_a_500_without_details(door: Door, rows: Co
     assert "idempotency" not in answer.text
 
 
-async def test_requests_are_counted_by_bounded_labels(api: Running, door: Door) -> None:
+async def test_requests_are_counted_by_bounded_labels(door: Door) -> None:
     ticket = await door.submitted()
     await door.look(ticket)
     await door.client.get("/no/such/address/zzyzx")
     await door.client.request("BREW", "/media/zzyzx")
-    async with client_of(api.url) as anybody:
-        text = (await anybody.get("/metrics")).text
-    assert 'leasehold_http_request_duration_seconds_count{code="200",method="GET",route="/media/{media_id}"}' in text
+    text = generate_latest().decode()
+    counted = 'leasehold_http_request_duration_seconds_count{code="200",method="GET",route="/media/{media_id}"'
+    assert counted + ',waited="no"}' in text
     assert 'code="202",method="POST",route="/complete-upload"' in text
+    assert 'leasehold_http_problems_total{code="not_found"}' in text
     assert 'route="unmatched"' in text
     assert 'method="OTHER"' in text
     assert "zzyzx" not in text
     assert ticket.media_id not in text
+
+
+async def test_metrics_are_not_on_the_public_port_unless_somebody_says_so(settings: Settings, door: Door) -> None:
+    problem(await door.client.get("/metrics"), 404, "not_found")
+    async with (
+        serving(settings.model_copy(update={"metrics_public": True})) as running,
+        client_of(running.url) as anybody,
+    ):
+        assert "leasehold_http_requests_in_flight" in (await anybody.get("/metrics")).text

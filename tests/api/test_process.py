@@ -73,6 +73,7 @@ async def running(settings: Settings, log_format: str = "json") -> AsyncIterator
         text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         environment[f"LEASEHOLD_{name.upper()}"] = text
     environment |= {"LEASEHOLD_LOG_FORMAT": log_format, "LEASEHOLD_LOG_LEVEL": "debug"}
+    environment |= {"LEASEHOLD_METRICS_PUBLIC": "true"}
     started = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "api", "--port", "0", env=environment, stderr=asyncio.subprocess.PIPE, limit=16 * MIB
     )

@@ -25,7 +25,7 @@ def seconds(text: str) -> float:
 @pytest.mark.parametrize("name", SERVICES)
 def test_every_image_is_pinned_or_built_here(name: str) -> None:
     image = SERVICES[name]["image"]
-    assert "build" in SERVICES[name] or re.search(r":\d+\.\d+", image), image
+    assert "build" in SERVICES[name] or re.search(r":v?\d+\.\d+", image), image
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -97,3 +97,34 @@ def test_every_package_of_the_wheel_is_in_the_image() -> None:
 
 def test_the_image_runs_as_nobody_special() -> None:
     assert re.search(r"^USER 10001:10001$", DOCKERFILE, re.MULTILINE)
+
+
+def test_every_directory_that_is_mounted_exists_and_prometheus_finds_its_rules() -> None:
+    mounts = [
+        volume.split(":")[0]
+        for service in SERVICES.values()
+        for volume in service.get("volumes", [])
+        if volume[0] == "."
+    ]
+    assert mounts
+    assert all((ROOT / mount).is_dir() for mount in mounts)
+    configuration = yaml.safe_load((ROOT / "grafana/prometheus/prometheus.yaml").read_text())
+    for pattern in configuration["rule_files"]:
+        assert list((ROOT / "grafana/prometheus").glob(pattern))
+
+
+def test_prometheus_scrapes_our_services_on_the_port_where_they_tell_and_nobody_publishes_it() -> None:
+    configuration = yaml.safe_load((ROOT / "grafana/prometheus/prometheus.yaml").read_text())
+    found = [found for job in configuration["scrape_configs"] for found in job.get("dns_sd_configs", [])]
+    assert {name for one in found for name in one["names"]} == {"api", "worker"}
+    for one in found:
+        service = SERVICES[one["names"][0]]
+        assert service["environment"]["LEASEHOLD_METRICS_PORT"] == one["port"]
+        assert service["environment"]["LEASEHOLD_METRICS_HOST"] == "0.0.0.0"
+        assert not any(str(one["port"]) in port for port in service.get("ports", []))
+
+
+def test_the_dashboards_lie_where_grafana_looks_for_them() -> None:
+    (provider,) = yaml.safe_load((ROOT / "grafana/provisioning/dashboards/leasehold.yaml").read_text())["providers"]
+    volumes = SERVICES["grafana"]["volumes"]
+    assert f"./grafana/dashboards:{provider['options']['path']}:ro" in volumes

@@ -145,7 +145,7 @@ async def test_a_lost_worker_costs_no_attempt_and_the_fifth_loss_ends_the_job(ro
     claimed = await rows.leased(ONE)
     for loss in range(1, 7):
         await rows.lapse(claimed.lease.task_id)
-        ended, hints = await sweeps.expire_leases(rows.connection, [], 5)
+        ended, hints, _ = await sweeps.expire_leases(rows.connection, [], 5)
         row = await rows.task(claimed.lease.task_id)
         assert (ended, row["losses"], row["errors"]) == (1, loss, 0)
         if loss == 6:
@@ -159,13 +159,14 @@ async def test_a_lost_worker_costs_no_attempt_and_the_fifth_loss_ends_the_job(ro
 
 async def test_a_lease_that_still_holds_is_not_swept(rows: Rows) -> None:
     claimed = await rows.leased()
-    assert await sweeps.expire_leases(rows.connection, [uuid4()], 5) == (0, [])
+    assert await sweeps.expire_leases(rows.connection, [uuid4()], 5) == (0, [], [])
     assert (await rows.task(claimed.lease.task_id))["status"] == "running"
 
 
 async def test_a_job_past_its_deadline_expires_with_its_steps(rows: Rows) -> None:
     claimed = await rows.leased(THREE, deadline_at=datetime.now(UTC) - timedelta(seconds=1))
-    assert await sweeps.expire_jobs(rows.connection) == 1
+    (ended,) = await sweeps.expire_jobs(rows.connection)
+    assert (ended.pipeline, ended.outcome) == ("three", "expired")
     assert (await rows.job(claimed.job_id))["status"] == "expired"
     assert await rows.statuses(claimed.job_id) == {"a": "cancelled", "b": "skipped", "c": "skipped"}
     assert (await complete(rows, claimed)).verdicts[claimed.lease.task_id] is Verdict.LOST

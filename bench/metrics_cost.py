@@ -1,0 +1,159 @@
+"""`metrics`: what telling costs. A scrape of the process that tells the most, in a fleet of a hundred workers; and the
+share of the drain's throughput that counting takes.
+
+The fleet is a hundred rows in the registry, one of them a real worker: on two cores a hundred processes would only
+measure each other. What the others would tell is this worker's own page without what the elected exporter adds, so
+the whole fleet's pages are told as `details`. Throughput with counting and without differs by less than the same
+runs differ from each other, so the goal is held by what counting costs in itself; the others are told beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import timeit
+from statistics import median
+from time import perf_counter
+from uuid import uuid4
+
+from bench.figure import Figure, Goal
+from bench.http import Connection, request
+from bench.jobs import now, seconds_of, until_finished
+from bench.processes import Meter, main_processes_of, paused
+from bench.scale import Scale
+from bench.stand import Installation, Stand
+from bench.submitter import submitter
+from embedded.ports import free_port
+from leasehold.database import connect
+from leasehold.telemetry.exporter import EVERY
+from leasehold.transitions import workers
+from leasehold.transitions.endings import JobEnded
+from pipelines.demo.pipeline import noop
+from worker import metrics
+
+_FLEET = 100
+_SCRAPES = 20
+_QUEUES = ("default", "media", "conversion", "generation")
+_MILLISECONDS = Goal(50)
+_KILOBYTES = Goal(500)
+_COST = Goal(2)
+_TOLD = f'leasehold_workers{{state="serving"}} {_FLEET}.0'.encode()
+
+
+async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+    return [*await _scrapes(stand, scale), *await _cost(stand, scale)]
+
+
+async def _scrapes(stand: Stand, scale: Scale) -> list[Figure]:
+    times, sizes, loads = [], [], []
+    for _ in range(scale.runs):
+        async with stand.installation(broker="amqp") as installation:
+            loads.append(os.getloadavg()[0])
+            milliseconds, size = await _scrape(installation, scale)
+            times.append(milliseconds)
+            sizes.append(size / 1000)
+    fleet = {"kilobytes_of_all_targets": round(median(sizes) * _FLEET), "workers": _FLEET}
+    return [
+        Figure("scrape of the elected exporter, 100 workers", "ms", tuple(times), tuple(loads), _MILLISECONDS),
+        Figure("its page, 100 workers", "kB", tuple(sizes), tuple(loads), _KILOBYTES, fleet),
+    ]
+
+
+async def _scrape(installation: Installation, scale: Scale) -> tuple[float, int]:
+    """Median milliseconds and bytes, once jobs have gone through and the exporter has looked at the fleet."""
+    port = free_port()
+    worker = await installation.start_worker(metrics_port=port)
+    await _register(installation, _FLEET - 1)
+    async with submitter(installation) as submitting:
+        await submitting.fill(noop, scale.warm_up_jobs)
+        await until_finished(installation, worker)
+    async with asyncio.timeout(6 * EVERY):
+        while _TOLD not in await _page(port):  # noqa: ASYNC110 - only a scrape shows when it has looked
+            await asyncio.sleep(0.2)
+    times = []
+    for _ in range(_SCRAPES):
+        started = perf_counter()
+        page = await _page(port)
+        times.append((perf_counter() - started) * 1000)
+    return median(times), len(page)
+
+
+async def _page(port: int) -> bytes:
+    connection = await Connection.open(port)
+    _, body = await connection.send(request("GET", "/metrics"))
+    await connection.close()
+    return body
+
+
+async def _register(installation: Installation, count: int) -> None:
+    connection = await connect(installation.settings, "bench")
+    try:
+        for number in range(count):
+            await workers.register(
+                connection, uuid4(), host=f"host-{number}", pid=number, version="0", queues=list(_QUEUES)
+            )
+    finally:
+        await connection.close()
+
+
+async def _cost(stand: Stand, scale: Scale) -> list[Figure]:
+    """Runs with counting and without take turns, so that what else the machine does falls on both."""
+    runs: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+    loads = []
+    for _ in range(scale.runs):
+        loads.append(os.getloadavg()[0])
+        for on in (True, False):
+            runs[on].append(await _drain(stand, scale, on=on))
+    shares = [100 * (1 - on[0] / off[0]) for on, off in zip(runs[True], runs[False], strict=True)]
+    extra = [100 * (on[1] / off[1] - 1) for on, off in zip(runs[True], runs[False], strict=True)]
+    rates = {name: [round(rate) for rate, _ in runs[on]] for name, on in (("on", True), ("off", False))}
+    micro = {name: [round(cpu * 1e6, 1) for _, cpu in runs[on]] for name, on in (("on", True), ("off", False))}
+    counting = await asyncio.to_thread(_counting)
+    share = tuple(100 * counting / cpu for _, cpu in runs[True])
+    return [
+        Figure("counting of an attempt, of its worker CPU", "%", share, tuple(loads), _COST, {"seconds": counting}),
+        Figure("throughput that metrics cost", "%", tuple(shares), tuple(loads), None, {"jobs_per_second": rates}),
+        Figure("worker CPU a job that metrics cost", "%", tuple(extra), tuple(loads), None, {"microseconds": micro}),
+    ]
+
+
+def _counting() -> float:
+    """Seconds that all counting of one attempt takes, called as the worker calls it: the best of many rounds."""
+    ended = [JobEnded("noop", "succeeded", 0.2)]
+
+    def attempt() -> None:
+        metrics.HINTS.labels("claimed").inc()
+        metrics.CLAIMS.labels("hint").inc()
+        metrics.claimed("default", "pending", 0.05)
+        metrics.ended("noop", "only", "succeeded", 0.01, None)
+        metrics.jobs_ended(ended)
+
+    return min(timeit.repeat(attempt, number=10_000, repeat=20)) / 10_000
+
+
+async def _drain(stand: Stand, scale: Scale, *, on: bool) -> tuple[float, float]:
+    """Jobs a second, and the worker's CPU seconds a job; with metrics on, somebody scrapes every five seconds."""
+    port = free_port()
+    chosen = {"broker": "amqp", "amqp_heartbeat": 60, "metrics": str(on).lower(), "metrics_port": port}
+    async with stand.installation(**chosen) as installation:
+        worker = await installation.start_worker()
+        async with submitter(installation) as submitting:
+            await submitting.fill(noop, scale.warm_up_jobs)
+            await until_finished(installation, worker)
+            since = await now(installation)
+            with paused(main_processes_of("worker")):
+                await submitting.fill(noop, scale.jobs)
+                await stand.checkpoint()
+        scraping = asyncio.create_task(_keep_scraping(port)) if on else None
+        with Meter() as meter:
+            await until_finished(installation, worker)
+        if scraping is not None:
+            scraping.cancel()
+            await asyncio.gather(scraping, return_exceptions=True)
+        return scale.jobs / await seconds_of(installation, since), meter.by_role["worker"] / scale.jobs
+
+
+async def _keep_scraping(port: int) -> None:
+    while True:
+        await _page(port)
+        await asyncio.sleep(5)

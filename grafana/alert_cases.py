@@ -1,0 +1,154 @@
+"""What each alert is for, as series in the notation of `promtool test rules`; and a healthy day of all of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from grafana.alerts import all_alerts, annotations_of
+
+_WAIT = 'leasehold_task_wait_seconds_{}{{kind="new",queue="default"{}}}'
+_HTTP = 'leasehold_http_request_duration_seconds_count{{code="{}",method="GET",route="/media/{{media_id}}"}}'
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """Fires at `at` with `labels`, on these series and those of the healthy day that they do not replace."""
+
+    alert: str
+    at: str
+    series: Mapping[str, str]
+    labels: Mapping[str, str] = field(default_factory=dict)
+    value: str = ""  # what {{ $value }} says in the summary
+
+
+#: A day on which nothing is wrong: all series, one sample a minute for a day.
+HEALTHY: Mapping[str, str] = {
+    'leasehold_jobs_finished_total{pipeline="media",outcome="succeeded"}': "0+600x1440",
+    'leasehold_jobs_finished_total{pipeline="media",outcome="rejected"}': "0+60x1440",
+    'leasehold_jobs_finished_total{pipeline="media",outcome="failed"}': "0+1x1440",
+    _WAIT.format("bucket", ',le="10.0"'): "0+1000x1440",
+    _WAIT.format("count", ""): "0+1001x1440",
+    _HTTP.format(200): "0+10000x1440",
+    _HTTP.format(503): "0+1x1440",
+    'leasehold_lease_overdue_oldest_seconds{queue="default"}': "0 1 0 2x1437",
+    'leasehold_queue_oldest_due_seconds{queue="default"}': "2+0x1440",
+    'leasehold_queue_tasks{queue="default",state="due"}': "50+0x1440",
+    'leasehold_queue_workers{queue="default"}': "2+0x1440",
+    'leasehold_queue_paused{queue="default"}': "0+0x1440",
+    'leasehold_queue_oldest_due_seconds{queue="paused"}': "0+60x1440",
+    'leasehold_queue_paused{queue="paused"}': "1+0x1440",
+    'leasehold_queue_tasks{queue="ext:robots",state="due"}': "5+0x1440",
+    'leasehold_queue_workers{queue="ext:robots"}': "0+0x1440",
+    "leasehold_jobs_unfinished": "70+0x1440",
+    'leasehold_database_up{instance="worker"}': "1+0x1440",
+    'leasehold_broker_up{instance="worker",broker="amqp"}': "1+0x1440",
+    "leasehold_leases_taken_over_total": "0+1x1440",
+    "leasehold_leases_expired_total": "0+1x1440",
+    "leasehold_outbox_oldest_seconds": "0.1+0x1440",
+    'leasehold_dead_letters_total{pipeline="media",step="resize",code="broken_picture"}': "0 1 1 2x1437",
+    'leasehold_child_crashes_total{how="SIGKILL"}': "0 0 1x1438",
+    "leasehold_schedule_oldest_due_seconds": "0.4+0x1440",
+    'leasehold_table_rows{table="task",kind="dead"}': "15000+0x1440",
+    'leasehold_table_rows{table="task",kind="live"}': "100000+0x1440",
+    "leasehold_database_snapshot_oldest_seconds": "5+0x1440",
+    'up{job="leasehold-worker",instance="worker"}': "1+0x1440",
+}
+
+_FAILED = 'leasehold_jobs_finished_total{pipeline="media",outcome="failed"}'
+CASES = (
+    # 20 % of jobs fail: 20 times the budget; and 5 % do: 5 times, which is no page but a ticket.
+    Case("LeaseholdJobsFailingFast", "70m", {_FAILED: "0+150x1440"}),
+    Case("LeaseholdJobsFailingSlow", "24h", {_FAILED: "0+32x1440"}),
+    Case("LeaseholdStartsLateFast", "70m", {_WAIT.format("bucket", ',le="10.0"'): "0+700x1440"}),
+    Case("LeaseholdStartsLateSlow", "24h", {_WAIT.format("bucket", ',le="10.0"'): "0+960x1440"}),
+    Case("LeaseholdApiErrorsFast", "70m", {_HTTP.format(503): "0+300x1440"}),
+    Case("LeaseholdApiErrorsSlow", "24h", {_HTTP.format(503): "0+40x1440"}),
+    Case("LeaseholdLeasesStuck", "10m", {'leasehold_lease_overdue_oldest_seconds{queue="default"}': "0+60x1440"}),
+    Case(
+        "LeaseholdQueueWaiting",
+        "30m",
+        {'leasehold_queue_oldest_due_seconds{queue="default"}': "0+60x1440"},
+        {"queue": "default"},
+    ),
+    Case(
+        "LeaseholdQueueWithoutWorkers",
+        "5m",
+        {'leasehold_queue_workers{queue="default"}': "0+0x1440"},
+        {"queue": "default"},
+    ),
+    Case("LeaseholdSilent", "10m", {"leasehold_jobs_unfinished": "70 _x1439"}),
+    Case("LeaseholdDatabaseAway", "5m", {'leasehold_database_up{instance="worker"}': "0+0x1440"}, value="1"),
+    Case("LeaseholdTakeoverStorm", "20m", {"leasehold_leases_expired_total": "0+30x1440"}),
+    Case("LeaseholdOutboxNotDraining", "10m", {"leasehold_outbox_oldest_seconds": "0+60x1440"}),
+    Case("LeaseholdBrokerAway", "10m", {'leasehold_broker_up{instance="worker",broker="amqp"}': "0+0x1440"}, value="1"),
+    Case(
+        "LeaseholdDeadLettersGrowing",
+        "70m",
+        {'leasehold_dead_letters_total{pipeline="media",step="resize",code="broken_picture"}': "0+1x1440"},
+        {"pipeline": "media"},
+    ),
+    Case(
+        "LeaseholdChildrenCrash",
+        "40m",
+        {'leasehold_child_crashes_total{how="SIGKILL"}': "0+1x1440"},
+        {"how": "SIGKILL"},
+    ),
+    Case("LeaseholdScheduleLate", "10m", {"leasehold_schedule_oldest_due_seconds": "0+60x1440"}),
+    Case(
+        "LeaseholdTableBloat",
+        "2h",
+        {'leasehold_table_rows{table="task",kind="dead"}': "0+1000x1440"},
+        {"table": "task"},
+    ),
+    Case("LeaseholdSnapshotHeld", "15m", {"leasehold_database_snapshot_oldest_seconds": "0+60x1440"}),
+    Case(
+        "LeaseholdTargetDown",
+        "5m",
+        {'up{job="leasehold-worker",instance="worker"}': "0+0x1440"},
+        {"job": "leasehold-worker", "instance": "worker"},
+    ),
+)
+
+
+def tests(rule_file: str) -> Mapping[str, Any]:
+    """Promtool's test file: every alert fires in its case, and none on the healthy day."""
+    return {
+        "rule_files": [rule_file],
+        "evaluation_interval": "1m",
+        "tests": [_firing(case) for case in CASES] + [_quiet()],
+    }
+
+
+def _series(changed: Mapping[str, str]) -> list[dict[str, str]]:
+    return [{"series": name, "values": values} for name, values in {**HEALTHY, **changed}.items()]
+
+
+def _firing(case: Case) -> dict[str, Any]:
+    alert = next(alert for alert in all_alerts() if alert.name == case.alert)
+    said = annotations_of(alert)
+    said["summary"] = re.sub(r"\{\{ \$labels\.(\w+) \}\}", lambda found: case.labels[found[1]], said["summary"])
+    said["summary"] = said["summary"].replace("{{ $value }}", case.value)
+    expected = {"exp_labels": {"severity": alert.severity, **case.labels}, "exp_annotations": said}
+    return {
+        "name": f"{case.alert} fires",
+        "interval": "1m",
+        "input_series": _series(case.series),
+        "alert_rule_test": [{"eval_time": case.at, "alertname": case.alert, "exp_alerts": [expected]}],
+    }
+
+
+def _quiet() -> dict[str, Any]:
+    moments: Sequence[str] = ("10m", "2h", "24h")
+    return {
+        "name": "nothing fires on a healthy day",
+        "interval": "1m",
+        "input_series": _series({}),
+        "alert_rule_test": [
+            {"eval_time": moment, "alertname": alert.name, "exp_alerts": []}
+            for moment in moments
+            for alert in all_alerts()
+        ],
+    }

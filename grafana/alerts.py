@@ -1,0 +1,208 @@
+"""When somebody is told, and when somebody is woken up.
+
+Objectives are watched by burn rates over two windows each (Site Reliability Workbook, chapter 5): the long one says
+that it matters, the short one that it still goes on. A `page` is for now, a `ticket` for the next working day.
+Every alert names its runbook in docs/runbooks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+#: Of every objective the burn rates are recorded over these windows.
+WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
+RUNBOOKS = "docs/runbooks"
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """`ratio`: PromQL of the share that is bad, with WINDOW in place of the window; `budget`: the share allowed."""
+
+    name: str
+    alert: str
+    budget: float
+    ratio: str
+    summary: str
+    runbook: str
+
+    def record(self, window: str) -> str:
+        return f"leasehold:{self.name}:ratio_rate{window}"
+
+
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """`lasts`: for how long it must be so."""
+
+    name: str
+    expression: str
+    lasts: str
+    severity: str
+    summary: str
+    runbook: str
+
+
+_JOBS = "leasehold_jobs_finished_total"
+_HTTP = "leasehold_http_request_duration_seconds_count"
+OBJECTIVES = (
+    Objective(
+        "job_failures",
+        "LeaseholdJobsFailing",
+        0.01,
+        f'(sum(rate({_JOBS}{{outcome=~"failed|expired"}}[WINDOW])) or vector(0))'
+        f' / sum(rate({_JOBS}{{outcome!="rejected"}}[WINDOW]))',
+        "More jobs fail than the objective of 99 % allows",
+        "jobs-failing",
+    ),
+    Objective(
+        "late_starts",
+        "LeaseholdStartsLate",
+        0.01,
+        '1 - sum(rate(leasehold_task_wait_seconds_bucket{kind="new",le="10.0"}[WINDOW]))'
+        ' / sum(rate(leasehold_task_wait_seconds_count{kind="new"}[WINDOW]))',
+        "More than 1 % of tasks start later than 10 s after they could",
+        "starts-late",
+    ),
+    Objective(
+        "api_errors",
+        "LeaseholdApiErrors",
+        0.001,
+        f'(sum(rate({_HTTP}{{code=~"5.."}}[WINDOW])) or vector(0)) / sum(rate({_HTTP}[WINDOW]))',
+        "More requests end in a 5xx than the objective of 99.9 % allows",
+        "api-errors",
+    ),
+)
+
+# severity -> (burn rate, long window, short window); of a budget of 30 days the first spends 2 % in its window,
+# the second 5 %, the third and the fourth 10 %.
+_BURNS = {"page": ((14.4, "1h", "5m"), (6.0, "6h", "30m")), "ticket": ((3.0, "1d", "2h"), (1.0, "3d", "6h"))}
+
+ALERTS = (
+    Alert(
+        "LeaseholdLeasesStuck", "max(leasehold_lease_overdue_oldest_seconds) > 60", "2m", "page",
+        "Leases passed over a minute ago and nobody takes them over", "leases-stuck",
+    ),
+    Alert(
+        "LeaseholdQueueWaiting",
+        "max by (queue) (leasehold_queue_oldest_due_seconds) > 300 unless max by (queue) (leasehold_queue_paused) == 1",
+        "5m", "page",
+        "The oldest task of queue {{ $labels.queue }} could have run five minutes ago", "queue-waiting",
+    ),
+    Alert(
+        "LeaseholdQueueWithoutWorkers",
+        'max by (queue) (leasehold_queue_tasks{state="due",queue!~"ext:.*"}) > 0'
+        " and max by (queue) (leasehold_queue_workers) == 0",
+        "2m", "page",
+        "Tasks wait in queue {{ $labels.queue }}, and no worker serves it", "queue-without-workers",
+    ),
+    Alert(
+        "LeaseholdSilent", "absent(leasehold_jobs_unfinished)", "2m", "page",
+        "No process tells what the database holds: none runs, none reaches it, or none is scraped", "silent",
+    ),
+    Alert(
+        "LeaseholdDatabaseAway", "sum(1 - leasehold_database_up) > 0", "1m", "page",
+        "{{ $value }} processes have no database", "database-away",
+    ),
+    Alert(
+        "LeaseholdTakeoverStorm",
+        "sum(rate(leasehold_leases_taken_over_total[5m])) + sum(rate(leasehold_leases_expired_total[5m])) > 0.2",
+        "5m", "page",
+        "Leases are taken over all the time: workers die, or lose the database", "takeover-storm",
+    ),
+    Alert(
+        "LeaseholdOutboxNotDraining", "max(leasehold_outbox_oldest_seconds) > 60", "5m", "ticket",
+        "Hints wait in the outbox for over a minute; work goes on, slower", "outbox-not-draining",
+    ),
+    Alert(
+        "LeaseholdBrokerAway", "sum(1 - leasehold_broker_up) > 0", "5m", "ticket",
+        "{{ $value }} processes have no broker; work goes on, slower", "broker-away",
+    ),
+    Alert(
+        "LeaseholdDeadLettersGrowing", "sum by (pipeline) (increase(leasehold_dead_letters_total[1h])) > 10", "5m",
+        "ticket",
+        "Tasks of pipeline {{ $labels.pipeline }} are given up, more than ten within an hour", "dead-letters-growing",
+    ),
+    Alert(
+        "LeaseholdChildrenCrash", "sum by (how) (increase(leasehold_child_crashes_total[30m])) > 5", "5m", "ticket",
+        "Child processes die ({{ $labels.how }}), more than five within half an hour", "children-crash",
+    ),
+    Alert(
+        "LeaseholdScheduleLate", "max(leasehold_schedule_oldest_due_seconds) > 60", "2m", "page",
+        "A schedule should have fired over a minute ago", "schedule-late",
+    ),
+    Alert(
+        "LeaseholdTableBloat",
+        'max by (table) (leasehold_table_rows{kind="dead"}) > 20000'
+        ' and max by (table) (leasehold_table_rows{kind="dead"}) > 0.5'
+        ' * max by (table) (leasehold_table_rows{kind="live"})',
+        "15m", "ticket",
+        "Table {{ $labels.table }} has more dead rows than vacuum takes away", "database-bloat",
+    ),
+    Alert(
+        "LeaseholdSnapshotHeld", "max(leasehold_database_snapshot_oldest_seconds) > 60", "5m", "ticket",
+        "A transaction has been open for over a minute: vacuum cannot work", "database-bloat",
+    ),
+    Alert(
+        "LeaseholdTargetDown", 'up{job=~"leasehold.*"} == 0', "2m", "ticket",
+        "{{ $labels.instance }} is not scraped", "target-down",
+    ),
+)  # fmt: skip
+
+
+def burn_alerts(objective: Objective) -> list[Alert]:
+    """The page and the ticket of an objective."""
+    return [
+        Alert(
+            objective.alert + ("Fast" if severity == "page" else "Slow"),
+            " or ".join(
+                f"({objective.record(long)} > {burn * objective.budget:g}"
+                f" and {objective.record(short)} > {burn * objective.budget:g})"
+                for burn, long, short in burns
+            ),
+            "1m" if severity == "page" else "15m",
+            severity,
+            objective.summary,
+            objective.runbook,
+        )
+        for severity, burns in _BURNS.items()
+    ]
+
+
+def all_alerts() -> list[Alert]:
+    return [*(alert for objective in OBJECTIVES for alert in burn_alerts(objective)), *ALERTS]
+
+
+def annotations_of(alert: Alert) -> dict[str, str]:
+    return {"summary": alert.summary, "runbook_url": f"{RUNBOOKS}/{alert.runbook}.md"}
+
+
+def rules() -> Mapping[str, Any]:
+    """Prometheus's rule file."""
+    return {"groups": [_records(objective) for objective in OBJECTIVES] + [_group("leasehold", all_alerts())]}
+
+
+def _records(objective: Objective) -> dict[str, Any]:
+    return {
+        "name": f"leasehold-{objective.name.replace('_', '-')}",
+        "rules": [
+            {"record": objective.record(window), "expr": objective.ratio.replace("WINDOW", window)}
+            for window in WINDOWS
+        ],
+    }
+
+
+def _group(name: str, alerts: Sequence[Alert]) -> dict[str, Any]:
+    return {
+        "name": name,
+        "rules": [
+            {
+                "alert": alert.name,
+                "expr": alert.expression,
+                "for": alert.lasts,
+                "labels": {"severity": alert.severity},
+                "annotations": annotations_of(alert),
+            }
+            for alert in alerts
+        ],
+    }

@@ -1,0 +1,15 @@
+"""The dashboards, in the order of the links between them."""
+
+from __future__ import annotations
+
+from grafana.boards import broker, database, doors, fleet, generation, overview, pipelines
+
+BOARDS = (
+    overview.BOARD,
+    pipelines.BOARD,
+    fleet.BOARD,
+    broker.BOARD,
+    database.BOARD,
+    doors.BOARD,
+    generation.BOARD,
+)

@@ -1,0 +1,41 @@
+"""What a process's own ends of the broker tell: whether they are up, and what arrived that was no hint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from leasehold.broker.base import Broker
+
+
+class BrokerParts(Collector):
+    """Asked at a scrape, so that nothing is counted in between."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+
+    def describe(self) -> list[Metric]:
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        said = self._broker.describe()
+        up = GaugeMetricFamily(
+            "leasehold_broker_up", "1 while hints can be sent and, in a worker, arrive", labels=["broker"]
+        )
+        up.add_metric([self._broker.name], float(said["connected"]))
+        yield up
+        connects = CounterMetricFamily(
+            "leasehold_broker_connects", "Connections to the broker: the first one, and each again", labels=["end"]
+        )
+        for end, count in said["connects"].items():
+            connects.add_metric([end], count)
+        yield connects
+        garbage = CounterMetricFamily("leasehold_broker_garbage", "Messages that were no hint of ours", labels=["kind"])
+        for kind, count in said.get("garbage", {}).items():
+            garbage.add_metric([kind], count)
+        yield garbage
+        yield CounterMetricFamily(
+            "leasehold_broker_unroutable", "Hints that found no queue, which was made again", said.get("unroutable", 0)
+        )

@@ -1,0 +1,207 @@
+"""What only the database knows (queues, leases, the outbox, its own health), told by one elected process.
+
+Every worker and every API process offers itself; the one that holds the leadership row looks every few seconds and
+adds what it saw to its /metrics, the others add nothing. So the numbers are there as long as anybody is, and two
+that tell them at once, around a change of leader, tell the same: dashboards take the greatest.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import structlog
+from prometheus_client import REGISTRY
+from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from leasehold.broker.base import Broker
+from leasehold.database import TRY_AGAIN, Connection, Pool
+from leasehold.settings import Settings
+from leasehold.telemetry import queries
+from leasehold.telemetry.broker_parts import BrokerParts
+from leasehold.telemetry.meters import gauge, histogram
+from leasehold.transitions import workers
+
+log = structlog.get_logger(__name__)
+
+#: Seconds between looks.
+EVERY = 5.0
+#: The most queues that are told of.
+MOST_QUEUES = 100
+#: The longest that one statement of a look may take, in seconds.
+_PATIENCE = 3.0
+
+LEADS = gauge("exporter_leads", "1 in the process that tells what only the database knows")
+LOOK_SECONDS = histogram("exporter_look_duration_seconds", "One look into the database, all statements together")
+
+Rows = Mapping[str, Sequence[Any]]
+
+# Also whatever a database says that is not migrated yet.
+_AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, asyncpg.PostgresError)
+
+
+async def look(connection: Connection, silent: float) -> Rows:
+    """All that one look finds. `silent`: seconds after which a worker that was not seen counts as silent."""
+
+    async def ask(statement: str, *values: object) -> Sequence[Any]:
+        return await connection.fetch(statement, *values, timeout=_PATIENCE)
+
+    return {
+        "queues": await ask(queries.QUEUES, queries.CAP, silent, queries.MOST_LINES),
+        "leases": await ask(queries.LEASES, queries.CAP),
+        "backlog": await ask(queries.BACKLOG, queries.CAP),
+        "workers": await ask(queries.WORKERS, silent),
+        "tables": await ask(queries.TABLES),
+        "sessions": await ask(queries.SESSIONS),
+        "database": await ask(queries.DATABASE),
+    }
+
+
+class Exporter(Collector):
+    """`run` for as long as the process lives; registered, it adds the last look to what a scrape gets."""
+
+    def __init__(self, settings: Settings, owner: UUID, pool: Pool) -> None:
+        self._owner = owner
+        self._pool = pool
+        self._silent = 3 * settings.renew_seconds
+        self._on = settings.metrics
+        self._seen: Rows | None = None
+        self._seen_at = 0.0
+        self._away = False
+
+    async def run(self) -> None:
+        while self._on:
+            try:
+                async with self._pool.acquire() as connection:
+                    await self._turn(connection)
+                self._away = False
+            except _AWAY as error:
+                if not self._away:  # once an outage
+                    log.warning("the exporter cannot look into the database", error=type(error).__name__)
+                self._away = True
+            await asyncio.sleep(EVERY)
+
+    async def _turn(self, connection: Connection) -> None:
+        leads = await workers.lead(connection, "exporter", self._owner, 3 * EVERY)
+        LEADS.set(leads)
+        if not leads:
+            self._seen = None
+            return
+        with LOOK_SECONDS.time():
+            self._seen = await look(connection, self._silent)
+        self._seen_at = monotonic()
+
+    def describe(self) -> list[Metric]:
+        """Nothing is promised: who leads, changes."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Nothing, unless we lead and what we saw is fresh: an old number is worse than none."""
+        seen = self._seen
+        if seen is not None and monotonic() - self._seen_at < 3 * EVERY:
+            yield from families(seen)
+
+
+def families(seen: Rows) -> Iterator[Metric]:
+    """The metrics that a look amounts to."""
+    yield from _of_queues(seen["queues"], seen["leases"])
+    (backlog,), (fleet,), (database,) = seen["backlog"], seen["workers"], seen["database"]
+    capped = f"; counted up to {queries.CAP}"
+    yield _gauge("outbox_rows", f"Hints written and not yet confirmed by the broker{capped}", backlog["outbox"])
+    yield _gauge("outbox_oldest_seconds", "Age of the oldest row of the outbox", backlog["outbox_oldest"])
+    yield _gauge("dead_letters", f"Failed tasks that wait for somebody to replay them{capped}", backlog["dead_letters"])
+    yield _gauge(
+        "schedule_oldest_due_seconds", "How long ago the schedule that is latest was due", backlog["schedule_oldest"]
+    )
+    yield _gauge("jobs_unfinished", f"Jobs that have not ended{capped}", backlog["unfinished"])
+    yield _labelled("workers", "Registered workers", ["state"], [((state,), fleet[state]) for state in fleet.keys()])  # noqa: SIM118 - a Record's iteration gives values
+    yield from _of_tables(seen["tables"])
+    yield from _of_sessions(seen["sessions"])
+    yield _gauge("database_bytes", "Size of the database", database["bytes"])
+    yield _gauge("database_sessions_max", "Sessions that the server allows", database["max_sessions"])
+
+
+def _of_queues(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    leased = {row["queue"]: row for row in leases}
+    # Those that workers serve, then those that have waited longest: tenants name queues, so there may be many.
+    first = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MOST_QUEUES]
+    found = {row["queue"]: row for row in first}
+    names = sorted({*found, *sorted(leased)[:MOST_QUEUES]})
+    tasks = [((name, state), found[name][state]) for name in names if name in found for state in ("due", "later")]
+    tasks += [((name, "running"), leased[name]["running"] if name in leased else 0) for name in names]
+    yield _labelled(
+        "queue_tasks",
+        f"Tasks of a queue. due: could run now; later: wait for their time; running. Counted up to {queries.CAP}",
+        ["queue", "state"],
+        tasks,
+    )
+    yield _per_queue("queue_oldest_due_seconds", "How long the oldest due task has waited", found, names, "oldest")
+    yield _per_queue("queue_workers", "Workers that serve the queue and are not draining", found, names, "workers")
+    yield _per_queue("queue_paused", "1 while somebody has paused the queue", found, names, "paused")
+    yield _per_queue("lease_oldest_seconds", "How long the oldest attempt has been running", leased, names, "oldest")
+    yield _per_queue("leases_overdue", "Leases that have passed and that nobody has taken", leased, names, "overdue")
+    yield _per_queue(
+        "lease_overdue_oldest_seconds", "How long ago the oldest of them passed", leased, names, "overdue_oldest"
+    )
+
+
+def _of_tables(tables: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    rows = [((row["name"], kind), row[kind]) for row in tables for kind in ("live", "dead")]
+    yield _labelled("table_rows", "PostgreSQL's own estimate", ["table", "kind"], rows)
+    sizes = [((row["name"],), row["bytes"]) for row in tables]
+    yield _labelled("table_bytes", "Size of a table with its indexes", ["table"], sizes)
+
+
+def _of_sessions(sessions: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    def greatest(column: str) -> float:
+        return max((float(row[column]) for row in sessions), default=0.0)
+
+    counts = [((row["state"],), row["n"]) for row in sessions]
+    yield _labelled("database_sessions", "Sessions in this database, by state", ["state"], counts)
+    yield _gauge(
+        "database_snapshot_oldest_seconds", "Oldest snapshot: vacuum keeps all since", greatest("snapshot_oldest")
+    )
+    yield _gauge("database_snapshot_age_transactions", "The same in transactions", greatest("snapshot_age"))
+    yield _gauge("database_statement_oldest_seconds", "Longest statement under way", greatest("statement_oldest"))
+    slow = sum(row["slow"] for row in sessions)
+    yield _gauge("database_slow_statements", "Statements that have been under way for over a second", slow)
+
+
+def _gauge(name: str, meaning: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"leasehold_{name}", meaning, value=value)
+
+
+def _labelled(
+    name: str, meaning: str, labels: Sequence[str], values: Iterable[tuple[tuple[str, ...], float]]
+) -> Metric:
+    family = GaugeMetricFamily(f"leasehold_{name}", meaning, labels=labels)
+    for words, value in values:
+        family.add_metric(words, value)
+    return family
+
+
+def _per_queue(
+    name: str, meaning: str, rows: Mapping[str, Mapping[str, Any]], queues: Sequence[str], column: str
+) -> Metric:
+    values = [((queue,), rows[queue][column] if queue in rows else 0) for queue in queues]
+    return _labelled(name, meaning, ["queue"], values)
+
+
+@contextmanager
+def exporting(settings: Settings, owner: UUID, pool: Pool, broker: Broker) -> Iterator[Exporter]:
+    """Add to /metrics what the database and the broker's connections tell; the caller runs the exporter."""
+    exporter = Exporter(settings, owner, pool)
+    parts: tuple[Collector, ...] = (exporter, BrokerParts(broker)) if settings.metrics else ()
+    for part in parts:
+        REGISTRY.register(part)
+    try:
+        yield exporter
+    finally:
+        for part in parts:
+            REGISTRY.unregister(part)

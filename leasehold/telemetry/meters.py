@@ -1,0 +1,122 @@
+"""Making metrics: `leasehold_` names, buckets, bounded labels, and the switch that turns all of them off.
+
+A label's values are declared names (pipelines, steps, queues, codes) or a fixed few words: never an id, never what
+a client sent. `Bounded` keeps that so where a handler chooses the word.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib.metadata import version
+
+import structlog
+from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics, start_http_server
+from prometheus_client.metrics import MetricWrapperBase
+
+from leasehold.settings import Settings
+from leasehold.telemetry.tallies import Spreads, Tallies
+
+log = structlog.get_logger(__name__)
+
+#: Seconds of something that a machine does at once, and of something that is waited for or worked on.
+QUICK = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
+SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_400)
+#: The most values of a label whose words are chosen by handlers; further ones become `other`.
+MOST_WORDS = 100
+
+_made: list[MetricWrapperBase | Tallies | Spreads] = []
+
+
+def counter(name: str, meaning: str, labels: Sequence[str] = ()) -> Counter:
+    made = Counter(f"leasehold_{name}", meaning, labels)
+    _made.append(made)
+    return made
+
+
+def gauge(name: str, meaning: str, labels: Sequence[str] = ()) -> Gauge:
+    made = Gauge(f"leasehold_{name}", meaning, labels)
+    _made.append(made)
+    return made
+
+
+def histogram(name: str, meaning: str, labels: Sequence[str] = (), *, buckets: Sequence[float] = SLOW) -> Histogram:
+    made = Histogram(f"leasehold_{name}", meaning, labels, buckets=buckets)
+    _made.append(made)
+    return made
+
+
+def tallies(name: str, meaning: str, labels: Sequence[str]) -> Tallies:
+    """A counter for the hot path; see tallies.py."""
+    made = Tallies(name, meaning, labels)
+    _made.append(made)
+    return made
+
+
+def spreads(name: str, meaning: str, labels: Sequence[str]) -> Spreads:
+    """A histogram of seconds for the hot path; see tallies.py."""
+    made = Spreads(name, meaning, labels, SLOW)
+    _made.append(made)
+    return made
+
+
+class Bounded:
+    """The first `most` words that it is given stay what they are; later ones become `other`."""
+
+    def __init__(self, most: int = MOST_WORDS) -> None:
+        self._most = most
+        self._known: set[str] = set()
+
+    def __call__(self, word: str) -> str:
+        if word not in self._known:
+            if len(self._known) >= self._most:
+                return "other"
+            self._known.add(word)
+        return word
+
+
+_BUILD = gauge("build_info", "1; its labels say what runs here", ["role", "version", "python"])
+
+
+def expose(settings: Settings, role: str) -> int | None:
+    """Called once by a process's main: say what runs here, and serve /metrics on the listener of its own.
+
+    Returns the listener's port; None without one. Raises OSError when the address cannot be had.
+    """
+    if not settings.metrics:
+        switch_off()
+        return None
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # a third of all lines, which nobody reads
+    _BUILD.labels(role, version("leasehold"), sys.version.split()[0]).set(1)
+    if settings.metrics_port is None:
+        return None
+    server, _ = start_http_server(settings.metrics_port, settings.metrics_host)
+    port = int(server.server_port)
+    log.info("metrics are served", address=f"http://{settings.metrics_host}:{port}/metrics")
+    return port
+
+
+class _Nothing:
+    """What a metric that is switched off does, and all of its children."""
+
+    def labels(self, *_values: str) -> _Nothing:
+        return self
+
+    def inc(self, _amount: float = 1, _exemplar: object = None) -> None:
+        return
+
+    dec = set = inc
+
+    def observe(self, _value: float, _exemplar: object = None) -> None:
+        return
+
+    def set_function(self, _function: object) -> None:
+        return
+
+
+def switch_off() -> None:
+    """From now on every metric of ours does nothing; for good, as nothing counted before would be right after."""
+    nothing = _Nothing()
+    for metric in _made:
+        for name in ("labels", "inc", "dec", "set", "observe", "set_function"):
+            setattr(metric, name, getattr(nothing, name))

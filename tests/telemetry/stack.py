@@ -1,0 +1,35 @@
+"""What the workers of the proof serve: what is shipped, and steps that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from leasehold.attempt import Attempt
+from leasehold.pipeline import Pipeline, Step
+from leasehold.registry import Pipelines
+from leasehold.verdicts import Done, Park
+from pipelines import shipped
+from tests.scripted import scripted
+
+#: A step that does not end, on a queue of its own; and one that parks once.
+endless = Pipeline("endless", module="tests.telemetry.stack", steps=[Step("wait", queue="endless")])
+parking = Pipeline("parking", module="tests.telemetry.stack", steps=[Step("poll")])
+
+
+@endless.handles("wait")
+async def wait(_attempt: Attempt) -> Done:
+    await asyncio.Event().wait()
+    return Done()
+
+
+@parking.handles("poll")
+async def poll(attempt: Attempt) -> Done | Park:
+    return Done() if await attempt.note() else Park(timedelta(seconds=1), {"parked": True})
+
+
+def pipelines() -> Pipelines:
+    found = shipped()
+    for pipeline in (scripted, endless, parking):
+        found.add(pipeline)
+    return found

@@ -1,0 +1,169 @@
+"""What only the database knows: right, cheap at any size, and told by one process."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import uuid4
+
+import orjson
+import pytest
+
+from leasehold.settings import Settings
+from leasehold.telemetry import queries
+from leasehold.telemetry.exporter import Exporter, families, look
+from leasehold.transitions import jobs, workers
+from leasehold.transitions.settlements import Failure, fail
+from tests.factories import ONE, Rows
+from tests.telemetry.page import Page
+
+SILENT = 30.0
+
+
+async def seen(rows: Rows) -> Page:
+    return Page(families(await look(rows.connection, SILENT)))
+
+
+def of_queue(page: Page, name: str, queue: str = "default", **labels: str) -> float | None:
+    return page[f"leasehold_{name}", {"queue": queue, **labels}]
+
+
+async def test_a_queue_tells_what_waits_runs_and_is_overdue(rows: Rows) -> None:
+    await rows.submit(ONE, count=5)
+    await rows.connection.execute("UPDATE task SET available_at = clock_timestamp() - interval '100 seconds'")
+    later, running, lapsed = (await rows.claim_all())[:3]
+    retried = Failure(later.lease, "error", "e", "m", retryable=True, delay=500.0)
+    await fail(rows.connection, [retried])
+    await rows.connection.execute(
+        "UPDATE task SET status = 'pending', lease_owner = NULL, lease_until = NULL WHERE status = 'running'"
+        " AND id <> ALL($1)",
+        [running.lease.task_id, lapsed.lease.task_id],
+    )
+    await rows.lapse(lapsed.lease.task_id)
+    page = await seen(rows)
+    tasks = {state: of_queue(page, "queue_tasks", state=state) for state in ("due", "later", "running")}
+    assert tasks == {"due": 2, "later": 1, "running": 2}
+    assert 100 <= (of_queue(page, "queue_oldest_due_seconds") or 0) < 200
+    assert of_queue(page, "leases_overdue") == 1
+    assert 1 <= (of_queue(page, "lease_overdue_oldest_seconds") or 0) < 100
+    assert page["leasehold_outbox_rows"] == 5
+    assert page["leasehold_jobs_unfinished"] == 5
+    assert page["leasehold_dead_letters"] == 0
+
+
+async def test_a_dead_letter_is_counted_until_it_is_replayed(rows: Rows) -> None:
+    claimed = await rows.leased(ONE)
+    await fail(rows.connection, [Failure(claimed.lease, "error", "e", "m", retryable=False, delay=0.0)])
+    assert (await seen(rows))["leasehold_dead_letters"] == 1
+
+
+async def test_a_queue_that_nobody_serves_has_no_workers_and_one_without_tasks_is_told_too(rows: Rows) -> None:
+    await rows.submit(ONE)
+    for queues in (["media"], ["media", "other"]):
+        await workers.register(rows.connection, uuid4(), host="h", pid=1, version="0", queues=queues)
+    silent = uuid4()
+    await workers.register(rows.connection, silent, host="h", pid=1, version="0", queues=["media"])
+    await rows.connection.execute(
+        "UPDATE worker SET seen_at = clock_timestamp() - interval '1 hour' WHERE id = $1", silent
+    )
+    page = await seen(rows)
+    assert {queue: of_queue(page, "queue_workers", queue) for queue in ("default", "media", "other")} == {
+        "default": 0,
+        "media": 2,
+        "other": 1,
+    }
+    assert of_queue(page, "queue_tasks", "other", state="due") == 0
+    assert page["leasehold_workers", {"state": "silent"}] == 1
+
+
+async def test_no_tenant_hides_another(rows: Rows) -> None:
+    """Lines of several tenants and bands add up, and the oldest of any is told."""
+    await rows.submit(ONE, count=2)
+    await rows.submit(ONE, priority=0)
+    await jobs.submit(rows.connection, [jobs.NewJob(ONE, "another") for _ in range(3)])
+    await rows.connection.execute(
+        "UPDATE task SET available_at = clock_timestamp() - interval '500 seconds' WHERE tenant_id = 'another'"
+    )
+    page = await seen(rows)
+    assert of_queue(page, "queue_tasks", state="due") == 6
+    assert (of_queue(page, "queue_oldest_due_seconds") or 0) >= 500
+
+
+async def test_a_paused_queue_says_so(rows: Rows) -> None:
+    await rows.submit(ONE)
+    assert of_queue(await seen(rows), "queue_paused") == 0
+    await rows.connection.execute("INSERT INTO paused_queue (queue, reason) VALUES ('default', 'because')")
+    assert of_queue(await seen(rows), "queue_paused") == 1
+
+
+async def test_a_held_snapshot_and_the_tables_are_told(rows: Rows) -> None:
+    page = await seen(rows)
+    assert page["leasehold_table_rows", {"table": "task", "kind": "dead"}] is not None
+    assert (page["leasehold_table_bytes", {"table": "event"}] or 0) > 0
+    assert page["leasehold_database_snapshot_oldest_seconds"] == 0
+    assert (page["leasehold_database_sessions_max"] or 0) > 0
+
+
+async def test_only_the_elected_process_tells_and_another_takes_its_place(settings: Settings, rows: Rows) -> None:
+    first, second = (Exporter(settings, uuid4(), pool=None) for _ in range(2))  # type: ignore[arg-type]  # its turns are given a connection here
+    for exporter in (first, second):
+        await exporter._turn(rows.connection)
+    assert (bool(list(first.collect())), bool(list(second.collect()))) == (True, False)
+    await workers.resign(rows.connection, first._owner)
+    for exporter in (second, first):
+        await exporter._turn(rows.connection)
+    assert (bool(list(first.collect())), bool(list(second.collect()))) == (False, True)
+
+
+@pytest.fixture
+async def crowded(rows: Rows) -> Rows:
+    """Twenty thousand finished jobs, ten thousand that wait for later and as many that are due, in four queues."""
+    await rows.connection.execute(
+        """
+        INSERT INTO job (id, tenant_id, pipeline, pipeline_version, steps_left, event_seq, params, inputs,
+                         output_prefix, status, finished_at)
+        SELECT gen_random_uuid(), 't', 'one', 1, 1, 1, '{}', '{}', '', CASE WHEN n < 20000 THEN 'succeeded'
+               ELSE 'queued' END, CASE WHEN n < 20000 THEN now() END
+        FROM generate_series(0, 39999) AS n
+        """
+    )
+    await rows.connection.execute(
+        """
+        INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, max_attempts, available_at,
+                          finished_at)
+        SELECT gen_random_uuid(), id, 't' || (n % 5), 'only', 0, 'q' || (n % 4), n % 3,
+               CASE WHEN status = 'succeeded' THEN 'succeeded' WHEN n % 2 = 0 THEN 'waiting' ELSE 'pending' END, 3,
+               CASE WHEN n % 2 = 0 THEN now() + interval '1 hour' ELSE now() - interval '1 minute' END, finished_at
+        FROM (SELECT id, status, finished_at, row_number() OVER () AS n FROM job) AS j
+        """
+    )
+    await rows.connection.execute("VACUUM ANALYZE task, job")
+    return rows
+
+
+MOST_PAGES = {"QUEUES": 60 * 30, "LEASES": 50, "BACKLOG": 500, "WORKERS": 50}
+LOOKS: dict[str, tuple[Any, ...]] = {
+    "QUEUES": (100, SILENT, 1000),
+    "LEASES": (100,),
+    "BACKLOG": (100,),
+    "WORKERS": (SILENT,),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS)
+async def test_a_look_reads_no_more_than_its_cap_whatever_the_tables_hold(crowded: Rows, name: str) -> None:
+    """In pages. Sixty lines of which ten each are counted, and not the twenty thousand tasks that wait."""
+    statement = getattr(queries, name)
+    plan = await crowded.connection.fetchval(
+        f"EXPLAIN (ANALYZE, BUFFERS, TIMING OFF, FORMAT JSON) {_literal(statement, LOOKS[name])}"
+    )
+    (explained,) = orjson.loads(plan)
+    root = explained["Plan"]
+    assert "Seq Scan on task" not in plan
+    assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < MOST_PAGES[name], plan
+
+
+def _literal(statement: str, values: tuple[Any, ...]) -> str:
+    """EXPLAIN takes no parameters."""
+    for number, value in enumerate(values, 1):
+        statement = statement.replace(f"${number}", str(value))
+    return statement

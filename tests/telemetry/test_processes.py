@@ -1,0 +1,57 @@
+"""What real processes tell on their own listeners."""
+
+from __future__ import annotations
+
+import signal
+
+import httpx2
+import pytest
+
+from embedded.ports import free_port
+from tests import pictures
+from tests.scenarios.fleet import Fleet
+from tests.telemetry.page import scrape
+
+PICTURE = pictures.encoded(pictures.corners(), "JPEG")
+
+
+async def test_several_api_processes_and_workers_tell_each_its_own_and_their_sum_is_the_whole(fleet: Fleet) -> None:
+    ports = [free_port() for _ in range(3)]
+    await fleet.worker(metrics_port=ports[0])
+    for port in ports[1:]:
+        await fleet.api(metrics_port=port)
+        await fleet.finished((await fleet.send(PICTURE))["media_id"])
+    worker, *apis = [await scrape(port) for port in ports]
+    submitted = [api["leasehold_jobs_submitted_total", {"pipeline": "media"}] for api in apis]
+    assert submitted == [1, 1]
+    assert worker["leasehold_jobs_finished_total", {"pipeline": "media", "outcome": "succeeded"}] == 2
+    assert worker["leasehold_attempts_total", {"pipeline": "media", "outcome": "succeeded"}] == 6
+    assert worker["leasehold_task_wait_seconds_count", {"kind": "new"}] == 6
+    assert worker["leasehold_job_duration_seconds_count", {"pipeline": "media"}] == 2
+    assert worker["leasehold_child_memory_peak_bytes_count", {"pipeline": "media"}] == 6
+    assert worker["leasehold_broker_up"] == 1
+    assert worker["leasehold_database_up"] == 1
+    for page, role in zip((worker, *apis), ("worker", "api", "api"), strict=True):
+        assert page["leasehold_build_info", {"role": role}] == 1
+
+
+async def test_a_picture_that_nothing_can_help_is_a_rejected_job_and_a_dead_letter(fleet: Fleet) -> None:
+    port = free_port()
+    await fleet.worker(metrics_port=port)
+    await fleet.api()
+    broken = PICTURE[: len(PICTURE) // 2]
+    await fleet.finished((await fleet.send(broken))["media_id"], "FAILED")
+    page = await scrape(port)
+    assert page["leasehold_jobs_finished_total", {"outcome": "rejected"}] == 1
+    assert page["leasehold_dead_letters_total", {"pipeline": "media", "step": "resize"}] == 1
+
+
+@pytest.mark.parametrize("module", ["api", "worker"])
+async def test_with_metrics_off_nothing_listens(fleet: Fleet, module: str) -> None:
+    port = free_port()
+    started = await (fleet.api if module == "api" else fleet.worker)(metrics_port=port, metrics="false")
+    async with httpx2.AsyncClient() as client:
+        with pytest.raises(httpx2.ConnectError):
+            await client.get(f"http://127.0.0.1:{port}/metrics")
+    started.signal(signal.SIGTERM)
+    assert await started.wait() == 0

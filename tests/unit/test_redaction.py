@@ -1,0 +1,63 @@
+"""What no log line may hold, in whatever form it comes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from urllib.parse import quote
+
+import pytest
+from pydantic import SecretStr
+
+from leasehold.settings import Settings
+from leasehold.telemetry import redaction
+
+SECRET = 'qu"ote\\and/sla+sh-é'
+
+
+@pytest.fixture(autouse=True)
+def learnt() -> Iterator[None]:
+    redaction.learn(
+        Settings(
+            _env_file=None,
+            database_url=SecretStr("postgresql://someone:pass%2Fword-db@db.example:5432/x"),
+            s3_secret_key=SecretStr(SECRET),
+        )
+    )
+    yield
+    redaction.learn(Settings(_env_file=None))
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "the password is pass/word-db",
+        "postgresql://someone:pass%2Fword-db@db.example:5432/x",
+        f"key {SECRET}",
+        json.dumps({"error": SECRET}),
+        json.dumps({"error": SECRET}, ensure_ascii=False),
+        f"https://s3/x?secret={quote(SECRET, safe='')}",
+    ],
+)
+def test_a_secret_of_the_settings_is_taken_out_in_every_form(said: str) -> None:
+    redacted = redaction.redact(said)
+    assert redaction.REDACTED in redacted
+    assert not any(part in redacted for part in ("pass/word", "pass%2F", "qu", "sla"))
+
+
+@pytest.mark.parametrize(
+    ("said", "left"),
+    [
+        ("amqp://u:canary@h:5672/v", "amqp://u:[redacted]@h:5672/v"),
+        ("GET https://s3/b/k?X-Amz-Signature=canary&X-Amz-Expires=5", "GET https://s3/b/k?X-Amz-Signature=[redacted]&X-Amz-Expires=5"),
+        (f"lh_{'a' * 12}_{'B' * 43}", f"lh_{'a' * 12}_[redacted]"),
+        ("Authorization: Bearer canary-canary", "Authorization: Bearer [redacted]"),
+    ],
+)  # fmt: skip
+def test_a_secret_of_anybody_else_is_known_by_its_form(said: str, left: str) -> None:
+    assert redaction.redact(said) == left
+
+
+@pytest.mark.parametrize("said", ["leasehold", "leasehold-secret is the default", "job 1 of media: 10:30@noon", ""])
+def test_innocent_text_stays(said: str) -> None:
+    assert redaction.redact(said) == said

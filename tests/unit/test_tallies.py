@@ -1,0 +1,61 @@
+"""What is counted on the hot path is told as Prometheus expects it."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client import REGISTRY, Histogram
+from prometheus_client.metrics_core import Metric
+
+from leasehold.telemetry.tallies import Spreads, Tallies
+
+BOUNDS = (0.1, 1.0, 10.0)
+VALUES = (0.05, 0.1, 0.5, 10.0, 11.0)
+
+
+def samples(metric: Metric) -> dict[tuple[str, str | None], float]:
+    return {(s.name.rpartition("_")[2], s.labels.get("le")): s.value for s in metric.samples}
+
+
+def test_a_histogram_tells_what_the_client_librarys_own_would() -> None:
+    ours, theirs = Spreads("own_seconds", "m", ["x"], BOUNDS), Histogram("their_seconds", "m", ["x"], buckets=BOUNDS)
+    for value in VALUES:
+        ours.labels("a").observe(value)
+        theirs.labels("a").observe(value)
+    (told,), (expected,) = list(ours.collect()), list(theirs.collect())
+    known = {key: value for key, value in samples(expected).items() if key[0] != "created"}
+    assert samples(told) == pytest.approx(known)
+    for one in (ours, theirs):
+        REGISTRY.unregister(one)
+
+
+def test_the_last_example_of_a_bucket_is_told_with_it() -> None:
+    spreads = Spreads("example_seconds", "m", [], BOUNDS)
+    spreads.labels().observe(0.5, {"trace_id": "first"})
+    spreads.labels().observe(0.6, {"trace_id": "second"})
+    (metric,) = spreads.collect()
+    assert [s.exemplar.labels for s in metric.samples if s.exemplar] == [{"trace_id": "second"}]
+    REGISTRY.unregister(spreads)
+
+
+def test_a_counter_adds_up_by_its_labels() -> None:
+    tallies = Tallies("own_total", "m", ["x"])
+    for word, amount in (("a", 1), ("b", 2), ("a", 3)):
+        tallies.labels(word).inc(amount)
+    (metric,) = tallies.collect()
+    assert {(s.name, s.labels["x"]): s.value for s in metric.samples} == {
+        ("leasehold_own_total", "a"): 4,
+        ("leasehold_own_total", "b"): 2,
+    }
+    REGISTRY.unregister(tallies)
+
+
+def test_more_words_than_a_page_should_hold_become_one() -> None:
+    """Tenants name their templates: a page must not grow with them."""
+    spreads = Spreads("crowded_seconds", "m", ["x"], BOUNDS)
+    for number in range(2 * Spreads.most):
+        spreads.labels(f"word-{number}").observe(0.5)
+    (metric,) = spreads.collect()
+    counts = {s.labels["x"]: s.value for s in metric.samples if s.name.endswith("_count")}
+    assert len(counts) == Spreads.most + 1
+    assert counts["other"] == Spreads.most
+    REGISTRY.unregister(spreads)
