@@ -12,12 +12,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cli import remote
 from leasehold.errors import LeaseholdError
 from leasehold.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A durable job platform.", rich_markup_mode=None)
 keys = typer.Typer(no_args_is_help=True, help="API keys.")
 app.add_typer(keys, name="keys")
+remote.add_to(app)
 console = Console()
 
 _DatabaseUrl = Annotated[str | None, typer.Option(help="Use this PostgreSQL instead of an embedded one.")]
