@@ -22,6 +22,7 @@ from api import (
     operators,
     run_events,
     runs,
+    schedules,
     templates,
     uploads,
 )
@@ -44,6 +45,7 @@ _DOORS = (
     templates.router,
     runs.router,
     run_events.router,
+    schedules.router,
     external.router,
     dead_letters.router,
     operators.router,

@@ -111,7 +111,11 @@ class Heartbeat:
         """Renew `lease` from now on, for at most `seconds`."""
         held = Held(lease, monotonic() + seconds)
         with self._lock:
+            before = self._held.get(lease.task_id)
             self._held[lease.task_id] = held
+        if before is not None and not before.lost:  # the new claim tells that the older one is no longer ours
+            before.lost = True
+            before.stop()
         return held
 
     def drop(self, held: Held) -> None:
@@ -120,8 +124,10 @@ class Heartbeat:
                 del self._held[held.lease.task_id]
 
     def holds(self, task_id: UUID) -> bool:
+        """Whether its lease is ours, as far as we know: the hint of a task whose lease we lost is for us, too."""
         with self._lock:
-            return task_id in self._held
+            held = self._held.get(task_id)
+            return held is not None and not held.lost
 
     # --- below: the heartbeat's own thread
 
@@ -134,19 +140,33 @@ class Heartbeat:
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         tick = min(0.5, self._settings.renew_seconds / 4)
-        while not self._closing:
-            try:
-                if self._connection is None:
-                    await self._connect()
-                if monotonic() - self._renewed_at >= self._settings.renew_seconds:
-                    await self._renew()
-                await self._hear_of_cancels()
-            except TRY_AGAIN as error:
-                log.warning("heartbeat lost its connection", error=type(error).__name__)
-                self._disconnect()
+        distrusting = asyncio.create_task(self._keep_distrusting(tick))
+        try:
+            while not self._closing:
+                await self._beat()
+                if distrusting.done():
+                    distrusting.result()
+                await self._pause(tick if self._connection is not None else 0.1)
+        finally:
+            distrusting.cancel()
+            self._disconnect()
+
+    async def _beat(self) -> None:
+        try:
+            if self._connection is None:
+                await self._connect()
+            if monotonic() - self._renewed_at >= self._settings.renew_seconds:
+                await self._renew()
+            await self._hear_of_cancels()
+        except TRY_AGAIN as error:
+            log.warning("heartbeat lost its connection", error=type(error).__name__)
+            self._disconnect()
+
+    async def _keep_distrusting(self, tick: float) -> None:
+        """Beside the renewals: one that gets no answer hangs for longer than a lease may be trusted."""
+        while True:
             self._distrust()
-            await self._pause(tick if self._connection is not None else 0.1)
-        self._disconnect()
+            await asyncio.sleep(tick)
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -165,6 +185,8 @@ class Heartbeat:
             log.warning("behind a pooler: presence is off, takeover waits for the lease")
         elif self._settings.presence:
             await self._appear(connection)
+        # While we were away somebody may have taken our tasks: ask at once.
+        self._renewed_at = monotonic() - self._settings.renew_seconds
 
     async def _appear(self, connection: Connection) -> None:
         # Refused while our own earlier session has not ended yet; there is nobody to tell us when it has.

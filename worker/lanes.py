@@ -51,8 +51,9 @@ class ClaimLane:
         self._terms = terms
         self._holds = holds
         self._lane: Lane[Asked, Claimed | None] = Lane(
-            lambda: connect(settings, "claims"), self._claim, most=most, patience=settings.lease_seconds
-        )
+            # For as long as the database is away: who gave up would keep the hint, which is then nobody's.
+            lambda: connect(settings, "claims"), self._claim, most=most, patience=float("inf"),
+        )  # fmt: skip
         self.start, self.close = self._lane.start, self._lane.close
 
     async def claim(self, task_id: UUID, gone: tuple[UUID, ...] = ()) -> Claimed | None:

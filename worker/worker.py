@@ -29,6 +29,7 @@ from leasehold.selfcheck import as_log, check_all
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.exporter import exporting
+from leasehold.templates import Templates
 from leasehold.transitions import claims, workers
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from worker import metrics
@@ -40,6 +41,7 @@ from worker.lanes import ClaimLane, SettleLane
 from worker.relay import relay
 from worker.reporter import Reporter
 from worker.runner import Runner
+from worker.scheduler import schedule
 from worker.sweeper import Sweeper
 from worker.workdir import WorkDir
 
@@ -146,6 +148,9 @@ class Worker:
             asyncio.create_task(relay(self._pool, self._broker, self._announcer, _RELAY_SECONDS)),
             asyncio.create_task(self._reporter.run()),
             asyncio.create_task(self._admitter.run()),
+            asyncio.create_task(
+                schedule(self._pool, Templates(self.pipelines), self._announcer, settings.retention_days * 86_400)
+            ),
         ]
         for loop in self._loops:
             loop.add_done_callback(self._watch)
@@ -291,8 +296,11 @@ class Worker:
         return await claim_with_takeover(delivery, self._claims.claim, self._gone_owner)
 
     async def _gone_owner(self, task_id: UUID) -> UUID | None:
-        async with self._pool.acquire() as connection:
-            return await workers.gone_owner(connection, task_id)
+        try:
+            async with self._pool.acquire() as connection:
+                return await workers.gone_owner(connection, task_id)
+        except TRY_AGAIN:  # nobody can tell now; whoever gives up here keeps the hint, and the sweeper finds the task
+            return None
 
     async def _claim_next(self, queues: Sequence[str], limit: int, overdue: float) -> list[Claimed]:
         async with self._pool.acquire() as connection:

@@ -63,7 +63,7 @@ async def test_a_handler_that_misbehaves_fails_its_run_with_a_code(
     assert step_of(said, "second")["status"] == "skipped"
 
 
-@pytest.mark.parametrize(("do", "code"), [("exit", "child_crashed"), ("eat memory", "child_crashed")])
+@pytest.mark.parametrize(("do", "code"), [("exit", "child_crashed"), ("eat memory", "out_of_memory")])
 async def test_a_handler_that_kills_its_process_is_poison_and_no_worker_dies(
     client: Client, worker: Worker, do: str, code: str
 ) -> None:

@@ -1,0 +1,255 @@
+"""Schedules: runs by the clock."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from http import HTTPStatus
+from itertools import islice
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
+
+from api.cursors import cursor_of, id_at
+from api.keyring import Caller
+from api.openapi import problems
+from api.run_schemas import Priority, Scope, ScopeId
+from api.runs import json_response, tell
+from api.security import RUNS_READ, RUNS_WRITE, Require
+from api.services import Services, services_of
+from leasehold import cron
+from leasehold.broker.base import BANDS
+from leasehold.database import Connection
+from leasehold.errors import Conflict, Invalid, NotFound
+from leasehold.ids import new_id
+from leasehold.run_reads import Row
+from leasehold.transitions import schedules
+
+router = APIRouter(tags=["schedules"], prefix="/v1/schedules")
+Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
+Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
+_SHOWN_AHEAD = 5
+_MISSING = {HTTPStatus.NOT_FOUND: "`schedule_not_found`"}
+
+
+class _Changes(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: bool | None = None
+    cron: str | None = Field(None, max_length=200)
+    timezone: str | None = Field(None, max_length=100)
+    payload_template: dict[str, JsonValue] | None = None
+    overlap: Literal["skip", "buffer_one", "cancel_other", "allow_all"] | None = None
+    catch_up: Literal["skip", "one", "all"] | None = None
+    catch_up_seconds: int | None = Field(None, ge=60, le=31 * 86_400)
+    pause_after_failures: int | None = Field(None, ge=1, le=100)
+
+
+class NewSchedule(_Changes):
+    """`overlap`: what a firing does while the run before is unfinished. `catch_up`: what becomes of ticks that were
+    missed (more than a minute late), of the last `catch_up_seconds`.
+    """
+
+    template: str = Field(max_length=63)
+    version: int | None = Field(None, ge=1)
+    cron: str = Field(max_length=200)
+    timezone: str = Field("UTC", max_length=100)
+    payload_template: dict[str, JsonValue] = Field(default_factory=dict)
+    scope: Scope = "tenant"
+    scope_id: ScopeId = ""
+    priority: Priority = "normal"
+    enabled: bool = True
+    overlap: Literal["skip", "buffer_one", "cancel_other", "allow_all"] = "skip"
+    catch_up: Literal["skip", "one", "all"] = "skip"
+    catch_up_seconds: int = Field(86_400, ge=60, le=31 * 86_400)
+
+
+class Backfill(BaseModel):
+    """The ticks after `start`, up to and with `end`; those that have a run keep it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    start: AwareDatetime
+    end: AwareDatetime
+
+
+def _answer(row: Row) -> dict[str, Any]:
+    said = {name: value for name, value in row.items() if name not in ("tenant_id", "buffered_at", "now")}
+    ahead: list[datetime] = []
+    if row["next_run_at"] is not None:
+        coming = cron.ticks(row["cron"], row["timezone"], row["next_run_at"])
+        ahead = [row["next_run_at"], *islice(coming, _SHOWN_AHEAD - 1)]
+    return said | {"priority": BANDS[row["priority"]], "next_runs": ahead}
+
+
+async def _find(connection: Connection, tenant_id: str, schedule_id: UUID, more: str = "") -> Row:
+    row = await connection.fetchrow(
+        f"SELECT *, clock_timestamp() AS now FROM schedule WHERE id = $1 AND tenant_id = $2 {more}",
+        schedule_id,
+        tenant_id,
+    )
+    if row is None:
+        raise NotFound("schedule_not_found", "There is no such schedule.")
+    return row
+
+
+async def _check(services: Services, connection: Connection, tenant_id: str, said: dict[str, Any]) -> None:
+    """Raises what is wrong with a schedule: its times, its template, its payload."""
+    cron.check(said["cron"], said["timezone"])
+    known = await services.templates.find(connection, tenant_id, said["template"], said["version"])
+    if not known.template.schedulable:
+        raise Conflict("not_schedulable", "Runs of this template are not scheduled.")
+    known.params(said["payload_template"])
+
+
+@router.post(
+    "",
+    operation_id="createSchedule",
+    summary="Run a template by the clock",
+    status_code=201,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`template_not_found`",
+        HTTPStatus.CONFLICT: "`not_schedulable`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cron`, `invalid_timezone`, `invalid_payload`, `invalid_request`",
+    }),
+)  # fmt: skip
+async def create_schedule(request: Request, wanted: NewSchedule, caller: Writer) -> Response:
+    services = services_of(request)
+    said = wanted.model_dump(mode="json")
+    async with services.pool.acquire() as connection:
+        await _check(services, connection, caller.tenant_id, said)
+        row = await connection.fetchrow(
+            "INSERT INTO schedule (id, tenant_id, template, version, cron, timezone, payload_template, scope, scope_id,"
+            " priority, enabled, overlap, catch_up, catch_up_seconds, pause_after_failures, next_run_at)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
+            " RETURNING *, clock_timestamp() AS now",
+            new_id(), caller.tenant_id, wanted.template, wanted.version, wanted.cron, wanted.timezone,
+            wanted.payload_template, wanted.scope, wanted.scope_id, BANDS.index(wanted.priority), wanted.enabled,
+            wanted.overlap, wanted.catch_up, wanted.catch_up_seconds, wanted.pause_after_failures,
+            _next(wanted.cron, wanted.timezone) if wanted.enabled else None,
+        )  # fmt: skip
+    assert row is not None
+    return json_response(_answer(row), HTTPStatus.CREATED, {"Location": f"/v1/schedules/{row['id']}"})
+
+
+def _next(expression: str, timezone: str) -> datetime | None:
+    return cron.next_after(expression, timezone, datetime.now(UTC))
+
+
+@router.get("", operation_id="listSchedules", summary="List schedules, the newest first", responses=problems({}))
+async def list_schedules(
+    request: Request,
+    caller: Reader,
+    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        rows = await connection.fetch(
+            "SELECT * FROM schedule WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id < $2) ORDER BY id DESC LIMIT $3",
+            caller.tenant_id,
+            id_at(cursor),
+            limit + 1,
+        )
+    more = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None
+    return json_response({"schedules": [_answer(row) for row in rows[:limit]], "next_cursor": more})
+
+
+@router.get("/{schedule_id}", operation_id="getSchedule", summary="See a schedule", responses=problems(_MISSING))
+async def get_schedule(request: Request, schedule_id: UUID, caller: Reader) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        return json_response(_answer(await _find(connection, caller.tenant_id, schedule_id)))
+
+
+@router.patch(
+    "/{schedule_id}",
+    operation_id="changeSchedule",
+    summary="Change, pause or resume a schedule",
+    description="What was missed while it was disabled is not caught up.",
+    responses=problems(_MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "as at its creation"}),
+)
+async def change_schedule(request: Request, schedule_id: UUID, wanted: _Changes, caller: Writer) -> Response:
+    services = services_of(request)
+    changes = wanted.model_dump(exclude_unset=True)
+    async with services.pool.acquire() as connection, connection.transaction():
+        row = dict(await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE"))
+        if empty := [name for name, value in changes.items() if value is None and name != "pause_after_failures"]:
+            raise Invalid("invalid_request", f"{', '.join(empty)} cannot be null.")
+        row |= changes
+        await _check(services, connection, caller.tenant_id, row)
+        timed = {"cron", "timezone", "enabled"} & changes.keys()
+        upcoming = _next(row["cron"], row["timezone"]) if row["enabled"] else None
+        changed = await connection.fetchrow(
+            "UPDATE schedule SET enabled = $2, cron = $3, timezone = $4, payload_template = $5, overlap = $6,"
+            " catch_up = $7, catch_up_seconds = $8, pause_after_failures = $9, next_run_at = $10,"
+            " paused_because = CASE WHEN $2 THEN NULL ELSE paused_because END, updated_at = clock_timestamp()"
+            " WHERE id = $1 RETURNING *, clock_timestamp() AS now",
+            schedule_id, row["enabled"], row["cron"], row["timezone"], row["payload_template"], row["overlap"],
+            row["catch_up"], row["catch_up_seconds"], row["pause_after_failures"],
+            upcoming if timed else row["next_run_at"],
+        )  # fmt: skip
+    assert changed is not None
+    return json_response(_answer(changed))
+
+
+@router.delete(
+    "/{schedule_id}",
+    operation_id="deleteSchedule",
+    summary="Delete a schedule",
+    description="Its runs stay.",
+    status_code=204,
+    responses=problems(_MISSING),
+)
+async def delete_schedule(request: Request, schedule_id: UUID, caller: Writer) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        await _find(connection, caller.tenant_id, schedule_id)
+        await connection.execute("DELETE FROM schedule WHERE id = $1 AND tenant_id = $2", schedule_id, caller.tenant_id)
+    return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
+@router.post(
+    "/{schedule_id}/run-now",
+    operation_id="runScheduleNow",
+    summary="Make a run of a schedule now, whatever its time and state",
+    status_code=202,
+    responses=problems(_MISSING | {HTTPStatus.CONFLICT: "`not_started`: the schedule's `last_error` says why"}),
+)
+async def run_now(request: Request, schedule_id: UUID, caller: Writer) -> Response:
+    services = services_of(request)
+    keep = services.settings.retention_days * 86_400
+    async with services.pool.acquire() as connection, connection.transaction():
+        row = await _find(connection, caller.tenant_id, schedule_id)
+        made = await schedules.start(connection, services.templates, row, None, keep)
+    if made is None:
+        raise Conflict("not_started", "The run was refused; the schedule's last_error says why.")
+    await tell(services, made.hints, made.gates)
+    return json_response({"id": made.id}, HTTPStatus.ACCEPTED)
+
+
+@router.post(
+    "/{schedule_id}/backfill",
+    operation_id="backfillSchedule",
+    summary="Make the runs of a past range",
+    description=f"At most {schedules.MOST_TICKS} ticks at once; the overlap policy is left aside.",
+    status_code=202,
+    responses=problems(_MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "`range_too_long`, `range_not_past`"}),
+)
+async def backfill(request: Request, schedule_id: UUID, wanted: Backfill, caller: Writer) -> Response:
+    services = services_of(request)
+    keep = services.settings.retention_days * 86_400
+    made = []
+    async with services.pool.acquire() as connection:
+        row = await _find(connection, caller.tenant_id, schedule_id)
+        if wanted.end > row["now"]:
+            raise Invalid("range_not_past", "The range must lie in the past: what comes fires by itself.")
+        most = schedules.MOST_TICKS
+        wanted_ticks = cron.between(row["cron"], row["timezone"], wanted.start, wanted.end, most + 1)
+        if len(wanted_ticks) > most:
+            raise Invalid("range_too_long", f"The range has more than {most} ticks: ask for less at once.")
+        async with connection.transaction():
+            for tick in wanted_ticks:
+                made.append(await schedules.start(connection, services.templates, row, tick, keep))  # noqa: PERF401
+    runs = [one for one in made if one is not None]
+    for one in runs:
+        await tell(services, one.hints, one.gates)
+    return json_response({"ticks": len(wanted_ticks), "runs": [one.id for one in runs]}, HTTPStatus.ACCEPTED)

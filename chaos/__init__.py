@@ -1,0 +1,1 @@
+"""Breaking a private installation on purpose, by a seeded plan, and proving from its history that nothing was lost."""

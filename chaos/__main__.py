@@ -1,0 +1,95 @@
+"""`scripts/chaos [--seed S] [--runs N] [--mutate NAME] ...`: break an installation, judge it, exit 1 on a violation."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import logging
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import structlog
+from rich.console import Console
+
+from chaos import report
+from chaos.mutations import MUTATIONS
+from chaos.plan import DIRECTED, Plan, make_plan
+from chaos.run import Report, run
+from chaos.servers import Servers
+from embedded.process import EmbeddedError
+
+_ALL = "all"
+
+
+def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/chaos",
+        description="Break a private installation by a seeded plan, and prove from its history that nothing was lost.",
+    )
+    parser.add_argument("--seed", type=int, help="of the first run; the next runs count up (default: a random one)")
+    parser.add_argument("--runs", type=int, default=1, help="how many (default: %(default)s)")
+    parser.add_argument("--seconds", type=float, default=12.0, help="of load and faults a run (%(default)s)")
+    parser.add_argument("--faults", type=int, default=5, help="a run, at least 3 (%(default)s)")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line a run there")
+    parser.add_argument("--mutate", choices=[*sorted(MUTATIONS), _ALL], help="run without a guard: must be violated")
+    parser.add_argument("--directed", choices=sorted(DIRECTED), help="a mutant's plan, without the mutation")
+    parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep logs and journals of violated runs there")
+    parser.add_argument("--no-broker", action="store_true", help="the `postgres` broker, without RabbitMQ")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of such a file, and run nothing")
+    asked = parser.parse_args(arguments)
+    if asked.faults < 3:  # noqa: PLR2004 - as the help says
+        parser.error("--faults: at least 3")
+    return asked
+
+
+def plans(asked: argparse.Namespace, *, broker: bool) -> list[tuple[Plan, str]]:
+    """What to run, each with its mutation or ""."""
+    if asked.mutate:
+        names = sorted(MUTATIONS) if asked.mutate == _ALL else [asked.mutate]
+        return [(DIRECTED[name], name) for name in names]
+    if asked.directed:
+        return [(DIRECTED[asked.directed], "")]
+    first = asked.seed if asked.seed is not None else random.randrange(1_000_000)  # noqa: S311 - it is printed
+    return [
+        (make_plan(first + nth, seconds=asked.seconds, faults=asked.faults, broker=broker), "")
+        for nth in range(asked.runs)
+    ]
+
+
+async def carry_out(asked: argparse.Namespace, console: Console) -> list[Report]:
+    done = []
+    async with Servers(broker=not asked.no_broker) as servers:
+        for plan, mutate in plans(asked, broker=servers.rabbitmq is not None):
+            made = await run(servers, plan, mutate=mutate, keep=asked.keep)
+            report.show(made, console)
+            if asked.json:
+                report.append(made, asked.json)
+            done.append(made)
+    return done
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    asked = parse(arguments)
+    console = Console(highlight=False, soft_wrap=True)
+    if asked.table:
+        console.print(report.table(asked.table))
+        return 0
+    structlog.configure(
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+    )
+    for noisy in ("aiormq", "aio_pika", "aiohttp"):
+        logging.getLogger(noisy).setLevel(logging.CRITICAL)
+    try:
+        done = asyncio.run(carry_out(asked, console))
+    except EmbeddedError as error:
+        print(error, file=sys.stderr)  # noqa: T201
+        return 2
+    report.sum_up(done, console)
+    return 0 if all(made.good for made in done) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,86 @@
+"""A history of the rows that the platform does not write: triggers in the run's own database note every change.
+
+The checker compares the platform's own story (its events) with this one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+import asyncpg
+import orjson
+
+#: The parameter of a connection's URL that says which process it belongs to.
+PROCESS = "chaos.process"
+
+INSTALL = """
+CREATE SCHEMA chaos;
+CREATE TABLE chaos.change (
+    n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    xact text NOT NULL DEFAULT pg_current_xact_id()::text,
+    process text,
+    of text NOT NULL,
+    before jsonb,
+    after jsonb
+);
+CREATE FUNCTION chaos.note() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    INSERT INTO chaos.change (process, of, before, after) VALUES (
+        current_setting('chaos.process', true), TG_TABLE_NAME,
+        CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END, CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON task FOR EACH ROW EXECUTE FUNCTION chaos.note();
+CREATE TRIGGER chaos AFTER INSERT OR UPDATE OR DELETE ON job FOR EACH ROW EXECUTE FUNCTION chaos.note();
+CREATE TRIGGER chaos AFTER INSERT OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCTION chaos.note();
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One committed change of one row. `n` orders the changes of a row; `at` is seconds of the epoch."""
+
+    n: int
+    at: float
+    xact: str
+    process: str  # "" when it was no worker
+    of: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+    @property
+    def row(self) -> dict[str, Any]:
+        """The row as it is now; as it was, when it is gone."""
+        return self.after or self.before or {}
+
+    def moved(self) -> tuple[str | None, str | None] | None:
+        """The status before and after, if it changed."""
+        was = self.before["status"] if self.before else None
+        now = self.after["status"] if self.after else None
+        return None if was == now else (was, now)
+
+
+async def changes(connection: asyncpg.Connection[asyncpg.Record]) -> list[Change]:
+    rows = await connection.fetch(
+        "SELECT n, at, xact, coalesce(process, '') AS process, of, before::text, after::text"
+        " FROM chaos.change ORDER BY n"
+    )
+    return [
+        Change(row["n"], seconds(row["at"]), row["xact"], row["process"], row["of"], _read(row["before"]),
+               _read(row["after"]))
+        for row in rows
+    ]  # fmt: skip
+
+
+def seconds(instant: datetime | str | None) -> float:
+    """Seconds of the epoch; a missing instant is 0."""
+    if instant is None:
+        return 0.0
+    return (datetime.fromisoformat(instant) if isinstance(instant, str) else instant).timestamp()
+
+
+def _read(text: str | None) -> dict[str, Any] | None:
+    return None if text is None else orjson.loads(text)

@@ -1,0 +1,109 @@
+"""What a client was promised: that its job is there once, ends, and ends as its work deserves."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from chaos.checks.verdict import NotApplicable
+from chaos.history import History, Row
+from leasehold.states import JOB_TERMINAL
+
+#: Kinds that are made to fail, and the code that they must fail with.
+MADE_TO_FAIL = {"hopeless": "not_now", "wrong": "refused", "poison": None}
+#: Codes of trouble around a step, not in it: a good job may fail by them once its attempts are used up.
+_SURROUNDINGS = {"worker_lost", "store_unavailable", "input_corrupt"}
+
+
+def i1(history: History) -> Iterator[str]:
+    """Every accepted job has a row and reaches a terminal state; work that can succeed is not given up."""
+    for request in history.requests:
+        if request.answer != "accepted":
+            continue
+        job = history.job_by_id.get(request.job)
+        if job is None:
+            yield f"{request.kind} {request.job} was accepted and has no row"
+        elif job["status"] not in JOB_TERMINAL:
+            yield f"{request.kind} {request.job} is still {job['status']} {history.rest_seconds:.0f} s after the faults"
+        elif job["status"] != "succeeded" and request.kind not in MADE_TO_FAIL and not _excused(history, job):
+            yield f"{request.kind} {request.job} ended {job['status']}: {job['error']}"
+    for job in history.jobs:
+        if job["status"] not in JOB_TERMINAL and job["id"] not in {request.job for request in history.requests}:
+            yield f"{job['pipeline']} {job['id']}, whose client got no answer, is still {job['status']}"
+
+
+def _excused(history: History, job: Row) -> bool:
+    """Whether its attempts were honestly used up by the faults."""
+    failed = [task for task in history.tasks if task["job_id"] == job["id"] and task["status"] == "failed"]
+    used_up = all(
+        task["errors"] >= task["max_attempts"] or task["losses"] > history.terms.max_losses for task in failed
+    )
+    crashed = all(task["crashes"] >= history.terms.max_crashes for task in failed)
+    code = (job["error"] or {}).get("code")
+    return bool(failed) and (
+        (used_up and code in _SURROUNDINGS) or (crashed and history.children_killed >= history.terms.max_crashes)
+    )
+
+
+def i2(history: History) -> Iterator[str]:
+    """A request, however often it was repeated and however it was answered, leads to at most one job."""
+    uploads = Counter((media["tenant_id"], media["file_name"].removesuffix(".jpg")) for media in history.media)
+    for request in history.requests:
+        if request.kind == "media" and uploads[request.tenant, request.key] > 1:
+            yield f"{uploads[request.tenant, request.key]} media for the key {request.key} of {request.tenant}"
+    keys = {request.key for request in history.requests}
+    named = {media["job_id"]: media["file_name"].removesuffix(".jpg") for media in history.media if media["job_id"]}
+    for job in history.jobs:
+        if named.get(job["id"], job["id"]) not in keys:
+            yield f"nobody asked for the {job['pipeline']} job {job['id']}"
+
+
+def i15(history: History) -> Iterator[str]:
+    """After an acknowledged cancel no step starts, no effect is committed, and the job ends soon."""
+    cancels = [request for request in history.requests if request.kind == "cancel" and request.answer == "accepted"]
+    if not cancels:
+        raise NotApplicable("the load cancels nothing")
+    for cancel in cancels:
+        job = history.job_by_id[cancel.job]
+        for task in (task for task in history.tasks if task["job_id"] == job["id"]):
+            for claim in history.claims.get(task["id"], ()):
+                if claim.at > cancel.answered_at:
+                    yield f"{history.name_of(task['id'])} started after its job's cancel was acknowledged"
+            for change in history.task_changes.get(task["id"], ()):
+                if change.at > cancel.answered_at and (change.moved() or ("", ""))[1] == "succeeded":
+                    yield f"{history.name_of(task['id'])} was committed after its job's cancel was acknowledged"
+
+
+def i17(history: History) -> Iterator[str]:
+    """Attempts never exceed the maximum; poison ends FAILED with a cause; kinds of failure are counted apart."""
+    causes = Counter((failure["task_id"], failure["cause"]) for failure in history.failures)
+    for task in history.tasks:
+        yield from _over_limits(history, task)
+        for cause, counted in (("crash", task["crashes"]), ("error", task["errors"])):
+            kept = causes[task["id"], cause] + (causes[task["id"], "timeout"] if cause == "error" else 0)
+            if kept != counted:
+                yield f"{history.name_of(task['id'])} counts {counted} of {cause}, its failures say {kept}"
+        if task["status"] == "failed" and not any(causes[task["id"], cause] for cause in ("error", "crash", "loss")):
+            yield f"{history.name_of(task['id'])} failed without a cause"
+    for job in history.jobs:
+        if job["pipeline"] in MADE_TO_FAIL and job["status"] in JOB_TERMINAL:
+            yield from _wrong_end(history, job)
+
+
+def _over_limits(history: History, task: Row) -> Iterator[str]:
+    limits = (
+        ("errors", task["max_attempts"]), ("crashes", history.terms.max_crashes),
+        ("losses", history.terms.max_losses + 1),
+    )  # fmt: skip
+    for counter, most in limits:
+        if task[counter] > most:
+            yield f"{history.name_of(task['id'])} has {task[counter]} {counter}, {most} are allowed"
+
+
+def _wrong_end(history: History, job: Row) -> Iterator[str]:
+    if job["status"] != "failed":
+        yield f"{job['pipeline']} {job['id']} cannot succeed, and ended {job['status']}"
+        return
+    wanted = MADE_TO_FAIL[job["pipeline"]]
+    if wanted is not None and (job["error"] or {}).get("code") != wanted and not _excused(history, job):
+        yield f"{job['pipeline']} {job['id']} failed by {job['error']} instead of {wanted}"

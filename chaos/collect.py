@@ -1,0 +1,213 @@
+"""Gathering a run's history: rows, audit, objects, queues, processes."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import aio_pika
+import asyncpg
+import httpx2
+
+from chaos import audit, journal
+from chaos.history import History, Row, StoredObject, Terms
+from chaos.load import PICTURE_TYPE, WORDS, Load, picture
+from chaos.pipelines import KINDS, tried
+from chaos.settings import LEASE_SECONDS, MAX_LOSSES, SWEEP_SECONDS, TENANTS
+from chaos.stack import CLIENT, Installation
+from chaos.steps import text_of
+from embedded.guard import descendants
+from leasehold.broker.base import BANDS
+from leasehold.storage.store import ObjectStore
+from leasehold.transitions.settlements import MAX_CRASHES
+from leasehold.work import Work
+from pipelines.media import steps as media_steps
+from pipelines.media.pipeline import MediaParams
+
+_TABLES = {
+    "jobs": "SELECT * FROM job", "tasks": "SELECT * FROM task", "events": "SELECT * FROM event",
+    "outputs": "SELECT * FROM output", "results": "SELECT * FROM result",
+    "failures": "SELECT * FROM failure", "media": "SELECT * FROM media",
+    "outbox": "SELECT * FROM outbox",
+}  # fmt: skip
+
+
+def terms() -> Terms:
+    steps = [(pipeline.name, step) for pipeline in tried() for step in pipeline.steps]
+    return Terms(
+        LEASE_SECONDS, SWEEP_SECONDS, MAX_LOSSES, MAX_CRASHES,
+        {(name, step.name): step.max_attempts for name, step in steps},
+        {(name, step.name): step.needs for name, step in steps},
+        frozenset((kind.name, step.name) for kind in KINDS for step in kind.steps if not step.isolated),
+    )  # fmt: skip
+
+
+async def gather(it: Installation, load: Load, history: History) -> None:
+    """Fill `history` with what rows, journals, taps and the store say now."""
+    async with it.connection() as connection:
+        await connection.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
+        for name, statement in _TABLES.items():
+            setattr(history, name, [_plain(row) for row in await connection.fetch(statement)])
+        history.changes = await audit.changes(connection)
+    history.requests, history.streams = load.requests, load.streams
+    history.journal = [line for line in journal.read(it.journal) if line["what"] in ("begin", "end")]
+    history.heard, history.sessions = it.heard, it.sessions
+    history.has_broker = bool(it.amqp_url)
+    history.objects = await _objects(it)
+    history.expected_bytes = _words() | await asyncio.to_thread(_pictures)
+
+
+def _plain(row: asyncpg.Record) -> Row:
+    return {name: str(value) if isinstance(value, UUID) else value for name, value in row.items()}
+
+
+async def _objects(it: Installation) -> dict[str, StoredObject]:
+    store = ObjectStore.from_settings(it.settings(CLIENT))
+    await store.open()
+    try:
+        found = {}
+        async for stored in store.list(""):
+            data = await store.fetch_bytes(stored.key, max_bytes=stored.size)
+            found[stored.key] = StoredObject(len(data), hashlib.sha256(data).hexdigest())
+        return found
+    finally:
+        await store.close()
+
+
+# --- what the outputs must be
+
+
+def _words() -> dict[tuple[str, str, str], str]:
+    expected = {}
+    for text in WORDS:
+        before = b""
+        for step in ("first", "second", "third"):
+            before = text_of(step, before, text)
+            expected["short", f"{step}.txt", text] = hashlib.sha256(before).hexdigest()
+    return expected
+
+
+def _pictures() -> dict[tuple[str, str, str], str]:
+    """The picture's outputs, by calling the handlers: no worker, no lease, no store."""
+    params = MediaParams(content_type=PICTURE_TYPE)
+    with tempfile.TemporaryDirectory() as scratch:
+        directory = Path(scratch)
+        original = directory / "original"
+        original.write_bytes(picture())
+        files = {"original": original}
+        for step in ("resize", "compress", "webp"):
+            work = Work("media", step, params, files, directory)
+            made = getattr(media_steps, step)(work).files
+            files |= {name: file.path for name, file in made.items()}
+        return {
+            ("media", name, ""): hashlib.sha256(path.read_bytes()).hexdigest()
+            for name, path in files.items()
+            if name != "original"
+        }
+
+
+# --- the broker, the other tenant, and what is left behind
+
+
+async def queued(it: Installation) -> dict[str, int]:
+    """How many messages each queue of the platform has ready."""
+    counts = {}
+    async with await aio_pika.connect(it.amqp_url) as broker:
+        for queue in ("chaos", "chaos-isolated", "default", "media"):
+            for band in BANDS:
+                name = f"leasehold.{queue}.{band}"
+                channel = await broker.channel()
+                try:
+                    declared = await channel.declare_queue(name, passive=True)
+                except aio_pika.exceptions.ChannelClosed:
+                    continue  # deleted by a fault, and nothing needed it since
+                counts[name] = declared.declaration_result.message_count or 0
+                await channel.close()
+    return counts
+
+
+async def dead_letters(it: Installation) -> list[str]:
+    """The tasks of the hints that the broker gave up on."""
+    found: list[str] = []
+    async with await aio_pika.connect(it.amqp_url) as broker:
+        channel = await broker.channel()
+        try:
+            queue = await channel.get_queue("leasehold.parked")
+        except aio_pika.exceptions.ChannelClosed:
+            return found
+        while (message := await queue.get(fail=False)) is not None:
+            found.append(message.body.decode(errors="replace"))
+    return found
+
+
+async def probe_tenants(it: Installation) -> list[tuple[str, int]]:
+    """Ask for each tenant's media with the other's key."""
+    async with it.connection() as connection:
+        rows = await connection.fetch("SELECT id, tenant_id FROM media ORDER BY id LIMIT 6")
+    url = f"http://127.0.0.1:{next(iter(it.ports.values()))}"
+    probes = []
+    async with httpx2.AsyncClient(timeout=10) as http:
+        for row in rows:
+            other = next(tenant for tenant in TENANTS if tenant != row["tenant_id"])
+            answer = await http.get(f"{url}/media/{row['id']}", headers={"Authorization": f"Bearer {it.keys[other]}"})
+            probes.append((f"{row['tenant_id']}'s media {row['id']} with {other}'s key", answer.status_code))
+    return probes
+
+
+async def leftovers(it: Installation, codes: dict[str, int | None]) -> list[str]:
+    """What processes that have ended should have taken with them; each in words."""
+    found = [f"{name} exited with {code} when told to stop" for name, code in codes.items() if code != 0]
+    found += [f"process {pid} still runs: {line}" for pid, line in _ours(it)]
+    if it.work_dir.exists():
+        found += [f"directory {path.name} is left" for path in it.work_dir.iterdir()]
+    async with it.connection() as connection:
+        for row in await connection.fetch(
+            "SELECT application_name, state FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        ):
+            found.append(f"a session of {row['application_name']} is left, {row['state']}")
+        locks = await connection.fetchval(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
+            " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
+        )
+        if locks:
+            found.append(f"{locks} advisory locks are left")
+    return found
+
+
+def _ours(it: Installation) -> list[tuple[int, str]]:
+    """Processes below us that carry this installation's name in their environment or their command line."""
+    found = []
+    for pid in descendants(os.getpid()):
+        try:
+            said = (Path("/proc") / str(pid) / "cmdline").read_bytes()
+        except OSError:  # it has ended
+            continue
+        if it.name.encode() in said or b"worker.child" in said or b"chaos.process" in said:
+            found.append((pid, said.replace(b"\0", b" ").decode(errors="replace")[:120]))
+    return found
+
+
+async def resting(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, Any]:
+    """How much is unfinished."""
+    row = await connection.fetchrow(
+        "SELECT (SELECT count(*) FROM job WHERE finished_at IS NULL) AS jobs,"
+        " (SELECT count(*) FROM outbox) AS outbox, (SELECT count(*) FROM task WHERE status = 'running') AS running"
+    )
+    return dict(row or {})
+
+
+async def overdue(connection: asyncpg.Connection[asyncpg.Record], patience: float) -> list[str]:
+    """Running tasks whose lease has passed for longer than anybody should need to notice."""
+    rows = await connection.fetch(
+        "SELECT id, lease_until FROM task WHERE status = 'running'"
+        " AND lease_until < clock_timestamp() - make_interval(secs => $1)",
+        patience,
+    )
+    return [f"task {row['id']} is running, its lease passed at {row['lease_until']}" for row in rows]

@@ -1,0 +1,171 @@
+"""What a run leaves behind: everything that the checker reads, as plain data. Times are seconds of the epoch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+from chaos.amqp_tap import Heard
+from chaos.audit import Change
+from chaos.postgres_tap import Session
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One thing that a client wanted. `answer`: accepted | refused | unknown; `job` is known once it is accepted."""
+
+    kind: str
+    tenant: str
+    key: str  # the idempotency key, which for pictures is the file's name, too; else the job's id
+    asked_at: float
+    answered_at: float
+    answer: str
+    job: str = ""
+    tries: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    size: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """The limits that the run's workers were given."""
+
+    lease_seconds: float
+    sweep_seconds: float
+    max_losses: int
+    max_crashes: int
+    max_attempts: Mapping[tuple[str, str], int]  # by pipeline and step
+    needs: Mapping[tuple[str, str], tuple[str, ...]]
+    inline: frozenset[tuple[str, str]]  # steps whose handlers keep a journal
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One claim as the rows show it. `before` is the row that it found."""
+
+    task: str
+    epoch: int
+    attempt: int
+    process: str
+    owner: str
+    n: int
+    at: float
+    before: Row
+
+
+@dataclass
+class History:
+    terms: Terms
+    jobs: list[Row] = field(default_factory=list)
+    tasks: list[Row] = field(default_factory=list)
+    events: list[Row] = field(default_factory=list)
+    outputs: list[Row] = field(default_factory=list)
+    results: list[Row] = field(default_factory=list)
+    failures: list[Row] = field(default_factory=list)
+    media: list[Row] = field(default_factory=list)
+    outbox: list[Row] = field(default_factory=list)
+    changes: list[Change] = field(default_factory=list)
+    requests: list[Request] = field(default_factory=list)
+    journal: list[Row] = field(default_factory=list)  # begin and end lines of handlers
+    heard: list[Heard] = field(default_factory=list)
+    sessions: list[Session] = field(default_factory=list)
+    objects: dict[str, StoredObject] = field(default_factory=dict)
+    expected_bytes: dict[tuple[str, str, str], str] = field(default_factory=dict)  # pipeline, output, words: sha256
+    streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # job: (cursor, what came after)
+    probes: list[tuple[str, int]] = field(default_factory=list)  # what was asked with a foreign key, the status
+    overdue: list[str] = field(default_factory=list)  # leases seen past all patience while everything was well
+    queued: dict[str, int] = field(default_factory=dict)  # what the queues held at rest, ready
+    returned: dict[str, int] = field(default_factory=dict)  # what came back when the workers left: was unacknowledged
+    parked: list[str] = field(default_factory=list)  # tasks of dead-lettered hints
+    leftovers: list[str] = field(default_factory=list)
+    has_broker: bool = True
+    rested: bool = True
+    rest_seconds: float = 0.0
+    children_killed: int = 0
+
+    @cached_property
+    def job_by_id(self) -> dict[str, Row]:
+        return {job["id"]: job for job in self.jobs}
+
+    @cached_property
+    def task_by_id(self) -> dict[str, Row]:
+        return {task["id"]: task for task in self.tasks}
+
+    @cached_property
+    def events_of(self) -> dict[str, list[Row]]:
+        grouped: defaultdict[str, list[Row]] = defaultdict(list)
+        for event in sorted(self.events, key=lambda event: (event["job_id"], event["seq"])):
+            grouped[event["job_id"]].append(event)
+        return grouped
+
+    @cached_property
+    def task_changes(self) -> dict[str, list[Change]]:
+        grouped: defaultdict[str, list[Change]] = defaultdict(list)
+        for change in self.changes:
+            if change.of == "task":
+                grouped[change.row["id"]].append(change)
+        return grouped
+
+    @cached_property
+    def claims(self) -> dict[str, list[Claim]]:
+        """Of each task, in order: every change that raised the epoch or gave the lease to somebody."""
+        grouped: defaultdict[str, list[Claim]] = defaultdict(list)
+        for task, changed in self.task_changes.items():
+            for change in changed:
+                before, after = change.before, change.after
+                if before and after and _is_claim(before, after):
+                    grouped[task].append(
+                        Claim(task, after["epoch"], after["attempt"], change.process, after["lease_owner"],
+                              change.n, change.at, before)
+                    )  # fmt: skip
+        return grouped
+
+    def runs(self) -> Iterator[Run]:
+        """Every run of a handler that its journal tells of, with the claim it belongs to."""
+        ends = {line["run"]: line["at"] for line in self.journal if line["what"] == "end"}
+        for line in self.journal:
+            if line["what"] == "begin":
+                before = [
+                    c for c in self.claims.get(line["task"], ()) if c.process == line["process"] and c.at <= line["at"]
+                ]
+                yield Run(
+                    line["run"], line["task"], line["step"], line["process"], line["at"], ends.get(line["run"]),
+                    before[-1] if before else None,
+                )  # fmt: skip
+
+    def words_of(self, job: Row) -> str:
+        """What a job's outputs were made of, beside its input."""
+        return str(job["params"].get("text", ""))
+
+    def name_of(self, task: str) -> str:
+        """A task in words, for evidence."""
+        row = self.task_by_id.get(task)
+        job = self.job_by_id.get(row["job_id"]) if row else None
+        return f"{job['pipeline']}.{row['step']} {task}" if row and job else f"task {task}"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """A handler's run. `end` is None when its process died, or it raised."""
+
+    id: str
+    task: str
+    step: str
+    process: str
+    begin: float
+    end: float | None
+    claim: Claim | None
+
+
+def _is_claim(before: Row, after: Row) -> bool:
+    taken = after["status"] == "running" and after["lease_owner"] != before["lease_owner"]
+    return taken or bool(after["epoch"] != before["epoch"])

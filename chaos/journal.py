@@ -1,0 +1,27 @@
+"""A file of JSON lines that many processes append to, and that a SIGKILL cannot tear: one write a line."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+#: Where a process of a run keeps its journal, and what it is called in it.
+PATH_VARIABLE = "CHAOS_JOURNAL"
+PROCESS_VARIABLE = "CHAOS_PROCESS"
+
+
+def note(what: str, **said: Any) -> None:
+    """Append one line: what happened, in which process, at which second of the epoch."""
+    line = json.dumps({"what": what, "process": os.environ[PROCESS_VARIABLE], "at": time.time(), **said})
+    file = os.open(os.environ[PATH_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(file, line.encode() + b"\n")
+    finally:
+        os.close(file)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

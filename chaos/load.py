@@ -1,0 +1,205 @@
+"""The clients of a run, and their journal: what was asked, what was answered, and when.
+
+A client whose request got no answer asks again with the same key, for a while; what it never learns is `unknown`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from http import HTTPStatus
+from typing import Any
+
+import asyncpg
+import httpx2
+
+from bench.picture import photograph
+from chaos.history import Request
+from chaos.pipelines import KINDS
+from chaos.settings import TENANTS
+from chaos.stack import CLIENT, Installation
+from leasehold.database import TRY_AGAIN, connect
+from leasehold.ids import new_id
+from leasehold.pipeline import Pipeline
+from leasehold.transitions.jobs import NewJob, submit
+
+PICTURE_TYPE = "image/jpeg"
+WORDS = ("to", "be", "or", "not")
+#: Asks for one thing in the name of a tenant, and writes down what came of it.
+Ask = Callable[[str], Coroutine[Any, Any, None]]
+_PATIENCE = 25.0  # how long a client repeats what was not answered
+_ANSWER_SECONDS = 4.0
+_AGAIN_SECONDS = 0.3
+_PAUSES = {"media": 1.2, "short": 0.15, "long": 0.8, "fork": 0.6, "parked": 0.8, "flaky": 0.9, "hopeless": 2.0,
+           "wrong": 0.8, "poison": 5.0, "unlike": 0.8}  # fmt: skip
+
+
+def picture() -> bytes:
+    return photograph(400, 300)
+
+
+class Load:
+    """Runs one client a kind for `seconds`; the journal is `requests`."""
+
+    def __init__(self, installation: Installation, seed: int) -> None:
+        self.requests: list[Request] = []
+        self.streams: dict[str, list[tuple[int, list[int]]]] = {}
+        self._installation = installation
+        self._rng = random.Random(f"load {seed}")  # noqa: S311 - to be repeated, not to be secret
+        self._picture = picture()
+        self._turn = 0
+
+    async def run(self, seconds: float) -> None:
+        kinds: dict[str, Ask] = {"media": self._send_picture}
+        for pipeline in KINDS:
+            kinds[pipeline.name] = self._submitter(pipeline)
+        async with asyncio.TaskGroup() as clients:
+            for name, ask in kinds.items():
+                clients.create_task(self._repeat(ask, _PAUSES[name], seconds))
+
+    async def _repeat(self, ask: Ask, pause: float, seconds: float) -> None:
+        """Begin a new request every so often, whether or not the last one was answered."""
+        until = time.monotonic() + seconds
+        async with asyncio.TaskGroup() as asked:
+            while time.monotonic() < until:
+                asked.create_task(ask(self._rng.choice(TENANTS)))
+                await asyncio.sleep(pause * self._rng.uniform(0.5, 1.5))
+
+    def _note(self, kind: str, tenant: str, key: str, asked_at: float, answer: str, job: str, tries: int) -> None:
+        self.requests.append(Request(kind, tenant, key, asked_at, time.time(), answer, job, tries))
+
+    # --- jobs by the transition, in the client's own transaction
+
+    def _submitter(self, pipeline: Pipeline) -> Ask:
+        async def ask(tenant: str) -> None:
+            job = NewJob(pipeline, tenant, {"text": self._rng.choice(WORDS)}, id=new_id())
+            asked_at, tries = time.time(), 0
+            answer = "unknown"
+            while answer == "unknown" and time.time() - asked_at < _PATIENCE:
+                tries += 1
+                answer = await self._try_submit(job)
+            accepted = str(job.id) if answer == "accepted" else ""
+            self._note(pipeline.name, tenant, str(job.id), asked_at, answer, accepted, tries)
+
+        return ask
+
+    async def _try_submit(self, job: NewJob) -> str:
+        """Its hints are left to the relay: this client knows no broker."""
+        try:
+            connection = await connect(self._installation.settings(CLIENT), "client")
+            try:
+                await submit(connection, [job])
+            finally:
+                connection.terminate()
+        except asyncpg.UniqueViolationError:
+            return "accepted"  # by an earlier try, whose answer was lost
+        except TRY_AGAIN:
+            await asyncio.sleep(_AGAIN_SECONDS)
+            return "unknown"
+        return "accepted"
+
+    # --- pictures by the front door
+
+    async def _send_picture(self, tenant: str) -> None:
+        key, asked_at = new_id().hex, time.time()
+        client = _Door(self._installation, self._installation.keys[tenant], key)
+        job = await client.send(self._picture)
+        answer = "accepted" if job else "unknown"
+        self._note("media", tenant, key, asked_at, answer, job, client.tries)
+        if job:
+            self.streams[job] = await client.follow()
+
+
+class _Door:
+    """One picture's way in, repeated step by step until each is answered."""
+
+    def __init__(self, installation: Installation, api_key: str, key: str) -> None:
+        self.tries = 0
+        self._urls = [f"http://127.0.0.1:{port}" for port in installation.ports.values()]
+        self._api_key = api_key
+        self._key = key
+        self._until = time.monotonic() + _PATIENCE
+        self._media = ""
+
+    async def send(self, content: bytes) -> str:
+        """Returns the job's id, or "" when it was never learnt."""
+        ticket = await self._ask(
+            "/upload-url", {"content_type": PICTURE_TYPE, "file_name": f"{self._key}.jpg"}, HTTPStatus.CREATED
+        )
+        if ticket is None or not await self._upload(ticket["upload_url"], content):
+            return ""
+        self._media = ticket["media_id"]
+        done = {"media_id": ticket["media_id"], "original_key": ticket["original_key"]}
+        accepted = await self._ask("/complete-upload", done, HTTPStatus.ACCEPTED)
+        return accepted["job_id"] if accepted else ""
+
+    async def _ask(self, path: str, body: dict[str, Any], wanted: HTTPStatus) -> dict[str, Any] | None:
+        headers = {"Authorization": f"Bearer {self._api_key}", "Idempotency-Key": self._key}
+        return await self._until_answered(
+            lambda http, url: http.post(f"{url}{path}", json=body, headers=headers), wanted
+        )
+
+    async def _upload(self, url: str, content: bytes) -> bool:
+        headers = {"Content-Type": PICTURE_TYPE}
+        said = await self._until_answered(
+            lambda http, _: http.put(url, content=content, headers=headers), HTTPStatus.OK
+        )
+        return said is not None
+
+    async def _until_answered(
+        self, send: Callable[[httpx2.AsyncClient, str], Awaitable[httpx2.Response]], wanted: HTTPStatus
+    ) -> dict[str, Any] | None:
+        while time.monotonic() < self._until:
+            self.tries += 1
+            async with httpx2.AsyncClient(timeout=_ANSWER_SECONDS) as http:
+                try:
+                    answer = await send(http, self._urls[self.tries % len(self._urls)])
+                except httpx2.HTTPError:
+                    answer = None
+            if answer is not None and answer.status_code == wanted:
+                return dict(answer.json()) if answer.content else {}
+            await asyncio.sleep(_AGAIN_SECONDS)
+        return None
+
+    # --- the events, as a client sees them that is cut off again and again
+
+    async def follow(self) -> list[tuple[int, list[int]]]:
+        """Read the job's events in pieces, resuming; returns each cursor with the numbers that came after it."""
+        pieces: list[tuple[int, list[int]]] = []
+        cursor = 0
+        until = time.monotonic() + _PATIENCE
+        while time.monotonic() < until:
+            try:
+                seen, over = await self._read_some(cursor, most=3)
+            except httpx2.HTTPError:
+                seen, over = [], False
+                await asyncio.sleep(_AGAIN_SECONDS)
+            if seen:
+                pieces.append((cursor, seen))
+                cursor = seen[-1]
+            if over:
+                break
+        return pieces
+
+    async def _read_some(self, cursor: int, most: int) -> tuple[list[int], bool]:
+        self.tries += 1
+        url = f"{self._urls[self.tries % len(self._urls)]}/media/{self._media}/events"
+        headers = {"Authorization": f"Bearer {self._api_key}", "Last-Event-ID": str(cursor)}
+        seen: list[int] = []
+        async with (
+            httpx2.AsyncClient(timeout=_ANSWER_SECONDS) as http,
+            http.stream("GET", url, headers=headers) as stream,
+        ):
+            if stream.status_code == HTTPStatus.NO_CONTENT:
+                return seen, True
+            if stream.status_code != HTTPStatus.OK:
+                await asyncio.sleep(_AGAIN_SECONDS)
+                return seen, False
+            async for line in stream.aiter_lines():
+                if line.startswith("id:"):
+                    seen.append(int(line[3:]))
+                    if len(seen) == most:
+                        break
+        return seen, False

@@ -1,0 +1,133 @@
+"""Guards that a mutant does without, each by its name: what the checker must notice.
+
+Each function changes the platform in the memory of the process that calls it, before its main starts, and raises
+LookupError when what it wants to change is not there any more: then the mutation has to be written anew.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from leasehold.broker.base import Delivery, Hint
+from leasehold.broker.publisher import Publisher
+from leasehold.database import Connection
+from leasehold.outbox import Announcement
+from leasehold.storage.store import ObjectStore, Stored
+from leasehold.transitions import settlements
+from leasehold.transitions.settlements import Completion, Settled
+
+
+def _without(text: str, part: str, instead: str = "") -> str:
+    if part not in text:
+        raise LookupError(f"nothing to mutate: {part!r} is not in the statement")
+    return text.replace(part, instead)
+
+
+def _in_settlements(part: str, instead: str) -> None:
+    """Change every statement of the module that has the guard."""
+    guarded = [name for name, text in vars(settlements).items() if isinstance(text, str) and part in text]
+    if not guarded:
+        raise LookupError(f"nothing to mutate: no settlement says {part!r}")
+    for name in guarded:
+        setattr(settlements, name, getattr(settlements, name).replace(part, instead))
+
+
+def epoch() -> None:
+    """Settlements do not ask for the epoch: whoever held the task once may settle it now."""
+    _in_settlements(" AND t.epoch = a.epoch AND t.status = 'running'", " AND t.status = 'running'")
+
+
+def fence() -> None:
+    """Settlements ask neither for the epoch nor for the owner."""
+    _in_settlements("t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running'", "t.status = 'running'")
+
+
+def ack() -> None:
+    """A hint is acknowledged as soon as it is there, before the claim and the commit."""
+    crew = __import__("worker.crew", fromlist=["Crew"]).Crew
+    follow = crew._follow  # noqa: SLF001 - the order of its two acts is what is mutated
+
+    async def acknowledged_first(self: Any, delivery: Delivery) -> None:
+        await delivery.ack()
+        await follow(self, delivery)
+
+    crew._follow = acknowledged_first  # noqa: SLF001 - as above
+
+
+def outbox() -> None:
+    """A completion commits first, and writes the next step's hint into the outbox afterwards."""
+    start = settlements.COMPLETE.index(", hinted AS (")
+    before, hinted = settlements.COMPLETE[:start], settlements.COMPLETE[start:]
+    hinted = _without(
+        hinted,
+        "INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)\n    SELECT f.id, f.job_id,",
+        "SELECT f.id AS task_id, 0::bigint AS id,",
+    )
+    hinted = _without(hinted, "a.trace, clock_timestamp() + interval '1 second'\n", "a.trace AS headers\n")
+    text = before + _without(hinted, "\n    RETURNING id, task_id, queue, priority, headers")
+    settlements.COMPLETE = text
+    complete = settlements.complete
+
+    async def complete_and_then_hint(connection: Connection, completions: Sequence[Completion]) -> Settled:
+        settled = await complete(connection, completions)
+        settled.announcements[:] = [
+            Announcement(await _write_hint(connection, said.hint), said.hint) for said in settled.announcements
+        ]
+        return settled
+
+    settlements.complete = complete_and_then_hint
+
+
+async def _write_hint(connection: Connection, hint: Hint) -> int:
+    written: int = await connection.fetchval(
+        "INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)"
+        " SELECT id, job_id, queue, priority, $2, clock_timestamp() + interval '1 second' FROM task WHERE id = $1"
+        " RETURNING id",
+        hint.task_id,
+        dict(hint.headers),
+    )
+    return written
+
+
+def overwrite() -> None:
+    """Puts are not create-only: the last writer wins."""
+
+    async def put(
+        self: Any,
+        key: str,
+        source: Any,
+        sha256: str,
+        size: int,
+        content_type: str,
+        metadata: Any,
+        _may_replace: Callable[[], bool],
+        **_fresh: bool,
+    ) -> Stored:
+        said = {**metadata, "sha256": sha256}
+        etag = await self._put_once(key, source, content_type, said)
+        return Stored(key, size, sha256, content_type, etag, said)
+
+    ObjectStore._put = put  # type: ignore[assignment,method-assign]  # noqa: SLF001 - the guard itself
+
+
+def confirm() -> None:
+    """What was handed to the connection counts as sent, whether or not the broker confirmed it."""
+    publish = Publisher.publish
+    sending: set[asyncio.Task[list[bool]]] = set()
+
+    async def published(self: Publisher, hints: Sequence[Hint]) -> list[bool]:
+        task = asyncio.create_task(publish(self, hints))
+        sending.add(task)
+        task.add_done_callback(sending.discard)
+        return [True] * len(hints)
+
+    Publisher.publish = published  # type: ignore[method-assign]  # the guard itself
+
+
+MUTATIONS: dict[str, Callable[[], None]] = {
+    mutation.__name__: mutation for mutation in (epoch, fence, ack, outbox, overwrite, confirm)
+}
+#: The invariant that must be violated without the guard: another one may be, but only this one is the proof.
+CAUGHT_BY = {"epoch": "I6", "fence": "I6", "ack": "I9", "outbox": "I10", "overwrite": "I12", "confirm": "I10"}

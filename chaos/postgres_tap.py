@@ -1,0 +1,62 @@
+"""Listens to the first words of a PostgreSQL connection: which part of the platform it is, by its application name.
+
+Source of the layout: PostgreSQL's documentation, "Message Formats", SSLRequest and StartupMessage.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+_SSL_REQUEST, _GSS_REQUEST, _PROTOCOL_3 = 80877103, 80877104, 196608
+_HEAD = 8
+#: What leasehold.transitions.workers.appear says once it has the lock.
+_PRESENT = b"UPDATE worker SET present = true"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A connection of `process` that has ended. Seconds of the epoch. `present`: by it the worker said that it is
+    there, at `since`; a heartbeat that is only connected has not got the lock yet.
+    """
+
+    process: str
+    label: str
+    since: float
+    until: float
+    present: bool = False
+
+
+class PostgresTap:
+    def __init__(self, process: str, ended: Callable[[Session], None]) -> None:
+        self.label = ""
+        self._process = process
+        self._ended = ended
+        self._since = time.time()
+        self._said = b""
+        self._present = False
+
+    def request(self, data: bytes) -> None:
+        if not self._present and _PRESENT in data:
+            self._present, self._since = True, time.time()
+        if self.label:
+            return
+        self._said += data
+        while len(self._said) >= _HEAD:
+            size, code = struct.unpack_from(">II", self._said)
+            if code in (_SSL_REQUEST, _GSS_REQUEST):
+                self._said = self._said[size:]
+                continue
+            if code == _PROTOCOL_3 and len(self._said) < size:
+                return
+            words = self._said[_HEAD:size].split(b"\0") if code == _PROTOCOL_3 else []
+            said = dict(zip(words[::2], words[1::2], strict=False))
+            self.label = said.get(b"application_name", b"other").decode()
+            return
+
+    def reply(self, data: bytes) -> None: ...
+
+    def closed(self) -> None:
+        self._ended(Session(self._process, self.label, self._since, time.time(), self._present))

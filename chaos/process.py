@@ -1,0 +1,49 @@
+"""`python -m chaos.process worker|api [--mutate NAME]`: the real process, with a witness, and a guard less if asked.
+
+The witness writes down each failpoint before it acts. What is changed for a mutant is changed here, in the memory of
+this process: the platform's code knows nothing of mutants.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from collections.abc import Sequence
+
+from chaos import journal
+from chaos.mutations import MUTATIONS
+from leasehold import failpoints
+
+#: How long a `sleep` failpoint blocks a chaos run's process: longer than its leases last.
+SLEEP_SECONDS = 7.0
+
+
+def witness_failpoints() -> None:
+    act = failpoints._reach  # noqa: SLF001 - a failpoint that fired in silence proves nothing
+
+    def witnessed(name: str) -> None:
+        armed = failpoints._armed.get(name)  # noqa: SLF001 - as above
+        if armed is not None and armed.countdown == 1:
+            journal.note("failpoint", name=name, act=armed.act)
+        act(name)
+
+    failpoints._reach = witnessed  # noqa: SLF001 - as above
+    failpoints._SLEEP_SECONDS = SLEEP_SECONDS  # noqa: SLF001 - a minute would be most of a run
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m chaos.process")
+    parser.add_argument("module", choices=("worker", "api"))
+    parser.add_argument("--mutate", choices=sorted(MUTATIONS))
+    asked = parser.parse_args(arguments)
+    witness_failpoints()
+    if asked.mutate:
+        MUTATIONS[asked.mutate]()
+    if asked.module == "worker":
+        importlib.import_module("worker.main").main()
+    else:
+        importlib.import_module("api.__main__").main([])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""A TCP proxy for one link of one process, which can be slow, stuck, one-way, or gone.
+
+A link that is stuck accepts and keeps what it gets: once freed it passes everything on, late. That is how a write of
+a process that was given up long ago arrives after all.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import socket
+import struct
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from typing import Protocol
+
+_CHUNK = 64 * 1024
+_RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no seconds: closing sends RST
+
+
+class Tap(Protocol):
+    """Listens to one connection. `label` is what it found out about whoever connected ("" until then)."""
+
+    label: str
+
+    def request(self, data: bytes) -> None:
+        """Bytes that went to the server."""
+
+    def reply(self, data: bytes) -> None:
+        """Bytes that came back."""
+
+    def closed(self) -> None:
+        """One side has closed the connection, or it was cut."""
+
+
+class Deaf:
+    """The tap of links that nobody listens to."""
+
+    label = ""
+
+    def request(self, data: bytes) -> None: ...
+
+    def reply(self, data: bytes) -> None: ...
+
+    def closed(self) -> None: ...
+
+
+@dataclass
+class Weather:
+    """How a link treats what it carries. Times in seconds; a `bytes_per_second` of 0 is no limit."""
+
+    latency: float = 0.0
+    jitter: float = 0.0
+    bytes_per_second: float = 0.0
+
+    def delay(self, size: int, rng: random.Random) -> float:
+        waiting = self.latency + rng.uniform(-self.jitter, self.jitter)
+        if self.bytes_per_second:
+            waiting += size / self.bytes_per_second
+        return max(0.0, waiting)
+
+
+class Link:
+    """`port` leads to `target`. Every change of its behaviour holds for open and for new connections."""
+
+    def __init__(self, target: tuple[str, int], tap: Callable[[], Tap] = Deaf, seed: int = 0) -> None:
+        self.weather = Weather()
+        self.port = 0
+        self._target = target
+        self._tap = tap
+        self._rng = random.Random(seed)  # noqa: S311 - jitter
+        self._server: asyncio.Server | None = None
+        self._connections: set[_Connection] = set()
+        self._held: Collection[str] | None = ()  # labels; None: all
+        self._freed = asyncio.Event()
+        self._deaf_side = False
+        self._cut_at = ""
+
+    async def open(self) -> None:
+        self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def close(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        self.reset()
+        self._freed.set()
+        await asyncio.gather(*(connection.ended.wait() for connection in self._connections))
+
+    # --- faults
+
+    def reset(self) -> int:
+        """RST to both ends of every connection; returns how many there were."""
+        victims = list(self._connections)
+        for connection in victims:
+            connection.reset()
+        return len(victims)
+
+    def hold(self, labels: Collection[str] | None = None) -> None:
+        """Pass nothing more in either direction; `labels` chooses connections by what their tap found out."""
+        self._freed.clear()
+        self._held = labels
+
+    def drop_replies(self) -> None:
+        """Requests arrive, answers do not. Ends with `heal`, which resets: no stream survives a hole."""
+        self._deaf_side = True
+
+    def cut_next_request(self, label: str) -> None:
+        """The next bytes of a connection with `label` arrive; then it is cut, and nobody hears the answer."""
+        self._cut_at = label
+
+    @property
+    def cut_pending(self) -> bool:
+        return bool(self._cut_at)
+
+    def heal(self) -> None:
+        """As before the first fault."""
+        self.weather = Weather()
+        self._held = ()
+        self._cut_at = ""
+        if self._deaf_side:
+            self._deaf_side = False
+            self.reset()
+        self._freed.set()
+
+    # --- carrying
+
+    async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            to_reader, to_writer = await asyncio.open_connection(*self._target)
+        except OSError:
+            _reset(writer)
+            return
+        connection = _Connection(self._tap(), (writer, to_writer))
+        self._connections.add(connection)
+        pumps = [
+            asyncio.create_task(self._pump(connection, reader, to_writer, asks=True)),
+            asyncio.create_task(self._pump(connection, to_reader, writer, asks=False)),
+        ]
+        connection.pumps = pumps
+        await asyncio.gather(*pumps, return_exceptions=True)
+        self._connections.discard(connection)
+        connection.end()
+
+    async def _pump(
+        self, connection: _Connection, source: asyncio.StreamReader, sink: asyncio.StreamWriter, *, asks: bool
+    ) -> None:
+        try:
+            while data := await source.read(_CHUNK):
+                await self._pass_on(connection, data, sink, asks=asks)
+        except ConnectionError:
+            connection.reset()
+        else:
+            sink.close()
+        finally:
+            connection.over()
+
+    async def _pass_on(self, connection: _Connection, data: bytes, sink: asyncio.StreamWriter, *, asks: bool) -> None:
+        if waiting := self.weather.delay(len(data), self._rng):
+            await asyncio.sleep(waiting)
+        while self._held is None or connection.tap.label in self._held:
+            await self._freed.wait()
+            self._freed.clear()
+        if not asks and self._deaf_side:
+            return
+        (connection.tap.request if asks else connection.tap.reply)(data)
+        sink.write(data)
+        await sink.drain()
+        if asks and self._cut_at and connection.tap.label == self._cut_at:
+            self._cut_at = ""
+            connection.reset(answered=False)
+
+
+class _Connection:
+    def __init__(self, tap: Tap, writers: tuple[asyncio.StreamWriter, asyncio.StreamWriter]) -> None:
+        self.tap = tap
+        self.pumps: list[asyncio.Task[None]] = []
+        self.ended = asyncio.Event()
+        self._writers = writers
+        self._is_over = False
+
+    def reset(self, *, answered: bool = True) -> None:
+        """`answered` False lets the server finish with what it got: only the client is told at once."""
+        client, server = self._writers
+        _reset(client)
+        if answered:
+            _reset(server)
+        else:
+            server.close()
+        for pump in self.pumps:
+            if pump is not asyncio.current_task():
+                pump.cancel()
+
+    def over(self) -> None:
+        """One side has gone; what the other one still says may be stuck here for a while."""
+        if not self._is_over:
+            self._is_over = True
+            self.tap.closed()
+
+    def end(self) -> None:
+        for writer in self._writers:
+            writer.close()
+        self.over()
+        self.ended.set()
+
+
+def _reset(writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(OSError):  # closed by the other side meanwhile
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+    writer.transport.abort()

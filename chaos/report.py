@@ -1,0 +1,93 @@
+"""Telling what runs found: on the terminal, in a file of JSON lines, and as a table of such a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from chaos.plan import CATALOGUE
+from chaos.run import Report
+
+_ROOT = Path(__file__).parents[1]
+
+
+def commit() -> str:
+    """The commit that is tried; with a `+` when files differ from it."""
+    said = subprocess.run(
+        ["git", "describe", "--always", "--dirty=+", "--abbrev=10", "--exclude=*"],
+        cwd=_ROOT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return said.stdout.strip() or "unknown"
+
+
+def show(made: Report, console: Console) -> None:
+    what = f"mutant {made.mutate}" if made.mutate else f"seed {made.plan.seed}"
+    console.print(f"\n{what}, commit {commit()}: {made.seconds:.0f} s, at rest after {made.rest_seconds:.1f} s")
+    console.print(f"  jobs: {', '.join(f'{count} {name}' for name, count in sorted(made.jobs.items()))}")
+    console.print(
+        f"  fired: {', '.join(f'{name} x{count}' for name, count in sorted(made.fired.items())) or 'nothing'}"
+    )
+    if made.never_fired:
+        console.print(f"  planned and never fired, does not count: {', '.join(made.never_fired)}")
+    good = [verdict.number for verdict in made.verdicts if verdict.state == "ok"]
+    other = [verdict for verdict in made.verdicts if verdict.state == "not applicable"]
+    console.print(f"  ok: {' '.join(good)}")
+    console.print(f"  not applicable: {'; '.join(f'{verdict.number} ({verdict.why[0]})' for verdict in other)}")
+    for verdict in made.violated:
+        console.print(f"  VIOLATED {verdict.number}, {verdict.violations} times: {verdict.says}", markup=False)
+        for evidence in verdict.why:
+            console.print(f"      {evidence}", markup=False)
+
+
+def append(made: Report, file: Path) -> None:
+    line = made.as_json() | {"commit": commit(), "load": round(os.getloadavg()[0], 1)}
+    with file.open("a") as lines:
+        lines.write(json.dumps(line) + "\n")
+
+
+def sum_up(done: Sequence[Report], console: Console) -> None:
+    fired: Counter[str] = sum((made.fired for made in done), Counter())
+    violated = [made for made in done if not made.mutate and not made.good]
+    caught = [made.mutate for made in done if made.mutate and made.good]
+    missed = [made.mutate for made in done if made.mutate and not made.good]
+    console.print(f"\n{len(done)} runs, {sum(fired.values())} faults fired, {len(violated)} runs with violations")
+    if violated:
+        console.print(f"violated with the seeds {', '.join(str(made.plan.seed) for made in violated)}")
+    if caught or missed:
+        console.print(f"mutants caught: {', '.join(caught) or 'none'}; not caught: {', '.join(missed) or 'none'}")
+
+
+def table(file: Path) -> str:
+    """Markdown of the runs in `file`: what each invariant and each fault came to, and every seed."""
+    runs = [json.loads(line) for line in file.read_text().splitlines()]
+    runs = [run for run in runs if not run["mutate"]]
+    fired: Counter[str] = sum((Counter(run["fired"]) for run in runs), Counter())
+    jobs: Counter[str] = sum((Counter(run["jobs"]) for run in runs), Counter())
+    bad = sum(_violated(run) != [] for run in runs)
+    lines = [
+        f"{len(runs)} runs of the commits {', '.join(sorted({run['commit'] for run in runs}))}:",
+        f"{sum(jobs.values())} jobs, {sum(fired.values())} faults fired, {bad} runs with a violation.",
+        "",
+        "| fault | fired |",
+        "|---|---|",
+        *(f"| {kind.name} | {fired[kind.name]} |" for kind in CATALOGUE),
+        "",
+        "| seed | faults fired | jobs | seconds | to rest | violated |",
+        "|---|---|---|---|---|---|",
+    ]
+    lines += [
+        f"| {run['seed']} | {', '.join(run['fired'])} | {sum(run['jobs'].values())} | {run['seconds']:.0f} |"
+        f" {run['rest_seconds']} | {', '.join(_violated(run)) or 'none'} |"
+        for run in runs
+    ]
+    return "\n".join(lines)
+
+
+def _violated(run: dict[str, dict[str, dict[str, str]]]) -> list[str]:
+    return [number for number, verdict in run["verdicts"].items() if verdict["state"] == "violated"]

@@ -1,0 +1,163 @@
+"""One run: start, load, break, mend, wait for rest, stop, judge."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import signal
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from chaos import collect, journal
+from chaos.checker import Verdict, judge
+from chaos.faults import Faults
+from chaos.history import History
+from chaos.load import Load
+from chaos.mutations import CAUGHT_BY
+from chaos.plan import Plan
+from chaos.servers import Servers
+from chaos.settings import SWEEP_SECONDS
+from chaos.stack import Installation
+
+_REST_SECONDS = 60.0
+#: How long past its lease a running task may look as if nobody had noticed (I7), beside the sweep's own interval.
+_OVERDUE_SECONDS = 10.0
+_SETTLED_LOOKS = 3
+
+
+@dataclass
+class Report:
+    """What a run was, and what the checker says of it."""
+
+    plan: Plan
+    mutate: str
+    seconds: float = 0.0
+    rest_seconds: float = 0.0
+    fired: Counter[str] = field(default_factory=Counter)
+    jobs: Counter[str] = field(default_factory=Counter)  # "kind status"
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def violated(self) -> list[Verdict]:
+        return [verdict for verdict in self.verdicts if verdict.state == "violated"]
+
+    @property
+    def good(self) -> bool:
+        """Nothing is violated; of a mutant: what its guard protects is."""
+        numbers = {verdict.number for verdict in self.violated}
+        return CAUGHT_BY[self.mutate] in numbers if self.mutate else not numbers
+
+    @property
+    def never_fired(self) -> list[str]:
+        return sorted({fault.name for fault in self.plan.faults} - set(self.fired))
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "seed": self.plan.seed,
+            "mutate": self.mutate,
+            "plan": self.plan.as_json(),
+            "seconds": round(self.seconds, 1),
+            "rest_seconds": round(self.rest_seconds, 1),
+            "fired": dict(sorted(self.fired.items())),
+            "never_fired": self.never_fired,
+            "jobs": dict(sorted(self.jobs.items())),
+            "verdicts": {verdict.number: verdict.as_json() for verdict in self.verdicts},
+        }
+
+
+async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | None = None) -> Report:
+    """`keep`: where the logs and the journal of a run with a violation are copied to."""
+    began = time.monotonic()
+    report = Report(plan, mutate)
+    history = History(collect.terms())
+    async with Installation(servers, plan, mutate=mutate) as it:
+        load = Load(it, plan.seed)
+        faults = Faults(it)
+        waking = asyncio.create_task(faults.wake_zombies())
+        try:
+            await asyncio.gather(load.run(plan.seconds), faults.run())
+            await _mend(it)
+            await _rest(it, history)
+        finally:
+            waking.cancel()
+        await _last_looks(it, history)
+        await collect.gather(it, load, history)
+        history.children_killed = faults.children_killed
+        report.fired = faults.fired + _failpoints(it)
+        report.verdicts = judge(history)
+        if keep is not None and report.violated:
+            shutil.copytree(it.directory, keep / f"{mutate or plan.seed}", dirs_exist_ok=True)
+    report.rest_seconds = history.rest_seconds
+    report.jobs = Counter(f"{job['pipeline']} {job['status']}" for job in history.jobs)
+    report.seconds = time.monotonic() - began
+    return report
+
+
+async def _mend(it: Installation) -> None:
+    it.heal()
+    await it.servers.mend()
+    for slot in it.slots.values():
+        if slot.stopped_by_us:
+            slot.signal(signal.SIGCONT)
+            slot.stopped_by_us = False
+
+
+async def _rest(it: Installation, history: History) -> None:
+    """Wait until nothing is left to do, looking on."""
+    began = time.monotonic()
+    quiet = 0
+    async with it.connection() as connection:
+        while quiet < _SETTLED_LOOKS and time.monotonic() - began < _REST_SECONDS:
+            left = await collect.resting(connection)
+            quiet = quiet + 1 if not any(left.values()) else 0
+            if time.monotonic() - began > _OVERDUE_SECONDS:
+                history.overdue += await collect.overdue(connection, _OVERDUE_SECONDS + SWEEP_SECONDS)
+            await asyncio.sleep(0.3)
+    history.rest_seconds = time.monotonic() - began
+    history.rested = quiet == _SETTLED_LOOKS
+
+
+async def _last_looks(it: Installation, history: History) -> None:
+    """What can be seen only while all is up, then only once all has ended."""
+    async with asyncio.timeout(_REST_SECONDS):
+        await asyncio.gather(*(slot.until_up('"serving"') for slot in it.workers))
+        await asyncio.gather(*(_answers(port) for port in it.ports.values()))
+    history.probes = await collect.probe_tenants(it)
+    if it.amqp_url:
+        history.queued = await _emptied(it)
+    codes = await it.stop()
+    if it.amqp_url:
+        history.returned = await collect.queued(it)
+        history.parked = await collect.dead_letters(it)
+    history.leftovers = await collect.leftovers(it, codes)
+
+
+async def _emptied(it: Installation) -> dict[str, int]:
+    """The queues' counts once they hold nothing, or after a few seconds: the last ACKs take a moment."""
+    for _ in range(20):
+        counts = await collect.queued(it)
+        if not any(counts.values()):
+            break
+        await asyncio.sleep(0.25)
+    return counts
+
+
+async def _answers(port: int) -> None:
+    while True:
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", port)
+        except OSError:
+            await asyncio.sleep(0.1)
+            continue
+        writer.close()
+        return
+
+
+def _failpoints(it: Installation) -> Counter[str]:
+    """Each planned failpoint that fired in the process that was armed with it."""
+    lines = {(line["process"].partition(".")[0], f"{line['name']}:{line['act']}")
+             for line in journal.read(it.journal) if line["what"] == "failpoint"}  # fmt: skip
+    return Counter(fault.name for fault in it.plan.armed if (fault.target, fault.name.partition(" ")[2]) in lines)

@@ -1,0 +1,115 @@
+"""The servers of chaos runs: started once, broken and mended many times; each run gets its own part of them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import asyncpg
+
+from chaos import audit
+from embedded.guard import descendants
+from embedded.process import EmbeddedError
+from embedded.rabbitmq import RabbitMQ
+from embedded.rabbitmq_install import install_rabbitmq
+from embedded.stack import EmbeddedStack
+from leasehold.database import migrate
+
+_TEMPLATE = "chaos_template"
+_RESTARTS = 20
+
+
+class Servers:
+    """`async with Servers() as servers`: PostgreSQL, S3 and, where it can be had, RabbitMQ."""
+
+    def __init__(self, *, broker: bool = True) -> None:
+        self._with_broker = broker
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        try:
+            rabbitmq = await install_rabbitmq() if self._with_broker else None
+        except EmbeddedError:
+            rabbitmq = None
+        async with AsyncExitStack() as opening:
+            self.stack = await opening.enter_async_context(EmbeddedStack(durable=True, rabbitmq=rabbitmq))
+            assert self.stack.postgres is not None
+            assert self.stack.s3 is not None
+            self.postgres, self.s3 = self.stack.postgres, self.stack.s3
+            await self.administer(f"CREATE DATABASE {_TEMPLATE}")
+            await migrate(self.postgres.url_of(_TEMPLATE))
+            await self.administer(audit.INSTALL, _TEMPLATE)
+            self._open = opening.pop_all()
+        return self
+
+    async def __aexit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        await self._open.aclose()
+
+    @property
+    def rabbitmq(self) -> RabbitMQ | None:
+        return self.stack.rabbitmq
+
+    @property
+    def directory(self) -> Path:
+        return self.stack.directory
+
+    async def administer(self, statement: str, database: str = "postgres") -> None:
+        connection = await asyncpg.connect(self.postgres.url_of(database))
+        try:
+            await connection.execute(statement)
+        finally:
+            await connection.close()
+
+    async def add_database(self, name: str) -> None:
+        await self.administer(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}")
+
+    async def drop_database(self, name: str) -> None:
+        await self.administer(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+
+    async def mend(self) -> None:
+        """Whatever a fault ended runs again, at its old address and with its old data."""
+        self.signal("postgres", signal.SIGCONT)
+        self.signal("rabbitmq", signal.SIGCONT)
+        await self.restart_postgres()
+        if self.rabbitmq is not None:
+            await self.rabbitmq.start()
+
+    async def restart_postgres(self) -> None:
+        """Start it; a killed one may hold its lock for another moment."""
+        for left in reversed(range(_RESTARTS)):
+            try:
+                await self.postgres.start()
+            except EmbeddedError:
+                if not left:
+                    raise
+                await asyncio.sleep(0.2)
+            else:
+                return
+
+    def signal(self, name: str, number: signal.Signals) -> int:
+        """Send a signal to every process of a server; returns to how many."""
+        pids = self.processes(name)
+        for pid in pids:
+            os.kill(pid, number)
+        return len(pids)
+
+    def processes(self, name: str) -> list[int]:
+        """The server `postgres` or `rabbitmq` without its guard: what has its directory in its command line."""
+        directory = str(self.directory / name).encode()
+        lines = {pid: _command(pid) for pid in descendants(os.getpid())}
+        roots = [pid for pid, line in lines.items() if directory in line and b"guard.py" not in line]
+        return sorted({*roots, *(below for root in roots for below in descendants(root))})
+
+
+def _command(pid: int) -> bytes:
+    try:
+        return (Path("/proc") / str(pid) / "cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""

@@ -1,0 +1,26 @@
+"""How a chaos run is set: short leases, short patience, so that what takes minutes in life takes seconds here."""
+
+from __future__ import annotations
+
+LEASE_SECONDS = 4.0
+SWEEP_SECONDS = 0.5
+MAX_LOSSES = 20
+TENANTS = ("red", "blue")
+
+#: LEASEHOLD_* of every process of a run.
+PROCESS_SETTINGS = {
+    "PIPELINES": "chaos.pipelines:tried",
+    "LEASE_SECONDS": LEASE_SECONDS,
+    "RENEW_SECONDS": 1.0,
+    "TRUST_MARGIN_SECONDS": 1.0,
+    "SWEEP_SECONDS": SWEEP_SECONDS,
+    "POLL_SECONDS": 1.0,
+    "DRAIN_SECONDS": 5.0,
+    "MAX_LOSSES": MAX_LOSSES,
+    "WORKER_CHILDREN": 1,
+    "WORKER_CONCURRENCY": 128,
+    "AMQP_HEARTBEAT": 3,
+    "AMQP_PUBLISH_TIMEOUT": 3.0,
+    "S3_OPERATION_TIMEOUT": 5.0,
+    "LOG_FORMAT": "json",
+}

@@ -1,0 +1,236 @@
+"""One run's installation: its own database, virtual host and bucket, 2 APIs and 3 workers, every link by a proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from chaos import audit, journal
+from chaos.amqp_tap import AmqpTap, Heard
+from chaos.plan import APIS, Plan
+from chaos.postgres_tap import PostgresTap, Session
+from chaos.proxy import Link
+from chaos.servers import Servers
+from chaos.settings import PROCESS_SETTINGS, TENANTS
+from chaos.slots import Slot
+from chaos.store_front import StoreFront
+from embedded.ports import free_port
+from leasehold.credentials import create_key
+from leasehold.settings import Settings
+from leasehold.storage.store import ObjectStore
+
+_START_SECONDS = 90.0
+_STOP_SECONDS = 20.0
+CLIENT = "client"
+
+
+class Installation:
+    """`async with Installation(servers, plan) as it`: everything serves; at the end every process has gone."""
+
+    def __init__(self, servers: Servers, plan: Plan, *, mutate: str = "") -> None:
+        self.servers = servers
+        self.plan = plan
+        self.name = f"chaos_{secrets.token_hex(4)}"
+        self.directory = servers.directory / self.name
+        self.front = StoreFront(servers.s3, plan.seed)
+        self.links: dict[tuple[str, str], Link] = {}  # by slot and server
+        self.slots: dict[str, Slot] = {}
+        self.ports = {name: free_port() for name in APIS}
+        self.keys: dict[str, str] = {}
+        self.heard: list[Heard] = []
+        self.sessions: list[Session] = []
+        self._amqp_url = ""
+        self._mutate = mutate
+        self._open = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opening:
+            self.directory.mkdir()
+            await self.servers.add_database(self.name)
+            opening.push_async_callback(self.servers.drop_database, self.name)
+            if self.servers.rabbitmq is not None:
+                self._amqp_url = await self.servers.rabbitmq.add_vhost(self.name)
+                await self.servers.rabbitmq.flush_definitions()
+                opening.push_async_callback(self._drop_vhost)
+            await self.front.open((*self.plan.workers, *APIS, CLIENT))
+            opening.push_async_callback(self.front.close)
+            await self._open_links(opening)
+            await self._make_keys()
+            await self._make_bucket(opening)
+            opening.push_async_callback(self.stop)
+            await self._start()
+            self._open = opening.pop_all()
+        return self
+
+    async def __aexit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        await self._open.aclose()
+
+    # --- what a run uses
+
+    @property
+    def workers(self) -> list[Slot]:
+        return [self.slots[name] for name in self.plan.workers]
+
+    @property
+    def apis(self) -> list[Slot]:
+        return [self.slots[name] for name in APIS]
+
+    @property
+    def journal(self) -> Path:
+        return self.directory / "journal"
+
+    @property
+    def work_dir(self) -> Path:
+        return self.directory / "work"
+
+    @property
+    def bucket(self) -> str:
+        return self.name.replace("_", "-")
+
+    @property
+    def database_url(self) -> str:
+        """Past the proxies: for whoever looks on."""
+        return self.servers.postgres.url_of(self.name)
+
+    @property
+    def amqp_url(self) -> str:
+        """As `database_url`; "" without a broker."""
+        return self._amqp_url
+
+    def settings(self, slot: str) -> Settings:
+        said = {name.removeprefix("LEASEHOLD_").lower(): value for name, value in self._variables(slot).items()}
+        return Settings(_env_file=None, **said)  # type: ignore[arg-type]  # pydantic reads the text of each
+
+    def heal(self) -> None:
+        """End every fault of links and store."""
+        self.front.faults.heal()
+        for link in self.links.values():
+            link.heal()
+
+    async def stop(self) -> dict[str, int | None]:
+        """End every process in order; returns their exit codes."""
+        slots = list(self.slots.values())
+        codes = await asyncio.gather(*(slot.close(_STOP_SECONDS) for slot in slots))
+        return dict(zip((slot.name for slot in slots), codes, strict=True))
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+        connection = await asyncpg.connect(self.database_url)
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    # --- starting
+
+    async def _open_links(self, opening: AsyncExitStack) -> None:
+        for slot in (*self.plan.workers, *APIS, CLIENT):
+            for server, port in self._ports(slot).items():
+                link = self._link(slot, server, port)
+                await link.open()
+                opening.push_async_callback(link.close)
+                self.links[slot, server] = link
+
+    def _ports(self, slot: str) -> dict[str, int]:
+        ports = {"postgres": self.servers.postgres.port, "s3": self.front.ports[slot]}
+        if self.servers.rabbitmq is not None:
+            ports["amqp"] = self.servers.rabbitmq.port
+        return ports
+
+    def _link(self, slot: str, server: str, port: int) -> Link:
+        def named() -> str:
+            return self.slots[slot].process_name if slot in self.slots else slot
+
+        target = ("127.0.0.1", port)
+        if server == "amqp":
+            return Link(target, lambda: AmqpTap(named(), self.heard.append), self.plan.seed)
+        if server == "postgres":
+            return Link(target, lambda: PostgresTap(named(), self.sessions.append), self.plan.seed)
+        return Link(target, seed=self.plan.seed)
+
+    async def _make_keys(self) -> None:
+        async with self.connection() as connection:
+            for tenant in TENANTS:
+                scopes = ["media:read", "media:write"]
+                made = await create_key(connection, tenant_id=tenant, client_id="chaos", scopes=scopes)
+                self.keys[tenant] = made.text
+
+    async def _make_bucket(self, opening: AsyncExitStack) -> None:
+        store = ObjectStore.from_settings(self.settings(CLIENT))
+        await store.open()
+        opening.push_async_callback(store.close)
+        await store.ensure_bucket()
+        bucket = self.servers.s3.directory / "buckets" / self.bucket
+        opening.callback(shutil.rmtree, bucket, ignore_errors=True)
+
+    async def _start(self) -> None:
+        for name in (*self.plan.workers, *APIS):
+            self.slots[name] = Slot(
+                name, directory=self.directory, environment=self._environment(name), mutate=self._mutate
+            )
+        async with asyncio.timeout(_START_SECONDS):
+            for slot in self.slots.values():
+                slot.start()
+            await asyncio.gather(
+                *(slot.until_up('"serving"') for slot in self.workers), *(slot.until_up("") for slot in self.apis)
+            )
+
+    def _environment(self, slot: str) -> _Environment:
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+        return _Environment(self, slot, inherited | self._variables(slot))
+
+    def _variables(self, slot: str) -> dict[str, str]:
+        stack = self.servers.stack.environment
+        said = {name: value for name, value in stack.items() if name.startswith("LEASEHOLD_S3")}
+        said |= {f"LEASEHOLD_{name}": str(value) for name, value in PROCESS_SETTINGS.items()}
+        said["LEASEHOLD_BROKER"] = "amqp" if self.amqp_url else "postgres"
+        said["LEASEHOLD_DATABASE_URL"] = _through(self.database_url, self.links[slot, "postgres"])
+        said["LEASEHOLD_S3_ENDPOINT"] = f"http://127.0.0.1:{self.links[slot, 's3'].port}"
+        said["LEASEHOLD_S3_BUCKET"] = self.bucket
+        said["LEASEHOLD_WORK_DIR"] = str(self.work_dir)
+        if self.amqp_url:
+            said["LEASEHOLD_AMQP_URL"] = _through(self.amqp_url, self.links[slot, "amqp"])
+        if slot in self.ports:
+            said["LEASEHOLD_API_PORT"] = str(self.ports[slot])
+        return said
+
+    async def _drop_vhost(self) -> None:
+        assert self.servers.rabbitmq is not None
+        await self.servers.rabbitmq.delete_vhost(self.name)
+
+
+class _Environment:
+    """What the processes of a slot get, one generation after another."""
+
+    def __init__(self, installation: Installation, slot: str, common: Mapping[str, str]) -> None:
+        self._installation = installation
+        self._slot = slot
+        self._common = common
+
+    def __call__(self, generation: int) -> dict[str, str]:
+        name = f"{self._slot}.{generation}"
+        mine = {
+            "LEASEHOLD_FAILPOINTS": self._installation.plan.failpoints(self._slot, generation),
+            journal.PATH_VARIABLE: str(self._installation.journal),
+            journal.PROCESS_VARIABLE: name,
+        }
+        if self._slot.startswith("worker"):  # SQLAlchemy, which the API reads with, knows no such parameter
+            mine["LEASEHOLD_DATABASE_URL"] = f"{self._common['LEASEHOLD_DATABASE_URL']}?{audit.PROCESS}={name}"
+        return {**self._common, **mine}
+
+
+def _through(url: str, link: Link) -> str:
+    parts = urlsplit(url)
+    return parts._replace(netloc=f"{parts.netloc.rpartition(':')[0]}:{link.port}").geturl()

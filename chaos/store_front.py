@@ -1,0 +1,182 @@
+"""What stands before the S3 server: the HTTP faults of a store, and the conditional puts that rclone does not have.
+
+A put that says `If-None-Match: *` or `If-Match` is decided here, one at a time for each key, by looking at the file
+that rclone serves; so the platform runs against a store that refuses to overwrite, as S3 does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import random
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from http import HTTPStatus
+from pathlib import Path
+from urllib.parse import unquote
+
+import aiohttp
+from aiohttp import web
+from yarl import URL
+
+from embedded.s3 import S3
+
+_MOST_BYTES = 64 * 1024 * 1024
+_CHUNK = 4096
+_HOP_BY_HOP = {"connection", "transfer-encoding", "keep-alive", "expect", "date", "server"}
+
+
+class Trouble(StrEnum):
+    ERROR = "error"  # 500 or 503 instead of an answer
+    SLOW = "slow"  # 16 KB a second
+    CUT = "cut"  # the connection ends in the middle of an answer
+    CORRUPT = "corrupt"  # a byte of an object that a step made is another one
+    REFUSE = "refuse"  # 412 or 409 to a conditional put that nothing speaks against
+    HANG = "hang"  # no answer at all, until the trouble is over
+
+
+@dataclass
+class StoreFaults:
+    """The trouble that is on, for which share of the requests, and how often it was made."""
+
+    trouble: Trouble | None = None
+    share: float = 0.0
+    fired: int = 0
+    hold_put: str = ""  # a put whose key has this in it waits for `released`
+    held_of: str = ""  # whose put it was
+    held: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def begin(self, trouble: Trouble, share: float) -> None:
+        self.trouble, self.share, self.fired = trouble, share, 0
+        self.over.clear()
+
+    def heal(self) -> None:
+        self.trouble, self.hold_put = None, ""
+        self.over.set()
+        self.released.set()
+
+
+class StoreFront:
+    def __init__(self, s3: S3, seed: int = 0) -> None:
+        self.faults = StoreFaults()
+        self.ports: dict[str, int] = {}
+        self._s3 = s3
+        self._rng = random.Random(seed)  # noqa: S311 - which request is hit
+        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._runner: web.AppRunner | None = None
+        self._client: aiohttp.ClientSession | None = None
+
+    async def open(self, clients: Sequence[str]) -> None:
+        """Listen on a port for each client, so that it is known whose request it is."""
+        self._client = aiohttp.ClientSession(auto_decompress=False)
+        application = web.Application(client_max_size=_MOST_BYTES)
+        application.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(application, access_log=None, shutdown_timeout=0.5)
+        await self._runner.setup()
+        for name in clients:
+            await web.TCPSite(self._runner, "127.0.0.1", 0).start()
+            self.ports[name] = self._runner.addresses[-1][1]
+
+    async def close(self) -> None:
+        self.faults.heal()
+        if self._runner is not None:
+            await self._runner.cleanup()
+        if self._client is not None:
+            await self._client.close()
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        body = await request.read()
+        trouble = self._trouble(request)
+        if trouble is Trouble.HANG:
+            await self.faults.over.wait()
+        if trouble is Trouble.ERROR:
+            return web.Response(status=self._rng.choice((500, 503)))
+        if trouble is Trouble.REFUSE:
+            return _refused(self._rng.choice((HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT)))
+        if request.method == "PUT" and self.faults.hold_put and self.faults.hold_put in request.path:
+            await self._hold(request)
+        async with self._locks[request.path] if request.method == "PUT" else asyncio.Lock():
+            if request.method == "PUT" and not await asyncio.to_thread(self._may_put, request):
+                return _refused(HTTPStatus.PRECONDITION_FAILED)
+            return await self._forward(request, body, trouble)
+
+    def _trouble(self, request: web.Request) -> Trouble | None:
+        trouble = self.faults.trouble
+        if trouble is None or self._rng.random() >= self.faults.share or not _can_hit(trouble, request):
+            return None
+        self.faults.fired += 1
+        return trouble
+
+    async def _hold(self, request: web.Request) -> None:
+        assert request.transport is not None
+        port = request.transport.get_extra_info("sockname")[1]
+        self.faults.hold_put = ""  # one is enough
+        self.faults.held_of = next(name for name, its in self.ports.items() if its == port)
+        self.faults.released.clear()
+        self.faults.held.set()
+        await self.faults.released.wait()
+
+    def _may_put(self, request: web.Request) -> bool:
+        file = self._s3.directory / "buckets" / unquote(request.path.lstrip("/"))
+        there = file.is_file()
+        if request.headers.get("If-None-Match") == "*":
+            return not there
+        if wanted := request.headers.get("If-Match"):
+            return there and wanted.strip('"') == _etag(file)
+        return True
+
+    async def _forward(self, request: web.Request, body: bytes, trouble: Trouble | None) -> web.StreamResponse:
+        assert self._client is not None
+        headers = [(name, value) for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP]
+        target = URL(f"http://127.0.0.1:{self._s3.port}{request.raw_path}", encoded=True)
+        try:
+            async with self._client.request(
+                request.method, target, headers=headers, data=body or None, skip_auto_headers=["Content-Type"],
+                allow_redirects=False,
+            ) as said:  # fmt: skip
+                return await self._answer(request, said, await said.read(), trouble)
+        except aiohttp.ClientConnectionError:
+            return web.Response(status=HTTPStatus.BAD_GATEWAY)
+
+    async def _answer(
+        self, request: web.Request, said: aiohttp.ClientResponse, body: bytes, trouble: Trouble | None
+    ) -> web.StreamResponse:
+        headers = [(name, value) for name, value in said.headers.items() if name.lower() not in _HOP_BY_HOP]
+        answer = web.StreamResponse(status=said.status)
+        answer.headers.extend(headers)
+        if request.method != "HEAD":
+            answer.content_length = len(body)
+        if trouble is Trouble.CORRUPT and body:
+            body = bytes([body[0] ^ 0xFF]) + body[1:]
+        await answer.prepare(request)
+        for start in range(0, len(body), _CHUNK):
+            await answer.write(body[start : start + _CHUNK])
+            if trouble is Trouble.CUT:
+                assert request.transport is not None
+                request.transport.abort()
+                break
+            if trouble is Trouble.SLOW:
+                await asyncio.sleep(_CHUNK / 16_384)
+        return answer
+
+
+def _can_hit(trouble: Trouble, request: web.Request) -> bool:
+    if trouble is Trouble.CORRUPT:  # an original has no digest that anybody could know it by
+        return request.method == "GET" and "original" not in request.path and "list-type" not in request.query_string
+    if trouble is Trouble.REFUSE:
+        return request.method == "PUT" and "If-None-Match" in request.headers
+    return True
+
+
+def _refused(status: HTTPStatus) -> web.Response:
+    code = "PreconditionFailed" if status is HTTPStatus.PRECONDITION_FAILED else "ConditionalRequestConflict"
+    text = f'<?xml version="1.0" encoding="UTF-8"?><Error><Code>{code}</Code><Message>no</Message></Error>'
+    return web.Response(status=status, text=text, content_type="application/xml")
+
+
+def _etag(file: Path) -> str:
+    return hashlib.md5(file.read_bytes(), usedforsecurity=False).hexdigest()

@@ -1,0 +1,169 @@
+"""Firing schedules. Any number of schedulers may run this at once, and any of them may die in it: a schedule's row is
+locked while it fires, its runs and its next instant commit together, and (schedule, tick) is unique among runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from leasehold import cron
+from leasehold.database import Connection
+from leasehold.errors import RequestError
+from leasehold.templates import Templates
+from leasehold.transitions import jobs, runs
+from leasehold.transitions.gates import gates_of
+from leasehold.transitions.runs import Made, NewRun
+
+log = structlog.get_logger(__name__)
+
+#: A tick that is later than this was missed, and is the catch-up policy's.
+ON_TIME = timedelta(seconds=60)
+#: Ticks of one schedule that are caught up, or filled in, in one go.
+MOST_TICKS = 100
+
+_DUE = """
+SELECT *, clock_timestamp() AS now FROM schedule
+WHERE next_run_at <= clock_timestamp() ORDER BY next_run_at LIMIT $1 FOR UPDATE SKIP LOCKED
+"""
+
+_BUFFERED = """
+SELECT s.*, clock_timestamp() AS now FROM schedule s
+WHERE s.buffered_at IS NOT NULL
+  AND NOT EXISTS (SELECT 1 FROM run r JOIN job j ON j.id = r.job_id
+                  WHERE r.schedule_id = s.id AND j.finished_at IS NULL)
+LIMIT $1 FOR UPDATE SKIP LOCKED
+"""
+
+
+async def fire_due(connection: Connection, templates: Templates, keep_seconds: int, limit: int = 50) -> list[Made]:
+    """Make the runs of schedules whose time has come. Publish what each brings after this returns."""
+    made: list[Made] = []
+    async with connection.transaction():
+        for row in await connection.fetch(_DUE, limit):
+            made += await _fire(connection, templates, row, keep_seconds)
+        for row in await connection.fetch(_BUFFERED, limit):
+            await connection.execute("UPDATE schedule SET buffered_at = NULL WHERE id = $1", row["id"])
+            made += await _start(connection, templates, row, row["buffered_at"], keep_seconds)
+    return made
+
+
+async def _fire(connection: Connection, templates: Templates, row: Any, keep_seconds: int) -> list[Made]:
+    if await _failed_too_often(connection, row):
+        said = f"the last {row['pause_after_failures']} runs failed"
+        await connection.execute(
+            "UPDATE schedule SET enabled = false, next_run_at = NULL, paused_because = $2,"
+            " updated_at = clock_timestamp() WHERE id = $1",
+            row["id"],
+            said,
+        )
+        log.warning("schedule paused", schedule_id=str(row["id"]), reason=said)
+        return []
+    due = [row["next_run_at"]]
+    due += cron.between(row["cron"], row["timezone"], due[0], row["now"], MOST_TICKS)
+    made: list[Made] = []
+    for tick in _wanted(row, due):
+        made += await _start(connection, templates, row, tick, keep_seconds)
+    # With a full batch there may be more behind it: go on from the last that was looked at.
+    after = due[-1] if len(due) > MOST_TICKS else row["now"]
+    await connection.execute(
+        "UPDATE schedule SET next_run_at = $2, last_run_at = coalesce($3, last_run_at) WHERE id = $1",
+        row["id"],
+        cron.next_after(row["cron"], row["timezone"], after),
+        due[-1] if made else None,
+    )
+    return made
+
+
+async def _failed_too_often(connection: Connection, row: Any) -> bool:
+    bound = row["pause_after_failures"]
+    if bound is None:
+        return False
+    states = await connection.fetch(
+        "SELECT j.status FROM run r JOIN job j ON j.id = r.job_id"
+        " WHERE r.schedule_id = $1 AND j.finished_at IS NOT NULL AND j.created_at > $3 ORDER BY r.job_id DESC LIMIT $2",
+        row["id"],
+        bound,
+        row["updated_at"],
+    )
+    return len(states) == bound and all(state["status"] in ("failed", "expired") for state in states)
+
+
+def _wanted(row: Any, due: Sequence[datetime]) -> list[datetime]:
+    """Which of the ticks become runs: those on time, and of the missed ones what the policy says."""
+    on_time = [tick for tick in due if row["now"] - tick <= ON_TIME]
+    window = timedelta(seconds=row["catch_up_seconds"])
+    missed = [tick for tick in due if tick not in on_time and row["now"] - tick <= window]
+    if row["catch_up"] == "all":
+        return missed + on_time
+    if row["catch_up"] == "one" and not on_time:
+        return missed[-1:]
+    return on_time
+
+
+async def _start(
+    connection: Connection, templates: Templates, row: Any, tick: datetime, keep_seconds: int
+) -> list[Made]:
+    """The run of one tick, as the overlap policy lets it be."""
+    unfinished = await _unfinished(connection, row["id"])
+    freed: list[tuple[str, str]] = []
+    if unfinished and row["overlap"] == "skip":
+        return []
+    if unfinished and row["overlap"] == "buffer_one":
+        await connection.execute(
+            "UPDATE schedule SET buffered_at = coalesce(buffered_at, $2) WHERE id = $1", row["id"], tick
+        )
+        return []
+    if unfinished and row["overlap"] == "cancel_other":
+        freed = await gates_of(connection, unfinished)
+        await jobs.request_cancel(
+            connection, unfinished, row["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
+        )
+    made = await start(connection, templates, row, tick, keep_seconds)
+    return [] if made is None else [Made(made.id, made.hints, [*made.gates, *freed])]
+
+
+async def _unfinished(connection: Connection, schedule_id: UUID) -> list[UUID]:
+    rows = await connection.fetch(
+        "SELECT r.job_id FROM run r JOIN job j ON j.id = r.job_id WHERE r.schedule_id = $1 AND j.finished_at IS NULL",
+        schedule_id,
+    )
+    return [row["job_id"] for row in rows]
+
+
+async def start(
+    connection: Connection, templates: Templates, row: Any, tick: datetime | None, keep_seconds: int
+) -> Made | None:
+    """A run of the schedule now, for `tick`. None: that tick has its run already, or the run was refused; the schedule
+    then says why.
+    """
+    try:
+        async with connection.transaction():
+            known = await templates.find_usable(connection, row["tenant_id"], row["template"], row["version"])
+            new = NewRun(
+                known=known,
+                tenant_id=row["tenant_id"],
+                params=known.params(row["payload_template"]),
+                scope=row["scope"],
+                scope_id=row["scope_id"],
+                priority=row["priority"],
+                schedule_id=row["id"],
+                tick=tick,
+                keep_seconds=keep_seconds,
+            )
+            made = await runs.create(connection, new)
+    except asyncpg.UniqueViolationError as error:
+        if error.constraint_name != "run_of_tick":
+            raise
+        return None
+    except RequestError as error:
+        said = {"code": error.code, "message": error.message, "tick": tick}
+        await connection.execute("UPDATE schedule SET last_error = $2 WHERE id = $1", row["id"], said)
+        log.warning("a schedule made no run", schedule_id=str(row["id"]), code=error.code)
+        return None
+    return made

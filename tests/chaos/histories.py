@@ -1,0 +1,143 @@
+"""A history that is as it should be, to be spoilt in one way by each test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
+
+from chaos.amqp_tap import Heard, What
+from chaos.audit import Change
+from chaos.history import History, Request, StoredObject, Terms
+from chaos.postgres_tap import Session
+
+T0 = 1_800_000_000.0
+ME, OTHER = "worker-0.0", "worker-1.0"
+SHA = "a" * 64
+
+
+def at(seconds: float) -> str:
+    return datetime.fromtimestamp(T0 + seconds, UTC).isoformat()
+
+
+def task_row(name: str, status: str, **changes: Any) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "id": f"task-{name}", "job_id": "job", "tenant_id": "red", "step": name, "status": status, "epoch": 0,
+        "attempt": 0, "errors": 0, "crashes": 0, "losses": 0, "max_attempts": 5, "lease_owner": None,
+        "lease_until": None, "available_at": at(0),
+    }  # fmt: skip
+    return row | changes
+
+
+class Story:
+    """Writes the changes of rows one after another."""
+
+    def __init__(self) -> None:
+        self.changes: list[Change] = []
+        self.rows: dict[str, dict[str, Any]] = {}
+
+    def change(self, of: str, after: dict[str, Any], seconds: float, process: str = "", xact: str = "") -> None:
+        before = self.rows.get(after["id"])
+        self.rows[after["id"]] = after
+        number = len(self.changes) + 1
+        self.changes.append(Change(number, T0 + seconds, xact or str(number), process, of, before, after))
+
+    def hint(self, task: str, seconds: float, xact: str, *, gone_at: float) -> None:
+        row = {"id": len(self.changes), "task_id": task, "created_at": at(seconds)}
+        self.changes.append(Change(len(self.changes) + 1, T0 + seconds, xact, "", "outbox", None, row))
+        self.changes.append(Change(len(self.changes) + 1, T0 + gone_at, f"{xact} gone", "", "outbox", row, None))
+
+
+def sound() -> History:
+    """One `short` job of two steps that were claimed, run and committed by one worker, and whose hints were ACKed."""
+    story = Story()
+    running = {"status": "running", "epoch": 1, "attempt": 1, "lease_owner": "me", "lease_until": at(30)}
+    first, second = task_row("first", "pending"), task_row("second", "blocked")
+    job = {"id": "job", "status": "pending"}
+    story.change("job", job, 0, xact="a")
+    story.change("task", first, 0, xact="a")
+    story.change("task", second, 0, xact="a")
+    story.hint("task-first", 0, "a", gone_at=0.2)
+    story.change("task", first | running, 1, ME)
+    story.change("job", job | {"status": "running"}, 1, ME)
+    done = {"status": "succeeded", "epoch": 1, "attempt": 1}
+    story.change("task", first | done, 2, ME, "b")
+    story.change("task", second | {"status": "pending"}, 2, ME, "b")
+    story.hint("task-second", 2, "b", gone_at=2.2)
+    story.change("task", second | running, 3, ME)
+    story.change("task", second | done, 4, ME)
+    story.change("job", job | {"status": "succeeded"}, 4, ME)
+    return History(
+        _terms(),
+        jobs=[{
+            "id": "job", "pipeline": "short", "status": "succeeded", "tenant_id": "red", "error": None,
+            "params": {"text": "to"}, "event_seq": 5, "output_prefix": "jobs/job/output",
+        }],
+        tasks=[story.rows["task-first"], story.rows["task-second"]],
+        events=_events(),
+        outputs=[{"job_id": "job", "name": "first.txt", "key": "jobs/job/output/first.txt", "size": 3, "sha256": SHA}],
+        results=[{"task_id": f"task-{step}", "value": {"run": f"run-{step}"}} for step in ("first", "second")],
+        media=[],
+        changes=story.changes,
+        requests=[Request("short", "red", "job", T0, T0 + 0.1, "accepted", "job")],
+        journal=_journal(),
+        heard=_heard(),
+        sessions=[Session(ME, "leasehold heartbeat", T0 - 5, T0 + 50, present=True)],
+        objects={"jobs/job/output/first.txt": StoredObject(3, SHA)},
+        expected_bytes={("short", "first.txt", "to"): SHA},
+        streams={"job": [(0, [1, 2]), (2, [3, 4, 5])]},
+        probes=[("red's media with blue's key", 404)],
+        queued={"leasehold.chaos.normal": 0},
+    )  # fmt: skip
+
+
+def _terms() -> Terms:
+    steps = {("short", "first"), ("short", "second")}
+    return Terms(
+        4.0, 0.5, 20, 2, dict.fromkeys(steps, 5), {("short", "second"): ("first",)}, frozenset(steps)
+    )  # fmt: skip
+
+
+def _events() -> list[dict[str, Any]]:
+    said = [
+        ("submitted", "pending", None, None, None),
+        ("claimed", "running", "first", "running", 1),
+        ("completed", "running", "first", "succeeded", 1),
+        ("claimed", "running", "second", "running", 1),
+        ("completed", "succeeded", "second", "succeeded", 1),
+    ]
+    return [
+        {
+            "job_id": "job", "seq": seq, "tenant_id": "red", "kind": kind, "job_status": job, "step": step,
+            "task_id": step and f"task-{step}", "task_status": task, "epoch": epoch,
+        }
+        for seq, (kind, job, step, task, epoch) in enumerate(said, 1)
+    ]  # fmt: skip
+
+
+def _journal() -> list[dict[str, Any]]:
+    return [
+        {"what": what, "run": f"run-{step}", "task": f"task-{step}", "step": step, "process": ME, "at": T0 + seconds}
+        for what, step, seconds in (
+            ("begin", "first", 1.1), ("end", "first", 1.9), ("begin", "second", 3.1), ("end", "second", 3.9),
+        )
+    ]  # fmt: skip
+
+
+def _heard() -> list[Heard]:
+    heard = []
+    for task, start in (("task-first", 0.0), ("task-second", 2.0)):
+        heard += [
+            Heard("api-0.0", What.PUBLISHED, task, T0 + start + 0.05),
+            Heard("api-0.0", What.CONFIRMED, task, T0 + start + 0.1, T0 + start + 0.05),
+            Heard(ME, What.DELIVERED, task, T0 + start + 0.9),
+            Heard(ME, What.ACKED, task, T0 + start + 2.1, T0 + start + 0.9),
+        ]
+    return heard
+
+
+def recast(history: History, index: int, **after: Any) -> None:
+    """Give change `index` another row than it left."""
+    change = history.changes[index]
+    assert change.after is not None
+    history.changes[index] = replace(change, after=change.after | after)

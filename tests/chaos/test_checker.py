@@ -1,0 +1,325 @@
+"""Each invariant goes red on a history that breaks it, and the sound history is green."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from chaos.amqp_tap import Heard, What
+from chaos.checker import INVARIANTS, judge
+from chaos.history import History, Request, StoredObject
+from tests.chaos.histories import ME, OTHER, SHA, T0, at, sound
+
+#: Where in the sound history's changes what happens.
+SUBMITTED, CLAIMED_FIRST, DONE_FIRST, FREED, CLAIMED_SECOND, DONE_SECOND = 1, 5, 7, 8, 11, 12
+NOT_IN_THE_LOAD = {"I14", "I15", "I18", "I19", "I22", "I23"}
+
+
+def found(history: History) -> dict[str, list[str]]:
+    return {verdict.number: list(verdict.why) for verdict in judge(history) if verdict.state == "violated"}
+
+
+def change(history: History, index: int, **said: Any) -> None:
+    history.changes[index] = replace(history.changes[index], **said)
+
+
+def row(history: History, index: int, **after: Any) -> None:
+    """The change left another row, and the next change of that row found it."""
+    old = history.changes[index].after
+    assert old is not None
+    new = old | after
+    history.changes[index] = replace(history.changes[index], after=new)
+    for later, other in enumerate(history.changes):
+        if other.before is old:
+            history.changes[later] = replace(other, before=new)
+
+
+def test_a_sound_history_violates_nothing() -> None:
+    assert found(sound()) == {}
+    states = {verdict.number: verdict.state for verdict in judge(sound())}
+    assert {number for number, state in states.items() if state == "not applicable"} == NOT_IN_THE_LOAD
+    assert set(states) == set(INVARIANTS) == {f"I{number}" for number in range(1, 25)}
+
+
+# --- the ways to break it
+
+
+def a_job_is_lost(history: History) -> None:
+    history.requests.append(Request("short", "red", "gone", T0, T0, "accepted", "gone"))
+
+
+def a_job_never_ends(history: History) -> None:
+    history.jobs[0]["status"] = "running"
+
+
+def good_work_is_given_up(history: History) -> None:
+    history.jobs[0] |= {"status": "failed", "error": {"code": "handler_error"}}
+
+
+def a_request_made_two_media(history: History) -> None:
+    history.requests.append(Request("media", "red", "k", T0, T0, "unknown"))
+    history.media += [
+        {"id": name, "tenant_id": "red", "file_name": "k.jpg", "job_id": None, "original_key": name} for name in "ab"
+    ]
+
+
+def a_job_that_nobody_asked_for(history: History) -> None:
+    history.requests.clear()
+
+
+def an_effect_was_committed_twice(history: History) -> None:
+    row(history, DONE_FIRST, status="running", lease_owner="me", lease_until=at(30))
+    again = history.changes[DONE_FIRST]
+    for _ in range(2):
+        history.changes.append(replace(again, n=len(history.changes) + 1, before=again.before, after={
+            **(again.before or {}), "status": "succeeded"}))  # fmt: skip
+
+
+def an_effect_without_its_event(history: History) -> None:
+    history.events[2]["kind"] = "noted"
+
+
+def a_move_that_the_diagram_has_not(history: History) -> None:
+    row(history, SUBMITTED, status="blocked")
+
+
+def a_row_that_its_events_do_not_tell_of(history: History) -> None:
+    history.events[4]["task_status"] = "running"
+
+
+def an_epoch_was_skipped(history: History) -> None:
+    row(history, CLAIMED_FIRST, epoch=2)
+    history.tasks[0]["epoch"] = 2
+
+
+def a_claim_without_a_new_epoch(history: History) -> None:
+    row(history, CLAIMED_SECOND, epoch=0)
+    history.tasks[1]["epoch"] = 0
+
+
+def a_foreign_settlement(history: History) -> None:
+    change(history, DONE_FIRST, process=OTHER)
+
+
+def a_settlement_before_the_handler_ended(history: History) -> None:
+    history.journal[1]["at"] = T0 + 2.5
+
+
+def the_result_of_an_older_claim(history: History) -> None:
+    later = history.changes[CLAIMED_SECOND]
+    assert later.after is not None
+    history.changes.append(
+        replace(later, n=99, at=T0 + 3.5, before=later.after, after=later.after | {"epoch": 2, "lease_owner": "again"})
+    )
+    history.tasks[1]["epoch"] = 2
+
+
+def an_epoch_that_fell(history: History) -> None:
+    row(history, DONE_FIRST, epoch=0)
+
+
+def a_lease_that_passed_unnoticed(history: History) -> None:
+    history.overdue.append("task-first is running, its lease passed long ago")
+
+
+def a_task_that_still_runs(history: History) -> None:
+    history.tasks[1]["status"] = "running"
+
+
+def a_lease_taken_from_the_living(history: History) -> None:
+    row(history, CLAIMED_FIRST, losses=0)
+    taken = history.changes[DONE_FIRST]
+    history.changes[DONE_FIRST] = replace(taken, process=OTHER, after={
+        **(taken.before or {}), "status": "pending", "losses": 1, "lease_owner": None,
+        "lease_until": None})  # fmt: skip
+
+
+def one_claim_ran_twice(history: History) -> None:
+    history.journal += [line | {"run": "again"} for line in history.journal[:2]]
+
+
+def a_run_without_a_claim(history: History) -> None:
+    history.journal[0]["process"] = OTHER
+
+
+def an_ack_before_the_claim(history: History) -> None:
+    index = next(i for i, heard in enumerate(history.heard) if heard.what is What.ACKED)
+    history.heard[index] = replace(history.heard[index], at=T0 + 0.95)
+
+
+def a_hint_in_another_transaction(history: History) -> None:
+    for index, one in enumerate(history.changes):
+        if one.of == "outbox" and one.after and one.xact == "b":
+            change(history, index, xact="later")
+
+
+def a_hint_dropped_without_a_confirm(history: History) -> None:
+    history.heard = [heard for heard in history.heard if heard.what is not What.CONFIRMED]
+
+
+def a_hint_that_only_came_back(history: History) -> None:
+    history.heard = [
+        Heard(heard.process, What.RETURNED, heard.task, heard.at) if heard.what is What.CONFIRMED else heard
+        for heard in history.heard
+    ]
+
+
+def a_hint_that_stays_in_the_outbox(history: History) -> None:
+    history.outbox.append({"task_id": "task-first"})
+
+
+def a_queue_that_is_not_empty(history: History) -> None:
+    history.queued["leasehold.chaos.normal"] = 3
+
+
+def a_hint_that_was_never_acknowledged(history: History) -> None:
+    history.returned["leasehold.chaos.normal"] = 1
+
+
+def a_dead_letter_whose_task_waits(history: History) -> None:
+    history.parked.append('{"v":1,"task":"task-second"}')
+    history.tasks[1]["status"] = "pending"
+
+
+def an_output_that_is_gone(history: History) -> None:
+    history.objects.clear()
+
+
+def an_output_with_other_bytes(history: History) -> None:
+    history.objects["jobs/job/output/first.txt"] = StoredObject(3, "b" * 64)
+
+
+def an_output_that_is_not_the_references(history: History) -> None:
+    history.expected_bytes["short", "first.txt", "to"] = "c" * 64
+
+
+def an_object_that_nobody_knows(history: History) -> None:
+    history.objects["jobs/job/output/stray.txt"] = StoredObject(1, SHA)
+
+
+def a_step_before_the_one_it_needs(history: History) -> None:
+    change(history, CLAIMED_SECOND, n=1)
+
+
+def more_errors_than_are_allowed(history: History) -> None:
+    history.tasks[0]["errors"] = 6
+
+
+def a_failure_that_was_counted_as_another(history: History) -> None:
+    history.tasks[0]["crashes"] = 1
+    history.failures.append({"task_id": "task-first", "epoch": 1, "cause": "error"})
+
+
+def a_step_that_failed_for_no_reason(history: History) -> None:
+    history.tasks[0]["status"] = "failed"
+
+
+def poison_that_succeeded(history: History) -> None:
+    history.jobs[0]["pipeline"] = "poison"
+
+
+def a_gap_in_the_events(history: History) -> None:
+    history.events[3]["seq"] = 9
+
+
+def an_event_that_a_client_missed(history: History) -> None:
+    history.streams["job"] = [(0, [1, 2]), (2, [4, 5])]
+
+
+def a_row_of_another_tenant(history: History) -> None:
+    history.tasks[0]["tenant_id"] = "blue"
+
+
+def a_foreign_media_that_was_shown(history: History) -> None:
+    history.probes.append(("red's media with blue's key", 200))
+
+
+def a_process_that_lives_on(history: History) -> None:
+    history.leftovers.append("process 1 still runs")
+
+
+WAYS: dict[str, list[Callable[[History], None]]] = {
+    "I1": [a_job_is_lost, a_job_never_ends, good_work_is_given_up],
+    "I2": [a_request_made_two_media, a_job_that_nobody_asked_for],
+    "I3": [an_effect_was_committed_twice, an_effect_without_its_event],
+    "I4": [a_move_that_the_diagram_has_not, a_row_that_its_events_do_not_tell_of],
+    "I5": [an_epoch_was_skipped, a_claim_without_a_new_epoch],
+    "I6": [
+        a_foreign_settlement, a_settlement_before_the_handler_ended, the_result_of_an_older_claim, an_epoch_that_fell,
+    ],
+    "I7": [a_lease_that_passed_unnoticed, a_task_that_still_runs],
+    "I8": [a_lease_taken_from_the_living, one_claim_ran_twice, a_run_without_a_claim],
+    "I9": [an_ack_before_the_claim],
+    "I10": [
+        a_hint_in_another_transaction, a_hint_dropped_without_a_confirm, a_hint_that_only_came_back,
+        a_hint_that_stays_in_the_outbox,
+    ],
+    "I11": [a_queue_that_is_not_empty, a_hint_that_was_never_acknowledged, a_dead_letter_whose_task_waits],
+    "I12": [an_output_that_is_gone, an_output_with_other_bytes, an_output_that_is_not_the_references],
+    "I13": [an_object_that_nobody_knows],
+    "I16": [a_step_before_the_one_it_needs],
+    "I17": [
+        more_errors_than_are_allowed, a_failure_that_was_counted_as_another, a_step_that_failed_for_no_reason,
+        poison_that_succeeded,
+    ],
+    "I20": [a_gap_in_the_events, an_event_that_a_client_missed],
+    "I21": [a_row_of_another_tenant, a_foreign_media_that_was_shown],
+    "I24": [a_process_that_lives_on],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("number", "spoil"), [(number, way) for number, ways in WAYS.items() for way in ways])
+def test_a_broken_history_is_red(number: str, spoil: Callable[[History], None]) -> None:
+    history = sound()
+    spoil(history)
+    assert number in found(history)
+
+
+def test_every_invariant_that_the_load_can_break_has_a_broken_history() -> None:
+    assert set(WAYS) == set(INVARIANTS) - NOT_IN_THE_LOAD
+
+
+# --- what is allowed
+
+
+def test_a_lease_may_be_taken_once_it_has_passed_or_its_owners_session_has_ended() -> None:
+    for allow in ("lease", "session"):
+        history = sound()
+        if allow == "lease":
+            row(history, CLAIMED_FIRST, lease_until=at(1.5))
+        a_lease_taken_from_the_living(history)
+        if allow == "session":
+            history.sessions = [replace(history.sessions[0], until=T0 + 1.2)]
+        assert "I8" not in found(history)
+
+
+def test_a_worker_that_is_only_connected_is_not_present_yet() -> None:
+    history = sound()
+    a_lease_taken_from_the_living(history)
+    history.sessions = [replace(history.sessions[0], present=False)]
+    assert "I8" not in found(history)
+
+
+def test_a_needless_hint_may_be_acknowledged_at_once() -> None:
+    history = sound()
+    history.heard.append(Heard(ME, What.ACKED, "task-first", T0 + 1.51, T0 + 1.5))  # it is running
+    history.heard.append(Heard(ME, What.ACKED, "task-second", T0 + 0.51, T0 + 0.5))  # it is blocked
+    assert found(history) == {}
+
+
+def test_a_cancelled_job_is_judged_once_a_load_cancels() -> None:
+    history = sound()
+    history.requests.append(Request("cancel", "red", "job", T0 + 2.5, T0 + 2.6, "accepted", "job"))
+    assert "I15" in found(history)
+    history.requests[-1] = replace(history.requests[-1], answered_at=T0 + 4.5)
+    assert "I15" not in found(history)
+
+
+def test_what_a_failed_job_left_in_the_store_is_known() -> None:
+    history = sound()
+    history.jobs[0]["status"] = "failed"
+    history.objects["jobs/job/output/stray.txt"] = StoredObject(1, SHA)
+    assert "I13" not in found(history)

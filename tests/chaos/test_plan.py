@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import pytest
+
+from chaos.faults import Faults
+from chaos.mutations import CAUGHT_BY, MUTATIONS
+from chaos.plan import BLOWS, BY_NAME, CATALOGUE, DIRECTED, FAILPOINTS, make_plan
+from leasehold import failpoints
+
+
+def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
+    assert make_plan(7) == make_plan(7)
+    assert len({make_plan(seed).faults for seed in range(50)}) == 50
+
+
+@pytest.mark.parametrize("faults", [3, 5, 8])
+def test_a_plan_has_as_many_faults_as_asked_for_within_its_time(faults: int) -> None:
+    plan = make_plan(3, seconds=10, faults=faults)
+    assert len(plan.faults) == faults
+    assert all(0 < fault.at < 10 for fault in plan.blows)
+    assert all(fault.target in fault.kind.on for fault in plan.faults if fault.kind.on)
+
+
+def test_neighbouring_seeds_deal_out_the_whole_catalogue() -> None:
+    dealt = {fault.name for seed in range(100, 130) for fault in make_plan(seed).faults}
+    assert dealt == set(BY_NAME)
+
+
+def test_without_a_broker_no_fault_of_the_broker_is_planned() -> None:
+    names = {fault.name for seed in range(40) for fault in make_plan(seed, broker=False).faults}
+    assert not any(BY_NAME[name].needs_broker for name in names)
+
+
+def test_every_failpoint_of_a_plan_is_one_that_the_platform_has() -> None:
+    for seed in range(40):
+        plan = make_plan(seed)
+        for slot in {fault.target for fault in plan.armed}:
+            for generation in range(3):
+                failpoints.arm(plan.failpoints(slot, generation))
+    failpoints.arm("")
+    assert {kind.name.partition(" ")[2].partition(":")[0] for kind in FAILPOINTS} == set(failpoints.POINTS)
+
+
+def test_the_next_process_of_a_slot_is_armed_with_the_next_failpoint_of_the_plan() -> None:
+    plan = next(
+        plan for plan in map(make_plan, range(200)) if len({fault.target for fault in plan.armed}) < len(plan.armed)
+    )
+    slot = max((fault.target for fault in plan.armed), key=[fault.target for fault in plan.armed].count)
+    mine = [fault.point for fault in plan.armed if fault.target == slot]
+    assert [plan.failpoints(slot, generation) for generation in range(len(mine) + 1)] == [*mine, ""]
+
+
+def test_every_blow_has_somebody_who_deals_it() -> None:
+    class Nobody:
+        plan = make_plan(0)
+
+    faults = Faults(Nobody())  # type: ignore[arg-type]  # only its table is looked at
+    for kind in BLOWS:
+        assert [prefix for prefix in faults._by_prefix if kind.name.startswith(prefix)], kind.name
+
+
+def test_every_mutation_has_a_plan_and_an_invariant_that_must_notice_it() -> None:
+    assert set(MUTATIONS) == set(DIRECTED) == set(CAUGHT_BY)
+    assert len(CATALOGUE) == len(BY_NAME)

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
+
+from chaos.proxy import Link, Weather
+
+
+@dataclass
+class Echo:
+    """A server that remembers what it got and sends it back."""
+
+    got: bytearray = field(default_factory=bytearray)
+    heard: asyncio.Event = field(default_factory=asyncio.Event)
+    port: int = 0
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            while data := await reader.read(1024):
+                self.got += data
+                self.heard.set()
+                writer.write(data)
+                await writer.drain()
+        except ConnectionError:
+            self.heard.set()
+        finally:
+            writer.close()
+
+
+class Named:
+    """A tap that takes the first line for its label."""
+
+    def __init__(self) -> None:
+        self.label = ""
+
+    def request(self, data: bytes) -> None:
+        self.label = self.label or data.decode().strip()
+
+    def reply(self, data: bytes) -> None: ...
+
+    def closed(self) -> None: ...
+
+
+@pytest.fixture
+async def echo() -> AsyncIterator[Echo]:
+    echo = Echo()
+    server = await asyncio.start_server(echo.serve, "127.0.0.1", 0)
+    echo.port = server.sockets[0].getsockname()[1]
+    yield echo
+    server.close()
+
+
+@pytest.fixture
+async def link(echo: Echo) -> AsyncIterator[Link]:
+    link = Link(("127.0.0.1", echo.port), Named)
+    await link.open()
+    yield link
+    await link.close()
+
+
+async def opened(link: Link, name: bytes = b"a") -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+    writer.write(name + b"\n")
+    assert await reader.readexactly(len(name) + 1) == name + b"\n"
+    return reader, writer
+
+
+async def nothing_comes(reader: asyncio.StreamReader) -> None:
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(reader.read(1), 0.2)
+
+
+async def test_a_healthy_link_passes_everything_both_ways(link: Link) -> None:
+    reader, writer = await opened(link)
+    writer.write(b"x" * 300_000)
+    assert await reader.readexactly(300_000) == b"x" * 300_000
+    writer.close()
+
+
+async def test_a_reset_reaches_both_ends_of_every_connection(link: Link) -> None:
+    connections = [await opened(link) for _ in range(3)]
+    assert link.reset() == 3
+    for reader, writer in connections:
+        with pytest.raises(ConnectionResetError):
+            await reader.read()
+        writer.close()
+
+
+async def test_what_a_stuck_link_kept_arrives_late(link: Link, echo: Echo) -> None:
+    reader, writer = await opened(link)
+    link.hold()
+    writer.write(b"late")
+    await nothing_comes(reader)
+    assert b"late" not in echo.got
+    link.heal()
+    assert await reader.readexactly(4) == b"late"
+    writer.close()
+
+
+async def test_a_stuck_link_accepts_new_connections_and_answers_none(link: Link) -> None:
+    link.hold()
+    reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+    writer.write(b"anybody?")
+    await nothing_comes(reader)
+    writer.close()
+
+
+async def test_a_hold_can_be_for_connections_of_one_name(link: Link) -> None:
+    held_reader, held_writer = await opened(link, b"held")
+    free_reader, free_writer = await opened(link, b"free")
+    link.hold(["held"])
+    held_writer.write(b"1")
+    free_writer.write(b"2")
+    assert await free_reader.readexactly(1) == b"2"
+    await nothing_comes(held_reader)
+    held_writer.close()
+    free_writer.close()
+
+
+async def test_a_one_way_link_delivers_requests_and_loses_the_answers(link: Link, echo: Echo) -> None:
+    reader, writer = await opened(link)
+    link.drop_replies()
+    echo.heard.clear()
+    writer.write(b"heard")
+    await asyncio.wait_for(echo.heard.wait(), 5)
+    await nothing_comes(reader)
+    link.heal()  # no stream goes on after a hole
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    writer.close()
+
+
+async def test_a_request_can_arrive_whose_answer_nobody_hears(link: Link, echo: Echo) -> None:
+    reader, writer = await opened(link, b"commit")
+    other_reader, other_writer = await opened(link, b"other")
+    link.cut_next_request("commit")
+    other_writer.write(b"1")
+    assert await other_reader.readexactly(1) == b"1"
+    assert link.cut_pending
+    echo.heard.clear()
+    writer.write(b"COMMIT")
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    await asyncio.wait_for(echo.heard.wait(), 5)
+    assert echo.got.endswith(b"COMMIT")
+    assert not link.cut_pending
+    writer.close()
+    other_writer.close()
+
+
+@pytest.mark.parametrize(
+    ("weather", "size", "least", "most"),
+    [(Weather(), 10**6, 0, 0), (Weather(0.5, 0.2), 1, 0.3, 0.7), (Weather(bytes_per_second=1000), 500, 0.5, 0.5)],
+)
+def test_weather_delays_by_latency_and_by_size(weather: Weather, size: int, least: float, most: float) -> None:
+    import random  # noqa: PLC0415 - only here
+
+    delays = [weather.delay(size, random.Random(seed)) for seed in range(20)]
+    assert least <= min(delays) <= max(delays) <= most

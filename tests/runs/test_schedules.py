@@ -1,0 +1,208 @@
+"""A schedule fires when its cron says, in its zone, once a tick, whatever runs beside it."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from leasehold import cron
+from leasehold.database import Connection, connect
+from leasehold.errors import Invalid
+from leasehold.settings import Settings
+from leasehold.templates import Templates
+from leasehold.transitions import schedules
+from tests.api.door import problem
+from tests.runs.conftest import Client
+from tests.runs.work import pipelines
+
+KEEP = 86_400
+TEMPLATES = Templates(pipelines())
+
+
+def utc(text: str) -> datetime:
+    return datetime.fromisoformat(text).replace(tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("zone", "expression", "after", "wanted"),
+    [
+        # the clock skips 02:00 to 03:00: what would have been then fires once, after the gap
+        ("Europe/Berlin", "30 2 * * *", "2026-03-28 12:00", ["2026-03-29 01:00", "2026-03-30 00:30"]),
+        ("America/New_York", "30 2 * * *", "2026-03-07 12:00", ["2026-03-08 07:00", "2026-03-09 06:30"]),
+        ("Australia/Sydney", "30 2 * * *", "2026-10-03 00:00", ["2026-10-03 16:00", "2026-10-04 15:30"]),
+        # the clock repeats 02:00 to 03:00 (01:00 to 02:00 in New York): the first time counts
+        ("Europe/Berlin", "30 2 * * *", "2026-10-24 12:00", ["2026-10-25 00:30", "2026-10-26 01:30"]),
+        ("America/New_York", "30 1 * * *", "2026-10-31 12:00", ["2026-11-01 05:30", "2026-11-02 06:30"]),
+        ("Australia/Sydney", "30 2 * * *", "2026-04-04 00:00", ["2026-04-04 15:30", "2026-04-05 16:30"]),
+        # every hour is every real hour
+        ("Europe/Berlin", "0 * * * *", "2026-10-24 23:30", ["2026-10-25 00:00", "2026-10-25 01:00"]),
+        ("Asia/Taipei", "@daily", "2026-11-20 12:00", ["2026-11-20 16:00", "2026-11-21 16:00"]),
+    ],
+)
+def test_daylight_saving_neither_loses_nor_doubles_a_tick(
+    zone: str, expression: str, after: str, wanted: list[str]
+) -> None:
+    found = cron.ticks(expression, zone, utc(after))
+    assert [next(found), next(found)] == [utc(text) for text in wanted]
+
+
+@pytest.mark.parametrize("wrong", ["", "* * * *", "* * * * * *", "61 * * * *", "0 0 31 2 *", "@reboot", "a b c d e"])
+def test_a_cron_that_means_nothing_is_refused(wrong: str) -> None:
+    with pytest.raises(Invalid) as refused:
+        cron.check(wrong, "UTC")
+    assert refused.value.code == "invalid_cron"
+
+
+async def make(client: Client, **body: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/schedules", **({"template": "scripted", "cron": "0 0 1 1 *"} | body))
+    assert answer.status_code == 201, answer.text
+    said: dict[str, Any] = answer.json()
+    return said
+
+
+async def due(rows: Connection, schedule: str, ago: timedelta = timedelta(seconds=1)) -> None:
+    """As if its next tick had come `ago`."""
+    await rows.execute(
+        "UPDATE schedule SET next_run_at = clock_timestamp() - $2::interval WHERE id = $1", UUID(schedule), ago
+    )
+
+
+async def runs_of(rows: Connection, schedule: str) -> list[Any]:
+    return await rows.fetch(
+        "SELECT r.job_id, r.tick, j.status FROM run r JOIN job j ON j.id = r.job_id WHERE r.schedule_id = $1"
+        " ORDER BY tick",
+        UUID(schedule),
+    )
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "code"),
+    [
+        ({"cron": "not a cron"}, 422, "invalid_cron"),
+        ({"timezone": "Mars/Olympus"}, 422, "invalid_timezone"),
+        ({"timezone": "../etc/passwd"}, 422, "invalid_timezone"),
+        ({"template": "nothing"}, 404, "template_not_found"),
+        ({"payload_template": {"number": "x"}}, 422, "invalid_payload"),
+        ({"overlap": "perhaps"}, 422, "invalid_request"),
+    ],
+)
+async def test_a_schedule_that_could_not_run_is_refused(
+    client: Client, body: dict[str, Any], status: int, code: str
+) -> None:
+    answer = await client.post("/v1/schedules", **({"template": "scripted", "cron": "0 9 * * *"} | body))
+    problem(answer, status, code)
+
+
+async def test_fifty_schedules_and_three_schedulers_make_fifty_runs(
+    client: Client, rows: Connection, settings: Settings
+) -> None:
+    made = [await make(client) for _ in range(50)]
+    at = datetime.now(UTC) - timedelta(seconds=1)
+    await rows.execute("UPDATE schedule SET next_run_at = $1", at)
+    connections = [await connect(settings, "scheduler") for _ in range(3)]
+    for _ in range(3):
+        await asyncio.gather(*(schedules.fire_due(c, TEMPLATES, KEEP) for c in connections))
+    for connection in connections:
+        await connection.close()
+    counted = await rows.fetch("SELECT schedule_id, count(*) AS n FROM run WHERE tick = $1 GROUP BY 1", at)
+    assert {str(row["schedule_id"]): row["n"] for row in counted} == {one["id"]: 1 for one in made}
+
+
+async def test_a_tick_that_has_its_run_makes_no_second_one(client: Client, rows: Connection) -> None:
+    schedule = (await make(client, overlap="allow_all"))["id"]
+    await due(rows, schedule)
+    again = await rows.fetchval("SELECT next_run_at FROM schedule WHERE id = $1", UUID(schedule))
+    for _ in range(2):  # as if a scheduler had died before it wrote down what comes next
+        await rows.execute("UPDATE schedule SET next_run_at = $2 WHERE id = $1", UUID(schedule), again)
+        await schedules.fire_due(rows, TEMPLATES, KEEP)
+    assert len(await runs_of(rows, schedule)) == 1
+
+
+@pytest.mark.parametrize(("overlap", "statuses"), [
+    ("skip", ["pending"]), ("allow_all", ["pending", "pending"]), ("cancel_other", ["cancelled", "pending"]),
+    ("buffer_one", ["pending"]),
+])  # fmt: skip
+async def test_an_overlap_is_what_the_policy_says(
+    client: Client, rows: Connection, overlap: str, statuses: list[str]
+) -> None:
+    schedule = (await make(client, overlap=overlap))["id"]
+    for ago in (20, 1):
+        await due(rows, schedule, timedelta(seconds=ago))
+        await schedules.fire_due(rows, TEMPLATES, KEEP)
+    made = await runs_of(rows, schedule)
+    assert [row["status"].replace("queued", "pending") for row in made] == statuses
+    if overlap == "buffer_one":
+        await client.post(f"/v1/runs/{made[0]['job_id']}/cancel")
+        await schedules.fire_due(rows, TEMPLATES, KEEP)
+        assert len(await runs_of(rows, schedule)) == 2
+
+
+@pytest.mark.parametrize(("catch_up", "made"), [("skip", 0), ("one", 1), ("all", 3)])
+async def test_missed_ticks_are_caught_up_as_the_policy_says(
+    client: Client, rows: Connection, catch_up: str, made: int
+) -> None:
+    body = {"cron": "0 * * * *", "catch_up": catch_up, "catch_up_seconds": 4 * 3600, "overlap": "allow_all"}
+    schedule = (await make(client, **body))["id"]
+    now = datetime.now(UTC)
+    hour = now.replace(minute=0, second=0, microsecond=0)
+    missed = [hour - timedelta(hours=n) for n in (9, 8, 7, 6, 5, 4, 3, 2, 1)]
+    await rows.execute("UPDATE schedule SET next_run_at = $2 WHERE id = $1", UUID(schedule), missed[0])
+    await schedules.fire_due(rows, TEMPLATES, KEEP)
+    ticks = [row["tick"] for row in await runs_of(rows, schedule)]
+    within = [tick for tick in [*missed, hour] if now - tick < timedelta(hours=4)]
+    on_time = [tick for tick in within if now - tick <= timedelta(minutes=1)]
+    if catch_up == "all":
+        assert ticks == within
+    elif catch_up == "one":
+        assert ticks == (on_time or within[-1:])
+    else:
+        assert ticks == on_time
+    assert made in (0, 1, 3)
+    assert await rows.fetchval("SELECT next_run_at > clock_timestamp() FROM schedule WHERE id = $1", UUID(schedule))
+
+
+async def test_a_schedule_whose_runs_keep_failing_pauses_itself(client: Client, rows: Connection) -> None:
+    schedule = (await make(client, pause_after_failures=2, overlap="allow_all"))["id"]
+    for ago in (40, 20, 1):
+        await due(rows, schedule, timedelta(seconds=ago))
+        await schedules.fire_due(rows, TEMPLATES, KEEP)
+        await rows.execute(
+            "UPDATE job SET status = 'failed', error = '{}', finished_at = clock_timestamp() WHERE finished_at IS NULL"
+        )
+    said = (await client.http.get(f"/v1/schedules/{schedule}")).json()
+    assert (said["enabled"], said["next_run_at"]) == (False, None)
+    assert "2 runs failed" in said["paused_because"]
+    assert len(await runs_of(rows, schedule)) == 2
+    resumed = (await client.http.patch(f"/v1/schedules/{schedule}", json={"enabled": True})).json()
+    assert (resumed["paused_because"], len(resumed["next_runs"])) == (None, 5)
+
+
+async def test_a_past_range_is_filled_in_once(client: Client, rows: Connection) -> None:
+    schedule = (await make(client, cron="0 * * * *"))["id"]
+    hour = datetime.now(UTC).replace(minute=0, second=0, microsecond=0)
+    asked = {"start": (hour - timedelta(hours=5)).isoformat(), "end": hour.isoformat()}
+    first = await client.post(f"/v1/schedules/{schedule}/backfill", **asked)
+    assert (first.json()["ticks"], len(first.json()["runs"])) == (5, 5)
+    assert (await client.post(f"/v1/schedules/{schedule}/backfill", **asked)).json()["runs"] == []
+    far = {"start": (hour - timedelta(days=30)).isoformat(), "end": hour.isoformat()}
+    problem(await client.post(f"/v1/schedules/{schedule}/backfill", **far), 422, "range_too_long")
+    ahead = {"start": hour.isoformat(), "end": (hour + timedelta(days=1)).isoformat()}
+    problem(await client.post(f"/v1/schedules/{schedule}/backfill", **ahead), 422, "range_not_past")
+
+
+async def test_a_schedule_can_be_run_by_hand_changed_and_deleted_by_its_tenant_only(
+    client: Client, stranger: Client
+) -> None:
+    schedule = (await make(client, cron="0 9 * * *", enabled=False))["id"]
+    run = (await client.post(f"/v1/schedules/{schedule}/run-now")).json()["id"]
+    assert (await client.look(run))["schedule_id"] == schedule
+    problem(await stranger.http.get(f"/v1/schedules/{schedule}"), 404, "schedule_not_found")
+    problem(await stranger.http.delete(f"/v1/schedules/{schedule}"), 404, "schedule_not_found")
+    wrong = await client.http.patch(f"/v1/schedules/{schedule}", json={"cron": "nonsense"})
+    problem(wrong, 422, "invalid_cron")
+    assert (await client.http.delete(f"/v1/schedules/{schedule}")).status_code == 204
+    problem(await client.http.get(f"/v1/schedules/{schedule}"), 404, "schedule_not_found")

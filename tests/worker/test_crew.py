@@ -1,0 +1,47 @@
+"""A crew of one slot: what reaches it while it looks into the database."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+
+from leasehold.broker import make_broker
+from leasehold.broker.base import Delivery, Hint
+from leasehold.ids import new_id
+from leasehold.settings import Settings
+from leasehold.transitions.claims import Claimed
+from worker.crew import Crew
+
+SECONDS = 10.0
+NEVER = 3600.0
+
+
+async def test_a_hint_that_comes_during_a_look_that_finds_nothing_is_followed_at_once() -> None:
+    looking, look_on, followed = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def claim(_delivery: Delivery) -> Claimed | None:
+        return None  # somebody else has done it: the hint is spent
+
+    async def claim_next(_queues: Sequence[str], _limit: int, _overdue: float) -> list[Claimed]:
+        looking.set()
+        await look_on.wait()
+        return []
+
+    async def run(_claimed: Claimed) -> None:
+        raise AssertionError("nothing was claimed")
+
+    async def ack() -> None:
+        followed.set()
+
+    broker = make_broker(Settings(_env_file=None, broker="postgres"))
+    crew = Crew(["q"], 1, claim=claim, claim_next=claim_next, run=run, broker=broker, poll_seconds=NEVER)
+    crew.start()
+    try:
+        await asyncio.wait_for(looking.wait(), SECONDS)
+        crew.deliver(Delivery(Hint(new_id(), "q"), ack))
+        await asyncio.sleep(0)  # the crew sees it, and that its slot is promised to the look
+        await asyncio.sleep(0)
+        look_on.set()
+        await asyncio.wait_for(followed.wait(), SECONDS)
+    finally:
+        await crew.close()

@@ -1,0 +1,114 @@
+"""The heartbeat beside a network that does not answer: a lease that cannot be renewed is given up in time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from urllib.parse import urlsplit
+
+import pytest
+from pydantic import SecretStr
+
+from chaos.postgres_tap import PostgresTap
+from chaos.proxy import Link
+from leasehold.database import connect
+from leasehold.ids import new_id
+from leasehold.lease import Lease
+from leasehold.settings import Settings
+from leasehold.transitions import workers
+from leasehold.transitions.claims import LeaseTerms
+from tests.factories import Rows
+from worker.heartbeat import Heartbeat
+
+SECONDS = 20.0
+TTL = 3.0
+MARGIN = 1.0
+
+
+@pytest.fixture
+async def link(settings: Settings) -> AsyncIterator[Link]:
+    there = urlsplit(settings.database_url.get_secret_value())
+    assert there.hostname is not None
+    assert there.port is not None
+    link = Link((there.hostname, there.port), lambda: PostgresTap("worker", lambda _session: None))
+    await link.open()
+    yield link
+    await link.close()
+
+
+@pytest.fixture
+async def rows(settings: Settings) -> AsyncIterator[Rows]:
+    connection = await connect(settings, "test")
+    yield Rows(connection, LeaseTerms(new_id(), TTL, MARGIN, 5))
+    await connection.close()
+
+
+@pytest.fixture
+async def heartbeat(settings: Settings, link: Link, rows: Rows) -> AsyncIterator[Heartbeat]:
+    url = settings.database_url.get_secret_value()
+    through = url.replace(f":{urlsplit(url).port}/", f":{link.port}/")
+    # A statement may take so long that only a watch beside it can be in time.
+    changes = {
+        "database_url": SecretStr(through), "database_timeout": 10 * SECONDS, "lease_seconds": TTL,
+        "renew_seconds": 0.2, "trust_margin_seconds": MARGIN,
+    }  # fmt: skip
+    key = await workers.register(rows.connection, rows.terms.owner, host="here", pid=1, version="0", queues=["default"])
+    heartbeat = Heartbeat(settings.model_copy(update=changes), rows.terms.owner, key, lambda _error: None, lambda: None)
+    heartbeat.start()
+    yield heartbeat
+    link.heal()
+    link.reset()
+    await asyncio.to_thread(heartbeat.close)
+
+
+async def held_and_renewed(heartbeat: Heartbeat, rows: Rows) -> tuple[Lease, asyncio.Event]:
+    """A lease that the heartbeat has renewed, and the event of its attempt being stopped."""
+    lease = (await rows.leased()).lease
+    first = (await rows.task(lease.task_id))["lease_until"]
+    stopped = asyncio.Event()
+    heartbeat.hold(lease, 600).on_stop(stopped.set, lambda: None)
+    async with asyncio.timeout(SECONDS):
+        while (await rows.task(lease.task_id))["lease_until"] == first:
+            await asyncio.sleep(0.02)
+    return lease, stopped
+
+
+async def test_an_attempt_is_stopped_when_its_lease_cannot_be_renewed_although_the_renewal_hangs(
+    heartbeat: Heartbeat, link: Link, rows: Rows
+) -> None:
+    _, stopped = await held_and_renewed(heartbeat, rows)
+    link.hold(["leasehold heartbeat"])
+    await asyncio.wait_for(stopped.wait(), SECONDS)
+
+
+async def test_the_hint_of_a_task_whose_lease_was_lost_is_not_taken_for_one_of_our_own(
+    heartbeat: Heartbeat, link: Link, rows: Rows
+) -> None:
+    lease, stopped = await held_and_renewed(heartbeat, rows)
+    assert heartbeat.holds(lease.task_id)
+    link.hold(["leasehold heartbeat"])
+    await asyncio.wait_for(stopped.wait(), SECONDS)
+    assert not heartbeat.holds(lease.task_id)
+
+
+async def test_a_new_claim_of_a_task_stops_the_older_attempt_of_the_same_worker(
+    heartbeat: Heartbeat, rows: Rows
+) -> None:
+    lease, stopped = await held_and_renewed(heartbeat, rows)
+    again = heartbeat.hold(Lease(lease.task_id, lease.owner, lease.epoch + 1, 2, lease.trusted_until), 600)
+    await asyncio.wait_for(stopped.wait(), SECONDS)
+    assert heartbeat.holds(lease.task_id)
+    assert not again.lost
+
+
+async def test_a_worker_that_comes_back_learns_at_once_what_it_has_lost_meanwhile(
+    settings: Settings, heartbeat: Heartbeat, link: Link, rows: Rows
+) -> None:
+    lease, stopped = await held_and_renewed(heartbeat, rows)
+    link.hold(["leasehold heartbeat"])
+    await rows.connection.execute(
+        "UPDATE task SET epoch = epoch + 1, lease_owner = $2 WHERE id = $1", lease.task_id, new_id()
+    )
+    link.heal()
+    link.reset()
+    await asyncio.wait_for(stopped.wait(), SECONDS)

@@ -1,0 +1,29 @@
+"""The scheduler: every worker runs one; the rows' locks see to it that each firing makes one run."""
+
+from __future__ import annotations
+
+import asyncio
+
+import structlog
+
+from leasehold.announcer import Announcer
+from leasehold.database import TRY_AGAIN, Pool
+from leasehold.templates import Templates
+from leasehold.transitions import gates, schedules
+
+log = structlog.get_logger(__name__)
+
+_EVERY_SECONDS = 0.5
+
+
+async def schedule(pool: Pool, templates: Templates, announcer: Announcer, keep_seconds: int) -> None:
+    """For ever; what fails now is still due at the next turn."""
+    while True:
+        try:
+            async with pool.acquire() as connection:
+                for made in await schedules.fire_due(connection, templates, keep_seconds):
+                    announcer.announce(made.hints)
+                    announcer.announce(await gates.admit(connection, made.gates))
+        except TRY_AGAIN as error:
+            log.warning("schedules are looked at again", error=type(error).__name__)
+        await asyncio.sleep(_EVERY_SECONDS)
