@@ -171,7 +171,7 @@ async def test_without_a_sealing_key_no_secret_is_kept(
 
 
 async def test_secrets_lie_sealed_in_the_database(
-    client: Client, running: Running, receiver: Receiver, rows: Connection
+    client: Client, receiver: Receiver, rows: Connection
 ) -> None:
     hook = await subscribe(client, receiver.url)
     (sealed,) = await rows.fetchval("SELECT secrets FROM webhook")
