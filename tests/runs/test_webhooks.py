@@ -170,9 +170,7 @@ async def test_without_a_sealing_key_no_secret_is_kept(
         problem(await http.post("/v1/webhooks", json={"url": receiver.url}), 503, "sealing_not_configured")
 
 
-async def test_secrets_lie_sealed_in_the_database(
-    client: Client, receiver: Receiver, rows: Connection
-) -> None:
+async def test_secrets_lie_sealed_in_the_database(client: Client, receiver: Receiver, rows: Connection) -> None:
     hook = await subscribe(client, receiver.url)
     (sealed,) = await rows.fetchval("SELECT secrets FROM webhook")
     assert base64.b64decode(hook["secret"].removeprefix("whsec_")) not in sealed
