@@ -119,6 +119,14 @@ class Verbs(RuleBasedStateMachine):
         assert all(status in ("succeeded", "skipped") for status in parents)
         return claimed.lease
 
+    @rule(target=leases, task=tasks, first=WORKERS, second=WORKERS)
+    def a_zombie_is_made(self, task: UUID, first: int, second: int) -> Any:
+        """Its lease lapses, and the task is another's, or its own again; both leases are tried from now on."""
+        older = self.follow_a_hint(first, task, 1, True)
+        self.the_lease_lapses(task)
+        newer = self.follow_a_hint(second, task, 1, True)
+        return multiple(*(lease for lease in (older, newer) if isinstance(lease, Lease)))
+
     def _parents(self, task: UUID) -> list[str]:
         rows = self.run(self.connections[0].fetch("SELECT status FROM task WHERE $1 = ANY(unblocks)", task))
         return [row["status"] for row in rows]
