@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -52,11 +54,14 @@ def worker() -> None:
 
 
 @app.command()
-def doctor() -> None:
+def doctor(as_json: remote.AsJson = False) -> None:
     """Look at the database, the broker and the store: what they can promise. Exits with 1 when something is wrong."""
     from cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
 
-    if not show(console, asyncio.run(examine(Settings()))):
+    found = asyncio.run(examine(Settings()))
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in found]))
+    if not (all(finding.ok for finding in found) if as_json else show(console, found)):
         raise typer.Exit(1)
 
 
@@ -102,11 +107,16 @@ def create(
     tenant: Annotated[str, typer.Option(help="Whose objects the key may see.")],
     client: Annotated[str, typer.Option(help="Who uses it; for logs.")],
     scope: Annotated[list[str], typer.Option(help="For example media:read; may be given several times.")],
+    as_json: remote.AsJson = False,
 ) -> None:
     """Make a key. It is shown once: only a hash of it is kept."""
     from cli.keys import create_one  # noqa: PLC0415 - each command loads only what it needs
 
-    console.print(asyncio.run(create_one(Settings(), tenant, client, scope)), highlight=False)
+    key = asyncio.run(create_one(Settings(), tenant, client, scope))
+    if as_json:
+        typer.echo(json.dumps({"key": key, "tenant": tenant, "client": client, "scopes": scope}))
+    else:
+        console.print(key, highlight=False)
 
 
 @keys.command("revoke")
