@@ -54,15 +54,15 @@ conversion = Pipeline(
     terms=RunTerms(title="Model conversion", offered=False),
     steps=[
         Step(
-            "onnx", reads=("model",), writes="out.onnx", queue="conversion", isolated=True,
+            "onnx", reads=("model",), writes="output/out.onnx", queue="conversion", isolated=True,
             limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3,
         ),
         Step(
-            "bie", needs=("onnx",), reads=("onnx", "references"), writes="out.bie", queue="conversion",
+            "bie", needs=("onnx",), reads=("onnx", "references"), writes="output/out.bie", queue="conversion",
             isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3,
         ),
         Step(
-            "nef", needs=("bie",), reads=("onnx", "bie"), writes="out.nef", queue="conversion", isolated=True,
+            "nef", needs=("bie",), reads=("onnx", "bie"), writes="output/out.nef", queue="conversion", isolated=True,
             limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3,
         ),
     ],

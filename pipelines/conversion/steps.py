@@ -59,8 +59,8 @@ def optimise_model(work: Work) -> Done:
     apart = optimise.difference(checked, made, params.seed)
     report = optimise.report(before, made, changes, apart) | _TOOLCHAIN
     files = {
-        _ONNX_REPORT: _json(work.directory / _ONNX_REPORT, report),
-        "out.onnx": _model(work.directory / "out.onnx", made),
+        f"output/{_ONNX_REPORT}": _json(work.directory / _ONNX_REPORT, report),
+        "output/out.onnx": _model(work.directory / "out.onnx", made),
     }
     return Done(files, {"operators": len(report["optimised"]["operators"]), "macs": report["optimised"]["macs"]})
 
@@ -70,7 +70,7 @@ def quantise_model(work: Work) -> Done:
     """Quantise to int8, and report how far that is from float, as the parameters ask for."""
     params: ConversionParams = work.params
     _say(work, 0, "reading the reference images")
-    model = load(work.files["out.onnx"], params.limits)
+    model = load(work.files["output/out.onnx"], params.limits)
     real = Runnable(model.SerializeToString())
     inputs = facts(model)["inputs"]
     given, origin = samples(work.files["references"], real, inputs, params.preprocessing, params.limits, params.seed)
@@ -86,7 +86,7 @@ def quantise_model(work: Work) -> Done:
     report: dict[str, Any] = _TOOLCHAIN | {
         "calibration": {"data": origin, "samples": len(given)},
         "outputs": comparison.compared(*answers),
-        "bytes": {"float": work.files["out.onnx"].stat().st_size, "int8": bie.path.stat().st_size},
+        "bytes": {"float": work.files["output/out.onnx"].stat().st_size, "int8": bie.path.stat().st_size},
     }
     if params.enable_sim_fp:
         report["sim_fp"] = comparison.described(answers[0])
@@ -95,7 +95,7 @@ def quantise_model(work: Work) -> Done:
     if params.enable_evaluate:
         times = {"float": comparison.milliseconds(real, given[0]), "int8": comparison.milliseconds(fixed, given[0])}
         report["evaluate"] = {"milliseconds": times}
-    files = {_BIE_REPORT: _json(work.directory / _BIE_REPORT, report), "out.bie": bie}
+    files = {f"output/{_BIE_REPORT}": _json(work.directory / _BIE_REPORT, report), "output/out.bie": bie}
     return Done(files, {"calibration": report["calibration"], "outputs": report["outputs"]})
 
 
@@ -104,7 +104,7 @@ def package_model(work: Work) -> Done:
     """Package the int8 model with its reports and a manifest; then read it back and run it once."""
     params: ConversionParams = work.params
     _say(work, 0, "packaging")
-    model = onnx.load_model(work.files["out.bie"], load_external_data=False)
+    model = onnx.load_model(work.files["output/out.bie"], load_external_data=False)
     manifest = _TOOLCHAIN | {
         "platform": params.platform,
         "model_id": params.model_id,
@@ -113,14 +113,14 @@ def package_model(work: Work) -> Done:
         "inputs": specification(model.graph.input),
         "outputs": specification(model.graph.output),
     }
-    parts = {"model.onnx": work.files["out.bie"]}
-    parts |= {name: work.files[name] for name in (_ONNX_REPORT, _BIE_REPORT)}
+    parts = {"model.onnx": work.files["output/out.bie"]}
+    parts |= {name: work.files[f"output/{name}"] for name in (_ONNX_REPORT, _BIE_REPORT)}
     path = work.directory / "out.nef"
     nef.write(path, manifest, parts)
     _say(work, 60, "running the package")
     packed = Runnable(nef.read(path).part("model.onnx"))
     packed.run(packed.random_input(np.random.default_rng(params.seed)))
-    return Done({"out.nef": File(path, _BINARY)}, {"bytes": path.stat().st_size, "toolchain": "open"})
+    return Done({"output/out.nef": File(path, _BINARY)}, {"bytes": path.stat().st_size, "toolchain": "open"})
 
 
 def _say(work: Work, percent: float, summary: str) -> None:

@@ -136,7 +136,7 @@ async def test_a_file_of_2_gb_is_refused_before_it_is_read(bench: Bench) -> None
 async def test_bad_reference_images_get_their_code(bench: Bench, make: Callable[[Path], Path]) -> None:
     directory = bench.directory()
     model = await bench.run("onnx", {"model": saved(network(), directory / "model")})
-    files = {"out.onnx": model.files["out.onnx"].path, "references": make(directory / "references")}
+    files = {"output/out.onnx": model.files["output/out.onnx"].path, "references": make(directory / "references")}
     with pytest.raises(Permanent) as refused:
         await bench.run("bie", files)
     assert refused.value.code == "bad_reference_images"
@@ -145,7 +145,7 @@ async def test_bad_reference_images_get_their_code(bench: Bench, make: Callable[
 async def test_pictures_for_a_model_that_takes_none_are_refused(bench: Bench) -> None:
     directory = bench.directory()
     model = await bench.run("onnx", {"model": saved(model_of([relu()]), directory / "model")})
-    files = {"out.onnx": model.files["out.onnx"].path, "references": pictures(directory / "references", 1)}
+    files = {"output/out.onnx": model.files["output/out.onnx"].path, "references": pictures(directory / "references", 1)}
     with pytest.raises(Permanent) as refused:
         await bench.run("bie", files)
     assert refused.value.code == "bad_reference_images"
@@ -166,4 +166,4 @@ async def test_a_model_that_eats_memory_ends_its_child_and_not_the_worker(bench:
         await bench.run("onnx", {"model": path}, limits={"max_tensor_bytes": 10**12, "max_activation_bytes": 10**13})
     assert ended.value.code in {"out_of_memory", "child_crashed"}
     done = await bench.run("onnx", {"model": saved(network(), directory / "model")})
-    assert "out.onnx" in done.files
+    assert "output/out.onnx" in done.files

@@ -23,10 +23,10 @@ async def test_a_model_goes_through_all_three_steps_inside_the_sandbox(bench: Be
     directory = bench.directory()
     model, images = saved(network(opset=13), directory / "model"), pictures(directory / "references", 8)
     made = await bench.convert(model, images, enable_evaluate=True, enable_sim_fp=True, enable_sim_fixed=True)
-    container = nef.read(made["out.nef"])
+    container = nef.read(made["output/out.nef"])
     assert container.manifest["toolchain"] == "open"
     assert (container.manifest["platform"], container.manifest["model_id"]) == ("720", 40000)
-    assert container.part("model.onnx") == made["out.bie"].read_bytes()
+    assert container.part("model.onnx") == made["output/out.bie"].read_bytes()
     assert {"onnx", "onnxruntime", "onnxslim"} <= container.manifest["versions"].keys()
     packed = Runnable(container.part("model.onnx"))
     assert packed.run(packed.random_input(np.random.default_rng(3)))["y"].shape == (1, 5)
@@ -35,7 +35,7 @@ async def test_a_model_goes_through_all_three_steps_inside_the_sandbox(bench: Be
 async def test_the_report_says_what_was_changed_and_that_the_model_still_answers_the_same(bench: Bench) -> None:
     directory = bench.directory()
     done = await bench.run("onnx", {"model": saved(network(opset=13), directory / "model")})
-    said = report(done.files["onnx-report.json"].path)
+    said = report(done.files["output/onnx-report.json"].path)
     assert (said["original"]["opset"], said["optimised"]["opset"]) == (13, 17)
     assert said["operators_changed"]["Identity"] == -1
     assert said["changes"] == ["the batch of x is 1"]
@@ -49,12 +49,12 @@ async def test_the_int8_model_is_smaller_and_agrees_with_the_float_one(bench: Be
     directory = bench.directory()
     model = saved(network(), directory / "model")
     made = await bench.convert(model, pictures(directory / "references", 20))
-    said = report(made["bie-report.json"])
+    said = report(made["output/bie-report.json"])
     assert said["calibration"] == {"data": "reference images", "samples": 20}
     assert said["outputs"]["y"]["top1_agreement"] >= 0.95
     assert said["outputs"]["y"]["cosine"] > 0.99
     assert {"sim_fp", "sim_fixed", "evaluate"}.isdisjoint(said), "nobody asked"
-    operators = {node.op_type for node in onnx.load(made["out.bie"]).graph.node}
+    operators = {node.op_type for node in onnx.load(made["output/out.bie"]).graph.node}
     assert {"QuantizeLinear", "DequantizeLinear"} <= operators
 
 
@@ -62,7 +62,7 @@ async def test_without_images_the_report_says_that_the_data_was_generated(bench:
     directory = bench.directory()
     (directory / "references").touch()
     made = await bench.convert(saved(network(), directory / "model"), directory / "references")
-    assert report(made["bie-report.json"])["calibration"]["data"] == "generated"
+    assert report(made["output/bie-report.json"])["calibration"]["data"] == "generated"
 
 
 async def test_the_same_model_gives_the_same_bytes(bench: Bench) -> None:
@@ -71,8 +71,8 @@ async def test_the_same_model_gives_the_same_bytes(bench: Bench) -> None:
     model = saved(network(), directory / "model")
     first = await bench.convert(model, directory / "references")
     second = await bench.convert(model, directory / "references")
-    assert first["out.nef"] != second["out.nef"]
-    assert first["out.nef"].read_bytes() == second["out.nef"].read_bytes()
+    assert first["output/out.nef"] != second["output/out.nef"]
+    assert first["output/out.nef"].read_bytes() == second["output/out.nef"].read_bytes()
 
 
 async def test_a_step_says_how_far_it_is(bench: Bench) -> None:
