@@ -145,7 +145,8 @@ async def test_bad_reference_images_get_their_code(bench: Bench, make: Callable[
 async def test_pictures_for_a_model_that_takes_none_are_refused(bench: Bench) -> None:
     directory = bench.directory()
     model = await bench.run("onnx", {"model": saved(model_of([relu()]), directory / "model")})
-    files = {"output/out.onnx": model.files["output/out.onnx"].path, "references": pictures(directory / "references", 1)}
+    images = pictures(directory / "references", 1)
+    files = {"output/out.onnx": model.files["output/out.onnx"].path, "references": images}
     with pytest.raises(Permanent) as refused:
         await bench.run("bie", files)
     assert refused.value.code == "bad_reference_images"
