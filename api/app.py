@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from api import (
+    conversion,
     dead_letters,
     external,
     health,
@@ -47,6 +48,7 @@ _DOORS = (
     runs.router,
     run_events.router,
     schedules.router,
+    conversion.router,
     external.router,
     dead_letters.router,
     operators.router,
@@ -85,7 +87,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.openapi = partial(document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     for kind in (LeaseholdError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer_problem)
-    app.add_middleware(BodyLimit)
+    app.add_middleware(BodyLimit, streaming=frozenset({conversion.PATH}))
     app.add_middleware(Edge)  # added last, so outermost
     return app
 

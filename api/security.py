@@ -21,6 +21,8 @@ RUNS_READ = "runs:read"
 TEMPLATES_WRITE = "templates:write"
 EXTERNAL_WORK = "external:work"
 WEBHOOKS_WRITE = "webhooks:write"
+CONVERSION_WRITE = "conversion:write"
+CONVERSION_READ = "conversion:read"
 #: The fleet's own: queues, workers and limits of all tenants.
 OPERATE = "fleet:operate"
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from leasehold.registry import Pipelines
+from pipelines.conversion.pipeline import conversion
 from pipelines.demo.pipeline import demo_long_task, noop
 from pipelines.media.pipeline import media
 from pipelines.webhooks.pipeline import webhooks
@@ -11,5 +14,7 @@ from pipelines.webhooks.pipeline import webhooks
 def shipped() -> Pipelines:
     """Ours, and those of installed packages."""
     pipelines = Pipelines(media, noop, demo_long_task, webhooks)
+    if find_spec("onnxruntime") is not None:  # else a worker could not load the handlers: the extra `conversion`
+        pipelines.add(conversion)
     pipelines.add_installed()
     return pipelines

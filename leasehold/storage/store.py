@@ -304,6 +304,10 @@ class ObjectStore:
             raise ObjectCorrupt(f"{key}: its bytes are not those that were stored")
         return data
 
+    def pieces(self, key: str) -> AsyncGenerator[bytes, None]:
+        """The object in pieces of a megabyte. Raises ObjectMissing, and StoreUnavailable when it is cut."""
+        return self._pieces(key)
+
     async def _pieces(
         self, key: str, on_answer: Callable[[GetObjectOutputTypeDef], None] = _ignored, *, first: int = 0
     ) -> AsyncGenerator[bytes, None]:

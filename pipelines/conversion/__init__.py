@@ -1,0 +1,1 @@
+"""ONNX models: checked and optimised, quantised to int8, packaged."""

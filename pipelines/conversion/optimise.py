@@ -1,0 +1,107 @@
+"""From the model that was sent to the one that is quantised: checked, of one opset, simplified, and still the same."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxslim
+from onnx import checker, version_converter
+
+from pipelines.conversion import refusals
+from pipelines.conversion.limits import ModelLimits
+from pipelines.conversion.running import Runnable, Tensors
+from pipelines.conversion.shapes import facts, fix_inputs, inferred
+
+_TRIALS = 3
+_TOLERANCE = 1e-3  # relative to the output's largest value: float32 sums in another order
+#: The newest file format that onnxruntime's releases of the last two years read.
+_IR_VERSION = 10
+
+
+def checked(model: onnx.ModelProto, limits: ModelLimits) -> tuple[onnx.ModelProto, list[str]]:
+    """The model with fixed inputs and inferred shapes, and what was changed for that."""
+    changes = fix_inputs(model)
+    try:
+        checker.check_model(model, full_check=False)
+    except (checker.ValidationError, RuntimeError, ValueError) as error:
+        raise refusals.invalid_model(str(error).partition("\n")[0]) from error
+    return inferred(model, limits), changes
+
+
+def converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
+    """The same model in another opset."""
+    current = next(o.version for o in model.opset_import if o.domain in {"", "ai.onnx"})
+    if current == opset:
+        return model
+    try:
+        made: onnx.ModelProto = version_converter.convert_version(model, opset)
+    except Exception as error:  # the converter raises whatever its C++ threw
+        raise refusals.opset_not_convertible(opset, str(error).partition("\n")[0]) from error
+    return made
+
+
+def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
+    """Fold, fuse and drop with onnxslim; a model that it cannot take stays as it is."""
+    try:
+        slim: onnx.ModelProto = onnxslim.slim(model)
+    except MemoryError:
+        raise
+    except Exception:  # noqa: BLE001 - an optimiser that gives up costs speed, not the job: `facts` shows no change
+        return model
+    slim.ir_version = min(slim.ir_version, _IR_VERSION)
+    return slim
+
+
+def difference(original: onnx.ModelProto, optimised: onnx.ModelProto, seed: int) -> float:
+    """Run both on random input: the largest difference, relative to the output's largest value.
+
+    Raises Permanent("not_equivalent") when it is beyond the tolerance. The original runs as it was written, without
+    the runtime's own optimisations.
+    """
+    original.ir_version = min(original.ir_version, _IR_VERSION)
+    before = Runnable(original.SerializeToString(), optimised=False)
+    after = Runnable(optimised.SerializeToString())
+    rng = np.random.default_rng(seed)
+    worst = 0.0
+    for _ in range(_TRIALS):
+        given = before.random_input(rng)
+        worst = max(worst, _apart(before.run(given), after.run(given)))
+    if not worst <= _TOLERANCE:
+        raise refusals.not_equivalent(worst)
+    return worst
+
+
+def _apart(first: Tensors, second: Tensors) -> float:
+    if first.keys() != second.keys():
+        return float("inf")
+    worst = 0.0
+    for name, one in first.items():
+        a, b = np.asarray(one, np.float64), np.asarray(second[name], np.float64)
+        if a.shape != b.shape or not np.array_equal(np.isfinite(a), np.isfinite(b)):
+            return float("inf")
+        kept = np.isfinite(a)
+        if kept.any():
+            scale = max(float(np.abs(a[kept]).max()), 1e-6)
+            worst = max(worst, float(np.abs(a[kept] - b[kept]).max()) / scale)
+    return worst
+
+
+def report(before: dict[str, Any], after: onnx.ModelProto, changes: list[str], apart: float) -> dict[str, Any]:
+    """What came in, what goes out, what was changed and how equal the two are."""
+    now = facts(after)
+    operators = sorted({*before["operators"], *now["operators"]})
+    moved = {
+        name: now["operators"].get(name, 0) - before["operators"].get(name, 0)
+        for name in operators
+        if now["operators"].get(name, 0) != before["operators"].get(name, 0)
+    }
+    return {
+        "toolchain": "open",
+        "original": before,
+        "optimised": now,
+        "changes": changes,
+        "operators_changed": moved,
+        "equivalence": {"trials": _TRIALS, "largest_relative_difference": apart, "tolerance": _TOLERANCE},
+    }

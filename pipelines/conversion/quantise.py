@@ -1,0 +1,57 @@
+"""Static int8 quantisation: QDQ, per channel, calibrated by the smallest and largest value seen."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import onnx
+from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
+
+from pipelines.conversion import refusals
+from pipelines.conversion.running import Tensors
+
+
+class _Reader:
+    """A CalibrationDataReader, as onnxruntime asks for it: None ends the data."""
+
+    def __init__(self, samples: list[Tensors], heard: Callable[[int], None]) -> None:
+        self._left = iter(enumerate(samples))
+        self._heard = heard
+
+    def get_next(self) -> Tensors | None:
+        place, sample = next(self._left, (0, None))
+        if sample is not None:
+            self._heard(place)
+        return sample
+
+
+def quantised(
+    model: onnx.ModelProto, samples: list[Tensors], directory: Path, heard: Callable[[int], None]
+) -> onnx.ModelProto:
+    """The int8 model. `heard` is called with the number of each sample as it is run.
+
+    Raises Permanent("not_quantisable").
+    """
+    path = directory / "quantised.onnx"
+    options: dict[str, Any] = {"WeightSymmetric": True, "ActivationSymmetric": False}
+    try:
+        quantize_static(
+            copy.deepcopy(model),
+            path,
+            _Reader(samples, heard),
+            quant_format=QuantFormat.QDQ,
+            per_channel=True,
+            activation_type=QuantType.QUInt8,
+            weight_type=QuantType.QInt8,
+            extra_options=options,
+        )
+    except MemoryError:
+        raise
+    except Exception as error:
+        raise refusals.not_quantisable(f"{type(error).__name__} {error}".partition("\n")[0]) from error
+    made = onnx.load_model(path, load_external_data=False)
+    path.unlink()
+    return made

@@ -1,0 +1,170 @@
+"""Whatever is sent: a stable code, and the same child goes on with the next model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from leasehold.errors import ChildCrashed, Permanent
+from tests.conversion.conftest import Bench
+from tests.conversion.models import archive, model_of, network, pictures, saved
+
+
+def encoded(model: onnx.ModelProto) -> bytes:
+    return bytes(model.SerializeToString())
+
+
+def relu(source: str = "x", target: str = "y") -> onnx.NodeProto:
+    return helper.make_node("Relu", [source], [target])
+
+
+def external(location: str) -> bytes:
+    model = network()
+    weight = model.graph.initializer[0]
+    weight.ClearField("raw_data")
+    weight.data_location = TensorProto.EXTERNAL
+    weight.external_data.add(key="location", value=location)
+    return encoded(model)
+
+
+def shaped(sides: list[Any] | None) -> bytes:
+    return encoded(model_of([relu()], inputs=[helper.make_tensor_value_info("x", TensorProto.FLOAT, sides)]))
+
+
+def of_opset(version: int) -> bytes:
+    return encoded(model_of([relu()], opset=version))
+
+
+def cyclic() -> bytes:
+    nodes = [helper.make_node("Add", ["x", "b"], ["a"]), relu("a", "b"), relu("b", "y")]
+    return encoded(model_of(nodes))
+
+
+def foreign(operator: str, domain: str) -> bytes:
+    return encoded(model_of([helper.make_node(operator, ["x"], ["y"], domain=domain)]))
+
+
+def contradictory() -> bytes:
+    weight = numpy_helper.from_array(np.zeros((7, 4), np.float32), "w")
+    return encoded(model_of([helper.make_node("MatMul", ["x", "w"], ["y"])], weights=[weight]))
+
+
+def bomb() -> bytes:
+    """A few bytes that ask for 4 TB when constants are folded."""
+    shape = numpy_helper.from_array(np.array([1_000_000, 1_000_000], np.int64), "shape")
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["huge"]),
+        helper.make_node("ReduceSum", ["huge"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["x", "sum"], ["y"]),
+    ]
+    return encoded(model_of(nodes, weights=[shape]))
+
+
+def nested() -> bytes:
+    graph = helper.make_graph([relu()], "inner", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])])
+    for _ in range(20):
+        node = helper.make_node("If", ["c"], ["y"], then_branch=graph, else_branch=graph.__class__())
+        graph = helper.make_graph([node], "g", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, [1, 4])])
+    return encoded(model_of(list(graph.node)))
+
+
+def no_archive(path: Path) -> Path:
+    path.write_bytes(b"no archive at all")
+    return path
+
+
+MODELS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "empty": (lambda: b"", "not_onnx"),
+    "no protobuf": (lambda: b"\x89PNG\r\n\x1a\n" * 50, "not_onnx"),
+    "truncated": (lambda: encoded(network())[:-100], "not_onnx"),
+    "cyclic": (cyclic, "invalid_model"),
+    "shapes contradict": (contradictory, "invalid_model"),
+    "nested too deep": (nested, "invalid_model"),
+    "no shape": (lambda: shaped(None), "missing_shapes"),
+    "free side": (lambda: shaped([1, "n"]), "missing_shapes"),
+    "unknown operator": (lambda: foreign("Frobnicate", ""), "unsupported_operators"),
+    "foreign domain": (lambda: foreign("Relu", "com.example"), "unsupported_operators"),
+    "opset from the future": (lambda: of_opset(999), "unsupported_opset"),
+    "opset too old": (lambda: of_opset(3), "unsupported_opset"),
+    "external data": (lambda: external("weights.bin"), "external_data"),
+    "external data climbing out": (lambda: external("../../etc/passwd"), "external_data"),
+    "address in memory": (lambda: external("*/_ORT_MEM_ADDR_/*"), "external_data"),
+    "memory bomb": (bomb, "tensor_too_large"),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+async def test_a_bad_model_gets_its_code_and_the_child_lives(bench: Bench, name: str) -> None:
+    make, code = MODELS[name]
+    directory, pids = bench.directory(), bench.children.pids
+    path = directory / "model"
+    path.write_bytes(make())
+    with pytest.raises(Permanent) as refused:
+        await bench.run("onnx", {"model": path})
+    assert refused.value.code == code
+    assert refused.value.message.isprintable()
+    await bench.run("onnx", {"model": saved(network(), path)})
+    assert bench.children.pids == pids
+
+
+async def test_a_file_of_2_gb_is_refused_before_it_is_read(bench: Bench) -> None:
+    path = bench.directory() / "model"
+    with path.open("wb") as file:
+        file.truncate(2 * 1024**3)
+    with pytest.raises(Permanent) as refused:
+        await bench.run("onnx", {"model": path})
+    assert refused.value.code == "model_too_large"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda path: archive(path, [b"MZ no picture"]),
+        lambda path: archive(path, [b"\0" * 10_000_001]),
+        lambda path: archive(path, [b"GIF89a" + b"\0" * 40]),
+        lambda path: pictures(path, 101, side=2),
+        no_archive,
+    ],
+    ids=["no picture", "too large", "another kind", "too many", "no archive"],
+)
+async def test_bad_reference_images_get_their_code(bench: Bench, make: Callable[[Path], Path]) -> None:
+    directory = bench.directory()
+    model = await bench.run("onnx", {"model": saved(network(), directory / "model")})
+    files = {"output/out.onnx": model.files["output/out.onnx"].path, "references": make(directory / "references")}
+    with pytest.raises(Permanent) as refused:
+        await bench.run("bie", files)
+    assert refused.value.code == "bad_reference_images"
+
+
+async def test_pictures_for_a_model_that_takes_none_are_refused(bench: Bench) -> None:
+    directory = bench.directory()
+    model = await bench.run("onnx", {"model": saved(model_of([relu()]), directory / "model")})
+    images = pictures(directory / "references", 1)
+    files = {"output/out.onnx": model.files["output/out.onnx"].path, "references": images}
+    with pytest.raises(Permanent) as refused:
+        await bench.run("bie", files)
+    assert refused.value.code == "bad_reference_images"
+
+
+async def test_a_model_that_eats_memory_ends_its_child_and_not_the_worker(bench: Bench) -> None:
+    """Its tensors are within the limits that a job allows it, yet beyond what the child may have."""
+    directory = bench.directory()
+    side = 60_000
+    ones = numpy_helper.from_array(np.array([side, side], np.int64), "shape")
+    nodes = [
+        helper.make_node("ConstantOfShape", ["shape"], ["huge"]),
+        helper.make_node("ReduceSum", ["huge"], ["sum"], keepdims=0),
+        helper.make_node("Add", ["x", "sum"], ["y"]),
+    ]
+    path = saved(model_of(nodes, weights=[ones]), directory / "model")
+    with pytest.raises(ChildCrashed) as ended:
+        await bench.run("onnx", {"model": path}, limits={"max_tensor_bytes": 10**12, "max_activation_bytes": 10**13})
+    assert ended.value.code in {"out_of_memory", "child_crashed"}
+    done = await bench.run("onnx", {"model": saved(network(), directory / "model")})
+    assert "output/out.onnx" in done.files

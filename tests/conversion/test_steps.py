@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+
+from leasehold import nef
+from pipelines.conversion.running import Runnable
+from tests.conversion.conftest import Bench
+from tests.conversion.models import network, pictures, saved
+
+
+def report(path: Path) -> dict[str, Any]:
+    read: dict[str, Any] = json.loads(path.read_bytes())
+    return read
+
+
+async def test_a_model_goes_through_all_three_steps_inside_the_sandbox(bench: Bench) -> None:
+    directory = bench.directory()
+    model, images = saved(network(opset=13), directory / "model"), pictures(directory / "references", 8)
+    made = await bench.convert(model, images, enable_evaluate=True, enable_sim_fp=True, enable_sim_fixed=True)
+    container = nef.read(made["output/out.nef"])
+    assert container.manifest["toolchain"] == "open"
+    assert (container.manifest["platform"], container.manifest["model_id"]) == ("720", 40000)
+    assert container.part("model.onnx") == made["output/out.bie"].read_bytes()
+    assert {"onnx", "onnxruntime", "onnxslim"} <= container.manifest["versions"].keys()
+    packed = Runnable(container.part("model.onnx"))
+    assert packed.run(packed.random_input(np.random.default_rng(3)))["y"].shape == (1, 5)
+
+
+async def test_the_report_says_what_was_changed_and_that_the_model_still_answers_the_same(bench: Bench) -> None:
+    directory = bench.directory()
+    done = await bench.run("onnx", {"model": saved(network(opset=13), directory / "model")})
+    said = report(done.files["output/onnx-report.json"].path)
+    assert (said["original"]["opset"], said["optimised"]["opset"]) == (13, 17)
+    assert said["operators_changed"]["Identity"] == -1
+    assert said["changes"] == ["the batch of x is 1"]
+    assert said["equivalence"]["largest_relative_difference"] < 1e-3
+    # by hand: 8*3*9 weights at 16*16 places, 16*8*9 at 7*7, 16 by 5
+    assert said["original"]["macs"] == 216 * 256 + 1152 * 49 + 80
+    assert said["original"]["parameters"] == 216 + 8 + 1152 + 80
+
+
+async def test_the_int8_model_is_smaller_and_agrees_with_the_float_one(bench: Bench) -> None:
+    directory = bench.directory()
+    model = saved(network(), directory / "model")
+    made = await bench.convert(model, pictures(directory / "references", 20))
+    said = report(made["output/bie-report.json"])
+    assert said["calibration"] == {"data": "reference images", "samples": 20}
+    assert said["outputs"]["y"]["top1_agreement"] >= 0.95
+    assert said["outputs"]["y"]["cosine"] > 0.99
+    assert {"sim_fp", "sim_fixed", "evaluate"}.isdisjoint(said), "nobody asked"
+    operators = {node.op_type for node in onnx.load(made["output/out.bie"]).graph.node}
+    assert {"QuantizeLinear", "DequantizeLinear"} <= operators
+
+
+async def test_without_images_the_report_says_that_the_data_was_generated(bench: Bench) -> None:
+    directory = bench.directory()
+    (directory / "references").touch()
+    made = await bench.convert(saved(network(), directory / "model"), directory / "references")
+    assert report(made["output/bie-report.json"])["calibration"]["data"] == "generated"
+
+
+async def test_the_same_model_gives_the_same_bytes(bench: Bench) -> None:
+    directory = bench.directory()
+    (directory / "references").touch()
+    model = saved(network(), directory / "model")
+    first = await bench.convert(model, directory / "references")
+    second = await bench.convert(model, directory / "references")
+    assert first["output/out.nef"] != second["output/out.nef"]
+    assert first["output/out.nef"].read_bytes() == second["output/out.nef"].read_bytes()
+
+
+async def test_a_step_says_how_far_it_is(bench: Bench) -> None:
+    directory = bench.directory()
+    await bench.run("onnx", {"model": saved(network(), directory / "model")})
+    percents = [percent for percent, _ in bench.heard]
+    assert percents
+    assert percents == sorted(percents)
+
+
+def test_a_damaged_container_is_refused(tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    part.write_bytes(b"weights")
+    nef.write(tmp_path / "whole", {"toolchain": "open"}, {"model.onnx": part})
+    whole = (tmp_path / "whole").read_bytes()
+    for name, data in {
+        "magic": b"X" + whole[1:],
+        "short": whole[:20],
+        "cut": whole[:-1],
+        "manifest": whole.replace(b"open", b"oven"),
+    }.items():
+        (tmp_path / name).write_bytes(data)
+        with pytest.raises(nef.BadContainer):
+            nef.read(tmp_path / name)
+    (tmp_path / "part").write_bytes(whole.replace(b"weights", b"weighty"))
+    with pytest.raises(nef.BadContainer):
+        nef.read(tmp_path / "part").part("model.onnx")
