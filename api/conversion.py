@@ -89,9 +89,7 @@ async def create_conversion(request: Request, response: Response, caller: Writer
     except Busy as busy:
         await _clean_up(services, new)
         return _busy(busy).response(identity.request_id)
-    except BaseException:
-        await _clean_up(services, new)
-        raise
+    # Of any other error nobody knows whether the rows were committed: the objects must stay.
     services.announcer.announce(hints)
     log.info("job submitted", job_id=str(new.job.id), bytes=new.input["size_bytes"])
     response.headers["Location"] = f"{PATH}/{new.job.id}"
