@@ -103,7 +103,7 @@ async def replay_many(request: Request, asked: BulkReplayRequest, caller: Writer
     responses=problems({
         HTTPStatus.NOT_FOUND: "`dead_letter_not_found`",
         HTTPStatus.CONFLICT: "`resource_invalid_state`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `unknown_step`",
     }),
 )  # fmt: skip
 async def replay_one(request: Request, task_id: UUID, caller: Writer, asked: ReplayRequest | None = None) -> Response:
@@ -117,5 +117,5 @@ async def replay_one(request: Request, task_id: UUID, caller: Writer, asked: Rep
         )
     if run_id is None:
         raise NotFound("dead_letter_not_found", "There is no such dead letter.")
-    await retry(services, caller, run_id, asked.payload if asked is not None else None)
+    await retry(services, caller, run_id, asked or ReplayRequest())
     return json_response({"run_id": run_id, "task_id": task_id}, HTTPStatus.ACCEPTED)

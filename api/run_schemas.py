@@ -42,9 +42,12 @@ class Reason(_Asked):
 
 
 class ReplayRequest(_Asked):
-    """`payload`: in place of the run's own, checked by the same template."""
+    """`payload`: in place of the run's own, checked by the same template. `from_step`: do this step again, too, and
+    all that needs it; left out: what succeeded stays.
+    """
 
     payload: dict[str, JsonValue] | None = None
+    from_step: str | None = Field(None, max_length=100)
 
 
 class BulkReplayRequest(_Asked):

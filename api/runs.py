@@ -21,7 +21,7 @@ from api.keyring import Caller
 from api.limits import check_depth, check_rate
 from api.metrics import SUBMITTED
 from api.openapi import problems
-from api.run_schemas import Reason, RunAccepted, RunList, RunRequest, run_answer, run_summary
+from api.run_schemas import Reason, ReplayRequest, RunAccepted, RunList, RunRequest, run_answer, run_summary
 from api.security import RUNS_READ, RUNS_WRITE, Require
 from api.services import Services, services_of
 from leasehold import run_reads
@@ -221,29 +221,30 @@ def invalid_state(status: JobState | str) -> Conflict:
 @router.post(
     "/{run_id}/retry",
     operation_id="retryRun",
-    summary="Go on with a failed run, from the step that failed",
+    summary="Go on with a failed run, from the step that failed or an earlier one",
     status_code=202,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`run_not_found`",
-        HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed run is retried",
+        HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed run is retried; `same_scope_running`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `unknown_step`",
     }),
 )  # fmt: skip
-async def retry_run(request: Request, run_id: UUID, caller: Writer) -> Response:
+async def retry_run(request: Request, run_id: UUID, caller: Writer, asked: ReplayRequest | None = None) -> Response:
     services = services_of(request)
-    await retry(services, caller, run_id)
+    await retry(services, caller, run_id, asked or ReplayRequest())
     return json_response({"id": run_id, "status": JobState.PENDING}, HTTPStatus.ACCEPTED)
 
 
-async def retry(services: Services, caller: Caller, run_id: UUID, payload: dict[str, Any] | None = None) -> None:
+async def retry(services: Services, caller: Caller, run_id: UUID, asked: ReplayRequest) -> None:
     """Raises NotFound and Conflict as the door says."""
     found = await find_run(services, caller, run_id)
     async with services.pool.acquire() as connection:
         params = None
-        if payload is not None:
+        if asked.payload is not None:
             known = await services.templates.find(connection, caller.tenant_id, found["template"], found["version"])
-            params = known.params(payload)
+            params = known.params(asked.payload)
         try:
-            revived = await jobs.replay(connection, run_id, caller.tenant_id, params)
+            revived = await jobs.replay(connection, run_id, caller.tenant_id, params, asked.from_step)
         except asyncpg.UniqueViolationError:  # its place was taken meanwhile
             raise Conflict("same_scope_running", "Another run of the same scope is unfinished.") from None
     if revived is None:

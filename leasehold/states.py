@@ -63,6 +63,8 @@ TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
     "admit": (frozenset({TaskState.BLOCKED}), frozenset({TaskState.PENDING, TaskState.WAITING})),
     "expire_lease": (frozenset({TaskState.RUNNING}), frozenset({TaskState.PENDING, TaskState.FAILED})),
     "replay": (frozenset({TaskState.FAILED}), frozenset({TaskState.PENDING})),
+    # A replay from an earlier step: done again, after a moment as skipped inside the same transaction.
+    "rewind": (frozenset({TaskState.SUCCEEDED}), frozenset({TaskState.SKIPPED})),
 }
 
 #: verb -> the states of the job it takes, and the states it may leave it in.

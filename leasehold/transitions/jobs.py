@@ -268,12 +268,41 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 
 
+# The step, and whatever needs it, directly or not: what succeeded of it counts no more, and is done again.
+REWIND = """
+WITH RECURSIVE again(id) AS (
+    SELECT t.id FROM task t WHERE t.job_id = $1 AND t.step = $2
+    UNION
+    SELECT child FROM again JOIN task t ON t.id = again.id, unnest(t.unblocks) AS child
+), forgotten_outputs AS (
+    DELETE FROM output o USING again WHERE o.task_id = again.id
+), forgotten_results AS (
+    DELETE FROM result r USING again WHERE r.task_id = again.id
+), rewound AS (
+    UPDATE task t
+    SET status = CASE WHEN t.status = 'succeeded' THEN 'skipped' ELSE t.status END,
+        waiting_on = (SELECT count(*) FROM again a JOIN task p ON p.id = a.id WHERE t.id = ANY(p.unblocks))
+    FROM again, task AS before
+    WHERE t.id = again.id AND before.id = t.id AND t.finished_at IS NOT NULL
+    RETURNING before.status AS was
+)
+UPDATE job j SET steps_left = j.steps_left + (SELECT count(*) FROM rewound WHERE was = 'succeeded')
+WHERE j.id = $1
+RETURNING (SELECT count(*) FROM rewound)
+"""
+
+
 async def replay(
-    connection: Connection, job_id: UUID, tenant_id: str, params: Mapping[str, Any] | None = None
+    connection: Connection,
+    job_id: UUID,
+    tenant_id: str,
+    params: Mapping[str, Any] | None = None,
+    from_step: str | None = None,
 ) -> list[Announcement] | None:
     """failed -> pending, from the failed step on; steps that succeeded stay. None: no such failed job.
 
-    `params`: in place of the job's own, already fit for its pipeline.
+    `params`: in place of the job's own, already fit for its pipeline. `from_step`: go on from this step instead, and
+    do again what needs it. Raises Invalid `unknown_step`.
     """
     async with connection.transaction():
         failed = await connection.fetchval(
@@ -281,5 +310,7 @@ async def replay(
         )
         if not failed:
             return None
+        if from_step is not None and not await connection.fetchval(REWIND, job_id, from_step):
+            raise Invalid("unknown_step", "The run has no such step.")
         rows = await connection.fetch(REPLAY, job_id, tenant_id, params)
     return [Announcement.from_row(row) for row in rows]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
-from uuid import uuid4
+from typing import Any
+from uuid import UUID, uuid4
 
 import pytest
 
@@ -146,6 +147,38 @@ async def test_a_failed_run_goes_on_from_the_step_that_failed(client: Client, wo
     said = await client.until(run, "succeeded")
     assert said["result"]["first"]["number"] == 6
     problem(await client.post(f"/v1/runs/{run}/retry"), 409, "resource_invalid_state")
+
+
+async def test_a_failed_run_is_replayed_from_an_earlier_step_and_does_again_what_needs_it(
+    client: Client, worker: Worker, rows: Connection
+) -> None:
+    steps = [
+        {"id": "a", "worker_type": "external", "queue": "q"},
+        {"id": "b", "worker_type": "external", "queue": "q"},
+        {"id": "c", "worker_type": "external", "queue": "q"},
+        {"id": "beside", "needs": ["a"], "worker_type": "external", "queue": "other"},
+    ]
+    assert (await client.post("/v1/templates", type="line", steps=steps)).status_code == 201
+    run = await client.start("line")
+
+    async def settle(step: str, verb: str, queue: str = "q", **body: Any) -> None:
+        (task,) = (await client.post("/v1/external/claim", worker_id="w", queues=[queue], wait=5)).json()["tasks"]
+        assert task["step"] == step
+        held = {"worker_id": "w", "epoch": task["epoch"]}
+        assert (await client.post(f"/v1/external/tasks/{task['task_id']}/{verb}", **held, **body)).status_code == 200
+
+    await settle("a", "complete", result={"try": 1})
+    await settle("beside", "complete", "other", result={"try": 1})
+    await settle("b", "complete", result={"try": 1})
+    await settle("c", "fail", retryable=False)
+    await client.until(run, "failed")
+    problem(await client.post(f"/v1/runs/{run}/retry", from_step="nothing"), 422, "unknown_step")
+    assert (await client.post(f"/v1/runs/{run}/retry", from_step="b")).status_code == 202
+    await settle("b", "complete", result={"try": 2})
+    await settle("c", "complete", result={"try": 2})
+    said = await client.until(run, "succeeded")
+    assert {step: value["try"] for step, value in said["result"].items()} == {"a": 1, "beside": 1, "b": 2, "c": 2}
+    await assert_history(Rows(rows), UUID(run))
 
 
 async def test_dead_letters_of_one_cause_are_one_group_and_are_replayed_after_a_canary(

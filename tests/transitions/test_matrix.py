@@ -53,6 +53,7 @@ async def apply(rows: Rows, verb: str, job_id: UUID, lease: Lease) -> None:
         "release": lambda: settlements.release(c, [lease]),
         "expire_lease": lambda: sweeps.expire_leases(c, [], 5),
         "replay": lambda: jobs.replay(c, job_id, "t"),
+        "rewind": lambda: c.fetchval(jobs.REWIND, job_id, "only"),
         "fan_out": lambda: settlements.fan_out(c, [Spreading(lease, [Part("x", "default", 1, "one.only", 1)])]),
         "acknowledge_cancel": lambda: _acknowledge(rows, job_id, lease),
         "request_cancel": lambda: jobs.request_cancel(c, [job_id], "t", reason="r", by="b"),
