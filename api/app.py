@@ -26,6 +26,7 @@ from api import (
     schedules,
     templates,
     uploads,
+    webhooks,
 )
 from api.body_limit import BodyLimit
 from api.edge import Edge, identity_of
@@ -51,6 +52,7 @@ _DOORS = (
     external.router,
     dead_letters.router,
     operators.router,
+    webhooks.router,
 )
 
 _DESCRIPTION = (

@@ -12,18 +12,21 @@ from api.edge import Identity
 from api.problems import Problem
 
 MOST_BYTES = 64 * 1024
+#: Of the runs door, whose bodies carry payloads and schemas (leasehold.template says how large those may be).
+MOST_BYTES_OF_RUNS = 512 * 1024
+_RUNS = "/v1/"
 #: What is read and thrown away of a body that is too large: a connection closed on a client that still sends is
 #: reset, and the client never sees the answer.
 _THROWN_AWAY_BYTES = 1024 * 1024
 MOST_SECONDS = 20.0
 _BODILESS = frozenset({"GET", "HEAD", "DELETE", "OPTIONS"})
 
-_TOO_LARGE = Problem(
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-    "body_too_large",
-    f"A request body has at most {MOST_BYTES} bytes; pictures go to the upload URL.",
-    {"Connection": "close"},
-)
+
+def _too_large(most: int) -> Problem:
+    said = f"A request body has at most {most} bytes here; pictures go to the upload URL."
+    return Problem(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "body_too_large", said, {"Connection": "close"})
+
+
 _TOO_SLOW = Problem(
     HTTPStatus.REQUEST_TIMEOUT, "body_too_slow", "The request body did not arrive in time.", {"Connection": "close"}
 )
@@ -45,22 +48,23 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         identity: Identity = scope["state"]["identity"]
+        most = MOST_BYTES_OF_RUNS if scope["path"].startswith(_RUNS) else MOST_BYTES
         try:
             async with asyncio.timeout(MOST_SECONDS):
-                body = await _read(scope, receive)
+                body = await _read(scope, receive, most)
         except _Gone:
             return
         except TimeoutError:
             await _TOO_SLOW.response(identity.request_id)(scope, receive, send)
             return
         if body is None:
-            await _TOO_LARGE.response(identity.request_id)(scope, receive, send)
+            await _too_large(most).response(identity.request_id)(scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
 
 
-async def _read(scope: Scope, receive: Receive) -> bytes | None:
-    """The whole body, or None when it is too large."""
+async def _read(scope: Scope, receive: Receive, most: int) -> bytes | None:
+    """The whole body, or None when it has more than `most` bytes."""
     announced = Headers(scope=scope).get("content-length", "")
     if announced.isdecimal() and int(announced) > _THROWN_AWAY_BYTES:
         return None
@@ -72,10 +76,10 @@ async def _read(scope: Scope, receive: Receive) -> bytes | None:
             raise _Gone
         piece = message.get("body", b"")
         came += len(piece)
-        if came <= MOST_BYTES:
+        if came <= most:
             body += piece
         if not message.get("more_body", False):
-            return bytes(body) if came <= MOST_BYTES else None
+            return bytes(body) if came <= most else None
     return None
 
 

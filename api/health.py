@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from http import HTTPStatus
 from time import monotonic
 from typing import Any
@@ -20,8 +21,10 @@ from fastapi.responses import JSONResponse
 from api.migration_head import known_revisions
 from api.problems import is_database_away
 from api.services import Services, services_of
+from leasehold.database import TRY_AGAIN, connect
 from leasehold.errors import StoreError
 from leasehold.ids import new_id
+from leasehold.selfcheck import Finding, check_all
 from leasehold.telemetry import database
 
 log = structlog.get_logger(__name__)
@@ -30,6 +33,9 @@ router = APIRouter(include_in_schema=False)
 #: Probes are public, and one of them writes: within this many seconds all share one answer.
 _SHARED_SECONDS = 1.0
 _PATIENCE = 3.0
+_UNANSWERED: tuple[type[BaseException], ...] = (TimeoutError, StoreError, *TRY_AGAIN)
+#: The parts seldom change; within this many seconds all share one look at what they promise.
+_FOUND_SECONDS = 60.0
 
 # A real, committed write: a demoted or read-only server refuses it, a full disk or a lost quorum stalls it.
 PROVE_WRITES = """
@@ -55,6 +61,8 @@ class Readiness:
         self._revisions = known_revisions()
         self._running: asyncio.Task[list[Check]] | None = None
         self._asked_at = 0.0
+        self._found: asyncio.Task[list[Finding]] | None = None
+        self._found_at = 0.0
 
     async def checks(self) -> list[Check]:
         if self._running is None or (self._running.done() and monotonic() - self._asked_at > _SHARED_SECONDS):
@@ -64,6 +72,25 @@ class Readiness:
             Check("serving", not self._services.draining, required=True),
             *await asyncio.shield(self._running),
         ]
+
+    async def findings(self) -> list[Finding]:
+        """What the database, the broker and the store can promise; looked at again after a minute."""
+        if self._found is None or (self._found.done() and monotonic() - self._found_at > _FOUND_SECONDS):
+            self._found_at = monotonic()
+            self._found = asyncio.create_task(self._examine())
+        return await asyncio.shield(self._found)
+
+    async def _examine(self) -> list[Finding]:
+        services = self._services
+        try:
+            async with asyncio.timeout(_PATIENCE):
+                return await check_all(
+                    partial(connect, services.settings, "self-check"), services.broker, services.store,
+                    services.settings,
+                )  # fmt: skip
+        except _UNANSWERED as error:
+            log.warning("the self-check was cut short", error=type(error).__name__)
+            return [Finding("self-check", ok=False, found="cut short", meaning="a part does not answer: see checks")]
 
     async def _run(self) -> list[Check]:
         return list(
@@ -124,7 +151,7 @@ async def livez() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """`?verbose` adds what was checked."""
+    """`?verbose` adds what was checked, and what the parts can promise (as `leasehold doctor` says it)."""
     checks = await readiness_of(request).checks()
     ready = all(check.ok for check in checks if check.required)
     said: dict[str, Any] = {"status": "ok" if ready else "unavailable"}
@@ -132,6 +159,8 @@ async def readyz(request: Request) -> Response:
         said["checks"] = {
             check.name: {"ok": check.ok, "required": check.required, "detail": check.detail} for check in checks
         }
+    if "verbose" in request.query_params:
+        said["findings"] = [asdict(finding) for finding in await readiness_of(request).findings()]
     return JSONResponse(said, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
 

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 from uuid import UUID
 
+import asyncpg
 import orjson
 import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -241,7 +242,10 @@ async def retry(services: Services, caller: Caller, run_id: UUID, payload: dict[
         if payload is not None:
             known = await services.templates.find(connection, caller.tenant_id, found["template"], found["version"])
             params = known.params(payload)
-        revived = await jobs.replay(connection, run_id, caller.tenant_id, params)
+        try:
+            revived = await jobs.replay(connection, run_id, caller.tenant_id, params)
+        except asyncpg.UniqueViolationError:  # its place was taken meanwhile
+            raise Conflict("same_scope_running", "Another run of the same scope is unfinished.") from None
     if revived is None:
         raise invalid_state(found["status"])
     await tell(services, revived)

@@ -1,4 +1,4 @@
-"""What the bench adds to the shipped pipelines: a step that says when its handler started."""
+"""What the bench adds to the shipped pipelines."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from leasehold.registry import Pipelines
 from pipelines import shipped
 
 stamped = Pipeline("stamped", module="bench.steps", steps=[Step("only")])
+twostep = Pipeline("twostep", module="bench.steps", steps=[Step("first"), Step("second", needs=("first",))])
+#: Holds a slot for 50 ms.
+napping = Pipeline("napping", module="bench.steps", steps=[Step("nap")])
 
 
 def benched() -> Pipelines:
     pipelines = shipped()
-    pipelines.add(stamped)
+    for pipeline in (stamped, twostep, napping):
+        pipelines.add(pipeline)
     return pipelines

@@ -73,6 +73,27 @@ class Stand:
             said[f"postgresql {setting}"] = str(await self._administer(f"SHOW {setting}"))
         return said
 
+    async def kill_postgres(self) -> None:
+        assert self._stack.postgres is not None
+        await self._stack.postgres.kill()
+
+    async def start_postgres(self) -> None:
+        assert self._stack.postgres is not None
+        await self._stack.postgres.start()
+
+    async def flush_rabbitmq(self) -> None:
+        """Have the queues that were declared survive a kill."""
+        assert self._stack.rabbitmq is not None
+        await self._stack.rabbitmq.flush_definitions()
+
+    async def kill_rabbitmq(self) -> None:
+        assert self._stack.rabbitmq is not None
+        await self._stack.rabbitmq.kill()
+
+    async def start_rabbitmq(self) -> None:
+        assert self._stack.rabbitmq is not None
+        await self._stack.rabbitmq.start()
+
     async def checkpoint(self) -> None:
         """Have what earlier work left dirty on the disk, so that it does not cost this run."""
         await self._administer("CHECKPOINT")

@@ -1,8 +1,9 @@
 from __future__ import annotations
 
+import asyncio
 import time
 
-from bench.pipelines import stamped
+from bench.pipelines import napping, stamped, twostep
 from leasehold.attempt import Attempt
 from leasehold.verdicts import Done
 
@@ -11,3 +12,16 @@ from leasehold.verdicts import Done
 async def only(_attempt: Attempt) -> Done:
     """Everything runs on one machine, so its clock is the submitter's, too."""
     return Done(value={"handler_at": time.time()})
+
+
+@twostep.handles("first")
+async def first(_attempt: Attempt) -> None: ...
+
+
+@twostep.handles("second")
+async def second(_attempt: Attempt) -> None: ...
+
+
+@napping.handles("nap")
+async def nap(_attempt: Attempt) -> None:
+    await asyncio.sleep(0.05)

@@ -12,6 +12,7 @@ from leasehold.broker import make_broker
 from leasehold.broker.base import Broker
 from leasehold.database import Connection, Pool, make_pool
 from leasehold.pipeline import Pipeline
+from leasehold.transitions import gates
 from leasehold.transitions.jobs import NewJob, submit
 
 _BATCH = 250
@@ -26,8 +27,11 @@ class Submitter:
 
     async def submit(self, *jobs: NewJob) -> None:
         """Write the jobs and have their hints published soon."""
+        names = [(gate.tenant_id, gate.key) for job in jobs for gate in job.gates]
         async with self._pool.acquire() as connection:
-            hints = await submit(connection, jobs)
+            async with connection.transaction():
+                hints = await submit(connection, jobs)
+            hints += await gates.admit(connection, names)
         self.announcer.announce(hints)
 
     async def fill(self, pipeline: Pipeline, jobs: int) -> None:

@@ -17,13 +17,14 @@ import httpx2
 
 from bench.picture import photograph
 from chaos.history import Request
-from chaos.pipelines import KINDS
+from chaos.pipelines import KINDS, STOPPABLE
 from chaos.settings import TENANTS
 from chaos.stack import CLIENT, Installation
 from leasehold.database import TRY_AGAIN, connect
 from leasehold.ids import new_id
 from leasehold.pipeline import Pipeline
-from leasehold.transitions.jobs import NewJob, submit
+from leasehold.states import JobState
+from leasehold.transitions.jobs import NewJob, request_cancel, submit
 
 PICTURE_TYPE = "image/jpeg"
 WORDS = ("to", "be", "or", "not")
@@ -33,7 +34,7 @@ _PATIENCE = 25.0  # how long a client repeats what was not answered
 _ANSWER_SECONDS = 4.0
 _AGAIN_SECONDS = 0.3
 _PAUSES = {"media": 1.2, "short": 0.15, "long": 0.8, "fork": 0.6, "parked": 0.8, "flaky": 0.9, "hopeless": 2.0,
-           "wrong": 0.8, "poison": 5.0, "unlike": 0.8}  # fmt: skip
+           "wrong": 0.8, "poison": 5.0, "unlike": 0.8, "cancel": 0.8}  # fmt: skip
 
 
 def picture() -> bytes:
@@ -55,6 +56,7 @@ class Load:
         kinds: dict[str, Ask] = {"media": self._send_picture}
         for pipeline in KINDS:
             kinds[pipeline.name] = self._submitter(pipeline)
+        kinds["cancel"] = self._cancel_one
         async with asyncio.TaskGroup() as clients:
             for name, ask in kinds.items():
                 clients.create_task(self._repeat(ask, _PAUSES[name], seconds))
@@ -99,6 +101,35 @@ class Load:
             await asyncio.sleep(_AGAIN_SECONDS)
             return "unknown"
         return "accepted"
+
+    async def _cancel_one(self, tenant: str) -> None:
+        """Ask for a job, and a little later for its end: before it starts, while it runs, or too late."""
+        job = NewJob(self._rng.choice(STOPPABLE), tenant, {"text": self._rng.choice(WORDS)}, id=new_id())
+        asked_at = time.time()
+        while await self._try_submit(job) == "unknown":
+            if time.time() - asked_at > _PATIENCE:
+                return  # nobody learnt whether it is there: it is not this client's to cancel
+        self._note(job.pipeline.name, tenant, str(job.id), asked_at, "accepted", str(job.id), 1)
+        await asyncio.sleep(self._rng.uniform(0.0, 1.5))
+        asked_at, tries = time.time(), 0
+        answer = "unknown"
+        while answer == "unknown" and time.time() - asked_at < _PATIENCE:
+            tries += 1
+            answer = await self._try_cancel(job)
+        self._note("cancel", tenant, f"cancel {job.id}", asked_at, answer, str(job.id), tries)
+
+    async def _try_cancel(self, job: NewJob) -> str:
+        """`accepted`: it was cancelled there and then. What only was asked to stop may still end in time."""
+        try:
+            connection = await connect(self._installation.settings(CLIENT), "client")
+            try:
+                states = await request_cancel(connection, [job.id], job.tenant_id, reason="chaos", by="client")
+            finally:
+                connection.terminate()
+        except TRY_AGAIN:
+            await asyncio.sleep(_AGAIN_SECONDS)
+            return "unknown"
+        return "accepted" if states.get(job.id) == JobState.CANCELLED else "refused"
 
     # --- pictures by the front door
 

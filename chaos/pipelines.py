@@ -59,6 +59,8 @@ poison = _pipeline("poison", _step("die", isolated=True), _step("never", "die"))
 #: Breaks the rule that equal work makes equal bytes: only a create-only put can keep such outputs whole.
 unlike = _pipeline("unlike", _step("write", writes="unlike.txt"))
 
+#: What clients change their minds about.
+STOPPABLE = (short, long, parked)
 KINDS = (short, long, fork, parked, flaky, hopeless, wrong, poison, unlike)
 
 

@@ -26,7 +26,10 @@ from leasehold.settings import Settings
 
 #: The tenant of the key that `dev` and `demo` make.
 TENANT = "dev"
-SCOPES = ("media:read", "media:write")
+SCOPES = (
+    "media:read", "media:write", "runs:read", "runs:write", "templates:write", "external:work", "webhooks:write",
+    "fleet:operate",
+)  # fmt: skip
 _START_SECONDS = 60.0
 _STOP_SECONDS = 40.0
 _HEAD_START_SECONDS = 3.0

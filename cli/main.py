@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,12 +14,14 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cli import remote
 from leasehold.errors import LeaseholdError
 from leasehold.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A durable job platform.", rich_markup_mode=None)
 keys = typer.Typer(no_args_is_help=True, help="API keys.")
 app.add_typer(keys, name="keys")
+remote.add_to(app)
 console = Console()
 
 _DatabaseUrl = Annotated[str | None, typer.Option(help="Use this PostgreSQL instead of an embedded one.")]
@@ -50,11 +54,14 @@ def worker() -> None:
 
 
 @app.command()
-def doctor() -> None:
+def doctor(as_json: remote.AsJson = False) -> None:
     """Look at the database, the broker and the store: what they can promise. Exits with 1 when something is wrong."""
     from cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
 
-    if not show(console, asyncio.run(examine(Settings()))):
+    found = asyncio.run(examine(Settings()))
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in found]))
+    if not (all(finding.ok for finding in found) if as_json else show(console, found)):
         raise typer.Exit(1)
 
 
@@ -100,11 +107,16 @@ def create(
     tenant: Annotated[str, typer.Option(help="Whose objects the key may see.")],
     client: Annotated[str, typer.Option(help="Who uses it; for logs.")],
     scope: Annotated[list[str], typer.Option(help="For example media:read; may be given several times.")],
+    as_json: remote.AsJson = False,
 ) -> None:
     """Make a key. It is shown once: only a hash of it is kept."""
     from cli.keys import create_one  # noqa: PLC0415 - each command loads only what it needs
 
-    console.print(asyncio.run(create_one(Settings(), tenant, client, scope)), highlight=False)
+    key = asyncio.run(create_one(Settings(), tenant, client, scope))
+    if as_json:
+        typer.echo(json.dumps({"key": key, "tenant": tenant, "client": client, "scopes": scope}))
+    else:
+        console.print(key, highlight=False)
 
 
 @keys.command("revoke")

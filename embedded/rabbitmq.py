@@ -45,9 +45,13 @@ log.file = false
 
 
 class RabbitMQ:
-    """One node with its data in `directory`; `start` after `stop` or `kill` finds the same data and ports."""
+    """One node with its data in `directory`; `start` after `stop` or `kill` finds the same data and ports.
 
-    def __init__(self, directory: Path, program: RabbitServer) -> None:
+    `settings`: further lines of rabbitmq.conf.
+    """
+
+    def __init__(self, directory: Path, program: RabbitServer, *, settings: tuple[str, ...] = ()) -> None:
+        self._settings = settings
         self.directory = directory
         self.port = free_port()
         self._management_port = free_port()
@@ -151,6 +155,7 @@ class RabbitMQ:
         text = CONFIGURATION.format(
             amqp=self.port, management=self._management_port, user=USER, password=self._password
         )
+        text += "".join(f"{line}\n" for line in self._settings)
         self._run_as.file(self.directory / "rabbitmq.conf", text)
         self._run_as.file(self.directory / "enabled_plugins", "[rabbitmq_management].\n")
         self._run_as.file(self.directory / "inetrc", NAMES)

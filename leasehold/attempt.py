@@ -20,6 +20,9 @@ class Attempt(Protocol):
     def task_id(self) -> UUID: ...
 
     @property
+    def tenant_id(self) -> str: ...
+
+    @property
     def step(self) -> str: ...
 
     @property

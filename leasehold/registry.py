@@ -32,6 +32,9 @@ class Pipelines:
         except KeyError:
             raise DeclarationError(f"no pipeline is named {name!r}") from None
 
+    def find(self, name: str) -> Pipeline | None:
+        return self._by_name.get(name)
+
     def __contains__(self, name: str) -> bool:
         return name in self._by_name
 

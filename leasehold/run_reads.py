@@ -157,7 +157,7 @@ CROSS JOIN LATERAL (
     SELECT count(*) AS n, min(available_at) AS oldest FROM (
         SELECT t.available_at FROM task t
         WHERE t.queue = a.queue AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at <= clock_timestamp() LIMIT {MOST_COUNTED}) AS some
+          AND t.available_at <= clock_timestamp() LIMIT {MOST_COUNTED}) AS counted
 ) AS d
 ORDER BY a.queue LIMIT 1000
 """
@@ -171,7 +171,7 @@ async def depth(connection: Connection, queue: str, most: int) -> int:
     """Runnable tasks of a queue, counted up to `most`."""
     counted: int = await connection.fetchval(
         "SELECT count(*) FROM (SELECT 1 FROM task WHERE queue = $1 AND status IN ('pending', 'retry', 'waiting')"
-        " LIMIT $2) AS some",
+        " LIMIT $2) AS counted",
         queue,
         most,
     )

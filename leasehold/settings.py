@@ -71,6 +71,14 @@ class Settings(BaseSettings):
         None, ge=1, le=1_000_000, description="Runs are refused while so many tasks wait in their queue."
     )
 
+    # --- addresses and secrets of clients
+    egress_allow: str = Field(
+        "", description="Networks that webhooks and providers may be in although they are private, comma-separated."
+    )
+    sealing_keys: SecretStr = Field(
+        SecretStr(""), description="Fernet keys that seal clients' secrets, comma-separated, the newest first."
+    )
+
     # --- pictures
     picture_max_bytes: int = Field(32 * MIB, gt=0, description="Largest original that is accepted.")
     picture_max_pixels: int = Field(50_000_000, gt=0, description="Largest width x height of one frame.")

@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any
 from uuid import UUID
 
@@ -177,8 +177,9 @@ class Crew:
             return True
         self._keep_free(wanted)
         try:
-            with metrics.timed("look"):
-                found = await self._claim_next(self.queues, wanted, overdue)
+            asked = perf_counter()
+            found = await self._claim_next(self.queues, wanted, overdue)
+            metrics.took("look", asked)
         except TRY_AGAIN as error:
             log.warning("could not look for work", error=type(error).__name__)
             return False

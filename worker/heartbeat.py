@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from dataclasses import dataclass, field
-from time import monotonic
+from time import monotonic, perf_counter
 from uuid import UUID
 
 import asyncpg
@@ -208,8 +208,9 @@ class Heartbeat:
             self._main_loop.call_soon_threadsafe(self._on_drain)
         if wanted:
             leases = [held.lease for held in wanted]
-            with metrics.timed("renew"):
-                answers = await claims.renew(self._connection, self._worker, leases, self._settings.lease_seconds)
+            asked = perf_counter()
+            answers = await claims.renew(self._connection, self._worker, leases, self._settings.lease_seconds)
+            metrics.took("renew", asked)
             by_task = {answer.task_id: answer for answer in answers}
             for held in wanted:
                 self._heed(held, by_task[held.lease.task_id], started)

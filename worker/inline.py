@@ -67,6 +67,10 @@ class InlineAttempt:
         return self._claimed.job_id
 
     @property
+    def tenant_id(self) -> str:
+        return self._claimed.tenant_id
+
+    @property
     def task_id(self) -> UUID:
         return self._claimed.lease.task_id
 

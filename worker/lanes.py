@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import TypeAlias
 from uuid import UUID
 
@@ -72,8 +73,9 @@ class ClaimLane:
             gone.add(self._terms.owner)
         if not wanted:
             return [None] * len(items)
-        with metrics.timed("claim"):
-            found = await claims.claim(connection, self._terms, sorted(wanted), sorted(gone))
+        started = perf_counter()
+        found = await claims.claim(connection, self._terms, sorted(wanted), sorted(gone))
+        metrics.took("claim", started)
         by_task = {claimed.lease.task_id: claimed for claimed in found}
         return [by_task.pop(item.task_id, None) for item in items]  # a doubled hint gets it once
 
@@ -112,14 +114,15 @@ class SettleLane:
         parked = [item for item in items if isinstance(item, Parking)]
         released = [item.lease for item in items if isinstance(item, Release)]
         spread = [item for item in items if isinstance(item, Spreading)]
-        with metrics.timed("settle"):
-            outcomes = [
-                await settlements.complete(connection, done) if done else None,
-                await settlements.fail(connection, failed) if failed else None,
-                await settlements.wait_until(connection, parked) if parked else None,
-                await settlements.release(connection, released) if released else None,
-                await settlements.fan_out(connection, spread) if spread else None,
-            ]
+        started = perf_counter()
+        outcomes = [
+            await settlements.complete(connection, done) if done else None,
+            await settlements.fail(connection, failed) if failed else None,
+            await settlements.wait_until(connection, parked) if parked else None,
+            await settlements.release(connection, released) if released else None,
+            await settlements.fan_out(connection, spread) if spread else None,
+        ]
+        metrics.took("settle", started)
         answers: dict[UUID, Answer] = {}
         for outcome in outcomes:
             if outcome is not None:

@@ -149,7 +149,13 @@ class Worker:
             asyncio.create_task(self._reporter.run()),
             asyncio.create_task(self._admitter.run()),
             asyncio.create_task(
-                schedule(self._pool, Templates(self.pipelines), self._announcer, settings.retention_days * 86_400)
+                schedule(
+                    self._pool,
+                    Templates(self.pipelines),
+                    self._announcer,
+                    settings.retention_days * 86_400,
+                    self.pipelines.find("webhook"),
+                )
             ),
         ]
         for loop in self._loops:

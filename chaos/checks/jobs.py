@@ -33,7 +33,9 @@ def i1(history: History) -> Iterator[str]:
 
 
 def _excused(history: History, job: Row) -> bool:
-    """Whether its attempts were honestly used up by the faults."""
+    """Whether its client asked for its end, or its attempts were honestly used up by the faults."""
+    if job["status"] == "cancelled":
+        return any(request.kind == "cancel" and request.job == job["id"] for request in history.requests)
     failed = [task for task in history.tasks if task["job_id"] == job["id"] and task["status"] == "failed"]
     used_up = all(
         task["errors"] >= task["max_attempts"] or task["losses"] > history.terms.max_losses for task in failed

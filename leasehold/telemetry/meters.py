@@ -53,9 +53,9 @@ def tallies(name: str, meaning: str, labels: Sequence[str]) -> Tallies:
     return made
 
 
-def spreads(name: str, meaning: str, labels: Sequence[str]) -> Spreads:
+def spreads(name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float] = SLOW) -> Spreads:
     """A histogram of seconds for the hot path; see tallies.py."""
-    made = Spreads(name, meaning, labels, SLOW)
+    made = Spreads(name, meaning, labels, bounds)
     _made.append(made)
     return made
 

@@ -129,3 +129,13 @@ async def test_while_the_store_is_away_uploads_are_not_taken_in_nor_refused(
         problem(answer, 503, "store_unavailable")
         assert answer.headers["retry-after"] == "2"
         assert (await door.look(ticket)).json()["status"] == "INIT"
+
+
+async def test_the_verbose_readiness_says_what_the_parts_promise_and_no_secret(settings: Settings) -> None:
+    async with serving(settings) as api, client_of(api.url) as client:
+        answer = await client.get("/readyz?verbose")
+    said = answer.json()
+    assert {finding["part"] for finding in said["findings"]} >= {"database", "presence", "broker", "store"}
+    assert all(finding["meaning"] for finding in said["findings"])
+    for secret in (settings.database_url, settings.amqp_url, settings.s3_secret_key):
+        assert secret.get_secret_value() not in answer.text

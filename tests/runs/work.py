@@ -16,6 +16,7 @@ from leasehold.pipeline import Pipeline, RunTerms, SkipIf, Step
 from leasehold.registry import Pipelines
 from leasehold.verdicts import Done, FanOut
 from leasehold.work import Work
+from pipelines.webhooks.pipeline import webhooks
 
 
 class Does(BaseModel):
@@ -134,3 +135,7 @@ def count(work: Work) -> Done:
 
 def pipelines() -> Pipelines:
     return Pipelines(scripted, spread, branches, isolated)
+
+
+def pipelines_and_webhooks() -> Pipelines:
+    return Pipelines(scripted, spread, branches, isolated, webhooks)

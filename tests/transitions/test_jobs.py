@@ -130,8 +130,8 @@ async def test_a_replayed_job_goes_on_from_the_step_that_failed(rows: Rows) -> N
     await complete(rows, claimed)
     (second,) = await rows.claim_all()
     await settlements.fail(rows.connection, [Failure(second.lease, "error", "bad", "no", False, 0.0)])
-    assert await jobs.replay(rows.connection, claimed.job_id, "somebody else") == []
-    assert len(await jobs.replay(rows.connection, claimed.job_id, "t")) == 1
+    assert await jobs.replay(rows.connection, claimed.job_id, "somebody else") is None
+    assert len(await jobs.replay(rows.connection, claimed.job_id, "t") or []) == 1
     assert await rows.statuses(claimed.job_id) == {"a": "succeeded", "b": "pending", "c": "blocked"}
     for step in ("b", "c"):
         (again,) = await rows.claim_all()

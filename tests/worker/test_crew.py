@@ -34,7 +34,16 @@ async def test_a_hint_that_comes_during_a_look_that_finds_nothing_is_followed_at
         followed.set()
 
     broker = make_broker(Settings(_env_file=None, broker="postgres"))
-    crew = Crew(["q"], 1, claim=claim, claim_next=claim_next, run=run, broker=broker, poll_seconds=NEVER)
+    crew = Crew(
+        ["q"],
+        1,
+        claim=claim,
+        claim_next=claim_next,
+        run=run,
+        broker=broker,
+        poll_seconds=NEVER,
+        holds=lambda _task: False,
+    )
     crew.start()
     try:
         await asyncio.wait_for(looking.wait(), SECONDS)

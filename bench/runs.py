@@ -1,0 +1,211 @@
+"""`runs`: the runs door's figures: a cancel's way to a running step, a page of a long list, the cost of a step, of a
+limit, and of a flood to its neighbours.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from statistics import median
+from typing import Any
+from uuid import UUID
+
+import asyncpg
+import httpx2
+
+from bench.figure import Figure, Goal, quantile
+from bench.http import until_ready
+from bench.jobs import until_finished
+from bench.pipelines import napping, twostep
+from bench.scale import Scale
+from bench.stand import Installation, Stand
+from bench.submitter import submitter
+from embedded.ports import free_port
+from leasehold.credentials import create_key
+from leasehold.gate import Gate
+from leasehold.transitions.jobs import NewJob
+from pipelines.demo.pipeline import noop
+
+_PIPELINES = "bench.pipelines:benched"
+_SCOPES = ("runs:read", "runs:write")
+_CANCELS = 100
+_ROWS, _PAGES, _PAGE = 1_000_000, 100, 100
+_FLOOD, _NAP_SLOTS = 10_000, 16
+
+_FILL = """
+WITH made AS (
+    INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, steps_left, event_seq, params, inputs,
+                     output_prefix, created_at, finished_at)
+    SELECT (lpad(to_hex(1700000000000 + n), 12, '0') || '7000' || 'a000' || lpad(to_hex(n), 12, '0'))::uuid, 'bench',
+           'noop', 1, 'succeeded', 0, 4, '{}', '{}', '', clock_timestamp(), clock_timestamp()
+    FROM generate_series(1, $1::int) AS n
+    RETURNING id
+)
+INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id)
+SELECT id, 'bench', 'noop', 1, 'tenant', '' FROM made
+"""
+
+
+async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+    return [
+        *await _cancels(stand, scale),
+        await _pages(stand, scale),
+        await _steps(stand, scale),
+        await _limit(stand, scale),
+        await _flood(stand, scale),
+    ]
+
+
+@asynccontextmanager
+async def _client(installation: Installation) -> AsyncIterator[httpx2.AsyncClient]:
+    port = free_port()
+    await installation.start("api", api_port=port)
+    await until_ready(port)
+    async with installation.connection() as connection:
+        key = await create_key(connection, tenant_id="bench", client_id="bench", scopes=_SCOPES)
+    headers = {"Authorization": f"Bearer {key.text}"}
+    async with httpx2.AsyncClient(base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=60.0) as client:
+        yield client
+
+
+async def _asked(asking: Any) -> Any:
+    answer: httpx2.Response = await asking
+    return answer.raise_for_status().json()
+
+
+async def _cancels(stand: Stand, scale: Scale) -> list[Figure]:
+    """From the request's event to the acknowledgement's, of steps that look at a checkpoint each 0.1 s."""
+    runs, load = [], []
+    for _ in range(scale.runs):
+        load.append(os.getloadavg()[0])
+        async with stand.installation() as installation, _client(installation) as client:
+            await installation.start_worker(worker_concurrency=_CANCELS)
+            body = {"template": "demo_long_task", "payload": {"seconds": 600}}
+            ids = [(await _asked(client.post("/v1/runs", json=body)))["id"] for _ in range(_CANCELS)]
+            async with installation.connection() as connection:
+                await _until(connection, "SELECT count(*) FROM task WHERE step = 'execute' AND status = 'running'")
+                for run in ids:
+                    await _asked(client.post(f"/v1/runs/{run}/cancel"))
+                await _until(connection, "SELECT count(*) FROM job WHERE status = 'cancelled'")
+                rows = await connection.fetch(
+                    "SELECT extract(epoch FROM max(at) - min(at))::float8 AS s FROM event"
+                    " WHERE kind = 'cancel_requested' OR (kind = 'cancelled' AND step = 'execute') GROUP BY job_id"
+                )
+            runs.append([1000 * row["s"] for row in rows])
+    return [
+        Figure("cancel to acknowledged, p50", "ms", tuple(median(run) for run in runs), tuple(load)),
+        Figure("cancel to acknowledged, p99", "ms", tuple(quantile(r, 0.99) for r in runs), tuple(load), Goal(1500)),
+    ]
+
+
+async def _until(connection: asyncpg.Connection[asyncpg.Record], counting: str) -> None:
+    async with asyncio.timeout(60):
+        while await connection.fetchval(counting) < _CANCELS:  # noqa: ASYNC110 - rows tell nobody
+            await asyncio.sleep(0.05)
+
+
+async def _pages(stand: Stand, scale: Scale) -> Figure:
+    """Ten thousand runs by cursor, a hundred a page, the newest of a million."""
+    runs, load = [], []
+    async with stand.installation() as installation, _client(installation) as client:
+        async with installation.connection() as connection:
+            await connection.execute(_FILL, _ROWS, timeout=600)
+            await connection.execute("ANALYZE")
+        for _ in range(scale.runs):
+            load.append(os.getloadavg()[0])
+            runs.append(await _walk(client))
+    return Figure(
+        "a page of 100 runs of 1 million, p99", "ms", tuple(quantile(r, 0.99) for r in runs), tuple(load), Goal(20)
+    )
+
+
+async def _walk(client: httpx2.AsyncClient) -> list[float]:
+    spent, cursor = [], None
+    for _ in range(_PAGES):
+        began = time.perf_counter()
+        said = await _asked(client.get("/v1/runs", params={"limit": _PAGE} | ({"cursor": cursor} if cursor else {})))
+        spent.append(1000 * (time.perf_counter() - began))
+        cursor = said["next_cursor"]
+    return spent
+
+
+async def _steps(stand: Stand, scale: Scale) -> Figure:
+    """A run of two steps that do nothing, ten a second: its whole time by the database's clock, halved."""
+    runs, load = [], []
+    for _ in range(scale.runs):
+        load.append(os.getloadavg()[0])
+        async with stand.installation(pipelines=_PIPELINES) as installation:
+            worker = await installation.start_worker()
+            async with submitter(installation) as submitting:
+                for _ in range(100):
+                    await submitting.submit(NewJob(twostep, "bench"))
+                    await asyncio.sleep(0.1)
+                await until_finished(installation, worker)
+            async with installation.connection() as connection:
+                rows = await connection.fetch(
+                    "SELECT extract(epoch FROM finished_at - started_at)::float8 AS s FROM job"
+                )
+        runs.append(median(1000 * row["s"] / 2 for row in rows))
+    return Figure("what a step costs at rest, p50", "ms", tuple(runs), tuple(load), Goal(10))
+
+
+async def _limit(stand: Stand, scale: Scale) -> Figure:
+    """Jobs a second with a wide gate each, to jobs a second without; submitted and drained, turn by turn."""
+    ratios, load = [], []
+    for _ in range(scale.runs):
+        load.append(os.getloadavg()[0])
+        free = await _drained(stand, scale, ())
+        gated = await _drained(stand, scale, (Gate("bench", "queue:default", at_most=1000),))
+        ratios.append(gated / free)
+    return Figure(
+        "throughput with a limit of 1000 to without", "ratio", tuple(ratios), tuple(load), Goal(0.9, at_least=True)
+    )
+
+
+async def _drained(stand: Stand, scale: Scale, gates: Sequence[Gate]) -> float:
+    async with stand.installation() as installation:
+        worker = await installation.start_worker()
+        async with submitter(installation) as submitting:
+            for start in range(0, scale.jobs // 2, 250):
+                jobs = [NewJob(noop, "bench", gates=gates) for _ in range(min(250, scale.jobs // 2 - start))]
+                await submitting.submit(*jobs)
+            await until_finished(installation, worker)
+        async with installation.connection() as connection:
+            seconds = await connection.fetchval(
+                "SELECT extract(epoch FROM max(finished_at) - min(created_at))::float8 FROM job"
+            )
+    return float(scale.jobs // 2 / seconds)
+
+
+async def _flood(stand: Stand, scale: Scale) -> Figure:
+    """A tenant's one job behind another's ten thousand, each of which holds one of sixteen slots for 50 ms."""
+    waits, load = [], []
+    for _ in range(scale.runs):
+        load.append(os.getloadavg()[0])
+        async with stand.installation(pipelines=_PIPELINES) as installation:
+            async with submitter(installation) as submitting:
+                for _ in range(_FLOOD // 250):
+                    await submitting.submit(*(NewJob(napping, "hostile") for _ in range(250)))
+                await installation.start_worker(worker_concurrency=_NAP_SLOTS)
+                await asyncio.sleep(2)
+                found = []
+                for _ in range(5):
+                    quiet = NewJob(napping, "quiet")
+                    await submitting.submit(quiet)
+                    found.append(await _wait_of(installation, quiet.id))
+            waits.append(max(found))
+    return Figure("a quiet tenant's wait beside a flood of 10,000", "s", tuple(waits), tuple(load), Goal(2))
+
+
+async def _wait_of(installation: Installation, job_id: UUID) -> float:
+    async with installation.connection() as connection, asyncio.timeout(60):
+        while True:
+            waited = await connection.fetchval(
+                "SELECT extract(epoch FROM started_at - created_at)::float8 FROM job WHERE id = $1", job_id
+            )
+            if waited is not None:
+                return float(waited)
+            await asyncio.sleep(0.05)

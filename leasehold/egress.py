@@ -1,0 +1,175 @@
+"""Requests to addresses that clients or providers name: never to a private one.
+
+The name is resolved once, every address it has must be global, and the connection goes to one of those very addresses:
+a name that answers differently a moment later (DNS rebinding) gains nothing. Redirects are not followed unless asked
+for, and each is checked like the first. No proxy of the environment is used. A network may be allowed by setting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Self, TypeAlias
+
+import httpx2
+
+from leasehold.errors import LeaseholdError
+from leasehold.settings import Settings
+
+_Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
+_Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+
+#: Ports of addresses that are not allowed by setting.
+PORTS = frozenset({80, 443})
+_NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CONNECT_SECONDS = 5.0
+
+
+class EgressRefused(LeaseholdError):
+    """The address may not be asked. `code`: url_malformed, host_unknown, address_private, port_refused,
+    too_many_redirects.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class EgressFailed(LeaseholdError):
+    """No answer: a connection that was refused or cut, a time limit, or more bytes than wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a URL leads, with the address it will be asked at."""
+
+    url: httpx2.URL
+    host: str
+    address: str
+
+
+class Egress:
+    """`allowed`: networks that may be asked although they are not global, at any port."""
+
+    def __init__(self, allowed: tuple[_Network, ...] = ()) -> None:
+        self._allowed = allowed
+        self._http = httpx2.AsyncClient(
+            trust_env=False, follow_redirects=False, limits=httpx2.Limits(max_keepalive_connections=0)
+        )
+
+    @classmethod
+    def from_settings(cls, settings: Settings) -> Self:
+        return cls(
+            tuple(ipaddress.ip_network(text.strip()) for text in settings.egress_allow.split(",") if text.strip())
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self._http.aclose()
+
+    async def check(self, url: str) -> Target:
+        """Where `url` leads. Raises EgressRefused."""
+        try:
+            parsed = httpx2.URL(url)
+        except (httpx2.InvalidURL, ValueError):
+            raise EgressRefused("url_malformed", "This is not a URL.") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
+            raise EgressRefused("url_malformed", "Only http and https URLs without a user are asked.")
+        port = parsed.port or (443 if parsed.scheme == "https" else 80)
+        addresses = await _resolve(parsed.host, port)
+        if not all(self._may_be_asked(address) for address in addresses):
+            raise EgressRefused("address_private", "The host has an address that is not public.")
+        if port not in PORTS and not all(self._is_allowed(address) for address in addresses):
+            raise EgressRefused("port_refused", "Only ports 80 and 443 are asked.")
+        return Target(parsed, parsed.host, str(addresses[0]))
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes = b"",
+        max_bytes: int = 64 * 1024,
+        timeout: float = 15.0,
+        redirects: int = 0,
+    ) -> Answer:
+        """Ask, and read at most `max_bytes` of the answer, all within `timeout` seconds.
+
+        Raises EgressRefused; EgressFailed.
+        """
+        try:
+            async with asyncio.timeout(timeout):
+                for _ in range(redirects + 1):
+                    target = await self.check(url)
+                    answer = await self._ask(target, method, headers or {}, content, max_bytes)
+                    if answer.status not in _REDIRECTS or redirects == 0:
+                        return answer
+                    url = str(target.url.join(answer.headers.get("location", "")))
+                    method, content = ("GET", b"") if method != "HEAD" else (method, b"")
+        except TimeoutError:
+            raise EgressFailed(f"no answer within {timeout:g} s") from None
+        except httpx2.HTTPError as error:
+            raise EgressFailed(f"no answer: {type(error).__name__}") from error
+        raise EgressRefused("too_many_redirects", "The address leads from one to the next.")
+
+    async def _ask(
+        self, target: Target, method: str, headers: Mapping[str, str], content: bytes, max_bytes: int
+    ) -> Answer:
+        host = target.host if target.url.port is None else f"{target.host}:{target.url.port}"
+        request = self._http.build_request(
+            method,
+            target.url.copy_with(host=target.address),
+            headers={**headers, "Host": host},
+            content=content,
+            timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
+            extensions={"sni_hostname": target.host},  # the certificate must be the name's, not the address's
+        )
+        answer = await self._http.send(request, stream=True)
+        try:
+            body = bytearray()
+            async for piece in answer.aiter_bytes():
+                body += piece
+                if len(body) > max_bytes:
+                    raise EgressFailed(f"an answer of more than {max_bytes} bytes")
+        finally:
+            await answer.aclose()
+        return Answer(answer.status_code, answer.headers, bytes(body))
+
+    def _may_be_asked(self, address: _Address) -> bool:
+        return self._is_allowed(address) or is_public(address)
+
+    def _is_allowed(self, address: _Address) -> bool:
+        return any(address in network for network in self._allowed)
+
+
+def is_public(address: _Address) -> bool:
+    """Whether it is one of the Internet's, and so are the addresses hidden in it."""
+    if isinstance(address, ipaddress.IPv6Address):
+        inner = address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1])
+        if any(address in network for network in _NAT64):
+            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
+        if inner is not None:
+            return is_public(inner)
+    return address.is_global and not address.is_multicast and not address.is_reserved
+
+
+async def _resolve(host: str, port: int) -> list[_Address]:
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        raise EgressRefused("host_unknown", "The host has no address.") from None
+    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]

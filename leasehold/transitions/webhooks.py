@@ -1,0 +1,73 @@
+"""Telling how runs ended: each becomes a delivery job of this very system, in the transaction that ticks it off."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+from leasehold.database import Connection
+from leasehold.outbox import Announcement
+from leasehold.pipeline import Pipeline
+from leasehold.transitions.jobs import NewJob, submit
+
+# The runs that ended and were not told of, with what they became.
+_ENDED = """
+SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, r.template, r.version, r.scope, r.scope_id
+FROM job j JOIN run r ON r.job_id = j.id
+WHERE j.notify AND j.finished_at IS NOT NULL
+ORDER BY j.finished_at LIMIT $1
+FOR UPDATE OF j SKIP LOCKED
+"""
+
+_WATCHING = "SELECT id, tenant_id, events FROM webhook WHERE enabled AND tenant_id = ANY($1::text[])"
+
+_TOLD = "UPDATE job SET notify = false WHERE id = ANY($1::uuid[])"
+
+
+async def dispatch(
+    connection: Connection, pipeline: Pipeline, keep_seconds: int, limit: int = 100
+) -> list[Announcement]:
+    """Write a delivery for each ended run and each webhook that subscribed to it. Returns hints to be published."""
+    async with connection.transaction():
+        ended = await connection.fetch(_ENDED, limit)
+        if not ended:
+            return []
+        watching = await connection.fetch(_WATCHING, sorted({row["tenant_id"] for row in ended}))
+        deliveries = [
+            _delivery(pipeline, hook["id"], row, keep_seconds)
+            for row in ended
+            for hook in watching
+            if hook["tenant_id"] == row["tenant_id"] and f"run.{row['status']}" in hook["events"]
+        ]
+        hints = await submit(connection, deliveries) if deliveries else []
+        await connection.execute(_TOLD, [row["id"] for row in ended])
+    return hints
+
+
+def _delivery(pipeline: Pipeline, webhook_id: UUID, row: Any, keep_seconds: int) -> NewJob:
+    data = {
+        "id": str(row["id"]),
+        "template": row["template"],
+        "version": row["version"],
+        "scope": row["scope"],
+        "scope_id": row["scope_id"],
+        "status": row["status"],
+        "error": row["error"],
+    }
+    said = {"type": f"run.{row['status']}", "timestamp": row["finished_at"].isoformat(), "data": data}
+    params = {"webhook_id": str(webhook_id), "event": said}
+    return NewJob(pipeline, row["tenant_id"], params=params, keep_seconds=keep_seconds)
+
+
+async def disable(connection: Connection, webhook_id: UUID, tenant_id: str, reason: str) -> None:
+    await connection.execute(
+        "UPDATE webhook SET enabled = false, disabled_because = $3 WHERE id = $1 AND tenant_id = $2",
+        webhook_id,
+        tenant_id,
+        reason,
+    )
+
+
+async def find(connection: Connection, webhook_id: UUID, tenant_id: str) -> Any:
+    """The webhook's row, or None."""
+    return await connection.fetchrow("SELECT * FROM webhook WHERE id = $1 AND tenant_id = $2", webhook_id, tenant_id)

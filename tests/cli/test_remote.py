@@ -1,0 +1,98 @@
+"""The command line speaks to a running API, tells refusals in a sentence, and prints JSON where it is asked to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from typing import Any
+
+import pytest
+
+from leasehold.credentials import create_key
+from leasehold.database import Connection
+from tests.api.conftest import Running
+from tests.runs.conftest import SCOPES, rows, running, runs_settings, worker  # noqa: F401 - fixtures
+from worker.worker import Worker
+
+
+class Cli:
+    def __init__(self, url: str, key: str) -> None:
+        self._environment = os.environ | {"LEASEHOLD_URL": url, "LEASEHOLD_API_KEY": key, "COLUMNS": "200"}
+
+    async def __call__(self, *arguments: str) -> tuple[int, str, str]:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "cli.main", *arguments, env=self._environment,
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        out, err = await process.communicate()
+        assert process.returncode is not None
+        return process.returncode, out.decode(), err.decode()
+
+    async def said(self, *arguments: str) -> Any:
+        code, out, err = await self(*arguments, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+
+@pytest.fixture
+async def cli(running: Running, rows: Connection) -> Cli:  # noqa: F811 - fixtures
+    key = await create_key(rows, tenant_id="acme", client_id="cli", scopes=SCOPES)
+    return Cli(running.url, key.text)
+
+
+async def test_a_run_is_submitted_watched_listed_and_explained(cli: Cli, worker: Worker) -> None:  # noqa: F811
+    code, out, _ = await cli("submit", "scripted", '{"number": 3}', "--watch")
+    assert code == 0
+    assert "succeeded" in out
+    (listed,) = (await cli.said("runs"))["runs"]
+    explained = await cli.said("explain", listed["id"])
+    assert explained["reasons"][0]["code"] == "ended"
+    code, out, _ = await cli("explain", listed["id"])
+    assert "The run has succeeded" in out
+
+
+async def test_a_failed_run_fails_its_watcher_and_is_replayed_by_its_fingerprint(
+    cli: Cli,
+    worker: Worker,  # noqa: F811
+) -> None:
+    code, out, _ = await cli("submit", "scripted", '{"do": "fail"}', "--watch")
+    assert (code, "broken" in out) == (1, True)
+    (group,) = (await cli.said("dead-letters", "list"))["groups"]
+    replayed = await cli.said("dead-letters", "replay", group["fingerprint"], "--canary")
+    assert len(replayed["replayed"]) == 1
+
+
+async def test_schedules_queues_and_workers_are_seen_and_steered(cli: Cli, worker: Worker) -> None:  # noqa: F811
+    made = await cli.said("schedules", "create", "scripted", "0 9 * * *", "--timezone", "Asia/Taipei")
+    assert (await cli.said("schedules", "pause", made["id"]))["enabled"] is False
+    assert (await cli.said("schedules", "list"))["schedules"][0]["id"] == made["id"]
+    await cli.said("queues", "pause", "default", "--reason", "a look")
+    queues = {one["queue"]: one for one in (await cli.said("queues", "list"))["queues"]}
+    assert queues["default"]["paused_because"] == "a look"
+    (seen,) = (await cli.said("workers", "list"))["workers"]
+    assert seen["id"] == str(worker.id)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("submit", "nothing"), "template_not_found"),
+        (("submit", "scripted", "{"), "not JSON"),
+        (("cancel", "00000000-0000-0000-0000-000000000000"), "run_not_found"),
+        (("schedules", "create", "scripted", "nonsense"), "invalid_cron"),
+    ],
+)
+async def test_a_refusal_is_a_sentence_and_an_exit_code(cli: Cli, arguments: tuple[str, ...], sentence: str) -> None:
+    code, out, err = await cli(*arguments)
+    assert (code, out) == (1, "")
+    assert sentence in err
+    assert "Traceback" not in err
+
+
+async def test_without_a_key_or_an_api_it_says_so() -> None:
+    code, _, err = await Cli("http://127.0.0.1:9", "")("runs")
+    assert (code, "LEASEHOLD_API_KEY" in err) == (1, True)
+    code, _, err = await Cli("http://127.0.0.1:9", "lh_x_y")("runs")
+    assert (code, "does not answer" in err) == (1, True)

@@ -1,0 +1,152 @@
+"""External workers hold leases like our own: fenced by epoch, taken over when they vanish, told of a cancel."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID, uuid4
+
+import pytest
+
+from api.security import EXTERNAL_WORK
+from leasehold.credentials import create_key
+from leasehold.database import Connection
+from leasehold.errors import Permanent
+from leasehold.external import ExternalWorker, Task
+from leasehold.transitions import sweeps
+from tests.api.conftest import Running
+from tests.api.door import problem
+from tests.factories import Rows, assert_history
+from tests.runs.conftest import Client, step_of
+from worker.worker import Worker
+
+STEPS = [
+    {"id": "outside", "queue": "reports", "retry": {"max_attempts": 2, "backoff_seconds": [0]}},
+    {"id": "inside", "worker_type": "scripted.second"},
+]
+
+
+@pytest.fixture
+async def template(client: Client) -> str:
+    answer = await client.post("/v1/templates", type="mixed", steps=STEPS)
+    assert answer.status_code == 201, answer.text
+    return "mixed"
+
+
+async def claim(client: Client, worker_id: str = "w1", **body: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/external/claim", worker_id=worker_id, queues=["reports"], **body)
+    (task,) = answer.json()["tasks"]
+    return dict(task) | {"held": {"worker_id": worker_id, "epoch": task["epoch"]}}
+
+
+async def settle(client: Client, task: dict[str, Any], verb: str, **body: Any) -> Any:
+    return await client.post(f"/v1/external/tasks/{task['task_id']}/{verb}", **(task["held"] | body))
+
+
+async def test_a_task_outside_is_done_and_the_run_goes_on_inside(
+    client: Client, worker: Worker, rows: Connection, template: str
+) -> None:
+    run = await client.start(template, payload={"number": 1})
+    assert (await client.look(run))["status"] == "waiting_worker"
+    task = await claim(client, wait=5)
+    assert (task["run_id"], task["payload"], task["queue"]) == (run, {"number": 1}, "reports")
+    assert (await settle(client, task, "progress", percent=40, summary="nearly")).status_code == 200
+    assert step_of(await client.look(run), "outside")["percent"] == 40
+    assert (await settle(client, task, "complete", result={"made": 1})).status_code == 200
+    said = await client.until(run, "succeeded")
+    assert said["result"]["outside"] == {"made": 1}
+    await assert_history(Rows(rows), UUID(run))
+
+
+async def test_a_stale_epoch_changes_nothing(client: Client, rows: Connection, template: str) -> None:
+    run = await client.start(template)
+    first = await claim(client)
+    await rows.execute("UPDATE task SET lease_until = clock_timestamp() WHERE id = $1", UUID(first["task_id"]))
+    await sweeps.expire_leases(rows, [], 5)
+    second = await claim(client, "w2")
+    for verb in ("heartbeat", "complete", "fail", "acknowledge-cancel"):
+        problem(await settle(client, first, verb), 409, "lease_lost")
+    problem(await settle(client, first, "progress", percent=1), 409, "lease_lost")
+    assert second["epoch"] == first["epoch"] + 1
+    assert step_of(await client.look(run), "outside")["state"] == "running"
+
+
+async def test_a_failed_attempt_outside_is_tried_again_as_the_template_says(client: Client, template: str) -> None:
+    run = await client.start(template)
+    for _ in range(2):
+        task = await claim(client, wait=5)
+        assert (await settle(client, task, "fail", code="no_luck", message="bad weather")).status_code == 200
+    said = await client.until(run, "failed")
+    assert said["error"]["code"] == "no_luck"
+    task_of_another = await client.start(template)
+    assert task_of_another
+    assert (await settle(client, await claim(client), "fail", code="hopeless", retryable=False)).status_code == 200
+    assert (await client.until(task_of_another, "failed"))["error"]["code"] == "hopeless"
+
+
+async def test_a_worker_outside_hears_of_a_cancel_and_acknowledges_it(client: Client, template: str) -> None:
+    run = await client.start(template)
+    task = await claim(client)
+    assert (await client.post(f"/v1/runs/{run}/cancel")).json()["status"] == "cancel_requested"
+    assert (await settle(client, task, "heartbeat")).json()["cancel_requested"] is True
+    assert (await settle(client, task, "acknowledge-cancel")).status_code == 200
+    assert (await client.look(run))["status"] == "cancelled"
+
+
+async def test_a_step_outside_that_runs_past_its_limit_has_timed_out(
+    client: Client, rows: Connection, template: str
+) -> None:
+    run = await client.start(template)
+    task = await claim(client)
+    await rows.execute("UPDATE task SET timeout_seconds = 1, started_at = started_at - interval '5 s' WHERE id = $1",
+                       UUID(task["task_id"]))  # fmt: skip
+    problem(await settle(client, task, "heartbeat"), 409, "lease_lost")
+    assert step_of(await client.look(run), "outside")["error"]["code"] == "step_timeout"
+
+
+async def test_a_tenants_queue_is_its_own(client: Client, stranger: Client, template: str) -> None:
+    await client.start(template)
+    answer = await stranger.post("/v1/external/claim", worker_id="w1", queues=["reports"])
+    assert answer.json()["tasks"] == []
+    task = await claim(client)
+    for verb in ("heartbeat", "complete"):
+        problem(await stranger.post(f"/v1/external/tasks/{task['task_id']}/{verb}", **task["held"]), 409, "lease_lost")
+    problem(await client.post(f"/v1/external/tasks/{uuid4()}/complete", worker_id="w", epoch=1), 409, "lease_lost")
+
+
+@pytest.mark.parametrize(
+    "body", [{"queues": []}, {"queues": ["NO"]}, {"worker_id": ""}, {"wait": 31}, {"lease_seconds": 1}, {"more": 1}]
+)
+async def test_a_claim_that_makes_no_sense_is_refused(client: Client, body: dict[str, Any]) -> None:
+    answer = await client.post("/v1/external/claim", **({"worker_id": "w", "queues": ["reports"]} | body))
+    problem(answer, 422, "invalid_request")
+
+
+async def test_the_reference_client_works_fails_and_stops_as_it_should(
+    client: Client, running: Running, rows: Connection, template: str
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+
+    async def handle(task: Task) -> dict[str, Any]:
+        if task.payload.get("fail"):
+            raise Permanent("broken", "it is broken")
+        while task.payload.get("work"):
+            await task.progress(10)
+            task.checkpoint()
+            await asyncio.sleep(0.05)
+        return {"by": task.step}
+
+    async with ExternalWorker(running.url, key.text, queues=["reports"], lease_seconds=5.0) as outside:
+        assert not await outside.work_once(handle)
+        done = await client.start(template)
+        assert await outside.work_once(handle, wait=5)
+        assert (await client.look(done))["result"] == {"outside": {"by": "outside"}}
+        failed = await client.start(template, payload={"fail": True})
+        await outside.work_once(handle, wait=5)
+        assert (await client.look(failed))["error"]["code"] == "broken"
+        stopped = await client.start(template, payload={"work": True})
+        working = asyncio.create_task(outside.work_once(handle, wait=5))
+        await client.until_step(stopped, "outside", "running")
+        await client.post(f"/v1/runs/{stopped}/cancel")
+        await working
+        assert (await client.look(stopped))["status"] == "cancelled"

@@ -1,0 +1,211 @@
+"""Limits hold however many ask at once, and what waits says why."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from leasehold import rates
+from leasehold.credentials import create_key
+from leasehold.database import Connection, connect
+from leasehold.gate import Gate
+from leasehold.pipeline import Pipeline, Step
+from leasehold.settings import Settings
+from leasehold.transitions import claims, gates, jobs, settlements
+from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.settlements import Completion
+from tests.api.conftest import client_of, serving
+from tests.api.door import problem
+from tests.factories import Rows, assert_history, terms
+from tests.runs.conftest import SCOPES, Client
+from worker.worker import Worker
+
+ONE = Pipeline("one", module="tests.factories", steps=[Step("only")])
+
+
+async def reasons(client: Client, run: str) -> list[dict[str, Any]]:
+    said: list[dict[str, Any]] = (await client.http.get(f"/v1/runs/{run}/explain")).json()["reasons"]
+    return said
+
+
+async def template(client: Client, policy: str, **more: Any) -> None:
+    body = {"type": "scoped", "steps": [{"id": "only", "queue": "q"}], "concurrency_policy": policy}
+    assert (await client.post("/v1/templates", **(body | more))).status_code == 201
+
+
+async def test_a_second_run_of_the_same_scope_is_refused_also_at_once(client: Client) -> None:
+    await template(client, "reject_same_scope", dedupe_keys=["target"])
+    same = {"scope": "user", "scope_id": "u1", "payload": {"target": 1}}
+    answers = await asyncio.gather(*(client.submit("scoped", **same) for _ in range(8)))
+    assert sorted(answer.status_code for answer in answers) == [202] + [409] * 7
+    (made,) = [answer.json()["id"] for answer in answers if answer.status_code == 202]
+    said = problem(await client.submit("scoped", **same), 409, "same_scope_running")
+    assert made in said["detail"]
+    await client.start("scoped", scope="user", scope_id="u1", payload={"target": 2})
+    await client.post(f"/v1/runs/{made}/cancel")
+    await client.start("scoped", **same)
+
+
+async def test_runs_of_the_same_scope_wait_their_turn(client: Client, rows: Connection) -> None:
+    await template(client, "queue_same_scope")
+    runs = [await client.start("scoped", scope_id="u1") for _ in range(3)]
+    for number, run in enumerate(runs):
+        tasks = (await client.post("/v1/external/claim", worker_id="w", queues=["q"], limit=10, wait=5)).json()["tasks"]
+        assert [task["run_id"] for task in tasks] == [run]
+        if number == 0:
+            (reason,) = await reasons(client, runs[2])
+            assert (reason["code"], reason["ahead"]) == ("same_scope", 1)
+        held = {"worker_id": "w", "epoch": tasks[0]["epoch"]}
+        await client.post(f"/v1/external/tasks/{tasks[0]['task_id']}/complete", **held)
+        await gates.admit(rows, await gates.gates_of(rows, [UUID(run)]))  # as a worker or the sweeper does
+        await assert_history(Rows(rows), UUID(run))
+
+
+async def test_a_newer_run_replaces_those_before_it(client: Client) -> None:
+    await template(client, "replace_same_scope")
+    older = [await client.start("scoped", scope_id="u1") for _ in range(3)]
+    newest = await client.start("scoped", scope_id="u1")
+    assert [(await client.look(run))["status"] for run in older] == ["cancelled"] * 3
+    assert newest[:8] in str((await client.look(older[-1]))["cancel"]["reason"])
+    assert (await client.look(newest))["held"] is False
+
+
+@pytest.mark.parametrize("at_most", [1, 3])
+async def test_no_more_run_at_once_than_the_limit_lets_in(rows: Connection, settings: Settings, at_most: int) -> None:
+    """Three processes let in, run and settle as fast as they can; a witness counts."""
+    names = [("t", "queue:default")]
+    made = [NewJob(ONE, "t", gates=[Gate("t", "queue:default", at_most)]) for _ in range(40)]
+    async with rows.transaction():
+        await jobs.submit(rows, made)
+    connections = [await connect(settings, "test") for _ in range(3)]
+    most = 0
+
+    async def work(connection: Connection) -> None:
+        nonlocal most
+        mine = terms()
+        while await connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL"):
+            await gates.admit(connection, names)
+            for claimed in await claims.claim_next(connection, mine, ["default"], 10):
+                inside = await connection.fetchval(
+                    "SELECT count(*) FROM gate_job g JOIN job j ON j.id = g.job_id"
+                    " WHERE g.admitted_at IS NOT NULL AND j.finished_at IS NULL"
+                )
+                most = max(most, inside)
+                await settlements.complete(connection, [Completion(claimed.lease)])
+
+    async with asyncio.timeout(60):
+        await asyncio.gather(*(work(connection) for connection in connections))
+    for connection in connections:
+        await connection.close()
+    assert 1 <= most <= at_most
+    await assert_history(Rows(rows), made[-1].id)
+
+
+async def test_no_more_start_within_a_minute_than_the_limit_lets_in(rows: Connection) -> None:
+    gate = Gate("t", "template:one", per_minute=3)
+    async with rows.transaction():
+        await jobs.submit(rows, [NewJob(ONE, "t", gates=[gate]) for _ in range(5)])
+    assert len(await gates.admit(rows, [("t", "template:one")])) == 3
+    assert await gates.admit(rows, [("t", "template:one")]) == []
+    await rows.execute("UPDATE gate_job SET admitted_at = admitted_at - interval '61 s' WHERE admitted_at IS NOT NULL")
+    assert len(await gates.admit(rows, [("t", "template:one")])) == 2
+
+
+async def test_a_job_needs_room_at_all_its_gates_and_keeps_nobody_else_out(rows: Connection) -> None:
+    narrow, wide = Gate("t", "narrow", at_most=0), Gate("t", "wide", at_most=5)
+    async with rows.transaction():
+        await jobs.submit(rows, [NewJob(ONE, "t", gates=[narrow, wide]), NewJob(ONE, "t", gates=[wide])])
+    assert len(await gates.admit(rows, [("t", "wide"), ("t", "narrow")])) == 1
+
+
+async def test_a_limit_of_the_fleet_holds_runs_and_says_so_until_it_is_lifted(client: Client, worker: Worker) -> None:
+    limit = {"tenant_id": "acme", "key": "template:scripted", "at_most": 1}
+    assert (await client.http.put("/v1/limits", json=limit)).status_code == 200
+    first, second = [await client.start(payload={"do": "work"}) for _ in range(2)]
+    await client.until(first, "running")
+    (reason,) = await reasons(client, second)
+    assert (reason["code"], reason["running"], reason["at_most"]) == ("limit", 1, 1)
+    await client.post(f"/v1/runs/{first}/cancel")
+    await client.until(second, "running")  # the worker that acknowledged lets the next one in
+    third = await client.start()
+    assert (await client.look(third))["held"] is True
+    assert (await client.http.delete("/v1/limits/acme/template:scripted")).status_code == 200
+    await client.until(third, "succeeded")
+    await client.post(f"/v1/runs/{second}/cancel")
+    problem(await client.http.put("/v1/limits", json={"key": "nonsense", "at_most": 1}), 422, "invalid_request")
+    problem(await client.http.put("/v1/limits", json={"key": "tenant"}), 422, "invalid_request")
+
+
+async def test_a_limit_by_a_value_of_the_payload_counts_each_value_by_itself(client: Client) -> None:
+    await client.http.put("/v1/limits", json={"key": "payload:scripted:/number", "at_most": 1})
+    runs = [await client.start(payload={"number": number}) for number in (1, 1, 2)]
+    assert [(await client.look(run))["held"] for run in runs] == [False, True, False]
+
+
+async def test_a_paused_queue_starts_nothing_until_it_is_resumed(client: Client, worker: Worker) -> None:
+    await client.post("/v1/queues/default/pause", reason="a look at the disk")
+    run = await client.start()
+    await asyncio.sleep(0.5)
+    (reason,) = await reasons(client, run)
+    assert (reason["code"], "a look at the disk" in reason["message"]) == ("queue_paused", True)
+    (queue,) = [one for one in (await client.http.get("/v1/queues")).json()["queues"] if one["queue"] == "default"]
+    assert (queue["runnable"], queue["workers"], queue["paused_because"]) == (1, 1, "a look at the disk")
+    await client.post("/v1/queues/default/resume")
+    await client.until(run, "succeeded")
+
+
+async def test_a_worker_asked_to_drain_hears_of_it(client: Client, worker: Worker) -> None:
+    (said,) = (await client.http.get("/v1/workers")).json()["workers"]
+    assert (said["id"], said["draining"]) == (str(worker.id), False)
+    assert (await client.post(f"/v1/workers/{worker.id}/drain")).status_code == 202
+    async with asyncio.timeout(10):
+        await worker.retired.wait()
+
+
+async def test_a_key_submits_at_its_rate_and_is_told_when_to_come_again(
+    runs_settings: Settings, rows: Connection
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    limited = runs_settings.model_copy(update={"submissions_per_key": 3})
+    async with serving(limited) as running, client_of(running.url, key.text) as http:
+        client = Client(http)
+        first = await client.submit()
+        assert first.headers["ratelimit"] == '"submissions";r=2;t=60'
+        answers = [await client.submit() for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [202, 202, 429]
+        problem(answers[-1], 429, "rate_limited")
+        assert 1 <= int(answers[-1].headers["retry-after"]) <= 20
+
+
+async def test_a_full_queue_sheds_new_runs(runs_settings: Settings, rows: Connection) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    limited = runs_settings.model_copy(update={"queue_depth_limit": 2})
+    async with serving(limited) as running, client_of(running.url, key.text) as http:
+        client = Client(http)
+        answers = [await client.submit() for _ in range(3)]
+        assert [answer.status_code for answer in answers] == [202, 202, 429]
+        problem(answers[-1], 429, "queue_full")
+
+
+async def test_a_rate_is_one_for_all_who_ask_at_once(rows: Connection, settings: Settings) -> None:
+    connections = [await connect(settings, "test") for _ in range(4)]
+    asked = [rates.take(connections[number % 4], "k", 5) for number in range(4)]
+    first = await asyncio.gather(*asked)
+    second = await asyncio.gather(*(rates.take(connection, "k", 5) for connection in connections))
+    assert sum(quota.allowed for quota in [*first, *second]) == 5
+    assert all(0 < quota.wait <= 60 for quota in second if not quota.allowed)
+    for connection in connections:
+        await connection.close()
+
+
+async def test_a_flood_delays_its_own_tenant_only(rows: Connection) -> None:
+    """Whoever looks for work takes tenants in turn, however old and many one tenant's tasks are."""
+    await jobs.submit(rows, [NewJob(ONE, "hostile") for _ in range(300)])
+    await jobs.submit(rows, [NewJob(ONE, "quiet")])
+    taken = await claims.claim_next(rows, terms(), ["default"], 4)
+    assert {claimed.tenant_id for claimed in taken} == {"hostile", "quiet"}
+    more = await claims.claim_next(rows, terms(), ["default"], 4)
+    assert {claimed.tenant_id for claimed in more} == {"hostile"}

@@ -1,0 +1,95 @@
+"""Templates: a version never changes, and a wrong one is refused when it is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.api.door import problem
+from tests.runs.conftest import Client
+from worker.worker import Worker
+
+STEP = {"id": "only", "worker_type": "external", "queue": "q"}
+
+
+async def test_a_version_is_written_once_read_and_disabled(client: Client, stranger: Client) -> None:
+    body = {"type": "report", "name": "A report", "steps": [STEP], "payload_schema": {"required": ["n"]}}
+    assert (await client.post("/v1/templates", **body)).headers["location"] == "/v1/templates/report/1"
+    problem(await client.post("/v1/templates", **body), 409, "template_exists")
+    assert (await client.post("/v1/templates", **(body | {"version": 2}))).status_code == 201
+    said = (await client.http.get("/v1/templates/report/1")).json()
+    assert (said["name"], said["enabled"], said["source"]) == ("A report", True, "api")
+    problem(await stranger.http.get("/v1/templates/report/1"), 404, "template_not_found")
+    run = (await client.submit("report", payload={"n": 1})).json()
+    assert run["version"] == 2  # the newest enabled one
+    await client.http.patch("/v1/templates/report/2", json={"enabled": False})
+    assert (await client.submit("report", payload={"n": 1})).json()["version"] == 1
+    problem(await client.submit("report", version=2, payload={"n": 1}), 409, "template_disabled")
+    assert (await client.look(run["id"]))["version"] == 2  # a run keeps the version that it started with
+
+
+async def test_templates_of_code_are_listed_and_cannot_be_overwritten(client: Client) -> None:
+    listed = (await client.http.get("/v1/templates")).json()["templates"]
+    code = {one["type"]: one for one in listed if one["source"] == "code"}
+    assert code["scripted"]["payload_schema"]["properties"]["number"]["type"] == "integer"
+    assert [step["id"] for step in code["branches"]["steps"]] == ["top", "left", "right", "bottom"]
+    problem(await client.post("/v1/templates", type="scripted", steps=[STEP]), 409, "template_reserved")
+    problem(await client.http.patch("/v1/templates/scripted/1", json={"enabled": False}), 409, "template_reserved")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"steps": []},
+        {"steps": [STEP, STEP]},
+        {"steps": [STEP | {"needs": ["nobody"]}]},
+        {"steps": [{"id": "a", "needs": ["b"]}, {"id": "b", "needs": ["a"]}]},
+        {"type": "NO NAME"},
+        {"payload_schema": {"type": "nonsense"}},
+        {"payload_schema": {"$ref": "http://127.0.0.1:1/schema"}},
+        {"payload_schema": {"description": "x" * 70_000}},
+        {"steps": [STEP | {"worker_type": "rm -rf"}]},
+        {"steps": [STEP | {"skip_if": {"pointer": "no pointer"}}]},
+        {"retry_policy": {"max_attempts": 0}},
+        {"unknown": 1},
+    ],
+)
+async def test_a_template_that_cannot_work_is_refused(client: Client, body: dict[str, Any]) -> None:
+    answer = await client.post("/v1/templates", **({"type": "report", "steps": [STEP]} | body))
+    problem(answer, 422, "invalid_request")
+
+
+@pytest.mark.parametrize("handler", ["nobody.nothing", "scripted.nothing", "isolated.count"])
+async def test_a_handler_that_is_not_offered_is_refused(client: Client, handler: str) -> None:
+    answer = await client.post("/v1/templates", type="report", steps=[STEP | {"worker_type": handler}])
+    problem(answer, 422, "unknown_worker_type")
+
+
+async def test_a_payload_is_checked_by_the_template_and_the_path_is_named(client: Client) -> None:
+    schema = {"type": "object", "properties": {"who": {"type": "array", "items": {"type": "string"}}}}
+    await client.post("/v1/templates", type="letter", steps=[STEP], payload_schema=schema)
+    said = problem(await client.submit("letter", payload={"who": ["me", 7]}), 422, "invalid_payload")
+    assert "/who/1" in said["detail"]
+    problem(await client.submit("letter", payload={"who": ["x" * 300_000]}), 422, "payload_too_large")
+
+
+async def test_a_pattern_made_to_blow_up_takes_no_time(client: Client) -> None:
+    schema = {"properties": {"a": {"pattern": "^(a+)+$"}}}
+    await client.post("/v1/templates", type="evil", steps=[STEP], payload_schema=schema)
+    problem(await client.submit("evil", payload={"a": "a" * 5000 + "!"}), 422, "invalid_payload")
+
+
+async def test_steps_of_a_template_run_beside_each_other_and_skip_as_declared(client: Client, worker: Worker) -> None:
+    inside = {"worker_type": "scripted.second"}
+    steps = [
+        {"id": "a", **inside},
+        {"id": "b", "needs": ["a"], "skip_if": {"pointer": "/quick"}, **inside},
+        {"id": "c", "needs": ["a"], **inside},
+        {"id": "d", "needs": ["b", "c"], **inside},
+    ]
+    assert (await client.post("/v1/templates", type="diamond", steps=steps)).status_code == 201
+    schema_of_code = {"do": "finish"}
+    said = await client.until(await client.start("diamond", payload=schema_of_code), "succeeded")
+    assert [step["status"] for step in said["progress"]["steps"]] == ["succeeded"] * 4
+    problem(await client.submit("diamond-of-nothing", payload={}), 404, "template_not_found")

@@ -1,0 +1,185 @@
+"""Who asked for it is told how runs end, at least once, with a signature, and nobody inside is reached that way."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import json
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from cryptography.fernet import Fernet
+from pydantic import SecretStr
+
+from leasehold.credentials import create_key
+from leasehold.database import Connection
+from leasehold.sealing import Sealing, Unsealable
+from leasehold.settings import Settings
+from tests.api.conftest import client_of, serving
+from tests.api.door import problem
+from tests.runs.conftest import SCOPES, Client
+from worker.worker import Worker
+
+
+@dataclass
+class Receiver:
+    """A real HTTP server; answers with `statuses` in turn, the last one for ever."""
+
+    url: str = ""
+    statuses: list[int] = field(default_factory=lambda: [200])
+    heard: list[tuple[dict[str, str], bytes]] = field(default_factory=list)
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode().split("\r\n")[1:]
+        headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in head) if name}
+        body = await reader.readexactly(int(headers["content-length"]))
+        status = self.statuses.pop(0) if len(self.statuses) > 1 else self.statuses[0]
+        self.heard.append((headers, body))
+        writer.write(f"HTTP/1.1 {status} X\r\nretry-after: 0\r\ncontent-length: 0\r\n\r\n".encode())
+        await writer.drain()
+        writer.close()
+
+    async def hears(self, messages: int) -> None:
+        async with asyncio.timeout(30):
+            while len(self.heard) < messages:
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    receiver = Receiver()
+    server = await asyncio.start_server(receiver.serve, "127.0.0.1", 0)
+    receiver.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}/hook"
+    yield receiver
+    server.close()
+
+
+@pytest.fixture
+def runs_settings(runs_settings: Settings, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """The deliverer reads the environment, as a worker's does."""
+    changes = {
+        "egress_allow": "127.0.0.0/8",
+        "sealing_keys": SecretStr(Fernet.generate_key().decode()),
+        "pipelines": "tests.runs.work:pipelines_and_webhooks",
+    }
+    changed = runs_settings.model_copy(update=changes)
+    for name in ("egress_allow", "sealing_keys", "database_url"):
+        value = getattr(changed, name)
+        said = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+        monkeypatch.setenv(f"LEASEHOLD_{name.upper()}", said)
+    return changed
+
+
+async def subscribe(client: Client, url: str, **body: Any) -> dict[str, Any]:
+    answer = await client.post("/v1/webhooks", url=url, **body)
+    assert answer.status_code == 201, answer.text
+    said: dict[str, Any] = answer.json()
+    return said
+
+
+def signed(secret: str, headers: dict[str, str], body: bytes) -> str:
+    key = base64.b64decode(secret.removeprefix("whsec_"))
+    text = f"{headers['webhook-id']}.{headers['webhook-timestamp']}.".encode() + body
+    return "v1," + base64.b64encode(hmac.new(key, text, hashlib.sha256).digest()).decode()
+
+
+async def test_a_run_that_ends_is_told_of_with_a_signature(client: Client, worker: Worker, receiver: Receiver) -> None:
+    hook = await subscribe(client, receiver.url, events=["run.failed"])
+    await client.until(await client.start(), "succeeded")  # nobody asked to hear of it
+    run = await client.start(payload={"do": "fail"})
+    await receiver.hears(1)
+    ((headers, body),) = receiver.heard
+    said = json.loads(body)
+    assert (said["type"], said["data"]["id"], said["data"]["error"]["code"]) == ("run.failed", run, "broken")
+    assert headers["webhook-signature"] == signed(hook["secret"], headers, body)
+    assert "secret" not in (await client.http.get("/v1/webhooks")).json()["webhooks"][0]
+
+
+async def test_a_delivery_that_is_refused_is_tried_again_under_the_same_id(
+    client: Client, worker: Worker, receiver: Receiver
+) -> None:
+    receiver.statuses = [500, 302, 200]
+    hook = await subscribe(client, receiver.url)
+    await client.start()
+    await receiver.hears(3)
+    assert len({headers["webhook-id"] for headers, _ in receiver.heard}) == 1
+    async with asyncio.timeout(20):
+        while True:
+            said = (await client.http.get(f"/v1/webhooks/{hook['id']}/deliveries")).json()["deliveries"]
+            if said[0]["status"] == "succeeded":
+                break
+            await asyncio.sleep(0.05)
+    assert said[0]["attempt"] == 3
+
+
+async def test_secrets_rotate_without_a_gap(client: Client, worker: Worker, receiver: Receiver) -> None:
+    hook = await subscribe(client, receiver.url)
+    newer = (await client.post(f"/v1/webhooks/{hook['id']}/rotate")).json()["secret"]
+    await client.start()
+    await receiver.hears(1)
+    headers, body = receiver.heard[0]
+    assert headers["webhook-signature"].split() == [signed(newer, headers, body), signed(hook["secret"], headers, body)]
+
+
+async def test_an_address_that_is_gone_disables_its_webhook(client: Client, worker: Worker, receiver: Receiver) -> None:
+    receiver.statuses = [410]
+    hook = await subscribe(client, receiver.url)
+    await client.start()
+    async with asyncio.timeout(20):
+        while (await client.http.get("/v1/webhooks")).json()["webhooks"][0]["enabled"]:
+            await asyncio.sleep(0.05)
+    assert "410" in (await client.http.get("/v1/webhooks")).json()["webhooks"][0]["disabled_because"]
+    assert (await client.http.patch(f"/v1/webhooks/{hook['id']}", json={"enabled": True})).json()["enabled"]
+
+
+async def test_each_ended_run_makes_one_delivery_however_many_dispatch(
+    client: Client, runs_settings: Settings, receiver: Receiver, rows: Connection
+) -> None:
+    await subscribe(client, receiver.url)
+    runs = [await client.start() for _ in range(5)]
+    for run in runs:
+        await client.post(f"/v1/runs/{run}/cancel")
+    async with Worker(runs_settings), Worker(runs_settings):
+        await receiver.hears(5)
+        await asyncio.sleep(0.5)
+    assert await rows.fetchval("SELECT count(*) FROM job WHERE pipeline = 'webhook'") == 5
+    assert {json.loads(body)["data"]["id"] for _, body in receiver.heard} == set(runs)
+
+
+async def test_a_private_address_is_refused_and_so_is_another_tenants_webhook(
+    client: Client, stranger: Client, receiver: Receiver
+) -> None:
+    for url in ("http://10.0.0.1/", "http://169.254.169.254/latest/meta-data/"):
+        problem(await client.post("/v1/webhooks", url=url), 422, "address_private")
+    hook = await subscribe(client, receiver.url)
+    problem(await stranger.post(f"/v1/webhooks/{hook['id']}/rotate"), 404, "webhook_not_found")
+    problem(await stranger.http.delete(f"/v1/webhooks/{hook['id']}"), 404, "webhook_not_found")
+    assert (await client.http.delete(f"/v1/webhooks/{hook['id']}")).status_code == 204
+
+
+async def test_without_a_sealing_key_no_secret_is_kept(
+    runs_settings: Settings, rows: Connection, receiver: Receiver
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    bare = runs_settings.model_copy(update={"sealing_keys": SecretStr("")})
+    async with serving(bare) as running, client_of(running.url, key.text) as http:
+        problem(await http.post("/v1/webhooks", json={"url": receiver.url}), 503, "sealing_not_configured")
+
+
+async def test_secrets_lie_sealed_in_the_database(client: Client, receiver: Receiver, rows: Connection) -> None:
+    hook = await subscribe(client, receiver.url)
+    (sealed,) = await rows.fetchval("SELECT secrets FROM webhook")
+    assert base64.b64decode(hook["secret"].removeprefix("whsec_")) not in sealed
+
+
+def test_sealing_keys_rotate_and_damage_is_found(settings: Settings) -> None:
+    older, newer = Fernet.generate_key().decode(), Fernet.generate_key().decode()
+    sealed = Sealing(settings.model_copy(update={"sealing_keys": SecretStr(older)})).seal(b"secret")
+    both = Sealing(settings.model_copy(update={"sealing_keys": SecretStr(f"{newer},{older}")}))
+    assert both.open(sealed) == b"secret"
+    with pytest.raises(Unsealable):
+        both.open(sealed[:-4] + b"AAA=")

@@ -1,0 +1,23 @@
+"""A worker with the wrong order: it acknowledges a hint, and the broker forgets it, before anything else is done."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from leasehold.broker.base import Delivery
+from worker.crew import Crew
+from worker.main import main
+
+_UNTIL_THE_BROKER_KNOWS = 0.3  # seconds
+
+if __name__ == "__main__":
+    follow = Crew._follow
+
+    async def acknowledged_first(self: Any, delivery: Delivery) -> None:
+        await delivery.ack()
+        await asyncio.sleep(_UNTIL_THE_BROKER_KNOWS)
+        await follow(self, delivery)
+
+    Crew._follow = acknowledged_first  # type: ignore[method-assign]  # the order is what this worker has wrong
+    main()

@@ -1,0 +1,130 @@
+"""The image pipeline text's testing plan, 12.4 to 12.6, by name. 12.1 to 12.3 are in test_media.py: the happy path,
+`complete-upload` repeated and at once, and the same message five times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from pydantic import SecretStr
+
+from embedded.rabbitmq import RabbitMQ
+from embedded.rabbitmq_install import install_rabbitmq
+from leasehold.announcer import Announcer
+from leasehold.broker import make_broker
+from leasehold.database import Connection
+from leasehold.settings import Settings
+from leasehold.transitions import jobs
+from leasehold.transitions.jobs import NewJob
+from pipelines.demo.pipeline import demo_long_task, noop
+from tests.pictures import encoded, noisy
+from tests.scenarios.fleet import Fleet, open_fleet
+
+#: Workers that hear only hints: nothing heals a hint that is lost.
+HINTS_ONLY = {"poll_seconds": 3600}
+#: RabbitMQ looks each minute whether a delivery is older than its consumer timeout.
+CONSUMER_TIMEOUT = 60
+LONG_STEP = 130
+
+
+async def test_12_4_a_worker_that_crashes_in_the_middle_of_a_step_is_replaced(fleet: Fleet) -> None:
+    await fleet.api()
+    victim = await fleet.worker(failpoints="mid_process:kill")
+    accepted = await fleet.send(encoded(noisy(1200, 900), "JPEG", quality=85))
+    assert await victim.wait() == -signal.SIGKILL
+    await fleet.worker()
+    await fleet.finished(accepted["media_id"])
+    await fleet.assert_done_once(UUID(accepted["job_id"]))
+
+
+async def submit(fleet: Fleet, made: Sequence[NewJob]) -> None:
+    """Write the jobs, and have their hints confirmed by the broker."""
+
+    async def on_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
+        await work(fleet.rows.connection)
+
+    broker = make_broker(fleet.settings)
+    await broker.open()
+    hints = await jobs.submit(fleet.rows.connection, made)
+    async with asyncio.timeout(30):
+        while not broker.connected or await Announcer(broker, on_connection).publish(hints) != len(hints):
+            await asyncio.sleep(0.05)
+    await broker.close()
+
+
+@pytest.mark.parametrize(("module", "loses"), [("tests.scenarios.ack_first", True), ("worker", False)])
+async def test_12_5_acknowledging_first_loses_a_task_and_committing_first_does_not(
+    fleet: Fleet, module: str, loses: bool
+) -> None:
+    victim = await fleet.start(module, failpoints="after_hint:kill", **HINTS_ONLY)
+    await asyncio.wait_for(victim.says('"serving"'), 60)
+    await fleet.worker(**HINTS_ONLY)
+    made = [NewJob(noop, "t") for _ in range(6)]
+    await submit(fleet, made)
+    assert await victim.wait() == -signal.SIGKILL
+
+    async def unfinished() -> int:
+        states = [(await fleet.rows.job(job.id))["status"] for job in made]
+        return len(made) - states.count("succeeded")
+
+    async def none_is_left() -> bool:
+        return await unfinished() == 0
+
+    if not loses:
+        await fleet.until(none_is_left)
+    later = NewJob(noop, "t")
+    await submit(fleet, [later])  # what came before it has been heard once this is done
+
+    async def later_is_done() -> bool:
+        return bool((await fleet.rows.job(later.id))["status"] == "succeeded")
+
+    await fleet.until(later_is_done)
+    assert (await unfinished() > 0) is loses
+
+
+def opened(directory: Path) -> Path:
+    """A server that runs as nobody must get at it."""
+    for one in (directory.parent.parent, directory.parent, directory):
+        one.chmod(0o755)
+    return directory
+
+
+@pytest.fixture
+async def impatient_broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RabbitMQ]:
+    """A node that takes back what is not acknowledged within a minute."""
+    directory = opened(tmp_path_factory.mktemp("impatient"))
+    limit = f"consumer_timeout = {CONSUMER_TIMEOUT * 1000}"
+    node = RabbitMQ(directory / "rabbitmq", await install_rabbitmq(), settings=(limit,))
+    await node.start()
+    yield node
+    await node.kill()
+
+
+@pytest.mark.timeout(400)
+async def test_12_6_a_step_longer_than_the_lease_and_the_consumer_timeout_finishes_once(
+    settings: Settings, impatient_broker: RabbitMQ, tmp_path: Path
+) -> None:
+    fleet = await open_fleet(settings.model_copy(update={"amqp_url": SecretStr(impatient_broker.url)}), tmp_path)
+    try:
+        terms = {"lease_seconds": 6, "renew_seconds": 2, "trust_margin_seconds": 1}
+        workers = [await fleet.worker(**terms) for _ in range(2)]
+        job = NewJob(demo_long_task, "t", params={"seconds": LONG_STEP})
+        await submit(fleet, [job])
+        async with asyncio.timeout(LONG_STEP + 120):
+            while (await fleet.rows.job(job.id))["status"] != "succeeded":
+                assert all(worker.process.returncode is None for worker in workers)
+                await asyncio.sleep(0.5)
+        claims = Counter(event["step"] for event in await fleet.rows.events(job.id) if event["kind"] == "claimed")
+        assert claims == {"prepare": 1, "execute": 1, "finalize": 1}
+        assert not [event for event in await fleet.rows.events(job.id) if event["kind"] in ("taken_over", "lost")]
+        taken_back = [worker for worker in workers if "not consumed now" in worker.log.read_text()]
+        assert taken_back, "the broker never lost its patience: nothing was shown"
+    finally:
+        await fleet.close()
+        await fleet.rows.connection.close()

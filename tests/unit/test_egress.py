@@ -1,0 +1,120 @@
+"""No address that a client names leads into our own network."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+
+from leasehold.egress import Egress, EgressFailed, EgressRefused, is_public
+
+LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
+
+
+@pytest.mark.parametrize(
+    "address",
+    ["127.0.0.1", "10.1.2.3", "172.16.0.1", "192.168.1.1", "169.254.169.254", "100.64.0.1", "0.0.0.0", "224.0.0.1",
+     "255.255.255.255", "::1", "::", "fe80::1", "fc00::1", "ff02::1", "::ffff:127.0.0.1", "::ffff:10.0.0.1",
+     "64:ff9b::7f00:1", "64:ff9b::a00:1", "2002:7f00:1::", "2002:a00:1::", "2001:db8::1"],
+)  # fmt: skip
+def test_what_is_not_the_internets_is_not_public(address: str) -> None:
+    assert not is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize(
+    "address", ["93.184.216.34", "1.1.1.1", "2606:4700::1111", "::ffff:1.1.1.1", "64:ff9b::101:101"]
+)
+def test_what_is_the_internets_is_public(address: str) -> None:
+    assert is_public(ipaddress.ip_address(address))
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("http://127.0.0.1/", "address_private"),
+        ("http://localhost/", "address_private"),
+        ("http://2130706433/", "address_private"),  # 127.0.0.1 as one number
+        ("http://[::ffff:127.0.0.1]/", "address_private"),
+        ("http://1.1.1.1:22/", "port_refused"),
+        ("ftp://1.1.1.1/", "url_malformed"),
+        ("file:///etc/passwd", "url_malformed"),
+        ("http://user:secret@1.1.1.1/", "url_malformed"),
+        ("http://", "url_malformed"),
+        ("http://no-such-host.invalid/", "host_unknown"),
+    ],
+)
+async def test_an_address_that_must_not_be_asked_is_refused(url: str, code: str) -> None:
+    async with Egress() as egress:
+        with pytest.raises(EgressRefused) as refused:
+            await egress.check(url)
+    assert refused.value.code == code
+
+
+def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]:
+    """The resolver answers these in turn; returns the names it was asked."""
+    asked: list[str] = []
+    left = list(answers)
+
+    async def getaddrinfo(_loop: Any, host: str, port: int, **_more: Any) -> list[Any]:
+        asked.append(host)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in left.pop(0)]
+
+    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
+    return asked
+
+
+async def test_a_name_with_one_private_address_among_public_ones_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    resolving(monkeypatch, ["1.1.1.1", "10.0.0.1"])
+    async with Egress() as egress:
+        with pytest.raises(EgressRefused):
+            await egress.check("http://example.com/")
+
+
+@asynccontextmanager
+async def answering(handle: Callable[[str], bytes]) -> AsyncIterator[tuple[int, list[str]]]:
+    heard: list[str] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        said = (await reader.readuntil(b"\r\n\r\n")).decode()
+        heard.append(said)
+        writer.write(handle(said))
+        await writer.drain()
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    try:
+        yield server.sockets[0].getsockname()[1], heard
+    finally:
+        server.close()
+
+
+async def test_the_connection_goes_to_the_address_that_was_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second look at the name would lead elsewhere (DNS rebinding); there is none."""
+    async with answering(lambda _said: b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok") as (port, heard):
+        asked = resolving(monkeypatch, ["127.0.0.1"])
+        async with Egress(LOOPBACK) as egress:
+            answer = await egress.request("POST", f"http://hook.example:{port}/x", content=b"{}")
+    assert (answer.status, answer.body, asked) == (200, b"ok", ["hook.example"])
+    assert f"host: hook.example:{port}" in heard[0].lower()
+
+
+async def test_a_redirect_is_not_followed_unless_asked_and_then_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = b"HTTP/1.1 302 Found\r\nlocation: http://inside.example/\r\ncontent-length: 0\r\n\r\n"
+    async with answering(lambda _said: moved) as (port, _heard), Egress(LOOPBACK) as egress:
+        resolving(monkeypatch, ["127.0.0.1"], ["127.0.0.1"], ["10.0.0.1"])
+        assert (await egress.request("GET", f"http://hook.example:{port}/")).status == 302
+        with pytest.raises(EgressRefused) as refused:
+            await egress.request("GET", f"http://hook.example:{port}/", redirects=2)
+    assert refused.value.code == "address_private"
+
+
+async def test_an_answer_without_end_is_cut_off() -> None:
+    endless = b"HTTP/1.1 200 OK\r\ncontent-length: 100000\r\n\r\n" + b"x" * 100_000
+    async with answering(lambda _said: endless) as (port, _heard), Egress(LOOPBACK) as egress:
+        with pytest.raises(EgressFailed):
+            await egress.request("GET", f"http://127.0.0.1:{port}/", max_bytes=1000)
