@@ -28,7 +28,7 @@ from leasehold.settings import Settings
 TENANT = "dev"
 SCOPES = (
     "media:read", "media:write", "runs:read", "runs:write", "templates:write", "external:work", "webhooks:write",
-    "fleet:operate",
+    "fleet:operate", "conversion:read", "conversion:write",
 )  # fmt: skip
 _START_SECONDS = 60.0
 _STOP_SECONDS = 40.0

@@ -11,6 +11,8 @@ import onnxruntime as ort
 from pipelines.conversion import refusals
 
 Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
+ort.disable_telemetry_events()  # the sandbox lets nothing out; a model's owner expects no attempt either
+
 _QUIET = 4  # fatal only: the runtime's words may quote the model
 
 _TYPES: dict[str, Any] = {
