@@ -64,7 +64,9 @@ async def test_12_5_acknowledging_first_loses_a_task_and_committing_first_does_n
 ) -> None:
     victim = await fleet.start(module, failpoints="after_hint:kill", **HINTS_ONLY)
     await asyncio.wait_for(victim.says('"serving"'), 60)
-    await fleet.worker(**HINTS_ONLY)
+    other = await fleet.worker(**HINTS_ONLY)
+    # A worker looks once whenever its queues are there (again): that is over by the time of its self-check.
+    await asyncio.wait_for(other.says("self-check"), 60)
     made = [NewJob(noop, "t") for _ in range(6)]
     await submit(fleet, made)
     assert await victim.wait() == -signal.SIGKILL
