@@ -15,7 +15,7 @@ from chaos.run import Report, run
 from chaos.servers import Servers
 
 SEED = 101
-IN_CI = sorted(set(DIRECTED) - {"fence"})
+IN_CI = ("ack", "epoch", "outbox")
 
 
 @pytest.fixture(scope="session")

@@ -22,15 +22,16 @@ from leasehold.database import Connection
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.transitions.jobs import NewJob
-from pipelines.demo.pipeline import demo_long_task, noop
+from pipelines.demo.pipeline import noop
 from tests.pictures import encoded, noisy
 from tests.scenarios.fleet import Fleet, open_fleet
+from tests.scenarios.long_step import long_step
 
 #: Workers that hear only hints: nothing heals a hint that is lost.
 HINTS_ONLY = {"poll_seconds": 3600}
 #: RabbitMQ looks each minute whether a delivery is older than its consumer timeout.
 CONSUMER_TIMEOUT = 60
-LONG_STEP = 130
+LONG_STEP = 135
 
 
 async def test_12_4_a_worker_that_crashes_in_the_middle_of_a_step_is_replaced(fleet: Fleet) -> None:
@@ -64,7 +65,9 @@ async def test_12_5_acknowledging_first_loses_a_task_and_committing_first_does_n
 ) -> None:
     victim = await fleet.start(module, failpoints="after_hint:kill", **HINTS_ONLY)
     await asyncio.wait_for(victim.says('"serving"'), 60)
-    await fleet.worker(**HINTS_ONLY)
+    other = await fleet.worker(**HINTS_ONLY)
+    # A worker looks once whenever its queues are there (again): that is over by the time of its self-check.
+    await asyncio.wait_for(other.says("self-check"), 60)
     made = [NewJob(noop, "t") for _ in range(6)]
     await submit(fleet, made)
     assert await victim.wait() == -signal.SIGKILL
@@ -112,16 +115,24 @@ async def test_12_6_a_step_longer_than_the_lease_and_the_consumer_timeout_finish
 ) -> None:
     fleet = await open_fleet(settings.model_copy(update={"amqp_url": SecretStr(impatient_broker.url)}), tmp_path)
     try:
-        terms = {"lease_seconds": 6, "renew_seconds": 2, "trust_margin_seconds": 1}
+        terms = {
+            "pipelines": "tests.scenarios.long_step:pipelines",
+            **HINTS_ONLY,  # a task found by looking leaves its hint to be acknowledged at once
+            "lease_seconds": 6,
+            "renew_seconds": 2,
+            "trust_margin_seconds": 1,
+        }
         workers = [await fleet.worker(**terms) for _ in range(2)]
-        job = NewJob(demo_long_task, "t", params={"seconds": LONG_STEP})
+        for worker in workers:
+            await asyncio.wait_for(worker.says("self-check"), 60)
+        job = NewJob(long_step, "t", params={"seconds": LONG_STEP})
         await submit(fleet, [job])
         async with asyncio.timeout(LONG_STEP + 120):
             while (await fleet.rows.job(job.id))["status"] != "succeeded":
                 assert all(worker.process.returncode is None for worker in workers)
                 await asyncio.sleep(0.5)
         claims = Counter(event["step"] for event in await fleet.rows.events(job.id) if event["kind"] == "claimed")
-        assert claims == {"prepare": 1, "execute": 1, "finalize": 1}
+        assert claims == {"only": 1}
         assert not [event for event in await fleet.rows.events(job.id) if event["kind"] in ("taken_over", "lost")]
         taken_back = [worker for worker in workers if "not consumed now" in worker.log.read_text()]
         assert taken_back, "the broker never lost its patience: nothing was shown"

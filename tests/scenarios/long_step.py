@@ -1,0 +1,33 @@
+"""A job of one step that takes its time: its hint comes from the broker, and stays unacknowledged until the end."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+from pydantic import BaseModel
+
+from leasehold.attempt import Attempt
+from leasehold.pipeline import Pipeline, Step
+from leasehold.registry import Pipelines
+
+
+class Seconds(BaseModel):
+    seconds: float
+
+
+long_step = Pipeline(
+    "long_step",
+    module="tests.scenarios.long_step",
+    params=Seconds,
+    steps=[Step("only", timeout=timedelta(minutes=10))],
+)
+
+
+@long_step.handles("only")
+async def only(attempt: Attempt) -> None:
+    await asyncio.sleep(attempt.params.seconds)
+
+
+def pipelines() -> Pipelines:
+    return Pipelines(long_step)
