@@ -1,4 +1,4 @@
-"""A model of ResNet-50's shape and size (25.6 million parameters, 102 MB) with weights drawn from a seed."""
+"""A model of ResNet-50's shape with weights drawn from a seed; at full width 25.6 million parameters, 102 MB."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from PIL import Image
 
 SIDE = 224
 CLASSES = 1000
-#: blocks, inner channels, stride of the first block
-_STAGES = ((3, 64, 1), (4, 128, 2), (6, 256, 2), (3, 512, 2))
+WIDTH = 64
+#: blocks, inner channels as a multiple of the width, stride of the first block
+_STAGES = ((3, 1, 1), (4, 2, 2), (6, 4, 2), (3, 8, 2))
 _EXPANSION = 4
 _OPSET = 13
 
@@ -58,13 +59,14 @@ class _Network:
         return self.add("Relu", self.add("Add", x, y))
 
 
-def resnet(seed: int = 1) -> bytes:
-    """The model's file; the same seed gives the same bytes."""
+def resnet(width: int = WIDTH, seed: int = 1) -> bytes:
+    """The model's file; the same width and seed give the same bytes."""
     net = _Network(seed)
-    x = net.add("Relu", net.convolution("x", 3, 64, 7, stride=2))
+    x = net.add("Relu", net.convolution("x", 3, width, 7, stride=2))
     x = net.add("MaxPool", x, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4)
-    come = 64
-    for blocks, inner, stride in _STAGES:
+    come = width
+    for blocks, wider, stride in _STAGES:
+        inner = wider * width
         for number in range(blocks):
             x = net.block(x, come, inner, stride if number == 0 else 1)
             come = inner * _EXPANSION
