@@ -30,3 +30,11 @@ def as_json(work: Work, name: str, report: dict[str, Any]) -> dict[str, File]:
 
 def read_json(path: Path) -> Any:
     return orjson.loads(path.read_bytes())
+
+
+def whole_report(bie_report: Path) -> dict[str, Any]:
+    """The reports of the steps so far, apart: the second step carries the first one's along, so that the third need
+    not fetch a large model for its report.
+    """
+    bie = read_json(bie_report)
+    return {"onnx": bie.pop("onnx"), "bie": bie}

@@ -30,6 +30,7 @@ from pipelines.conversion.artifacts import (
     as_json,
     read_json,
     say,
+    whole_report,
 )
 from pipelines.conversion.loading import load
 from pipelines.conversion.pipeline import ConversionParams
@@ -86,7 +87,11 @@ def quantise(work: Work) -> Done:
     inputs = facts(load(source, params.limits))["inputs"]
     given, origin = samples(work.files["references"], inputs, params.preprocessing, params.limits, params.seed)
     config = _config(ktc, params, onnx_path=str(source))
-    report: dict[str, Any] = {"toolchain": "kneron", "calibration": {"data": origin, "samples": len(given)}}
+    report: dict[str, Any] = {
+        "toolchain": "kneron",
+        "onnx": read_json(work.files[ONNX_REPORT]),
+        "calibration": {"data": origin, "samples": len(given)},
+    }
     if params.enable_evaluate:
         say(work, 5, "evaluating")
         report["evaluate"] = str(_called(config.evaluate))[:_MOST_TEXT]
@@ -116,7 +121,7 @@ def package(work: Work) -> Done:
     config = _config(ktc, params, bie_path=str(bie))
     made = _called(ktc.compile, [config], output_dir=str(work.directory.absolute()))
     out = _kept(made, work.directory / "out.nef")
-    report = {"onnx": read_json(work.files[ONNX_REPORT]), "bie": read_json(work.files[BIE_REPORT])}
+    report = whole_report(work.files[BIE_REPORT])
     if params.enable_sim_hw:
         say(work, 60, "simulating the hardware")
         inputs = report["onnx"]["optimised"]["inputs"]

@@ -30,6 +30,7 @@ from pipelines.conversion.artifacts import (
     as_json,
     read_json,
     say,
+    whole_report,
 )
 from pipelines.conversion.blame import worst_layers
 from pipelines.conversion.loading import load
@@ -97,6 +98,7 @@ def quantise(work: Work) -> Done:
     say(work, 70, "comparing float and int8")
     fixed, int8_times = _run(out, given, timed=params.enable_evaluate)
     report: dict[str, Any] = TOOLCHAIN | {
+        "onnx": read_json(work.files[ONNX_REPORT]),
         "calibration": {"data": origin, "samples": len(given)},
         "outputs": comparison.compared(real, fixed),
         "bytes": {"float": source.stat().st_size, "int8": out.stat().st_size},
@@ -131,8 +133,7 @@ def package(work: Work) -> Done:
         "outputs": specification(model.graph.output),
     }
     say(work, 30, "packaging")
-    report = {"onnx": read_json(work.files[ONNX_REPORT]), "bie": read_json(work.files[BIE_REPORT]), "nef": manifest}
-    files = as_json(work, REPORT, report)
+    files = as_json(work, REPORT, whole_report(work.files[BIE_REPORT]) | {"nef": manifest})
     nef.write(path, manifest, {"model.onnx": graph, "report.json": files[REPORT].path})
     say(work, 60, "running the package")
     packed = Runnable(nef.read(path).part("model.onnx"))

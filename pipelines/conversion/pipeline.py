@@ -66,7 +66,7 @@ conversion = Pipeline(
             isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3,
         ),
         Step(
-            "nef", needs=("bie",), reads=("onnx", "bie", "references"), writes="output/out.nef", queue="conversion",
+            "nef", needs=("bie",), reads=("bie", "references"), writes="output/out.nef", queue="conversion",
             isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3,
         ),
     ],
