@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, Mapping
 from dataclasses import dataclass
 from typing import Self, TypeAlias
 
@@ -102,7 +102,7 @@ class Egress:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        content: bytes = b"",
+        content: bytes | AsyncIterable[bytes] = b"",
         max_bytes: int = 64 * 1024,
         timeout: float = 15.0,
         redirects: int = 0,
@@ -127,7 +127,12 @@ class Egress:
         raise EgressRefused("too_many_redirects", "The address leads from one to the next.")
 
     async def _ask(
-        self, target: Target, method: str, headers: Mapping[str, str], content: bytes, max_bytes: int
+        self,
+        target: Target,
+        method: str,
+        headers: Mapping[str, str],
+        content: bytes | AsyncIterable[bytes],
+        max_bytes: int,
     ) -> Answer:
         host = target.host if target.url.port is None else f"{target.host}:{target.url.port}"
         request = self._http.build_request(

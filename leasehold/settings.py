@@ -87,6 +87,17 @@ class Settings(BaseSettings):
     )
     picture_max_frames: int = Field(300, gt=0, description="Most frames of an animation.")
 
+    # --- conversion
+    conversion_toolchain: Literal["open", "kneron"] = Field(
+        "open", description="`kneron` needs workers with the vendor's package `ktc` and takes .tflite, too."
+    )
+    promote_bucket: str | None = Field(None, description="Bucket of the same store that models are promoted to.")
+    promote_url: str | None = Field(
+        None,
+        description="Or an HTTP file service: {promote_url}/{key} is PUT; egress_allow lets private ones be asked.",
+    )
+    promote_token: SecretStr = Field(SecretStr(""), description="Bearer token for that file service.")
+
     # --- workers
     pipelines: str = Field(
         "pipelines:shipped", description="module:callable that returns the pipelines this installation knows."
