@@ -105,6 +105,9 @@ class Settings(BaseSettings):
     worker_queues: str = Field(
         "", description="Queues this worker serves, comma-separated; empty: all that its pipelines declare."
     )
+    worker_labels: str = Field(
+        "", description="Labels of this worker, comma-separated: it also does work that is pinned to one of them."
+    )
     worker_concurrency: int = Field(64, ge=1, le=4096, description="Inline steps at once in one worker.")
     worker_children: int = Field(0, ge=0, le=256, description="Child processes for isolated steps; 0: one a core.")
     lease_seconds: float = Field(30.0, gt=0, description="Life of a lease unless it is renewed.")
@@ -138,3 +141,7 @@ class Settings(BaseSettings):
     @property
     def queues(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.worker_queues.split(",") if name.strip())
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.worker_labels.split(",") if name.strip())
