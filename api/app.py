@@ -14,6 +14,8 @@ from starlette.exceptions import HTTPException
 
 from api import (
     conversion,
+    conversion_promote,
+    conversion_result,
     dead_letters,
     external,
     health,
@@ -49,6 +51,8 @@ _DOORS = (
     run_events.router,
     schedules.router,
     conversion.router,
+    conversion_result.router,
+    conversion_promote.router,
     external.router,
     dead_letters.router,
     operators.router,

@@ -1,51 +1,44 @@
-"""The conversion door: send a model, poll, download what came out."""
+"""The conversion door: send a model, poll, list."""
 
 from __future__ import annotations
 
-import tempfile
-from collections.abc import AsyncIterator
+import hashlib
 from http import HTTPStatus
-from pathlib import Path
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+import orjson
 import structlog
-from fastapi import APIRouter, Depends, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
-from api.conversion_upload import Sent, TfLite, receive
-from api.conversion_view import ARTIFACTS, STATES, disposition, record
+from api.audit import AuditedRequire
+from api.conversion_upload import Sent, keys_of, receive
+from api.conversion_view import STATES, encoded, is_finished, record
 from api.cursors import cursor_of, id_at
 from api.edge import identity_of
+from api.idempotent import Answer, IdempotencyKey, once
 from api.keyring import Caller
+from api.metrics import SUBMITTED
 from api.openapi import problems
 from api.problems import Problem
-from api.security import CONVERSION_READ, CONVERSION_WRITE, Require
+from api.security import CONVERSION_READ, CONVERSION_WRITE
 from api.services import Services, services_of
 from leasehold import conversions
 from leasehold.conversions import Busy, NewConversion, Row
-from leasehold.errors import Conflict, LeaseholdError, NotFound, StoreError, TooMany
+from leasehold.database import Connection
+from leasehold.errors import BadGateway, LeaseholdError, NotFound, RequestError, StoreError
 from leasehold.ids import new_id
-from leasehold.rates import take
+from leasehold.outbox import Announcement
 from leasehold.transitions.jobs import NewJob
 from pipelines.conversion.pipeline import conversion
 
 log = structlog.get_logger(__name__)
 router = APIRouter(tags=["conversion"])
-Reader = Annotated[Caller, Depends(Require(CONVERSION_READ))]
-Writer = Annotated[Caller, Depends(Require(CONVERSION_WRITE))]
+Reader = Annotated[Caller, Depends(AuditedRequire(CONVERSION_READ))]
+Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
 PATH = "/api/v1/jobs"
 _KEPT_SECONDS = 7 * 24 * 3600
-_DOWNLOADS_A_MINUTE = 20
-_BINARY = "application/octet-stream"
-
-_TFLITE = Problem(
-    HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
-    "tflite_unsupported",
-    "This installation converts .onnx models; bring a .tflite model to ONNX with tf2onnx first.",
-)
-_STORE_AWAY = Problem(HTTPStatus.BAD_GATEWAY, "store_unavailable", "The model could not be stored. Try again soon.")
 _SLOW = Problem(
     HTTPStatus.REQUEST_TIMEOUT, "body_too_slow", "The form did not arrive in time.", {"Connection": "close"}
 )
@@ -56,58 +49,70 @@ _SLOW = Problem(
     operation_id="createConversion",
     summary="Send a model to convert",
     description="A multipart form: `model`, `ref_images[]`, `user_id`, `tenant_id`, `model_id`, `version`, "
-    "`platform`, `enable_evaluate`, `enable_sim_fp`, `enable_sim_fixed`, `enable_sim_hw`.",
+    "`platform`, `enable_evaluate`, `enable_sim_fp`, `enable_sim_fixed`, `enable_sim_hw`, and `preprocessing` (JSON: "
+    "`mean`, `scale`, `layout`).",
     status_code=201,
     responses=problems({
         HTTPStatus.BAD_REQUEST: "`bad_request`: no readable form",
         HTTPStatus.REQUEST_TIMEOUT: "`body_too_slow`",
-        HTTPStatus.CONFLICT: "`job_in_progress`: the user's unfinished job is in `Location`",
+        HTTPStatus.CONFLICT: "`job_in_progress`: the user's unfinished job is `job_id`, and in `Location`",
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "`tflite_unsupported`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `model_missing`, `unsupported_format`, `too_large`, "
-        "`bad_reference_images`, `hardware_simulation_unavailable`",
+        "`bad_reference_images`, `hardware_simulation_unavailable`, `idempotency_key_reused`",
         HTTPStatus.BAD_GATEWAY: "`store_unavailable`",
     }),
 )  # fmt: skip
-async def create_conversion(request: Request, response: Response, caller: Writer) -> Any:
+async def create_conversion(request: Request, caller: Writer, idempotency_key: IdempotencyKey = None) -> Response:
     services, identity = services_of(request), identity_of(request)
-    with tempfile.TemporaryDirectory(prefix="leasehold-upload-") as directory:
-        try:
-            sent = await receive(request, Path(directory))
-        except TfLite:
-            return _TFLITE.response(identity.request_id)
-        except TimeoutError:
-            return _SLOW.response(identity.request_id)
-        new = _new(caller, sent, identity.trace)
-        try:
-            await _store(services, new, sent)
-        except StoreError:
-            await _clean_up(services, new)
-            return _STORE_AWAY.response(identity.request_id)
-    try:
-        async with services.pool.acquire() as connection:
-            hints = await conversions.create(connection, new)
-    except Busy as busy:
-        await _clean_up(services, new)
-        return _busy(busy).response(identity.request_id)
-    # Of any other error nobody knows whether the rows were committed: the objects must stay.
-    services.announcer.announce(hints)
-    log.info("job submitted", job_id=str(new.job.id), bytes=new.input["size_bytes"])
-    response.headers["Location"] = f"{PATH}/{new.job.id}"
-    return record(await _find(services, caller, new.job.id))
-
-
-def _new(caller: Caller, sent: Sent, trace: dict[str, str]) -> NewConversion:
     job_id = new_id()
-    prefix = f"jobs/{job_id}"
-    keys = {
-        name: f"{prefix}/input/{file}" for name, file in (("model", "model.onnx"), ("references", "references.tar"))
-    }
+    keys = keys_of(job_id)
+    try:
+        sent = await receive(request, services.store, keys, services.settings.conversion_toolchain)
+    except TimeoutError:
+        return _SLOW.response(identity.request_id)
+    except StoreError as error:
+        await _clean_up(services, keys)
+        raise BadGateway("store_unavailable", "The model could not be stored. Try again soon.") from error
+    new = _new(caller, sent, job_id, keys, identity.trace)
+    try:
+        return await _created(services, caller, new, sent, idempotency_key)
+    except Busy as busy:
+        await _clean_up(services, keys)
+        return _in_progress(busy, identity.request_id)
+    except RequestError:  # the idempotency key's; of any other error nobody knows whether the rows are there
+        await _clean_up(services, keys)
+        raise
+
+
+async def _created(
+    services: Services, caller: Caller, new: NewConversion, sent: Sent, idempotency_key: str | None
+) -> Response:
+    hints: list[Announcement] = []
+
+    async def work(connection: Connection) -> Answer:
+        hints.extend(await conversions.create(connection, new))
+        row = await conversions.find(connection, caller.tenant_id, new.job.id)
+        assert row is not None
+        return Answer(HTTPStatus.CREATED, encoded(record(row)))
+
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, sent.fingerprint, work)
+    if hints:
+        services.announcer.announce(hints)
+        SUBMITTED.labels(conversion.name).inc()
+        log.info("job submitted", job_id=str(new.job.id), bytes=sent.model_bytes)
+    else:  # the first answer again: what was just stored is nobody's
+        await _clean_up(services, dict(new.job.inputs))
+    location = {"Location": f"{PATH}/{orjson.loads(answer.body)['job_id']}"}
+    return Response(answer.body, answer.status_code, location, media_type="application/json")
+
+
+def _new(caller: Caller, sent: Sent, job_id: UUID, keys: dict[str, str], trace: dict[str, str]) -> NewConversion:
     job = NewJob(
         pipeline=conversion,
         tenant_id=caller.tenant_id,
         params=sent.params.model_dump(mode="json"),
         inputs=keys,
-        output_prefix=prefix,
+        output_prefix=f"jobs/{job_id}",
         keep_seconds=_KEPT_SECONDS,
         trace=trace,
         id=job_id,
@@ -116,32 +121,60 @@ def _new(caller: Caller, sent: Sent, trace: dict[str, str]) -> NewConversion:
     said = {
         "filename": sent.file_name,
         "object_key": keys["model"],
-        "size_bytes": sent.model.stat().st_size,
+        "size_bytes": sent.model_bytes,
         "ref_images_count": sent.images,
     }
     return NewConversion(job, sent.user_id, sent.owner_tenant, sent.file_name, said)
 
 
-async def _store(services: Services, new: NewConversion, sent: Sent) -> None:
-    for name, path in (("model", sent.model), ("references", sent.references)):
-        await services.store.put_file(
-            new.job.inputs[name], path, content_type=_BINARY, metadata={"job": str(new.job.id)}, fresh=True
-        )
-
-
-async def _clean_up(services: Services, new: NewConversion) -> None:
+async def _clean_up(services: Services, keys: dict[str, str]) -> None:
     """Take back what a refused job has stored; a store that is away keeps it."""
     try:
-        await services.store.delete(*new.job.inputs.values())
+        await services.store.delete(*keys.values())
     except LeaseholdError as error:
-        log.warning("objects of a refused job are left", job_id=str(new.job.id), error=type(error).__name__)
+        log.warning("objects of a refused job are left", keys=list(keys.values()), error=type(error).__name__)
 
 
-def _busy(busy: Busy) -> Problem:
+def _in_progress(busy: Busy, request_id: str) -> Response:
     headers = {} if busy.job_id is None else {"Location": f"{PATH}/{busy.job_id}"}
-    return Problem(
-        HTTPStatus.CONFLICT, "job_in_progress", f"The user has an unfinished conversion: {busy.job_id}.", headers
-    )
+    said = f"The user has an unfinished conversion: {busy.job_id}."
+    problem = Problem(HTTPStatus.CONFLICT, "job_in_progress", said, headers)
+    answer = problem.response(request_id)
+    answer.body = encoded(problem.body(request_id) | {"job_id": busy.job_id})
+    answer.headers["Content-Length"] = str(len(answer.body))
+    return answer
+
+
+@router.get(
+    f"{PATH}/{{job_id}}",
+    operation_id="getConversion",
+    summary="See what became of a model",
+    responses=problems({HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"})
+    | {304: {"description": "Nothing changed since the answer with the ETag in `If-None-Match`."}},
+)
+async def get_conversion(
+    request: Request,
+    job_id: UUID,
+    caller: Reader,
+    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+    wait: Annotated[
+        float, Query(ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change, if unfinished.")
+    ] = 0,
+) -> Response:
+    services = services_of(request)
+    row = await _find(services, caller, job_id)
+    if wait and not is_finished(row) and if_none_match in (None, _etag(row)):
+        await services.watch.changed(job_id, row["event_seq"], wait)
+        row = await _find(services, caller, job_id)
+    headers = {"ETag": _etag(row)} | ({} if is_finished(row) else {"Retry-After": "1"})
+    if if_none_match == headers["ETag"]:
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return Response(encoded(record(row)), headers=headers, media_type="application/json")
+
+
+def _etag(row: Row) -> str:
+    """The record's version: its bytes, for progress and promotion change it without an event."""
+    return f'"{hashlib.sha256(encoded(record(row))).hexdigest()[:32]}"'
 
 
 async def _find(services: Services, caller: Caller, job_id: UUID) -> Row:
@@ -150,16 +183,6 @@ async def _find(services: Services, caller: Caller, job_id: UUID) -> Row:
     if found is None:
         raise NotFound("job_not_found", "There is no such conversion.")
     return found
-
-
-@router.get(
-    f"{PATH}/{{job_id}}",
-    operation_id="getConversion",
-    summary="See what became of a model",
-    responses=problems({HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}),
-)
-async def get_conversion(request: Request, job_id: UUID, caller: Reader) -> dict[str, Any]:
-    return record(await _find(services_of(request), caller, job_id))
 
 
 @router.get(
@@ -184,59 +207,3 @@ async def list_conversions(
     page = rows[:limit]
     more = cursor_of(page[-1]["job_id"]) if len(rows) > limit else None
     return {"jobs": [record(row) for row in page], "total": total, "next_cursor": more}
-
-
-@router.get(
-    f"{PATH}/{{job_id}}/result",
-    operation_id="getConversionResult",
-    summary="Download what came out",
-    response_class=StreamingResponse,
-    responses=problems({
-        HTTPStatus.NOT_FOUND: "`job_not_found`",
-        HTTPStatus.CONFLICT: "`not_ready`",
-        HTTPStatus.GONE: "`expired`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
-        HTTPStatus.TOO_MANY_REQUESTS: "`too_many_downloads`",
-    }),
-)  # fmt: skip
-async def get_conversion_result(
-    request: Request, job_id: UUID, caller: Reader, artifact: Literal["onnx", "bie", "nef", "report"] = "nef"
-) -> Response:
-    services = services_of(request)
-    audit = log.bind(job_id=str(job_id), artifact=artifact)
-    audit.info("result requested")
-    await _admit(services, caller)
-    found = await _find(services, caller, job_id)
-    if found["expired"]:
-        gone = Problem(HTTPStatus.GONE, "expired", "The results have been deleted.")
-        return gone.response(identity_of(request).request_id)
-    output = next((o for o in found["outputs"] or [] if o["name"] == ARTIFACTS[artifact]), None)
-    if output is None:
-        raise Conflict("not_ready", "The conversion has no such result, or not yet.")
-    suffix = "json" if artifact == "report" else artifact
-    headers = {
-        "Content-Length": str(output["size"]),
-        "Content-Disposition": disposition(found["source_filename"], suffix),
-        "Accept-Ranges": "none",
-        "Cache-Control": "private, no-store",
-    }
-    return StreamingResponse(_streamed(services, output, audit), headers=headers, media_type=output["content_type"])
-
-
-async def _admit(services: Services, caller: Caller) -> None:
-    """The rate is one for all API processes, by key."""
-    async with services.pool.acquire() as connection:
-        quota = await take(connection, f"conversion-result {caller.key_prefix}", _DOWNLOADS_A_MINUTE)
-    if not quota.allowed:
-        log.info("result limited")
-        raise TooMany("too_many_downloads", "Too many downloads; wait a little.", retry_after=quota.wait)
-
-
-async def _streamed(services: Services, output: dict[str, Any], audit: Any) -> AsyncIterator[bytes]:
-    sent = 0
-    try:
-        async for piece in services.store.pieces(output["key"]):
-            yield piece
-            sent += len(piece)
-    finally:
-        audit.info("result streamed" if sent == output["size"] else "result aborted", bytes=sent)

@@ -1,26 +1,30 @@
-"""A conversion's form, from the socket to files on disk: bounded in bytes, parts and time, and never in memory.
+"""A conversion's form, from the socket straight to the object store: bounded in bytes, parts, time and memory.
 
-The files lie in a directory of the request's own, which goes with it.
+The model goes to its key in parts; reference images, each held until it is whole, into one archive. A form that turns
+out not to be acceptable is read to its end all the same, so that its sender sees why, and nothing of it is stored.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import tarfile
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+import orjson
 from pydantic import ValidationError
-from starlette.datastructures import FormData, UploadFile
 from starlette.requests import Request
-from starlette.types import Message
 
 from api.file_names import clean_file_name
-from leasehold.errors import Invalid
+from api.multipart import Begin, Data, End, events
+from leasehold.errors import Invalid, RequestError, StoreError, Unsupported
+from leasehold.idempotency import fingerprint
+from leasehold.storage.store import ObjectStore
+from leasehold.storage.streaming import Upload
 from pipelines.conversion.limits import ModelLimits
-from pipelines.conversion.pipeline import ConversionParams
+from pipelines.conversion.pipeline import ConversionParams, Toolchain
+from pipelines.media.kinds import sniff
 
 LIMITS = ModelLimits()
 #: Everything a form may hold, with room for its boundaries and fields.
@@ -30,105 +34,176 @@ MOST_SECONDS = 3600.0
 _MOST_FIELDS = 20
 _MOST_FIELD_BYTES = 4096
 _MOST_USER = 128
-_FORM = ("model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed")
-
-
-class TfLite(Exception):
-    """The model is of a kind that this installation does not convert."""
+_IMAGES = ("ref_images", "ref_images[]")
+_KINDS = frozenset({"image/jpeg", "image/png", "image/webp"})
+_BLOCK = tarfile.BLOCKSIZE
+_FIELDS = ("model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw")
 
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A form that is acceptable, its files on disk."""
+    """A form that is acceptable, its files in the store."""
 
     params: ConversionParams
     user_id: str
     owner_tenant: str | None
     file_name: str
-    model: Path
-    references: Path
+    model_bytes: int
     images: int
+    fingerprint: bytes  # of everything that was sent
 
 
-async def receive(request: Request, directory: Path) -> Sent:
-    """Read the whole form. Raises Invalid, TfLite, TimeoutError, or Starlette's 400 for what is no form."""
-    bounded = Request(request.scope, _Bounded(request))
+def keys_of(job_id: UUID) -> dict[str, str]:
+    """Where a job's inputs lie; chosen by us, never by the client."""
+    return {"model": f"jobs/{job_id}/input/model", "references": f"jobs/{job_id}/input/references.tar"}
+
+
+async def receive(request: Request, store: ObjectStore, keys: dict[str, str], toolchain: Toolchain) -> Sent:
+    """Read and store the whole form.
+
+    Raises Invalid, Unsupported, TimeoutError, StoreError, or a 400 for what is no form; then nothing is stored,
+    but for what a store that went away keeps.
+    """
     async with (
         asyncio.timeout(MOST_SECONDS),
-        bounded.form(max_files=LIMITS.max_images + 2, max_fields=_MOST_FIELDS, max_part_size=_MOST_FIELD_BYTES) as form,
+        store.upload(keys["model"]) as model,
+        store.upload(keys["references"]) as references,
     ):
-        model, images = _files(form)
-        params, user_id = _params(form), _text(form, "user_id")
+        form = _Form(model, references, toolchain)
+        async for event in events(request, MOST_BYTES):
+            await form.take(event)
+        return await form.finish()
+
+
+class _Form:
+    """Takes the parts as they come. What is wrong first is remembered, and raised at the end."""
+
+    def __init__(self, model: Upload, references: Upload, toolchain: Toolchain) -> None:
+        self._model = model
+        self._references = references
+        self._toolchain = toolchain
+        self._fields: dict[str, str] = {}
+        self._file_name: str | None = None
+        self._images = 0
+        self._part = Begin("", None)
+        self._held = bytearray()  # the field or picture that is coming
+        self._refused: RequestError | StoreError | None = None
+
+    async def take(self, event: Begin | Data | End) -> None:
+        if self._refused is not None:
+            return
+        try:
+            match event:
+                case Begin():
+                    self._begin(event)
+                case Data(piece):
+                    await self._data(piece)
+                case End():
+                    await self._end()
+        except (RequestError, StoreError) as error:
+            self._refused = error
+            self._held.clear()
+
+    def _begin(self, part: Begin) -> None:
+        self._part = part
+        self._held.clear()
+        if part.file_name is None:
+            if len(self._fields) >= _MOST_FIELDS:
+                raise Invalid("invalid_request", f"A form has at most {_MOST_FIELDS} fields.")
+        elif part.name == "model":
+            if self._file_name is not None:
+                raise Invalid("invalid_request", "A form has one model.")
+            self._file_name = part.file_name
+            _check_kind(part.file_name, self._toolchain)
+        elif part.name not in _IMAGES:
+            raise Invalid("invalid_request", "A form's files are named model and ref_images[].")
+        elif self._images >= LIMITS.max_images:
+            raise Invalid("bad_reference_images", f"There are at most {LIMITS.max_images} reference images.")
+
+    async def _data(self, piece: bytes) -> None:
+        if self._part.file_name is not None and self._part.name == "model":
+            if self._model.size + len(piece) > LIMITS.max_bytes:
+                raise Invalid("too_large", f"A model has at most {LIMITS.max_bytes} bytes.")
+            await self._model.write(piece)
+            return
+        self._held += piece
+        if self._part.file_name is None and len(self._held) > _MOST_FIELD_BYTES:
+            raise Invalid("invalid_request", f"A field has at most {_MOST_FIELD_BYTES} bytes.")
+        if len(self._held) > LIMITS.max_image_bytes:
+            raise Invalid("bad_reference_images", f"A reference image has at most {LIMITS.max_image_bytes} bytes.")
+
+    async def _end(self) -> None:
+        if self._part.file_name is None:
+            self._fields[self._part.name] = self._held.decode("utf-8", "replace")
+        elif self._part.name in _IMAGES:
+            await self._keep_image()
+
+    async def _keep_image(self) -> None:
+        if sniff(bytes(self._held[:64])) not in _KINDS and not self._held.startswith(b"BM"):
+            raise Invalid("bad_reference_images", f"File {self._images + 1} is no JPEG, PNG, WebP or BMP picture.")
+        member = tarfile.TarInfo(f"{self._images:03}")
+        member.size = len(self._held)
+        await self._references.write(member.tobuf())
+        await self._references.write(bytes(self._held) + bytes(-len(self._held) % _BLOCK))
+        self._images += 1
+
+    async def finish(self) -> Sent:
+        if self._refused is not None:
+            raise self._refused
+        if self._file_name is None:
+            raise Invalid("model_missing", "The form needs a file named model.")
+        params, user_id = _params(self._fields, self._toolchain), _text(self._fields, "user_id")
         if user_id is None:
             raise Invalid("invalid_request", "The form needs a user_id.")
-        paths = directory / "model", directory / "references"
-        await asyncio.to_thread(_write, model, images, *paths)
-        name = clean_file_name(model.filename or "")
-        return Sent(params, user_id, _text(form, "tenant_id"), name, *paths, len(images))
+        owner_tenant = _text(self._fields, "tenant_id")
+        if self._images:
+            await self._references.write(bytes(2 * _BLOCK))
+        model, references = await self._model.finish(), await self._references.finish()
+        said = [params.model_dump_json(), user_id, owner_tenant or "", self._file_name, model.sha256, references.sha256]
+        return Sent(
+            params,
+            user_id,
+            owner_tenant,
+            clean_file_name(self._file_name),
+            model.size,
+            self._images,
+            fingerprint(b"POST /api/v1/jobs", *(part.encode() for part in said)),
+        )
 
 
-class _Bounded:
-    """Counts what came, whatever was announced."""
-
-    def __init__(self, request: Request) -> None:
-        self._receive = request.receive
-        self._left = MOST_BYTES
-
-    async def __call__(self) -> Message:
-        message = await self._receive()
-        self._left -= len(message.get("body", b""))
-        if self._left < 0:
-            raise Invalid("too_large", f"A form has at most {MOST_BYTES} bytes.")
-        return message
-
-
-def _files(form: FormData) -> tuple[UploadFile, list[UploadFile]]:
-    model = form.get("model")
-    if not isinstance(model, UploadFile):
-        raise Invalid("model_missing", "The form needs a file named model.")
-    name = (model.filename or "").lower()
+def _check_kind(file_name: str, toolchain: Toolchain) -> None:
+    name = file_name.lower()
     if name.endswith(".tflite"):
-        raise TfLite
-    if not name.endswith(".onnx"):
+        if toolchain != "kneron":
+            raise Unsupported(
+                "tflite_unsupported",
+                "This installation converts .onnx models: bring a .tflite model to ONNX with tf2onnx first, or send it"
+                " to an installation with the vendor's toolchain.",
+            )
+    elif not name.endswith(".onnx"):
         raise Invalid("unsupported_format", "The model's file name ends in .onnx.")
-    if (model.size or 0) > LIMITS.max_bytes:
-        raise Invalid("too_large", f"A model has at most {LIMITS.max_bytes} bytes.")
-    images = [part for name in ("ref_images", "ref_images[]") for part in form.getlist(name)]
-    files = [part for part in images if isinstance(part, UploadFile)]
-    if len(files) != len(images) or len(files) > LIMITS.max_images:
-        raise Invalid("bad_reference_images", f"Reference images are files, {LIMITS.max_images} at most.")
-    if any((file.size or 0) > LIMITS.max_image_bytes for file in files):
-        raise Invalid("bad_reference_images", f"A reference image has at most {LIMITS.max_image_bytes} bytes.")
-    return model, files
 
 
-def _params(form: FormData) -> ConversionParams:
-    given: dict[str, Any] = {name: form[name] for name in _FORM if name in form}
+def _params(fields: dict[str, str], toolchain: Toolchain) -> ConversionParams:
+    given: dict[str, Any] = {name: fields[name] for name in _FIELDS if name in fields}
     try:
-        if str(form.get("enable_sim_hw", "false")).lower() not in {"false", "0", ""}:
-            raise Invalid("hardware_simulation_unavailable", "enable_sim_hw needs the vendor's toolchain.")
-        return ConversionParams.model_validate(given)
+        if "preprocessing" in fields:
+            given["preprocessing"] = orjson.loads(fields["preprocessing"])
+        params = ConversionParams.model_validate(given | {"toolchain": toolchain})
     except ValidationError as error:
-        fields = sorted({str(item["loc"][0]) for item in error.errors()})
-        raise Invalid("invalid_request", f"Not acceptable: {', '.join(fields)}.") from None
+        places = sorted({str(item["loc"][0]) for item in error.errors()})
+        raise Invalid("invalid_request", f"Not acceptable: {', '.join(places)}.") from None
+    except orjson.JSONDecodeError:
+        raise Invalid("invalid_request", "Not acceptable: preprocessing is no JSON.") from None
+    if params.enable_sim_hw and toolchain != "kneron":
+        raise Invalid("hardware_simulation_unavailable", "enable_sim_hw needs the vendor's toolchain.")
+    return params
 
 
-def _text(form: FormData, name: str) -> str | None:
-    value = form.get(name)
-    if value is None or value == "":
+def _text(fields: dict[str, str], name: str) -> str | None:
+    value = fields.get(name)
+    if not value:
         return None
-    if not isinstance(value, str) or len(value) > _MOST_USER or not value.isprintable():
+    if len(value) > _MOST_USER or not value.isprintable():
         raise Invalid("invalid_request", f"{name} is text of at most {_MOST_USER} printable characters.")
     return value
-
-
-def _write(model: UploadFile, images: list[UploadFile], path: Path, references: Path) -> None:
-    with path.open("wb") as target:
-        shutil.copyfileobj(model.file, target, 1024 * 1024)
-    references.touch()
-    if images:
-        with tarfile.open(references, "w") as archive:
-            for number, image in enumerate(images):
-                member = tarfile.TarInfo(str(number))
-                member.size = image.size or 0
-                archive.addfile(member, image.file)

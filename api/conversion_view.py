@@ -5,7 +5,10 @@ from __future__ import annotations
 from typing import Any
 from urllib.parse import quote
 
+import orjson
+
 from leasehold.conversions import Row
+from leasehold.states import JOB_TERMINAL
 
 #: What clients call a state -> the job's own.
 STATES: dict[str, tuple[str, ...]] = {
@@ -20,9 +23,13 @@ ARTIFACTS = {
     "onnx": "output/out.onnx",
     "bie": "output/out.bie",
     "nef": "output/out.nef",
-    "report": "output/bie-report.json",
+    "report": "output/report.json",
 }
 _MODELS = ("onnx", "bie", "nef")
+_PARAMETERS = (
+    "model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw",
+    "toolchain",
+)  # fmt: skip
 _ENDED = {"completed": "COMPLETED", "failed": "FAILED"}
 
 
@@ -55,13 +62,27 @@ def record(row: Row) -> dict[str, Any]:
         "input": row["input"],
         "stage_timings": {step["step"]: _timing(step) for step in steps},
         "expires_at": row["expires_at"],
-        "metadata": {},
+        "metadata": {step["step"]: step["value"] for step in steps if step["value"] is not None},
+        "promoted": row["promoted"] is not None,
+        "promoted_object_keys": row["promoted"] or [],
     }
 
 
+def encoded(said: dict[str, Any]) -> bytes:
+    """As JSON; the driver's own kind of UUID, which orjson does not know, by its text."""
+    return orjson.dumps(said, option=orjson.OPT_UTC_Z, default=str)
+
+
+def is_finished(row: Row) -> bool:
+    return row["status"] in JOB_TERMINAL
+
+
+def file_name_of(artifact: str) -> str:
+    return ARTIFACTS[artifact].rpartition("/")[2]
+
+
 def _parameters(params: dict[str, Any]) -> dict[str, Any]:
-    kept = ("model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed")
-    return {name: params[name] for name in kept} | {"enable_sim_hw": False}
+    return {name: params[name] for name in _PARAMETERS}
 
 
 def _timing(step: dict[str, Any]) -> dict[str, Any] | None:

@@ -22,8 +22,10 @@ from starlette.exceptions import HTTPException
 from api.metrics import PROBLEMS
 from leasehold.database import TRY_AGAIN
 from leasehold.errors import (
+    BadGateway,
     Conflict,
     Forbidden,
+    Gone,
     Invalid,
     NotFound,
     RequestError,
@@ -31,6 +33,7 @@ from leasehold.errors import (
     TooMany,
     Unauthenticated,
     Unavailable,
+    Unsupported,
 )
 
 MEDIA_TYPE = "application/problem+json"
@@ -41,8 +44,11 @@ STATUS_OF: dict[type[RequestError], HTTPStatus] = {
     Forbidden: HTTPStatus.FORBIDDEN,
     NotFound: HTTPStatus.NOT_FOUND,
     Conflict: HTTPStatus.CONFLICT,
+    Gone: HTTPStatus.GONE,
+    Unsupported: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     Invalid: HTTPStatus.UNPROCESSABLE_ENTITY,
     TooMany: HTTPStatus.TOO_MANY_REQUESTS,
+    BadGateway: HTTPStatus.BAD_GATEWAY,
     Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 

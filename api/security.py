@@ -26,7 +26,7 @@ CONVERSION_READ = "conversion:read"
 #: The fleet's own: queues, workers and limits of all tenants.
 OPERATE = "fleet:operate"
 
-_bearer = HTTPBearer(
+bearer = HTTPBearer(
     scheme_name="ApiKey",
     bearerFormat="lh_<prefix>_<secret>",
     description="An API key, as `leasehold keys create` printed it.",
@@ -46,7 +46,7 @@ class Require:
     async def __call__(
         self,
         request: Request,
-        credentials: Annotated[HTTPAuthorizationCredentials | None, Security(_bearer)],
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
     ) -> Caller:
         if credentials is None or len(request.headers.getlist("authorization")) != 1:
             raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")

@@ -21,3 +21,6 @@ class Scale:
     idle_seconds: float = 20.0
     requests_seconds: float = 10.0
     requests_at_once: int = 16
+    model_width: int = 64  # 64 is ResNet-50: 102 MB
+    model_images: int = 16
+    model_downloads: int = 3  # of the float model, in turns from the API and from the store

@@ -33,5 +33,14 @@ async def artifacts_of(connection: Connection, job_id: UUID, steps: Sequence[str
 
 
 async def note_of(connection: Connection, task_id: UUID) -> dict[str, Any]:
-    """What the task's last Park left, or {}."""
+    """What the task's last Park or `remember` left, or {}."""
     return await connection.fetchval("SELECT value FROM note WHERE task_id = $1", task_id) or {}
+
+
+async def value_of(connection: Connection, job_id: UUID, step: str) -> Any:
+    """The value that the job's step succeeded with, or None."""
+    return await connection.fetchval(
+        "SELECT r.value FROM task t JOIN result r ON r.task_id = t.id WHERE t.job_id = $1 AND t.step = $2",
+        job_id,
+        step,
+    )

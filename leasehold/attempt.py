@@ -6,6 +6,8 @@ compute, or that parse bytes from outside, are declared `isolated` (see leasehol
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Protocol
 from uuid import UUID
 
@@ -39,8 +41,20 @@ class Attempt(Protocol):
     async def write(self, name: str, data: bytes, content_type: str) -> None:
         """Store an output under its deterministic key; it counts once the step is committed."""
 
+    async def write_file(self, name: str, path: Path, content_type: str) -> None:
+        """As `write`, from a file: memory stays flat however large it is."""
+
+    async def value(self, step: str) -> Any:
+        """The value that a step of this job succeeded with, or None."""
+
     async def note(self) -> dict[str, Any]:
-        """What the last Park of this step left, or {}."""
+        """What the last Park or `remember` of this step left, or {}."""
+
+    async def remember(self, note: Mapping[str, Any]) -> None:
+        """Write the note now: what the next attempt must know even if this one dies at any later moment.
+
+        Raises LeaseLost when the task is another's meanwhile; a note that was written is seen by every later attempt.
+        """
 
     async def item(self) -> Any:
         """Of a step that is a part: its item of the FanOut. Else None."""

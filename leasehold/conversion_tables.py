@@ -1,8 +1,8 @@
-"""The schema of the conversion door: whose conversion a job is, and what was sent."""
+"""The schema of the conversion door: whose conversion a job is, what was sent, and who downloads how much."""
 
 from __future__ import annotations
 
-from sqlalchemy import Column, ForeignKey, Index, Table, Text, Uuid, text
+from sqlalchemy import TIMESTAMP, BigInteger, Column, ForeignKey, Index, Table, Text, Uuid, func, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from leasehold.tables import metadata
@@ -16,7 +16,24 @@ conversion = Table(
     Column("owner_tenant", Text),  # the client's own `tenant_id`: told back, and never a right
     Column("source_filename", Text, nullable=False),
     Column("input", JSONB, nullable=False),  # {filename, object_key, size_bytes, ref_images_count}
+    Column("promoting_until", TIMESTAMP(timezone=True)),  # a request copies the artifacts until then
+    Column("promoted", JSONB),  # the keys that the artifacts were copied to, once all of them were
     # Lists, newest first: of a tenant, and of one of its users.
     Index("conversion_newest", "tenant_id", text("job_id DESC")),
     Index("conversion_of_user", "tenant_id", "user_id", text("job_id DESC")),
+)
+
+download = Table(
+    "download",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("key_prefix", Text, nullable=False),  # the API key: what limits and quotas count by
+    Column("bytes", BigInteger, nullable=False),  # the whole artifact while it is sent, then what was sent
+    Column("started_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("lapses_at", TIMESTAMP(timezone=True), nullable=False),  # a process that died ends no download
+    Column("finished_at", TIMESTAMP(timezone=True)),
+    # The last day of a key, for its limits; all keys, for the sweeper.
+    Index("download_of_key", "key_prefix", "started_at"),
+    Index("download_started", "started_at"),
 )

@@ -64,11 +64,12 @@ async def _unfinished(connection: Connection, new: NewConversion) -> UUID | None
 
 
 _WHOLE = """
-SELECT c.*, j.status, j.params, j.error, j.created_at, j.finished_at, j.expires_at,
+SELECT c.*, j.status, j.event_seq, j.params, j.error, j.created_at, j.finished_at, j.expires_at,
     j.expires_at <= clock_timestamp() AS expired,
     (SELECT jsonb_agg(jsonb_build_object('step', t.step, 'status', t.status, 'started_at', t.started_at,
-        'finished_at', t.finished_at, 'percent', p.percent) ORDER BY t.position)
-     FROM task t LEFT JOIN progress p ON p.task_id = t.id WHERE t.job_id = c.job_id) AS steps,
+        'finished_at', t.finished_at, 'percent', p.percent, 'value', r.value) ORDER BY t.position)
+     FROM task t LEFT JOIN progress p ON p.task_id = t.id LEFT JOIN result r ON r.task_id = t.id
+     WHERE t.job_id = c.job_id) AS steps,
     (SELECT jsonb_agg(jsonb_build_object('name', o.name, 'key', o.key, 'size', o.size, 'sha256', o.sha256,
         'content_type', o.content_type) ORDER BY o.name)
      FROM output o WHERE o.job_id = c.job_id) AS outputs

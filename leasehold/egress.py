@@ -10,8 +10,10 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
-from collections.abc import Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Self, TypeAlias
 
 import httpx2
@@ -27,6 +29,9 @@ PORTS = frozenset({80, 443})
 _NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CONNECT_SECONDS = 5.0
+_OK = 200
+_HEAD_BYTES = 512
+_PIECE_BYTES = 256 * 1024
 
 
 class EgressRefused(LeaseholdError):
@@ -40,7 +45,18 @@ class EgressRefused(LeaseholdError):
 
 
 class EgressFailed(LeaseholdError):
-    """No answer: a connection that was refused or cut, a time limit, or more bytes than wanted."""
+    """No answer: a connection that was refused or cut, a time limit, or more bytes than wanted.
+
+    `sent` is False only when it is certain that the other side never got the request.
+    """
+
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class AnswerTooLarge(EgressFailed):
+    """The answer has more bytes than the asker allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +64,16 @@ class Answer:
     status: int
     headers: Mapping[str, str]
     body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Downloaded:
+    """What a download left in its file. `head`: its first bytes; nothing at all of an answer that was no 200."""
+
+    status: int
+    headers: Mapping[str, str]
+    size: int
+    head: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +128,7 @@ class Egress:
         url: str,
         *,
         headers: Mapping[str, str] | None = None,
-        content: bytes = b"",
+        content: bytes | AsyncIterable[bytes] = b"",
         max_bytes: int = 64 * 1024,
         timeout: float = 15.0,
         redirects: int = 0,
@@ -111,24 +137,71 @@ class Egress:
 
         Raises EgressRefused; EgressFailed.
         """
+        async with self._answered(method, url, headers or {}, content, timeout, redirects) as answer:
+            body = bytearray()
+            async for piece in _pieces(answer, max_bytes):
+                body += piece
+            return Answer(answer.status_code, answer.headers, bytes(body))
+
+    async def download(
+        self, url: str, path: Path, *, max_bytes: int, timeout: float = 300.0, redirects: int = 0
+    ) -> Downloaded:
+        """Fetch into the file `path`, in pieces, at most `max_bytes`, all within `timeout` seconds.
+
+        Only a 200 is written. Raises EgressRefused; EgressFailed, AnswerTooLarge.
+        """
+        async with self._answered("GET", url, {}, b"", timeout, redirects) as answer:
+            if answer.status_code != _OK:
+                return Downloaded(answer.status_code, answer.headers, 0, b"")
+            size, head = 0, b""
+            file = await asyncio.to_thread(path.open, "wb")
+            try:
+                async for piece in _pieces(answer, max_bytes):
+                    size += len(piece)
+                    head = head if len(head) >= _HEAD_BYTES else (head + piece)[:_HEAD_BYTES]
+                    await asyncio.to_thread(file.write, piece)
+            finally:
+                await asyncio.to_thread(file.close)
+            return Downloaded(answer.status_code, answer.headers, size, head)
+
+    @asynccontextmanager
+    async def _answered(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        content: bytes | AsyncIterable[bytes],
+        timeout: float,
+        redirects: int,
+    ) -> AsyncIterator[httpx2.Response]:
+        """The answer at the end of at most `redirects` redirects, its body unread. `timeout` is for the block, too."""
         try:
             async with asyncio.timeout(timeout):
                 for _ in range(redirects + 1):
                     target = await self.check(url)
-                    answer = await self._ask(target, method, headers or {}, content, max_bytes)
-                    if answer.status not in _REDIRECTS or redirects == 0:
-                        return answer
-                    url = str(target.url.join(answer.headers.get("location", "")))
+                    answer = await self._ask(target, method, headers, content)
+                    try:
+                        if answer.status_code not in _REDIRECTS or redirects == 0:
+                            yield answer
+                            return
+                        to = target.url.join(answer.headers.get("location", ""))
+                    finally:
+                        await answer.aclose()
+                    if (to.scheme, to.netloc) != (target.url.scheme, target.url.netloc):
+                        headers = {}  # what proves who asks is for the first address alone
+                    url = str(to)
                     method, content = ("GET", b"") if method != "HEAD" else (method, b"")
         except TimeoutError:
             raise EgressFailed(f"no answer within {timeout:g} s") from None
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise EgressFailed(f"no answer: {type(error).__name__}", sent=False) from error
         except httpx2.HTTPError as error:
             raise EgressFailed(f"no answer: {type(error).__name__}") from error
         raise EgressRefused("too_many_redirects", "The address leads from one to the next.")
 
     async def _ask(
-        self, target: Target, method: str, headers: Mapping[str, str], content: bytes, max_bytes: int
-    ) -> Answer:
+        self, target: Target, method: str, headers: Mapping[str, str], content: bytes | AsyncIterable[bytes]
+    ) -> httpx2.Response:
         host = target.host if target.url.port is None else f"{target.host}:{target.url.port}"
         request = self._http.build_request(
             method,
@@ -138,22 +211,22 @@ class Egress:
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
             extensions={"sni_hostname": target.host},  # the certificate must be the name's, not the address's
         )
-        answer = await self._http.send(request, stream=True)
-        try:
-            body = bytearray()
-            async for piece in answer.aiter_bytes():
-                body += piece
-                if len(body) > max_bytes:
-                    raise EgressFailed(f"an answer of more than {max_bytes} bytes")
-        finally:
-            await answer.aclose()
-        return Answer(answer.status_code, answer.headers, bytes(body))
+        return await self._http.send(request, stream=True)
 
     def _may_be_asked(self, address: _Address) -> bool:
         return self._is_allowed(address) or is_public(address)
 
     def _is_allowed(self, address: _Address) -> bool:
         return any(address in network for network in self._allowed)
+
+
+async def _pieces(answer: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:
+    came = 0
+    async for piece in answer.aiter_bytes(_PIECE_BYTES):
+        came += len(piece)
+        if came > max_bytes:
+            raise AnswerTooLarge(f"an answer of more than {max_bytes} bytes")
+        yield piece
 
 
 def is_public(address: _Address) -> bool:

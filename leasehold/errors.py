@@ -6,8 +6,11 @@ LeaseholdError
 │   ├── Forbidden               403  the key lacks the scope
 │   ├── NotFound                404  not there, or somebody else's
 │   ├── Conflict                409  not in this state
+│   ├── Gone                    410  it was there, and has expired
+│   ├── Unsupported             415  a kind that this installation cannot take
 │   ├── Invalid                 422  well-formed, but not acceptable
 │   ├── TooMany                 429  a limit: try again later
+│   ├── BadGateway              502  a service that we act for the caller with did not do its part
 │   └── Unavailable             503  something we need is down: try again
 ├── DeclarationError            a pipeline is declared wrongly: refused at start-up
 ├── LeaseLost                   a write carried a lease that is no longer the task's
@@ -62,11 +65,23 @@ class Conflict(RequestError):
     pass
 
 
+class Gone(RequestError):
+    pass
+
+
+class Unsupported(RequestError):
+    pass
+
+
 class Invalid(RequestError):
     pass
 
 
 class TooMany(RequestError):
+    pass
+
+
+class BadGateway(RequestError):
     pass
 
 

@@ -23,6 +23,16 @@ NAME = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
 MIB = 1024 * 1024
 
 
+def pinned_queue(queue: str, label: str | None) -> str:
+    """The queue of work that only workers with the label do."""
+    return queue if label is None else f"{queue}@{label}"
+
+
+def unpinned_queue(queue: str) -> str:
+    """The queue as steps declare it."""
+    return queue.partition("@")[0]
+
+
 class NoParams(BaseModel):
     """A pipeline without parameters."""
 

@@ -87,12 +87,26 @@ class Settings(BaseSettings):
     )
     picture_max_frames: int = Field(300, gt=0, description="Most frames of an animation.")
 
+    # --- conversion
+    conversion_toolchain: Literal["open", "kneron"] = Field(
+        "open", description="`kneron` needs workers with the vendor's package `ktc` and takes .tflite, too."
+    )
+    promote_bucket: str | None = Field(None, description="Bucket of the same store that models are promoted to.")
+    promote_url: str | None = Field(
+        None,
+        description="Or an HTTP file service: {promote_url}/{key} is PUT; egress_allow lets private ones be asked.",
+    )
+    promote_token: SecretStr = Field(SecretStr(""), description="Bearer token for that file service.")
+
     # --- workers
     pipelines: str = Field(
         "pipelines:shipped", description="module:callable that returns the pipelines this installation knows."
     )
     worker_queues: str = Field(
         "", description="Queues this worker serves, comma-separated; empty: all that its pipelines declare."
+    )
+    worker_labels: str = Field(
+        "", description="Labels of this worker, comma-separated: it also does work that is pinned to one of them."
     )
     worker_concurrency: int = Field(64, ge=1, le=4096, description="Inline steps at once in one worker.")
     worker_children: int = Field(0, ge=0, le=256, description="Child processes for isolated steps; 0: one a core.")
@@ -127,3 +141,7 @@ class Settings(BaseSettings):
     @property
     def queues(self) -> tuple[str, ...]:
         return tuple(name.strip() for name in self.worker_queues.split(",") if name.strip())
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return tuple(name.strip() for name in self.worker_labels.split(",") if name.strip())

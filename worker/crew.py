@@ -138,7 +138,9 @@ class Crew:
         await delivery.ack()
 
     async def _watch(self) -> None:
-        """Look when told to, and every `poll_seconds` in any case; again at once while looking finds plenty."""
+        """Look when told to, and every `poll_seconds` in any case; again at once while looking finds plenty that no
+        hint tells of.
+        """
         hintless = self._broker.name == "postgres"
         while True:
             told = self._look.is_set()
@@ -147,8 +149,8 @@ class Crew:
             overdue = 0.0 if hintless or told or not self._broker.connected else self._poll_seconds
             if self._free <= 0 and self._hints:
                 await self._take_fairly()
-            plenty = await self._take_due(overdue)
-            if plenty and (hintless or not self._broker.connected):
+            plenty, hinted = await self._take_due(overdue)
+            if plenty and (hintless or not hinted or not self._broker.connected):
                 await self._a_slot()
                 continue
             with contextlib.suppress(TimeoutError):
@@ -170,11 +172,13 @@ class Crew:
         self._promised += slots
         self._changed.set()
 
-    async def _take_due(self, overdue: float, most: int | None = None) -> bool:
-        """Claim what is due into the free slots; True when there may be more."""
+    async def _take_due(self, overdue: float, most: int | None = None) -> tuple[bool, bool]:
+        """Claim what is due into the free slots. Answers whether there may be more, and whether any of what was found
+        (nothing, if all slots are busy) is of the kind that hints tell of.
+        """
         wanted = self._free if most is None else min(most, self._free)
         if wanted <= 0:
-            return True
+            return True, True
         self._keep_free(wanted)
         try:
             asked = perf_counter()
@@ -182,16 +186,17 @@ class Crew:
             metrics.took("look", asked)
         except TRY_AGAIN as error:
             log.warning("could not look for work", error=type(error).__name__)
-            return False
+            return False, True
         finally:
             self._keep_free(-wanted)
         metrics.CLAIMS.labels("look").inc(len(found))
-        if overdue and any(claimed.was == "pending" for claimed in found):
+        hinted = any(claimed.was == "pending" for claimed in found)
+        if overdue and hinted:
             self._mistrust_silence()
         for claimed in found:
             metrics.claimed(claimed.queue, claimed.was, claimed.waited)
             self._occupy(self._run(claimed, None))
-        return len(found) == wanted
+        return len(found) == wanted, hinted
 
     def _mistrust_silence(self) -> None:
         """Work was there that no hint told of: a consumer that hears nothing may be dead without knowing it."""

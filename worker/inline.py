@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import structlog
 from pydantic import ValidationError
 
-from leasehold.artifacts import note_of
+from leasehold.artifacts import note_of, value_of
 from leasehold.database import Pool
 from leasehold.errors import Cancelled, LeaseLost, ObjectMissing, ObjectTooLarge, Permanent, StepTimeout
 from leasehold.keys import output_key
 from leasehold.lease import Lease
 from leasehold.pipeline import Pipeline, Step
 from leasehold.storage.store import ObjectStore
+from leasehold.transitions import notes
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Output, Parking, Part, Spreading
 from leasehold.verdicts import Done, FanOut, Park
@@ -103,6 +105,23 @@ class InlineAttempt:
         )
         self.outputs[name] = Output(name, stored.key, stored.size, stored.sha256, stored.content_type)
 
+    async def write_file(self, name: str, path: Path, content_type: str) -> None:
+        if not self._held.trusted():
+            raise LeaseLost
+        stored = await self._store.put_file(
+            output_key(self._claimed.output_prefix, name),
+            path,
+            content_type=content_type,
+            metadata={},
+            may_replace=self._held.trusted,
+            fresh=self.lease.epoch == 1,
+        )
+        self.outputs[name] = Output(name, stored.key, stored.size, stored.sha256, stored.content_type)
+
+    async def value(self, step: str) -> Any:
+        async with self._pool.acquire() as connection:
+            return await value_of(connection, self.job_id, step)
+
     async def item(self) -> Any:
         return await item_of(self._pool, self._claimed)
 
@@ -133,10 +152,14 @@ class InlineAttempt:
         self.checkpoint()
 
     async def note(self) -> dict[str, Any]:
-        if self._claimed.was != "waiting":
+        if self.lease.epoch == 1:
             return {}
         async with self._pool.acquire() as connection:
             return await note_of(connection, self.task_id)
+
+    async def remember(self, note: Mapping[str, Any]) -> None:
+        async with self._pool.acquire() as connection:
+            await notes.remember(connection, self.lease, note)
 
 
 def _params(pipeline: Pipeline, claimed: Claimed) -> Any:

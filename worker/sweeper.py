@@ -8,7 +8,7 @@ from uuid import UUID
 
 import structlog
 
-from leasehold import rates
+from leasehold import downloads, rates
 from leasehold.announcer import Announcer
 from leasehold.database import TRY_AGAIN, Connection, Pool
 from leasehold.errors import StoreError
@@ -77,6 +77,7 @@ class Sweeper:
         await sweeps.forget_idempotency_keys(connection)
         await gates.forget_gates(connection)
         await rates.forget_rates(connection)
+        await downloads.forget_downloads(connection)
         while abandoned := await sweeps.abandoned_uploads(connection):
             await self._store.delete(*(key for _, key in abandoned))
             await sweeps.forget_uploads(connection, [media_id for media_id, _ in abandoned])

@@ -23,7 +23,7 @@ from leasehold.database import TRY_AGAIN, Connection, connect, make_pool, until_
 from leasehold.errors import StoreError
 from leasehold.ids import new_id
 from leasehold.outbox import Announcement
-from leasehold.pipeline import Step
+from leasehold.pipeline import Step, pinned_queue, unpinned_queue
 from leasehold.registry import Pipelines
 from leasehold.selfcheck import as_log, check_all
 from leasehold.settings import Settings
@@ -232,7 +232,8 @@ class Worker:
             admitter=self._admitter,
             work_dir=work_dir,
         )
-        heavy = {step.queue for steps in isolated.values() for step in steps} & self.queues
+        of_children = {step.queue for steps in isolated.values() for step in steps}
+        heavy = {queue for queue in self.queues if unpinned_queue(queue) in of_children}
         children = settings.worker_children or os.cpu_count() or 1
         for queues, slots in ((heavy, children), (self.queues - heavy, settings.worker_concurrency)):
             if queues:
@@ -278,7 +279,8 @@ class Worker:
     # --- what the parts ask for
 
     def pipelines_served(self) -> list[str]:
-        return [p.name for p in self.pipelines if any(step.queue in self.queues for step in p.steps)]
+        declared = {unpinned_queue(queue) for queue in self.queues}
+        return [p.name for p in self.pipelines if any(step.queue in declared for step in p.steps)]
 
     def _isolated_steps(self, pipeline: str) -> list[Step]:
         return [step for step in self.pipelines[pipeline].steps if step.isolated]
@@ -327,7 +329,8 @@ def _deliver(by_queue: dict[str, Crew], delivery: Delivery) -> None:
 
 def _served(pipelines: Pipelines, settings: Settings) -> frozenset[str]:
     declared = {step.queue for pipeline in pipelines for step in pipeline.steps}
-    return frozenset(settings.queues or declared)
+    chosen = frozenset(settings.queues or declared)
+    return chosen | {pinned_queue(queue, label) for queue in chosen for label in settings.labels if "@" not in queue}
 
 
 def _root(settings: Settings) -> Path:

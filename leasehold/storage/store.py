@@ -25,6 +25,7 @@ from leasehold.settings import Settings
 from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
 from leasehold.storage.multipart import put_in_parts
 from leasehold.storage.s3 import PutRefused, nothing_in_range, open_client, told_as_ours
+from leasehold.storage.streaming import Upload
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -149,6 +150,10 @@ class ObjectStore:
     ) -> Stored:
         """Store bytes; as `put_file`."""
         return await self._put(key, data, digest_of_bytes(data), len(data), content_type, metadata, may_replace)
+
+    def upload(self, key: str, *, content_type: str = _UNKNOWN_TYPE) -> Upload:
+        """An object to be written piece by piece under a key that nobody else writes."""
+        return Upload(self._client, self._bucket, key, content_type, self._limit)
 
     async def _put(
         self,

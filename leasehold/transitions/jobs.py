@@ -13,7 +13,7 @@ from leasehold.errors import Invalid
 from leasehold.gate import Gate
 from leasehold.ids import new_id
 from leasehold.outbox import Announcement
-from leasehold.pipeline import Pipeline, Step
+from leasehold.pipeline import Pipeline, Step, pinned_queue
 from leasehold.states import JobState, TaskState
 from leasehold.transitions import gates
 
@@ -39,6 +39,7 @@ class NewJob:
     gates: Sequence[Gate] = ()  # it waits until all of them let it in (leasehold.transitions.gates)
     exclusive_key: str | None = None  # a second unfinished job with it raises asyncpg.UniqueViolationError
     notify: bool = False  # webhooks want to know how it ends
+    pin: str | None = None  # only workers with this label do it: LEASEHOLD_WORKER_LABELS
 
 
 # $1 the jobs, $2 the tasks, as JSON records: one round trip however many.
@@ -126,7 +127,7 @@ def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID]
         "job_id": new.id,
         "step": step.name,
         "position": position,
-        "queue": external_queue(new.tenant_id, step.queue) if step.external else step.queue,
+        "queue": external_queue(new.tenant_id, step.queue) if step.external else pinned_queue(step.queue, new.pin),
         "status": _first_state(step, waiting_on, not_before, skipped),
         "waiting_on": waiting_on,
         "unblocks": [ids[o.name] for o in new.pipeline.steps if step.name in o.needs and step.name not in skipped],

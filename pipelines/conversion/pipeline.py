@@ -15,6 +15,8 @@ from leasehold.pipeline import MIB, Limits, Pipeline, RunTerms, Step
 from pipelines.conversion.limits import ModelLimits
 
 Platform: TypeAlias = Literal["520", "720", "530", "630", "730"]
+#: `open` runs anywhere; `kneron` where a worker has the vendor's package `ktc`.
+Toolchain: TypeAlias = Literal["open", "kneron"]
 _LIMITS = Limits(memory_bytes=4096 * MIB, cpu_seconds=1800, file_bytes=1024 * MIB)
 _TIMEOUT = timedelta(minutes=30)
 
@@ -41,6 +43,8 @@ class ConversionParams(BaseModel):
     enable_evaluate: bool = False
     enable_sim_fp: bool = False
     enable_sim_fixed: bool = False
+    enable_sim_hw: bool = Field(default=False, description="Only with the vendor's toolchain.")
+    toolchain: Toolchain = "open"
     preprocessing: Preprocessing = Preprocessing()
     limits: ModelLimits = ModelLimits()
     seed: int = Field(default=0, ge=0, lt=2**31)
@@ -62,8 +66,8 @@ conversion = Pipeline(
             isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3,
         ),
         Step(
-            "nef", needs=("bie",), reads=("onnx", "bie"), writes="output/out.nef", queue="conversion", isolated=True,
-            limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3,
+            "nef", needs=("bie",), reads=("bie", "references"), writes="output/out.nef", queue="conversion",
+            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3,
         ),
     ],
 )  # fmt: skip

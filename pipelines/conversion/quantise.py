@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import copy
+import logging
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import onnx
 from onnxruntime.quantization import QuantFormat, QuantType, quantize_static
 
+from leasehold.errors import StepError
 from pipelines.conversion import refusals
 from pipelines.conversion.running import Tensors
 
@@ -28,19 +28,17 @@ class _Reader:
         return sample
 
 
-def quantised(
-    model: onnx.ModelProto, samples: list[Tensors], directory: Path, heard: Callable[[int], None]
-) -> onnx.ModelProto:
-    """The int8 model. `heard` is called with the number of each sample as it is run.
+def quantised(source: Path, target: Path, samples: list[Tensors], heard: Callable[[int], None]) -> None:
+    """Write the int8 model. `heard` is called with the number of each sample as it is run.
 
     Raises Permanent("not_quantisable").
     """
-    path = directory / "quantised.onnx"
+    logging.getLogger().setLevel(logging.ERROR)  # it advises, on the root logger, what the step before has done
     options: dict[str, Any] = {"WeightSymmetric": True, "ActivationSymmetric": False}
     try:
         quantize_static(
-            copy.deepcopy(model),
-            path,
+            source,
+            target,
             _Reader(samples, heard),
             quant_format=QuantFormat.QDQ,
             per_channel=True,
@@ -48,10 +46,7 @@ def quantised(
             weight_type=QuantType.QInt8,
             extra_options=options,
         )
-    except MemoryError:
+    except (MemoryError, StepError):
         raise
     except Exception as error:
         raise refusals.not_quantisable(f"{type(error).__name__} {error}".partition("\n")[0]) from error
-    made = onnx.load_model(path, load_external_data=False)
-    path.unlink()
-    return made

@@ -15,7 +15,7 @@ from PIL import Image
 from pipelines.conversion import refusals
 from pipelines.conversion.limits import ModelLimits
 from pipelines.conversion.pipeline import Preprocessing
-from pipelines.conversion.running import Runnable, Tensors
+from pipelines.conversion.running import Tensors, drawn
 
 _GENERATED = 16
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
@@ -23,7 +23,7 @@ _COLOUR_CHANNELS = 3
 
 
 def samples(
-    archive: Path, model: Runnable, inputs: list[dict[str, Any]], how: Preprocessing, limits: ModelLimits, seed: int
+    archive: Path, inputs: list[dict[str, Any]], how: Preprocessing, limits: ModelLimits, seed: int
 ) -> tuple[list[Tensors], str]:
     """Inputs to run, and where they are from: "reference images" or "generated".
 
@@ -32,7 +32,8 @@ def samples(
     pictures = list(_pictures(archive, limits))
     if not pictures:
         rng = np.random.default_rng(seed)
-        return [model.random_input(rng) for _ in range(_GENERATED)], "generated"
+        named = [(one["name"], one["type"], one["shape"]) for one in inputs]
+        return [drawn(named, rng) for _ in range(_GENERATED)], "generated"
     if len(inputs) != 1 or inputs[0]["type"] != "float" or len(inputs[0]["shape"]) != 4:  # noqa: PLR2004 - N, C, H, W
         raise refusals.bad_references("the model has no single float input of four dimensions for a picture")
     shape = inputs[0]["shape"]

@@ -77,3 +77,7 @@ def not_quantisable(reason: str) -> Permanent:
 
 def bad_references(reason: str) -> Permanent:
     return Permanent("bad_reference_images", f"The reference images are refused: {_said(reason)}.")
+
+
+def toolchain_failed(tool: str, reason: str) -> Permanent:
+    return Permanent("toolchain_failed", f"The vendor's {tool[:60]} refused the model: {_said(reason)}.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -16,30 +17,23 @@ ort.disable_telemetry_events()  # the sandbox lets nothing out; a model's owner 
 _QUIET = 4  # fatal only: the runtime's words may quote the model
 
 _TYPES: dict[str, Any] = {
-    "tensor(float)": np.float32,
-    "tensor(float16)": np.float16,
-    "tensor(double)": np.float64,
-    "tensor(int64)": np.int64,
-    "tensor(int32)": np.int32,
-    "tensor(int8)": np.int8,
-    "tensor(uint8)": np.uint8,
-    "tensor(bool)": np.bool_,
+    "float": np.float32,
+    "float16": np.float16,
+    "double": np.float64,
+    "int64": np.int64,
+    "int32": np.int32,
+    "int8": np.int8,
+    "uint8": np.uint8,
+    "bool": np.bool_,
 }
 
 
 class Runnable:
     """A model ready to run. Raises Permanent("not_runnable") when onnxruntime refuses it."""
 
-    def __init__(self, model: bytes, *, optimised: bool = True) -> None:
-        options = ort.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = _QUIET
+    def __init__(self, model: bytes | Path, *, optimised: bool = True) -> None:
         level = ort.GraphOptimizationLevel
-        options.graph_optimization_level = level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL
-        try:
-            self._session = ort.InferenceSession(model, options, providers=["CPUExecutionProvider"])
-        except Exception as error:
-            raise _refused(error) from error
+        self._session = _session(model, _options(level.ORT_ENABLE_ALL if optimised else level.ORT_DISABLE_ALL))
         self.outputs = [output.name for output in self._session.get_outputs()]
 
     def run(self, inputs: Mapping[str, np.ndarray[Any, Any]]) -> Tensors:
@@ -50,16 +44,46 @@ class Runnable:
         return dict(zip(self.outputs, answers, strict=True))
 
     def random_input(self, rng: np.random.Generator) -> Tensors:
-        """Standard normal numbers for floats, zeros and ones for the rest: valid as an index everywhere."""
-        made: Tensors = {}
-        for value in self._session.get_inputs():
-            kind = _TYPES.get(value.type)
-            if kind is None:
-                raise refusals.not_runnable(f"inputs of type {value.type} are not supported")
-            floats = np.issubdtype(kind, np.floating)
-            drawn = rng.standard_normal(value.shape) if floats else rng.integers(0, 2, value.shape)
-            made[value.name] = drawn.astype(kind)
-        return made
+        return drawn(((value.name, value.type[7:-1], value.shape) for value in self._session.get_inputs()), rng)
+
+
+def drawn(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.random.Generator) -> Tensors:
+    """Standard normal numbers for floats, zeros and ones for the rest: valid as an index everywhere.
+
+    `inputs`: name, type and shape of each.
+    """
+    made: Tensors = {}
+    for name, type_, shape in inputs:
+        kind = _TYPES.get(type_)
+        if kind is None:
+            raise refusals.not_runnable(f"inputs of type {type_} are not supported")
+        floats = np.issubdtype(kind, np.floating)
+        values = rng.standard_normal(shape) if floats else rng.integers(0, 2, shape)
+        made[name] = values.astype(kind)
+    return made
+
+
+def compiled(source: Path, target: Path) -> None:
+    """Write the graph as onnxruntime optimises it for any processor: little is left for the one that runs it."""
+    options = _options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
+    options.optimized_model_filepath = str(target)
+    _session(source, options)
+
+
+def _options(level: Any) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = _QUIET
+    options.graph_optimization_level = level
+    return options
+
+
+def _session(model: bytes | Path, options: Any) -> Any:
+    source = str(model) if isinstance(model, Path) else model
+    try:
+        return ort.InferenceSession(source, options, providers=["CPUExecutionProvider"])
+    except Exception as error:
+        raise _refused(error) from error
 
 
 def _refused(error: Exception) -> Exception:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
@@ -12,9 +14,11 @@ import pytest
 from api.conversion_view import disposition
 from api.security import CONVERSION_READ, CONVERSION_WRITE
 from leasehold.database import Connection
-from leasehold.ids import new_id
+from leasehold.transitions import claims
 from tests.api.conftest import MakeKey, Running, client_of, count
+from tests.api.driver import TERMS
 
+PICTURE = b"\x89PNG\r\n\x1a\n and so on"
 FORM = {"user_id": "u1", "model_id": "40000", "version": "0001", "platform": "720"}
 SCOPES = (CONVERSION_WRITE, CONVERSION_READ)
 
@@ -26,10 +30,13 @@ async def client(api: Running, make_key: MakeKey) -> AsyncIterator[httpx2.AsyncC
         yield opened
 
 
-async def send(client: httpx2.AsyncClient, *, name: str = "model.onnx", images: int = 0, **fields: str) -> Any:
+async def send(
+    client: httpx2.AsyncClient, *, name: str = "model.onnx", images: int = 0, key: str | None = None, **fields: str
+) -> Any:
     files = [("model", (name, b"model bytes", "application/octet-stream"))]
-    files += [("ref_images[]", (f"{number}.png", b"picture", "image/png")) for number in range(images)]
-    return await client.post("/api/v1/jobs", data=FORM | fields, files=files)
+    files += [("ref_images[]", (f"{number}.png", PICTURE, "image/png")) for number in range(images)]
+    headers = {} if key is None else {"Idempotency-Key": key}
+    return await client.post("/api/v1/jobs", data=FORM | fields, files=files, headers=headers)
 
 
 async def objects(api: Running) -> list[str]:
@@ -57,7 +64,7 @@ async def test_a_second_job_of_a_user_is_told_of_the_first_and_leaves_nothing_be
     second = await send(client)
     assert (second.status_code, second.json()["code"]) == (409, "job_in_progress")
     assert second.headers["Location"].endswith(first["job_id"])
-    assert first["job_id"] in second.json()["detail"]
+    assert second.json()["job_id"] == first["job_id"]
     assert await objects(api) == before
     assert await count(rows, "conversion") == 1
     assert (await send(client, user_id="u2")).status_code == 201
@@ -73,7 +80,9 @@ async def test_a_second_job_of_a_user_is_told_of_the_first_and_leaves_nothing_be
         ({"user_id": ""}, 422, "invalid_request"),
         ({"user_id": "a\nb"}, 422, "invalid_request"),
         ({"enable_sim_hw": "true"}, 422, "hardware_simulation_unavailable"),
-        ({"images": 102}, 400, "bad_request"),
+        ({"preprocessing": "{"}, 422, "invalid_request"),
+        ({"preprocessing": '{"mean": [0]}'}, 422, "invalid_request"),
+        ({"version": "x" * 5000}, 422, "invalid_request"),
         ({"images": 101}, 422, "bad_reference_images"),
     ],
 )
@@ -84,6 +93,81 @@ async def test_a_form_that_is_not_acceptable_leaves_nothing_behind(
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert await objects(api) == []
     assert await count(rows, "job") == 0
+
+
+async def test_a_reference_image_that_is_none_is_refused_at_the_door(client: httpx2.AsyncClient, api: Running) -> None:
+    files = [("model", ("a.onnx", b"model")), ("ref_images[]", ("a.png", b"MZ no picture"))]
+    answer = await client.post("/api/v1/jobs", data=FORM, files=files)
+    assert (answer.status_code, answer.json()["code"]) == (422, "bad_reference_images")
+    assert await objects(api) == []
+
+
+async def test_reference_images_are_stored_as_an_archive_in_their_order(
+    api: Running, client: httpx2.AsyncClient
+) -> None:
+    job = (await send(client, images=3)).json()
+    data = await api.services.store.fetch_bytes(f"jobs/{job['job_id']}/input/references.tar", max_bytes=100_000)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        assert archive.getnames() == ["000", "001", "002"]
+        assert [archive.extractfile(name).read() for name in archive.getnames()] == [PICTURE] * 3  # type: ignore[union-attr]  # they are files
+
+
+CUT = b'--b\r\nContent-Disposition: form-data; name="model"; filename="a.onnx"\r\n\r\nhalf'
+
+
+@pytest.mark.parametrize(
+    ("kind", "body"),
+    [
+        ("multipart/form-data; boundary=b", CUT),
+        ("multipart/form-data; boundary=b", b"no boundary at all"),
+        ("multipart/form-data", CUT),
+        ("application/json", b"{}"),
+        ("multipart/form-data; boundary=b", b"--b\r\n" + b"X: " + b"y" * 20_000 + b"\r\n\r\n--b--\r\n"),
+    ],
+    ids=["cut", "no parts", "no boundary named", "json", "endless headers"],
+)
+async def test_what_is_no_form_is_told_so_and_leaves_nothing_behind(
+    api: Running, client: httpx2.AsyncClient, kind: str, body: bytes
+) -> None:
+    answer = await client.post("/api/v1/jobs", content=body, headers={"Content-Type": kind})
+    assert (answer.status_code, answer.json()["code"]) == (400, "bad_request")
+    assert await objects(api) == []
+
+
+@pytest.mark.parametrize("name", ["a\"b;'.onnx", "x\r\nSet-Cookie: y.onnx", "模型\u202e.onnx", "../../etc/passwd.onnx"])
+async def test_a_strange_file_name_is_cleaned_and_no_part_of_a_key(client: httpx2.AsyncClient, name: str) -> None:
+    answer = await send(client, name=name)
+    assert answer.status_code == 201
+    job = answer.json()
+    assert job["source_filename"].isprintable()
+    assert job["input"]["object_key"] == f"jobs/{job['job_id']}/input/model"
+
+
+async def test_a_repeated_request_with_its_key_gets_the_first_answer_and_stores_nothing_twice(
+    api: Running, client: httpx2.AsyncClient, rows: Connection
+) -> None:
+    first = await send(client, key="k1")
+    before = await objects(api)
+    again = await send(client, key="k1")
+    assert (again.status_code, again.json()) == (201, first.json())
+    assert await objects(api) == before
+    other = await send(client, key="k1", user_id="u2")
+    assert (other.status_code, other.json()["code"]) == (422, "idempotency_key_reused")
+    assert await objects(api) == before
+    assert await count(rows, "conversion") == 1
+
+
+async def test_polling_costs_a_304_until_something_changes(client: httpx2.AsyncClient, rows: Connection) -> None:
+    path = (await send(client)).headers["Location"]
+    first = await client.get(path)
+    assert first.headers["Retry-After"] == "1"
+    same = await client.get(path, headers={"If-None-Match": first.headers["ETag"]})
+    assert (same.status_code, same.content) == (304, b"")
+    job_id = UUID(first.json()["job_id"])
+    hint = await rows.fetchval("SELECT id FROM task WHERE job_id = $1 AND status = 'pending'", job_id)
+    await claims.claim(rows, TERMS, [hint])
+    changed = await client.get(path, headers={"If-None-Match": first.headers["ETag"]})
+    assert (changed.status_code, changed.json()["status"]) == (200, "running")
 
 
 async def test_lists_are_newest_first_by_user_and_by_state(client: httpx2.AsyncClient) -> None:
@@ -104,30 +188,6 @@ async def test_another_tenants_job_is_not_there(api: Running, client: httpx2.Asy
         assert (await other.get(path)).status_code == 404
         assert (await other.get(f"{path}/result")).status_code == 404
         assert (await other.get("/api/v1/jobs")).json()["total"] == 0
-
-
-async def test_a_result_that_is_not_there_yet_is_a_conflict_and_an_expired_one_is_gone(
-    client: httpx2.AsyncClient, rows: Connection
-) -> None:
-    answer = await send(client)
-    path = answer.headers["Location"]
-    early = await client.get(f"{path}/result")
-    assert (early.status_code, early.json()["code"]) == (409, "not_ready")
-    await rows.execute(
-        "UPDATE job SET expires_at = clock_timestamp() - interval '1 s' WHERE id = $1", UUID(answer.json()["job_id"])
-    )
-    late = await client.get(f"{path}/result")
-    assert (late.status_code, late.json()["code"]) == (410, "expired")
-    assert (await client.get(f"/api/v1/jobs/{new_id()}/result")).status_code == 404
-
-
-async def test_downloads_are_limited_by_key(client: httpx2.AsyncClient) -> None:
-    path = (await send(client)).headers["Location"]
-    codes = [(await client.get(f"{path}/result")).status_code for _ in range(25)]
-    assert codes[:20] == [409] * 20
-    limited = await client.get(f"{path}/result")
-    assert limited.status_code == 429
-    assert int(limited.headers["Retry-After"]) >= 1
 
 
 def test_a_file_name_cannot_break_out_of_its_header() -> None:

@@ -26,10 +26,17 @@ async def test_a_model_goes_through_all_three_steps_inside_the_sandbox(bench: Be
     container = nef.read(made["output/out.nef"])
     assert container.manifest["toolchain"] == "open"
     assert (container.manifest["platform"], container.manifest["model_id"]) == ("720", 40000)
-    assert container.part("model.onnx") == made["output/out.bie"].read_bytes()
     assert {"onnx", "onnxruntime", "onnxslim"} <= container.manifest["versions"].keys()
-    packed = Runnable(container.part("model.onnx"))
-    assert packed.run(packed.random_input(np.random.default_rng(3)))["y"].shape == (1, 5)
+    packed, quantised = Runnable(container.part("model.onnx")), Runnable(made["output/out.bie"])
+    given = packed.random_input(np.random.default_rng(3))
+    assert np.allclose(packed.run(given)["y"], quantised.run(given)["y"], atol=0.05)
+    whole = report(made["output/report.json"])
+    assert container.part("report.json") == made["output/report.json"].read_bytes()
+    assert {"sim_fp", "sim_fixed", "worst_layers"} <= whole["bie"].keys()
+    layers = whole["bie"]["worst_layers"]
+    assert {"Conv", "MatMul"} >= {layer["operator"] for layer in layers[:1]}
+    assert [layer["added"] for layer in layers] == sorted((layer["added"] for layer in layers), reverse=True)
+    assert layers[0]["added"] > 0
 
 
 async def test_the_report_says_what_was_changed_and_that_the_model_still_answers_the_same(bench: Bench) -> None:
@@ -53,7 +60,7 @@ async def test_the_int8_model_is_smaller_and_agrees_with_the_float_one(bench: Be
     assert said["calibration"] == {"data": "reference images", "samples": 20}
     assert said["outputs"]["y"]["top1_agreement"] >= 0.95
     assert said["outputs"]["y"]["cosine"] > 0.99
-    assert {"sim_fp", "sim_fixed", "evaluate"}.isdisjoint(said), "nobody asked"
+    assert {"sim_fp", "sim_fixed", "worst_layers"}.isdisjoint(said), "nobody asked"
     operators = {node.op_type for node in onnx.load(made["output/out.bie"]).graph.node}
     assert {"QuantizeLinear", "DequantizeLinear"} <= operators
 

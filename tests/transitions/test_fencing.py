@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
+from leasehold.artifacts import note_of
+from leasehold.errors import LeaseLost
 from leasehold.lease import Lease
-from leasehold.transitions import claims, settlements
+from leasehold.transitions import claims, notes, settlements
 from leasehold.transitions.settlements import Completion, Failure, Output, Parking, Settled, Verdict
 from tests.factories import Rows, assert_history, stale
 from tests.transitions.conftest import Open
@@ -43,6 +46,34 @@ async def test_a_settlement_with_a_wrong_lease_changes_nothing(rows: Rows, verb:
     assert after == before
     assert await rows.connection.fetchval("SELECT count(*) FROM output") == 0
     assert await rows.connection.fetchval("SELECT count(*) FROM failure") == 0
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_a_note_with_a_wrong_lease_is_refused_and_not_written(rows: Rows, wrong: str) -> None:
+    claimed = await rows.leased()
+    with pytest.raises(LeaseLost):
+        await notes.remember(rows.connection, WRONG[wrong](claimed.lease), {"n": 1})
+    assert await rows.connection.fetchval("SELECT count(*) FROM note") == 0
+    await notes.remember(rows.connection, claimed.lease, {"n": 1})
+    await notes.remember(rows.connection, claimed.lease, {"n": 2})
+    assert await note_of(rows.connection, claimed.lease.task_id) == {"n": 2}
+
+
+async def test_a_note_written_while_the_task_is_taken_over_is_seen_or_refused(rows: Rows, another: Open) -> None:
+    """The claim is under way: the note waits for it, and finds that the lease is lost."""
+    claimed = await rows.leased()
+    await rows.lapse(claimed.lease.task_id)
+    successor = await another()
+    async with successor.connection.transaction():
+        await claims.claim(successor.connection, successor.terms, [claimed.lease.task_id])
+        late = asyncio.create_task(notes.remember(rows.connection, claimed.lease, {"n": 1}))
+        blocked = await another()
+        async with asyncio.timeout(30):
+            while not await blocked.connection.fetchval("SELECT count(*) FROM pg_locks WHERE NOT granted"):
+                await asyncio.sleep(0.01)
+    with pytest.raises(LeaseLost):
+        await late
+    assert await note_of(successor.connection, claimed.lease.task_id) == {}
 
 
 @pytest.mark.parametrize("verb", SETTLEMENTS)

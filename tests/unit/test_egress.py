@@ -7,11 +7,12 @@ import ipaddress
 import socket
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from leasehold.egress import Egress, EgressFailed, EgressRefused, is_public
+from leasehold.egress import AnswerTooLarge, Egress, EgressFailed, EgressRefused, is_public
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 
@@ -118,3 +119,42 @@ async def test_an_answer_without_end_is_cut_off() -> None:
     async with answering(lambda _said: endless) as (port, _heard), Egress(LOOPBACK) as egress:
         with pytest.raises(EgressFailed):
             await egress.request("GET", f"http://127.0.0.1:{port}/", max_bytes=1000)
+
+
+async def test_a_download_lies_in_its_file_and_is_not_larger_than_allowed(tmp_path: Path) -> None:
+    said = b"HTTP/1.1 200 OK\r\ncontent-length: 700000\r\n\r\n" + b"x" * 700_000
+    async with answering(lambda _said: said) as (port, _heard), Egress(LOOPBACK) as egress:
+        got = await egress.download(f"http://127.0.0.1:{port}/a", tmp_path / "a", max_bytes=700_000)
+        assert (got.status, got.size, got.head) == (200, 700_000, b"x" * 512)
+        assert (tmp_path / "a").stat().st_size == 700_000
+        with pytest.raises(AnswerTooLarge):
+            await egress.download(f"http://127.0.0.1:{port}/b", tmp_path / "b", max_bytes=699_999)
+
+
+async def test_a_download_that_is_no_200_writes_nothing(tmp_path: Path) -> None:
+    gone = b"HTTP/1.1 403 Forbidden\r\ncontent-length: 2\r\n\r\nno"
+    async with answering(lambda _said: gone) as (port, _heard), Egress(LOOPBACK) as egress:
+        assert (await egress.download(f"http://127.0.0.1:{port}/", tmp_path / "a", max_bytes=10)).status == 403
+    assert not (tmp_path / "a").exists()
+
+
+async def test_what_proves_who_asks_does_not_follow_a_redirect_to_another_address() -> None:
+    async with answering(lambda _said: b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n") as (other, heard):
+        moved = f"HTTP/1.1 302 Found\r\nlocation: http://127.0.0.1:{other}/\r\ncontent-length: 0\r\n\r\n".encode()
+        async with answering(lambda _said: moved) as (port, first), Egress(LOOPBACK) as egress:
+            url = f"http://127.0.0.1:{port}/"
+            await egress.request("GET", url, headers={"Authorization": "Bearer secret"}, redirects=1)
+    assert "Bearer secret" in first[0]
+    assert "Bearer secret" not in heard[0]
+
+
+async def test_it_is_known_whether_a_request_can_have_arrived() -> None:
+    async with answering(lambda _said: b"") as (port, heard), Egress(LOOPBACK) as egress:
+        with pytest.raises(EgressFailed) as cut:
+            await egress.request("POST", f"http://127.0.0.1:{port}/", content=b"{}")
+    assert heard
+    assert cut.value.sent
+    async with Egress(LOOPBACK) as egress:
+        with pytest.raises(EgressFailed) as refused:
+            await egress.request("POST", f"http://127.0.0.1:{port}/", content=b"{}")
+    assert not refused.value.sent

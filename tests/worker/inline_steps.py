@@ -46,11 +46,8 @@ async def first(attempt: Attempt) -> Any:
             raise Permanent("hopeless", "this will never work")
         case "hang":
             await asyncio.sleep(3600)
-        case "park":
-            noted = await attempt.note()
-            if not noted:
-                return Park(timedelta(milliseconds=1), {"seen": 1})
-            return Done(value=noted)
+        case "park" | "remember":
+            return await _twice(attempt)
         case "unstorable":
             return Done(value={"text": "a NUL: \x00"})
         case "nonsense":
@@ -59,8 +56,20 @@ async def first(attempt: Attempt) -> Any:
     return Done(value={"attempt": attempt.number})
 
 
+async def _twice(attempt: Attempt) -> Any:
+    """Leaves a note, and the second time says what it was."""
+    if noted := await attempt.note():
+        return Done(value=noted)
+    if attempt.params.does == "park":
+        return Park(timedelta(milliseconds=1), {"seen": 1})
+    await attempt.remember({"tried": attempt.number})
+    raise Retryable("after it was written", code="flaky")
+
+
 @scripted.handles("second")
 async def second(attempt: Attempt) -> Done:
+    if attempt.params.does == "remember":
+        return Done(value={"said": await attempt.value("first"), "nobody": await attempt.value("nobody")})
     if attempt.params.does in ("ok", "flaky"):
         assert await attempt.read("greeting.txt") == b"hello"
     return Done()

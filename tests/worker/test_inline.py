@@ -80,6 +80,15 @@ async def test_a_parked_step_comes_again_with_its_note_and_loses_no_attempt(work
     )
 
 
+async def test_what_an_attempt_remembers_is_known_to_the_next_and_its_value_to_the_next_step(
+    worker: Worker, rows: Rows
+) -> None:
+    job = await ended(rows, "remember")
+    assert job["status"] == "succeeded"
+    assert await value_of(rows, job, "first") == {"tried": 1}
+    assert await value_of(rows, job, "second") == {"said": {"tried": 1}, "nobody": None}
+
+
 @pytest.mark.parametrize(
     ("does", "code", "attempts"),
     [
@@ -114,6 +123,23 @@ async def test_a_job_of_a_pipeline_unknown_here_is_left_for_a_worker_that_knows_
             await asyncio.sleep(0.02)
     assert task["attempt"] == 0  # it costs no attempt
     assert (await rows.job(task["job_id"]))["status"] == "running"
+
+
+async def test_pinned_work_is_done_by_a_worker_with_its_label_and_by_no_other(
+    worker: Worker, rows: Rows, settings: Settings, tmp_path: Path
+) -> None:
+    pinned = jobs.NewJob(scripted, "t", params={"does": "ok"}, pin="south")
+    await jobs.submit(rows.connection, [pinned])
+    assert (await ended(rows, "ok"))["status"] == "succeeded"  # the worker without the label had its chance
+    assert (await rows.job(pinned.id))["status"] == "pending"
+    labelled = {"worker_labels": "south, north", "poll_seconds": 0.1, "work_dir": str(tmp_path / "labelled")}
+    async with Worker(settings.model_copy(update=labelled), pipelines()) as second, asyncio.timeout(SECONDS):
+        assert second.queues == {"default", "default@south", "default@north"}
+        while not (row := await rows.job(pinned.id))["finished_at"]:
+            await asyncio.sleep(0.02)
+    assert row["status"] == "succeeded"
+    owners = await rows.connection.fetch("SELECT data FROM event WHERE job_id = $1 AND kind = 'claimed'", pinned.id)
+    assert {row["data"]["worker"] for row in owners} == {str(second.id)}
 
 
 async def test_many_jobs_at_once_each_run_once(worker: Worker, rows: Rows) -> None:

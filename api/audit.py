@@ -1,0 +1,49 @@
+"""The audit trail of the conversion door: one log line of the logger `audit` for every access, with who and from where.
+
+A key is named by its public prefix; no secret, no body, no file name is in a line.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import structlog
+from fastapi import Request, Security
+from fastapi.security import HTTPAuthorizationCredentials
+
+from api.keyring import Caller
+from api.security import Require, bearer
+from leasehold.credentials import parse_key
+from leasehold.errors import Unauthenticated
+
+_log = structlog.get_logger("audit")
+
+
+def audit(event: str, request: Request, caller: Caller | None = None, **facts: Any) -> None:
+    """Write one line: `event` is a stable name such as `result.streamed`."""
+    who = {} if caller is None else {"client_id": caller.client_id, "key_prefix": caller.key_prefix}
+    source_ip = request.client.host if request.client is not None else None
+    _log.info(event, audit=True, source_ip=source_ip, route=request.url.path, **who, **facts)
+
+
+class AuditedRequire(Require):
+    """`Require`, with every outcome audited: auth.success, auth.missing, auth.malformed, auth.rejected."""
+
+    async def __call__(
+        self,
+        request: Request,
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
+    ) -> Caller:
+        try:
+            caller = await super().__call__(request, credentials)
+        except Unauthenticated as error:
+            audit(_refused(error, credentials), request)
+            raise
+        audit("auth.success", request, caller)
+        return caller
+
+
+def _refused(error: Unauthenticated, credentials: HTTPAuthorizationCredentials | None) -> str:
+    if error.code == "missing_api_key" or credentials is None:
+        return "auth.missing"
+    return "auth.rejected" if parse_key(credentials.credentials) is not None else "auth.malformed"

@@ -1,0 +1,142 @@
+"""`/promote`: a conversion's artifacts are copied to where models are served from, all of them or none."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import UUID
+
+import structlog
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from api.audit import AuditedRequire, audit
+from api.conversion_result import ArtifactName, finished_artifacts
+from api.conversion_view import file_name_of
+from api.keyring import Caller
+from api.openapi import problems
+from api.promotion import Destination, open_destination
+from api.security import CONVERSION_WRITE
+from api.services import Services, services_of
+from leasehold import conversions, promotions
+from leasehold.errors import BadGateway, Conflict, Invalid, NotFound
+from leasehold.promotions import Turn
+
+log = structlog.get_logger(__name__)
+router = APIRouter(tags=["conversion"])
+Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
+
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_MOST_KEY = 512
+
+
+class Target(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    artifact: ArtifactName = "nef"
+    key: str | None = Field(None, max_length=_MOST_KEY, description="Where to; default `{job_id}/out.<artifact>`.")
+
+    @field_validator("key")
+    @classmethod
+    def _stays_inside(cls, key: str | None) -> str | None:
+        if key is not None and not all(_PART.fullmatch(part) for part in key.split("/")):
+            raise ValueError("a key is made of parts of letters, digits, . _ and -, separated by /")
+        return key
+
+
+class PromoteRequest(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"targets": [{"artifact": "nef", "key": "models/40000/0001/out.nef"}]}]},
+    )
+
+    targets: list[Target] = Field(min_length=1, max_length=8)
+
+
+class Promoted(BaseModel):
+    job_id: UUID
+    promoted: bool = True
+    promoted_object_keys: list[str]
+
+
+@router.post(
+    "/api/v1/jobs/{job_id}/promote",
+    operation_id="promoteConversion",
+    summary="Copy what came out to where models are served from",
+    description="All targets (200) or none (502). Repeating it copies nothing again.",
+    response_model=Promoted,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`job_not_found`",
+        HTTPStatus.CONFLICT: "`not_ready`, `promotion_in_progress`, `already_promoted` (to other keys)",
+        HTTPStatus.GONE: "`expired`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
+        HTTPStatus.BAD_GATEWAY: "`promotion_failed`",
+        HTTPStatus.SERVICE_UNAVAILABLE: "`promotion_not_configured`",
+    }),
+)  # fmt: skip
+async def promote_conversion(request: Request, job_id: UUID, wanted: PromoteRequest, caller: Writer) -> Promoted:
+    services = services_of(request)
+    artifacts = await finished_artifacts(services, caller, job_id, tuple(target.artifact for target in wanted.targets))
+    keys = [target.key or f"{job_id}/{file_name_of(target.artifact)}" for target in wanted.targets]
+    if len(set(keys)) != len(keys):
+        raise Invalid("invalid_request", "Two targets have one key.")
+    async with services.pool.acquire() as connection:
+        turn = await promotions.begin(connection, caller.tenant_id, job_id)
+    if turn is None:
+        return await _decided(services, caller, job_id, keys)
+    try:
+        async with open_destination(services.settings, services.store) as destination:
+            await _copy(destination, dict(zip(keys, artifacts, strict=True)))
+            await _finish(services, turn, keys)
+    except BaseException:
+        await asyncio.shield(_give_up(services, turn))
+        audit("promote.failed", request, caller, job_id=str(job_id))
+        raise
+    audit("promote.done", request, caller, job_id=str(job_id), targets=len(keys))
+    return Promoted(job_id=job_id, promoted_object_keys=keys)
+
+
+async def _decided(services: Services, caller: Caller, job_id: UUID, keys: list[str]) -> Promoted:
+    """Another request has promoted it, or is at it."""
+    async with services.pool.acquire() as connection:
+        found = await conversions.find(connection, caller.tenant_id, job_id)
+    if found is None:
+        raise NotFound("job_not_found", "There is no such conversion.")
+    if found["promoted"] is None:
+        raise Conflict("promotion_in_progress", "Another request is promoting it.", retry_after=5)
+    if set(found["promoted"]) != set(keys):
+        raise Conflict("already_promoted", "It was promoted, to other keys.")
+    return Promoted(job_id=job_id, promoted_object_keys=found["promoted"])
+
+
+async def _copy(destination: Destination, wanted: dict[str, dict[str, Any]]) -> None:
+    """One after the other; whatever went before a failure is taken back."""
+    tried: list[str] = []
+    try:
+        for key, artifact in wanted.items():
+            tried.append(key)
+            await destination.put(key, artifact["key"], artifact["size"])
+    except BaseException:
+        await asyncio.shield(_take_back(destination, tried))
+        raise
+
+
+async def _take_back(destination: Destination, keys: list[str]) -> None:
+    for key in keys:
+        try:
+            await destination.take_back(key)
+        except BadGateway as error:  # the caller hears of the failure that led here; a repeat writes the same keys
+            log.warning("a copy is left at the target", code=error.code)
+
+
+async def _finish(services: Services, turn: Turn, keys: list[str]) -> None:
+    async with services.pool.acquire() as connection:
+        if not await promotions.finish(connection, turn, keys):
+            raise Conflict("promotion_in_progress", "It took too long; another request is promoting it.", retry_after=5)
+
+
+async def _give_up(services: Services, turn: Turn) -> None:
+    async with services.pool.acquire() as connection:
+        await promotions.give_up(connection, turn)
