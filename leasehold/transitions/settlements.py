@@ -193,6 +193,15 @@ SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority,
 """
 )
 
+# Before FAIL, which may end the job with all its steps: a statement that waited for the lock itself would not see the
+# parts into which a sibling has spread meanwhile.
+_LOCK_JOBS = """
+SELECT FROM job j
+WHERE j.id IN (SELECT t.job_id FROM task t WHERE t.id = ANY($1::uuid[]))
+ORDER BY j.id
+FOR UPDATE
+"""
+
 # $4 causes, $5 codes, $6 messages, $7 retryable, $8 delays, $9 crashes that are too many
 FAIL = (
     _OF_A_WANTED_JOB
@@ -411,16 +420,19 @@ async def complete(connection: Connection, completions: Sequence[Completion]) ->
 
 async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
     """running -> retry while the error may pass and attempts are left, else -> failed, and the job with it."""
-    rows = await connection.fetch(
-        FAIL,
-        *_columns([failure.lease for failure in failures]),
-        [failure.cause for failure in failures],
-        [failure.code for failure in failures],
-        [failure.message for failure in failures],
-        [failure.retryable for failure in failures],
-        [failure.delay for failure in failures],
-        MAX_CRASHES,
-    )
+    columns = _columns([failure.lease for failure in failures])
+    async with connection.transaction():
+        await connection.execute(_LOCK_JOBS, columns[1])
+        rows = await connection.fetch(
+            FAIL,
+            *columns,
+            [failure.cause for failure in failures],
+            [failure.code for failure in failures],
+            [failure.message for failure in failures],
+            [failure.retryable for failure in failures],
+            [failure.delay for failure in failures],
+            MAX_CRASHES,
+        )
     return _settled(rows, ends=True)
 
 

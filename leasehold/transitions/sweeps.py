@@ -17,28 +17,37 @@ from leasehold.database import Connection
 from leasehold.outbox import Announcement
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
 
+# The jobs are locked by a statement of its own, here and below: one that waited for a lock, or took it just after
+# another let it go, would read the job's steps as they were before, and leave a new one behind in a job that ended.
+_LOCK_JOBS_OF_LOST = """
+SELECT j.id FROM job j
+WHERE j.id IN (
+    SELECT t.job_id FROM task t
+    WHERE t.status = 'running' AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($1::uuid[]))
+    LIMIT $2
+) AND j.status <> 'cancel_requested'
+ORDER BY j.id
+FOR UPDATE SKIP LOCKED
+"""
+
+# $1 owners that are gone, $2 losses that are too many, $3 the locked jobs
 EXPIRE_LEASES = (
     """
-WITH candidates AS MATERIALIZED (
-    SELECT t.id, t.job_id FROM task t
-    WHERE t.status = 'running' AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($1::uuid[]))
-    LIMIT $3
-), jobs AS MATERIALIZED (
-    SELECT j.id FROM job j WHERE j.id IN (SELECT job_id FROM candidates) AND j.status <> 'cancel_requested'
-    ORDER BY j.id FOR UPDATE SKIP LOCKED
-), held AS MATERIALIZED (
-    SELECT t.id, t.losses >= $2 AS spent
-    FROM jobs JOIN task t ON t.job_id = jobs.id
-    WHERE t.id IN (SELECT id FROM candidates)
+WITH held AS MATERIALIZED (
+    SELECT t.id, t.job_id, t.losses FROM task t
+    WHERE t.job_id = ANY($3::uuid[])
       AND t.status = 'running' AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($1::uuid[]))
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
+), judged AS MATERIALIZED (
+    -- With one step that was lost too often, all that its job lost at once end.
+    SELECT held.id, bool_or(held.losses >= $2) OVER (PARTITION BY held.job_id) AS spent FROM held
 ), failed AS (
     UPDATE task t
-    SET status = CASE WHEN held.spent THEN 'failed' ELSE 'pending' END,
+    SET status = CASE WHEN judged.spent THEN 'failed' ELSE 'pending' END,
         lease_owner = NULL, lease_until = NULL, losses = t.losses + 1, available_at = clock_timestamp(),
-        finished_at = CASE WHEN held.spent THEN clock_timestamp() END
-    FROM held WHERE t.id = held.id
+        finished_at = CASE WHEN judged.spent THEN clock_timestamp() END
+    FROM judged WHERE t.id = judged.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
               'worker_lost' AS code, 'the worker was lost while it ran this step' AS message,
               'loss' AS cause, true AS retryable
@@ -68,23 +77,26 @@ async def expire_leases(
 
     Returns how many leases were ended, the hints of those that may run again, and the jobs that failed.
     """
-    rows = await connection.fetch(EXPIRE_LEASES, list(gone), max_losses, limit)
+    async with connection.transaction():
+        locked = [row["id"] for row in await connection.fetch(_LOCK_JOBS_OF_LOST, list(gone), limit)]
+        rows = await connection.fetch(EXPIRE_LEASES, list(gone), max_losses, locked) if locked else []
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
     return len(rows), hints, jobs_ended(rows)
 
 
+_LOCK_JOBS_PAST_DEADLINE = """
+SELECT j.id FROM job j
+WHERE j.finished_at IS NULL AND j.deadline_at < clock_timestamp()
+ORDER BY j.deadline_at LIMIT $1
+FOR UPDATE SKIP LOCKED
+"""
+
 EXPIRE_JOBS = """
-WITH jobs AS MATERIALIZED (
-    SELECT j.id FROM job j
-    WHERE j.finished_at IS NULL AND j.deadline_at < clock_timestamp()
-    ORDER BY j.deadline_at LIMIT $1
-    FOR UPDATE SKIP LOCKED
-), ended AS (
+WITH ended AS (
     UPDATE task t
     SET status = CASE WHEN t.status = 'running' THEN 'cancelled' ELSE 'skipped' END,
         lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
-    FROM jobs
-    WHERE t.job_id = jobs.id AND t.status IN ('blocked', 'pending', 'running', 'retry', 'waiting')
+    WHERE t.job_id = ANY($1::uuid[]) AND t.status IN ('blocked', 'pending', 'running', 'retry', 'waiting')
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status
 ), news AS (
     SELECT ended.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
@@ -113,7 +125,9 @@ SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced
 
 async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded]:
     """Unfinished jobs past `deadline_at` -> expired; their steps end with them."""
-    return jobs_ended(await connection.fetch(EXPIRE_JOBS, limit))
+    async with connection.transaction():
+        locked = [row["id"] for row in await connection.fetch(_LOCK_JOBS_PAST_DEADLINE, limit)]
+        return jobs_ended(await connection.fetch(EXPIRE_JOBS, locked) if locked else [])
 
 
 # Steps of a job that is being cancelled whose worker is lost, or that did not stop within the grace.

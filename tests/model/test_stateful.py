@@ -1,20 +1,20 @@
-"""Any sequence of verbs, by any workers, with any old lease, on real PostgreSQL: the rows never leave the diagram.
+"""Any sequence of verbs, by any workers, with any old lease, on real PostgreSQL: the rows never leave the diagram,
+and whatever happened, every job can still be finished.
 
 Hypothesis picks the sequences, the same ones at every run; LEASEHOLD_TEST_EXAMPLES=2000 scripts/test tests/model
-looks further.
+looks further, at others each time.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Coroutine
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, TypeVar
-from uuid import UUID
+from uuid import UUID, uuid4
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     Bundle,
@@ -26,29 +26,36 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from leasehold import outbox
 from leasehold.database import Connection, connect
 from leasehold.lease import Lease
 from leasehold.pipeline import Pipeline
 from leasehold.settings import Settings
-from leasehold.states import JOB_TERMINAL, TASK_TERMINAL
 from leasehold.transitions import claims, jobs, settlements, sweeps
-from leasehold.transitions.settlements import Completion, Failure, Parking, Part, Spreading, Verdict
-from tests.factories import DIAMOND, ONE, THREE, Rows, assert_history, terms
+from leasehold.transitions.settlements import Completion, Failure, Parking, Part, Settled, Spreading, Verdict
+from tests.factories import DIAMOND, ONE, THREE, Rows, terms
+from tests.model.promises import Known, assert_promises
 
 T = TypeVar("T")
-EXAMPLES = int(os.environ.get("LEASEHOLD_TEST_EXAMPLES", "40"))
+Settle = Callable[[Connection, Sequence[Lease]], Awaitable[Settled]]
+
+EXAMPLES = int(os.environ.get("LEASEHOLD_TEST_EXAMPLES", "0"))
+MAX_LOSSES = 1  # soon reached, so that steps fail for it
 WORKERS = st.integers(0, 2)
 DELAYS = st.sampled_from([0.0, 60.0])  # seconds
 
-
-@dataclass
-class Known:
-    """A job as this test knows it. `ended`: the state it ended in, from then on."""
-
-    id: UUID
-    pipeline: Pipeline
-    ended: str | None = None
-    claimed: dict[UUID, int] = field(default_factory=dict)  # task -> claims that we were given
+SETTLEMENTS: dict[str, Settle] = {
+    "complete": lambda c, leases: settlements.complete(c, [Completion(lease, (), {"v": 1}) for lease in leases]),
+    "error": lambda c, leases: settlements.fail(c, [Failure(x, "error", "c", "m", True, 0.0) for x in leases]),
+    "crash": lambda c, leases: settlements.fail(c, [Failure(x, "crash", "c", "m", True, 60.0) for x in leases]),
+    "for good": lambda c, leases: settlements.fail(c, [Failure(x, "error", "c", "m", False, 0.0) for x in leases]),
+    "park": lambda c, leases: settlements.wait_until(c, [Parking(lease, 60.0, {"n": 1}) for lease in leases]),
+    "release": settlements.release,
+    "acknowledge": settlements.acknowledge_cancel,
+}
+_DUE = "UPDATE task SET available_at = clock_timestamp() WHERE status IN ('retry', 'waiting')"
+_LAPSE = "UPDATE task SET lease_until = clock_timestamp() - interval '1 s' WHERE status = 'running'"
+_GRACE_PASSES = "UPDATE job SET cancel_by = clock_timestamp() - interval '1 s' WHERE cancel_by IS NOT NULL"
 
 
 class Verbs(RuleBasedStateMachine):
@@ -62,18 +69,32 @@ class Verbs(RuleBasedStateMachine):
         self.runner = asyncio.Runner()
         made = Settings(_env_file=None, database_url=self.url)
         self.connections: list[Connection] = [self.run(connect(made, "model")) for _ in range(3)]
-        self.workers = [terms(max_losses=3) for _ in range(3)]
+        self.workers = [terms(max_losses=MAX_LOSSES) for _ in range(3)]
         self.jobs: dict[UUID, Known] = {}
         self.job_of: dict[UUID, UUID] = {}
+        self.whole = True
 
     def teardown(self) -> None:
-        if hasattr(self, "runner"):
+        if not hasattr(self, "runner"):
+            return
+        try:
+            if self.whole:
+                self.run(self._finish_everything())
+        finally:
             for connection in self.connections:
                 self.run(connection.close())
             self.runner.close()
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
+
+    def together(self, *work: Awaitable[Any]) -> list[Any]:
+        """Each on a connection of its own, at the same time."""
+
+        async def all_of_it() -> list[Any]:
+            return await asyncio.gather(*work)
+
+        return self.run(all_of_it())
 
     @property
     def rows(self) -> Rows:
@@ -82,132 +103,188 @@ class Verbs(RuleBasedStateMachine):
     def row(self, task: UUID) -> dict[str, Any]:
         return self.run(self.rows.task(task))
 
-    # --- what may happen
+    def execute(self, statement: str, *values: Any) -> None:
+        self.run(self.connections[0].execute(statement, *values))
+
+    # --- jobs, and hints of them
 
     @rule(target=tasks, pipeline=st.sampled_from([ONE, THREE, DIAMOND]))
     def submit(self, pipeline: Pipeline) -> Any:
         new = jobs.NewJob(pipeline, "t")
         self.run(jobs.submit(self.connections[0], [new]))
-        self.jobs[new.id] = Known(new.id, pipeline)
-        return self._learn(new.id)
+        self.jobs[new.id] = Known(new.id)
+        return multiple(*self._learn(new.id))
 
-    def _learn(self, job_id: UUID) -> Any:
+    def _learn(self, job_id: UUID) -> list[UUID]:
         rows = self.run(self.connections[0].fetch("SELECT id FROM task WHERE job_id = $1 ORDER BY position", job_id))
         fresh = [row["id"] for row in rows if row["id"] not in self.job_of]
         self.job_of |= dict.fromkeys(fresh, job_id)
-        return multiple(*fresh)
+        return fresh
 
-    @rule(target=leases, worker=WORKERS, task=tasks, copies=st.integers(1, 2), late=st.booleans())
-    def follow_a_hint(self, worker: int, task: UUID, copies: int, late: bool) -> Any:
-        """A hint may come twice, and of any task, whatever its state; `late`: after its due time."""
+    @rule()
+    def announce(self) -> None:
+        """The relay has had the hints confirmed that are in the outbox."""
+        self.execute("UPDATE outbox SET relay_at = clock_timestamp()")
+        taken = self.run(outbox.take(self.connections[1], 100))
+        self.run(outbox.announced(self.connections[1], [one.outbox_id for one in taken]))
+
+    @rule(target=leases, worker=WORKERS, task=tasks, copies=st.integers(1, 2), late=st.booleans(), gone=WORKERS)
+    def follow_a_hint(self, worker: int, task: UUID, copies: int, late: bool, gone: int) -> Any:
+        """A hint may come twice, and of any task, whatever its state; `late`: after its due time. `gone`: whose
+        presence has ended, if it is another's.
+        """
         if late:
-            self.run(
-                self.connections[0].execute(
-                    "UPDATE task SET available_at = clock_timestamp() WHERE id = $1 AND status IN ('retry', 'waiting')",
-                    task,
+            self.execute(_DUE + " AND id = $1", task)
+        before = self.row(task)
+        owners = [] if gone == worker else [self.workers[gone].owner]
+        found = self.run(claims.claim(self.connections[worker], self.workers[worker], [task, uuid4()] * copies, owners))
+        assert len(found) <= 1
+        for claimed in found:
+            assert claimed.lease.epoch == before["epoch"] + 1
+            assert before["status"] in ("pending", "retry", "waiting") or (
+                before["status"] == "running" and (before["lease_owner"] in owners or self._lapsed(before))
+            )
+        return multiple(*(claimed.lease for claimed in found))
+
+    def _lapsed(self, row: dict[str, Any]) -> bool:
+        said: bool = self.run(self.connections[0].fetchval("SELECT $1 < clock_timestamp()", row["lease_until"]))
+        return said
+
+    @rule(target=leases, worker=WORKERS, most=st.integers(1, 3))
+    def look(self, worker: int, most: int) -> Any:
+        """Without any hint. Who finds fewer than wanted has left nothing that could be claimed."""
+        found = self.run(claims.claim_next(self.connections[worker], self.workers[worker], ["default"], most))
+        assert len(found) <= most
+        if len(found) < most:
+            left = self.run(
+                self.connections[0].fetchval(
+                    "SELECT count(*) FROM task WHERE status IN ('pending', 'retry', 'waiting')"
+                    " AND available_at <= clock_timestamp()"
                 )
             )
-        before = self.row(task)
-        parents = self._parents(task)
-        found = self.run(claims.claim(self.connections[worker], self.workers[worker], [task] * copies))
-        assert len(found) <= 1
-        if not found:
-            return multiple()
-        (claimed,) = found
-        assert claimed.lease.epoch == before["epoch"] + 1
-        assert before["status"] in ("pending", "retry", "waiting", "running")
-        assert all(status in ("succeeded", "skipped") for status in parents)
-        return claimed.lease
+            assert left == 0
+        return multiple(*(claimed.lease for claimed in found))
 
     @rule(target=leases, task=tasks, first=WORKERS, second=WORKERS)
     def a_zombie_is_made(self, task: UUID, first: int, second: int) -> Any:
         """Its lease lapses, and the task is another's, or its own again; both leases are tried from now on."""
-        older = self.follow_a_hint(first, task, 1, True)
-        self.the_lease_lapses(task)
-        newer = self.follow_a_hint(second, task, 1, True)
-        return multiple(*(lease for lease in (older, newer) if isinstance(lease, Lease)))
+        found = []
+        for worker in (first, second):
+            self.execute(_DUE + " AND id = $1", task)
+            found += self.run(claims.claim(self.connections[worker], self.workers[worker], [task]))
+            if worker == first and found:
+                self.the_lease_lapses(task)
+        return multiple(*(claimed.lease for claimed in found))
 
-    def _parents(self, task: UUID) -> list[str]:
-        rows = self.run(self.connections[0].fetch("SELECT status FROM task WHERE $1 = ANY(unblocks)", task))
-        return [row["status"] for row in rows]
+    @rule(target=leases, worker=WORKERS)
+    def siblings_run(self, worker: int) -> Any:
+        """Two steps of one job in one worker's hands."""
+        self.submit(DIAMOND)
+        top, left, right, _ = list(self.job_of)[-4:]
+        claimed = self.run(claims.claim(self.connections[worker], self.workers[worker], [top]))
+        self._settle("complete", [one.lease for one in claimed])
+        pair = self.run(claims.claim(self.connections[worker], self.workers[worker], [left, right]))
+        assert len(pair) == 2
+        return multiple(*(one.lease for one in pair))
 
-    @rule(lease=leases, worker=WORKERS)
-    def complete(self, lease: Lease, worker: int) -> None:
-        self._settle(lease, settlements.complete(self.connections[worker], [Completion(lease, (), {"v": 1})]))
+    # --- ending attempts
 
-    @rule(lease=leases, cause=st.sampled_from(["error", "timeout", "crash"]), retryable=st.booleans(), delay=DELAYS)
-    def fail(self, lease: Lease, cause: str, retryable: bool, delay: float) -> None:
-        failure = Failure(lease, cause, "c", "m", retryable, delay)
-        self._settle(lease, settlements.fail(self.connections[1], [failure]))
+    @rule(some=st.lists(leases, min_size=1, max_size=3), how=st.sampled_from(sorted(SETTLEMENTS)))
+    def settle(self, some: list[Lease], how: str) -> None:
+        one_each = {lease.task_id: lease for lease in some}
+        self._settle(how, list(one_each.values()))
 
-    @rule(lease=leases, delay=st.sampled_from([0.0, 60.0]))
-    def park(self, lease: Lease, delay: float) -> None:
-        self._settle(lease, settlements.wait_until(self.connections[1], [Parking(lease, delay, {"n": 1})]))
+    def _settle(self, how: str, some: Sequence[Lease]) -> None:
+        """A lease that is not the task's any more changes nothing at all."""
+        before = {lease.task_id: self.row(lease.task_id) for lease in some}
+        outcome = self.run(_carried(SETTLEMENTS[how], self.connections[1], some))
+        for lease in some:
+            self._judge(lease, before[lease.task_id], outcome.verdicts[lease.task_id])
 
-    @rule(lease=leases)
-    def give_back(self, lease: Lease) -> None:
-        self._settle(lease, settlements.release(self.connections[2], [lease]))
-
-    @rule(lease=leases)
-    def acknowledge_a_cancel(self, lease: Lease) -> None:
-        self._settle(lease, settlements.acknowledge_cancel(self.connections[2], [lease]))
+    def _judge(self, lease: Lease, before: dict[str, Any], verdict: Verdict) -> None:
+        ours = (before["status"], before["lease_owner"], before["epoch"]) == ("running", lease.owner, lease.epoch)
+        after = self.row(lease.task_id)
+        if ours and verdict is Verdict.SETTLED:
+            assert after["status"] != "running"
+        elif ours:  # the verb is not for a job that is (or is not) being cancelled, or a sibling ended the job
+            assert after == before or after["status"] == "cancelled"
+        else:
+            assert after["epoch"] == before["epoch"]
+            assert before["status"] != "running" or after == before or after["status"] == "cancelled"
 
     @rule(target=tasks, lease=leases, parts=st.integers(1, 3))
     def spread(self, lease: Lease, parts: int) -> Any:
         job = self.job_of[lease.task_id]
         step = f"part{len(self.job_of)}"  # of its own, so that a step may spread more than once
         said = [Part(step, "default", 2, "one.only", number) for number in range(parts)]
-        self._settle(lease, settlements.fan_out(self.connections[0], [Spreading(lease, said)]))
-        return self._learn(job)
-
-    def _settle(self, lease: Lease, work: Coroutine[Any, Any, settlements.Settled]) -> None:
-        """A lease that is not the task's any more changes nothing at all."""
         before = self.row(lease.task_id)
-        seq = self._seq(lease.task_id)
-        outcome = self.run(work)
-        ours = (before["status"], before["lease_owner"], before["epoch"]) == ("running", lease.owner, lease.epoch)
-        if not ours:
-            assert (self.row(lease.task_id), self._seq(lease.task_id)) == (before, seq)
-        elif outcome.verdicts[lease.task_id] is Verdict.SETTLED:
-            assert self.row(lease.task_id)["status"] != "running"
-        else:
-            assert self.row(lease.task_id) == before
+        outcome = self.run(settlements.fan_out(self.connections[0], [Spreading(lease, said)]))
+        self._judge(lease, before, outcome.verdicts[lease.task_id])
+        return multiple(*self._learn(job))
 
-    def _seq(self, task: UUID) -> int:
-        found: int = self.run(
-            self.connections[0].fetchval("SELECT event_seq FROM job WHERE id = $1", self.job_of[task])
+    @rule(lease=leases)
+    def renew(self, lease: Lease) -> None:
+        before = self.row(lease.task_id)
+        ours = (before["status"], before["lease_owner"], before["epoch"]) == ("running", lease.owner, lease.epoch)
+        (answer,) = self.run(claims.renew(self.connections[2], lease.owner, [lease], 30.0))
+        assert (answer.renewed, answer.still_ours) == (ours, ours)
+        after = self.row(lease.task_id)
+        assert after == before or (ours and not self._lapsed(after))
+
+    # --- at the same time
+
+    @rule(target=leases, task=tasks)
+    def two_workers_race_for_a_task(self, task: UUID) -> Any:
+        before = self.row(task)
+        answers = self.together(
+            *(claims.claim(self.connections[n], self.workers[n], [task]) for n in (0, 1)),
         )
-        return found
+        won = [claimed.lease for found in answers for claimed in found]
+        assert len(won) <= 1
+        assert self.row(task)["epoch"] == before["epoch"] + len(won)
+        return multiple(*won)
+
+    @rule(target=leases, lease=leases, how=st.sampled_from(sorted(SETTLEMENTS)), lapses=st.booleans())
+    def a_settlement_races_a_takeover_and_the_sweeper(self, lease: Lease, how: str, lapses: bool) -> Any:
+        if lapses:
+            self.the_lease_lapses(lease.task_id)
+        before = self.row(lease.task_id)
+        outcome, taken, _ = self.together(
+            SETTLEMENTS[how](self.connections[0], [lease]),
+            claims.claim(self.connections[1], self.workers[1], [lease.task_id]),
+            sweeps.expire_leases(self.connections[2], [], MAX_LOSSES),
+        )
+        assert self.row(lease.task_id)["epoch"] == before["epoch"] + len(taken)
+        if how == "complete" and outcome.verdicts[lease.task_id] is Verdict.SETTLED:
+            assert not taken  # nobody runs again what was just completed
+        return multiple(*(claimed.lease for claimed in taken))
+
+    # --- what time and people do
 
     @rule(task=tasks)
     def the_lease_lapses(self, task: UUID) -> None:
-        self.run(
-            self.connections[0].execute(
-                "UPDATE task SET lease_until = clock_timestamp() - interval '1 s' WHERE id = $1 AND status = 'running'",
-                task,
-            )
-        )
+        self.execute(_LAPSE + " AND id = $1", task)
 
     @rule(gone=st.lists(WORKERS, unique=True, max_size=2))
     def sweep(self, gone: list[int]) -> None:
         owners = [self.workers[worker].owner for worker in gone]
         self.run(sweeps.end_cancels(self.connections[1], owners))
-        self.run(sweeps.expire_leases(self.connections[1], owners, 3))
+        self.run(sweeps.expire_leases(self.connections[1], owners, MAX_LOSSES))
 
     @rule(task=tasks)
     def cancel(self, task: UUID) -> None:
-        job = self.job_of[task]
-        self.run(jobs.request_cancel(self.connections[2], [job], "t", reason="r", by="b"))
+        self.run(jobs.request_cancel(self.connections[2], [self.job_of[task]], "t", reason="r", by="b"))
 
     @rule(task=tasks)
     def the_grace_passes(self, task: UUID) -> None:
-        self.run(
-            self.connections[0].execute(
-                "UPDATE job SET cancel_by = clock_timestamp() - interval '1 s' WHERE id = $1 AND cancel_by IS NOT NULL",
-                self.job_of[task],
-            )
-        )
+        self.execute(_GRACE_PASSES + " AND id = $1", self.job_of[task])
         self.run(sweeps.end_cancels(self.connections[0], []))
+
+    @rule(task=tasks)
+    def the_deadline_passes(self, task: UUID) -> None:
+        assume(self.jobs[self.job_of[task]].ended is None)
+        self.execute("UPDATE job SET deadline_at = clock_timestamp() - interval '1 s' WHERE id = $1", self.job_of[task])
+        self.run(sweeps.expire_jobs(self.connections[0]))
 
     @rule(task=tasks)
     def replay(self, task: UUID) -> None:
@@ -220,46 +297,43 @@ class Verbs(RuleBasedStateMachine):
 
     @invariant()
     def the_rows_add_up(self) -> None:
+        self.whole = False
         for known in getattr(self, "jobs", {}).values():
-            self.run(self._check(known))
+            self.run(assert_promises(self.rows, known, MAX_LOSSES))
+        self.whole = True
 
-    async def _check(self, known: Known) -> None:
-        await assert_history(self.rows, known.id)
-        connection = self.connections[0]
-        job = await self.rows.job(known.id)
-        tasks = await connection.fetch("SELECT * FROM task WHERE job_id = $1", known.id)
-        assert job["leased"] == sum(task["status"] == "running" for task in tasks)
-        if job["status"] in JOB_TERMINAL:
-            assert all(task["status"] in TASK_TERMINAL for task in tasks)
-            assert known.ended in (None, job["status"])  # what has ended stays so
-            known.ended = job["status"]
-        else:
-            assert known.ended is None
-        if job["status"] == "succeeded":
-            assert {task["status"] for task in tasks} <= {"succeeded", "skipped"}
-        claims_told = await connection.fetch(
-            "SELECT task_id, count(*) AS n, max(epoch) AS top FROM event"
-            " WHERE job_id = $1 AND kind IN ('claimed', 'taken_over') GROUP BY task_id",
-            known.id,
-        )
-        told = {row["task_id"]: (row["n"], row["top"]) for row in claims_told}
-        for task in tasks:
-            assert told.get(task["id"], (0, 0)) == (task["epoch"], task["epoch"])  # one claim, one epoch
-            assert task["errors"] <= task["max_attempts"]
-            assert task["crashes"] <= settlements.MAX_CRASHES
-            assert task["losses"] <= 4
+    async def _finish_everything(self) -> None:
+        """No job is lost: when nothing more goes wrong, workers that only look bring every one to its end."""
+        connection, worker = self.connections[0], self.workers[0]
+        for _ in range(200):
+            await connection.execute(_LAPSE)
+            await sweeps.expire_leases(connection, [], MAX_LOSSES)
+            await connection.execute(_GRACE_PASSES)
+            await sweeps.end_cancels(connection, [])
+            await connection.execute(_DUE)
+            found = await claims.claim_next(connection, worker, ["default"], 20)
+            await settlements.complete(connection, [Completion(claimed.lease) for claimed in found])
+            if not await connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL"):
+                break
+        for known in self.jobs.values():
+            await assert_promises(self.rows, known, MAX_LOSSES)
+            assert known.ended is not None
 
 
-@pytest.mark.timeout(600)
-def test_no_sequence_of_verbs_leaves_the_diagram(database_url: str) -> None:
+async def _carried(settle: Settle, connection: Connection, some: Sequence[Lease]) -> Settled:
+    return await settle(connection, some)
+
+
+@pytest.mark.timeout(0)  # as long as it was asked to look
+def test_no_sequence_of_verbs_leaves_the_diagram_and_every_job_can_end(database_url: str) -> None:
     Verbs.url = database_url
     run_state_machine_as_test(  # type: ignore[no-untyped-call]  # Hypothesis leaves it without types
         Verbs,
         settings=settings(
-            max_examples=EXAMPLES,
-            stateful_step_count=40,
+            max_examples=EXAMPLES or 40,
+            stateful_step_count=30,
             deadline=None,
-            derandomize=True,
+            derandomize=not EXAMPLES,
             database=None,
             suppress_health_check=list(HealthCheck),
         ),

@@ -1,0 +1,82 @@
+"""What one step of a job does while another step of it ends the job: nothing of the job is left behind."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from leasehold.database import Connection
+from leasehold.lease import Lease
+from leasehold.states import TASK_TERMINAL
+from leasehold.transitions import claims, jobs, settlements, sweeps
+from leasehold.transitions.settlements import Completion, Failure, Part, Spreading
+from tests.factories import DIAMOND, Rows, assert_history
+from tests.transitions.conftest import Open
+
+MAX_LOSSES = 1
+
+
+async def _siblings(rows: Rows) -> tuple[Lease, Lease]:
+    """Two steps of one job, both leased."""
+    top = await rows.leased(DIAMOND)
+    await settlements.complete(rows.connection, [Completion(top.lease)])
+    left, right = await rows.claim_all()
+    return left.lease, right.lease
+
+
+async def _fail(connection: Connection, lease: Lease) -> None:
+    await settlements.fail(connection, [Failure(lease, "error", "c", "m", False, 0.0)])
+
+
+async def _lose(connection: Connection, lease: Lease) -> None:
+    await connection.execute("UPDATE task SET losses = 9 WHERE id = $1", lease.task_id)
+    await sweeps.expire_leases(connection, [lease.owner], MAX_LOSSES)
+
+
+async def _cancel(connection: Connection, lease: Lease) -> None:
+    job = await connection.fetchval("SELECT job_id FROM task WHERE id = $1", lease.task_id)
+    await jobs.request_cancel(connection, [job], "t", reason="r", by="b")
+    await settlements.acknowledge_cancel(connection, [lease])
+
+
+@pytest.mark.parametrize("end", [_fail, _cancel])
+async def test_the_parts_of_a_step_that_spreads_while_its_sibling_ends_the_job_end_with_it(
+    rows: Rows, another: Open, end: Callable[[Connection, Lease], Awaitable[Any]]
+) -> None:
+    left, right = await _siblings(rows)
+    other = (await another()).connection
+    spreading = other.transaction()
+    await spreading.start()
+    await settlements.fan_out(other, [Spreading(left, [Part("part", "default", 1, "one.only", 1)])])
+    ending = asyncio.create_task(end(rows.connection, right))
+    await _waits_for_a_lock(other)
+    await spreading.commit()
+    await ending
+    await _assert_all_ended(rows, left)
+
+
+async def test_steps_that_are_lost_together_end_together_when_one_was_lost_too_often(rows: Rows) -> None:
+    left, right = await _siblings(rows)
+    await _lose(rows.connection, right)
+    await _assert_all_ended(rows, left)
+    assert not await rows.connection.fetchval("SELECT count(*) FROM task WHERE id = $1 AND losses = 0", left.task_id)
+
+
+async def _assert_all_ended(rows: Rows, lease: Lease) -> None:
+    job_id = (await rows.task(lease.task_id))["job_id"]
+    assert (await rows.job(job_id))["finished_at"] is not None
+    assert set((await rows.statuses(job_id)).values()) <= TASK_TERMINAL
+    assert await claims.claim(rows.connection, rows.terms, [lease.task_id]) == []
+    await assert_history(rows, job_id)
+
+
+async def _waits_for_a_lock(connection: Connection) -> None:
+    """Until another connection waits for what this one holds."""
+    async with asyncio.timeout(30):
+        while not await connection.fetchval(
+            "SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
+        ):
+            await asyncio.sleep(0)
