@@ -35,6 +35,14 @@ class Attempt(Protocol):
     def params(self) -> Any:
         """An instance of the pipeline's params model."""
 
+    @property
+    def opened(self) -> Any:
+        """What the pipeline's opener gave, once for this worker; None without one (leasehold.pipeline.opens)."""
+
+    @property
+    def directory(self) -> Path:
+        """An empty directory of this attempt's own, gone when it has ended."""
+
     async def read(self, name: str) -> bytes:
         """An input of the job, or an output of a step that this one needs. Raises ObjectMissing."""
 

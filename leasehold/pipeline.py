@@ -9,6 +9,7 @@ from __future__ import annotations
 import graphlib
 import re
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias
@@ -18,6 +19,8 @@ from pydantic import BaseModel, ConfigDict
 from leasehold.backoff import DEFAULT_LADDER
 from leasehold.errors import DeclarationError
 
+#: Opens, given the worker's leasehold.settings.Settings, what the inline handlers of a pipeline share.
+Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
 Concurrency: TypeAlias = Literal["allow", "reject_same_scope", "queue_same_scope", "replace_same_scope"]
 NAME = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
 MIB = 1024 * 1024
@@ -159,6 +162,7 @@ class Pipeline:
         self.steps: tuple[Step, ...] = self._ordered(steps)
         self.by_name: dict[str, Step] = {step.name: step for step in self.steps}
         self.handlers: dict[str, Callable[..., Any]] = {}
+        self.opener: Opener | None = None
 
     def _ordered(self, steps: list[Step]) -> tuple[Step, ...]:
         names = [step.name for step in steps]
@@ -203,3 +207,12 @@ class Pipeline:
             return handler
 
         return register
+
+    def opens(self, opener: Opener) -> Opener:
+        """Register what a worker opens once for all inline attempts of this pipeline, and closes when it stops: a
+        client, a pool. Used in the pipeline's `module`; handlers find it as `attempt.opened`.
+        """
+        if self.opener not in (None, opener):
+            raise DeclarationError(f"pipeline {self.name} opens two things")
+        self.opener = opener
+        return opener

@@ -45,6 +45,8 @@ class InlineAttempt:
         store: ObjectStore,
         pool: Pool,
         reporter: Reporter,
+        opened: Any,
+        directory: Path,
     ) -> None:
         self._claimed = claimed
         self._pipeline = pipeline
@@ -53,6 +55,8 @@ class InlineAttempt:
         self._store = store
         self._pool = pool
         self._reporter = reporter
+        self._directory = directory
+        self.opened = opened
         self.params = _params(pipeline, claimed)
         self.outputs: dict[str, Output] = {}
 
@@ -83,6 +87,11 @@ class InlineAttempt:
     @property
     def number(self) -> int:
         return self._claimed.lease.attempt
+
+    @property
+    def directory(self) -> Path:
+        self._directory.mkdir(parents=True, exist_ok=True)
+        return self._directory
 
     async def read(self, name: str) -> bytes:
         for source in await sources_of(self._pool, self._pipeline, self._step, self._claimed):

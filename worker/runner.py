@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import asyncpg
 import structlog
@@ -67,6 +68,7 @@ class Runner:
         reporter: Reporter,
         admitter: Admitter,
         work_dir: Path,
+        opened: Mapping[str, Any],
     ) -> None:
         self._pipelines = pipelines
         self._store = store
@@ -77,6 +79,7 @@ class Runner:
         self._reporter = reporter
         self._admitter = admitter
         self._work_dir = work_dir
+        self._opened = opened
         self._running: set[asyncio.Task[Settlement]] = set()
         self._giving_back = False
 
@@ -161,8 +164,26 @@ class Runner:
     async def _perform(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Settlement:
         if step.isolated:
             return await self._isolated(claimed, pipeline, step, held)
-        attempt = inline.InlineAttempt(claimed, pipeline, step, held, self._store, self._pool, self._reporter)
-        return await inline.perform(attempt, _limit(claimed, step))
+        return await self._inline(claimed, pipeline, step, held)
+
+    async def _inline(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Settlement:
+        directory = self._directory(claimed)
+        attempt = inline.InlineAttempt(
+            claimed,
+            pipeline,
+            step,
+            held,
+            self._store,
+            self._pool,
+            self._reporter,
+            opened=self._opened.get(pipeline.name),
+            directory=directory,
+        )
+        try:
+            return await inline.perform(attempt, _limit(claimed, step))
+        finally:
+            if directory.exists():  # few inline handlers need one
+                await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))
 
     async def _isolated(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Completion:
         directory = self._directory(claimed)

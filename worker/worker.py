@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from uuid import UUID
 
 import asyncpg
@@ -202,9 +202,12 @@ class Worker:
         self._admitter = Admitter(self._pool, self._announcer)
         work_dir = self._opened.enter_context(WorkDir(_root(settings), self.id))
         isolated = {name: steps for name in self.pipelines_served() if (steps := self._isolated_steps(name))}
+        opened: dict[str, Any] = {}
         for name in self.pipelines_served():
             if len(self._isolated_steps(name)) < len(self.pipelines[name].steps):
-                self.pipelines.load_handlers(name)
+                loaded = self.pipelines.load_handlers(name)
+                if loaded.opener is not None:
+                    opened[name] = await self._opened.enter_async_context(loaded.opener(settings))
         self._children = Children(
             (settings.worker_children or os.cpu_count() or 1) if isolated else 0,
             pipelines=sorted(isolated),
@@ -231,6 +234,7 @@ class Worker:
             reporter=self._reporter,
             admitter=self._admitter,
             work_dir=work_dir,
+            opened=opened,
         )
         of_children = {step.queue for steps in isolated.values() for step in steps}
         heavy = {queue for queue in self.queues if unpinned_queue(queue) in of_children}

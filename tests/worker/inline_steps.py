@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any
 
@@ -12,6 +14,7 @@ from leasehold.attempt import Attempt
 from leasehold.errors import Permanent, Retryable
 from leasehold.pipeline import Pipeline, Step
 from leasehold.registry import Pipelines
+from leasehold.settings import Settings
 from leasehold.verdicts import Done, Park
 
 
@@ -31,6 +34,26 @@ scripted = Pipeline(
 )
 
 
+class Shared:
+    """What all attempts of a worker share."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self.closed = False
+
+
+#: Every one that a worker opened, the newest last.
+OPENED: list[Shared] = []
+
+
+@scripted.opens
+@asynccontextmanager
+async def shared(_settings: Settings) -> AsyncIterator[Shared]:
+    OPENED.append(Shared())
+    yield OPENED[-1]
+    OPENED[-1].closed = True
+
+
 def pipelines() -> Pipelines:
     return Pipelines(scripted)
 
@@ -46,6 +69,11 @@ async def first(attempt: Attempt) -> Any:
             raise Permanent("hopeless", "this will never work")
         case "hang":
             await asyncio.sleep(3600)
+        case "share":
+            attempt.opened.users += 1
+            (attempt.directory / "note.txt").write_text("hello")
+            await attempt.write_file("note.txt", attempt.directory / "note.txt", "text/plain")
+            return Done(value={"directory": str(attempt.directory)})
         case "park" | "remember":
             return await _twice(attempt)
         case "unstorable":

@@ -13,7 +13,7 @@ from leasehold.database import connect
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from tests.factories import Rows, assert_history
-from tests.worker.inline_steps import pipelines, scripted
+from tests.worker.inline_steps import OPENED, pipelines, scripted
 from worker.worker import Worker
 
 SECONDS = 30.0
@@ -69,6 +69,27 @@ async def test_a_flaky_step_is_tried_again(worker: Worker, rows: Rows) -> None:
     job = await ended(rows, "flaky")
     assert job["status"] == "succeeded"
     assert await value_of(rows, job, "first") == {"attempt": 2}
+
+
+async def test_what_a_pipeline_opens_is_open_once_for_a_worker_and_closed_when_it_stops(
+    rows: Rows, settings: Settings, tmp_path: Path
+) -> None:
+    changes = {"poll_seconds": 0.1, "work_dir": str(tmp_path)}
+    async with Worker(settings.model_copy(update=changes), pipelines()):
+        job = await ended(rows, "share")
+        await ended(rows, "share")
+        assert OPENED[-1].users == 2
+        assert not OPENED[-1].closed
+    assert OPENED[-1].closed
+    assert job["status"] == "succeeded"
+
+
+async def test_a_file_of_an_attempt_is_stored_and_its_directory_is_gone(worker: Worker, rows: Rows) -> None:
+    job = await ended(rows, "share")
+    assert await rows.connection.fetchval("SELECT size FROM output WHERE job_id = $1", job["id"]) == 5
+    directory = Path((await value_of(rows, job, "first"))["directory"])
+    assert directory.is_absolute()
+    assert not await asyncio.to_thread(directory.exists)
 
 
 async def test_a_parked_step_comes_again_with_its_note_and_loses_no_attempt(worker: Worker, rows: Rows) -> None:
