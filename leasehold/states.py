@@ -62,7 +62,11 @@ TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
     ),
     "admit": (frozenset({TaskState.BLOCKED}), frozenset({TaskState.PENDING, TaskState.WAITING})),
     "expire_lease": (frozenset({TaskState.RUNNING}), frozenset({TaskState.PENDING, TaskState.FAILED})),
-    "replay": (frozenset({TaskState.FAILED}), frozenset({TaskState.PENDING})),
+    # Also what its job's failure skipped or stopped.
+    "replay": (
+        frozenset({TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED}),
+        frozenset({TaskState.PENDING, TaskState.BLOCKED}),
+    ),
     # A replay from an earlier step: done again, after a moment as skipped inside the same transaction.
     "rewind": (frozenset({TaskState.SUCCEEDED}), frozenset({TaskState.SKIPPED})),
 }

@@ -235,8 +235,12 @@ async def request_cancel(
     return {row["id"]: JobState(row["status"]) for row in rows}
 
 
+# A step that the parameters skip: nothing was ever told of it.
+_LEFT_OUT = """(t.status = 'skipped' AND t.epoch = 0
+    AND NOT EXISTS (SELECT 1 FROM event e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
+
 # A failed job only: its failed and skipped or cancelled steps become runnable again, with their counters reset.
-REPLAY = """
+REPLAY = f"""
 WITH locked AS MATERIALIZED (
     SELECT j.id FROM job j
     WHERE j.id = $1 AND j.tenant_id = $2 AND j.status = 'failed'
@@ -246,7 +250,7 @@ WITH locked AS MATERIALIZED (
     SET status = CASE WHEN t.waiting_on = 0 THEN 'pending' ELSE 'blocked' END,
         errors = 0, crashes = 0, losses = 0, finished_at = NULL, available_at = clock_timestamp()
     FROM locked
-    WHERE t.job_id = locked.id AND t.status IN ('failed', 'skipped', 'cancelled')
+    WHERE t.job_id = locked.id AND t.status IN ('failed', 'skipped', 'cancelled') AND NOT {_LEFT_OUT}
     RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch
 ), advanced AS (
     UPDATE job j
@@ -270,11 +274,12 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 # The step, and whatever needs it, directly or not: what succeeded of it counts no more, and is done again.
-REWIND = """
+REWIND = f"""
 WITH RECURSIVE again(id) AS (
-    SELECT t.id FROM task t WHERE t.job_id = $1 AND t.step = $2
+    SELECT t.id FROM task t WHERE t.job_id = $1 AND t.step = $2 AND NOT {_LEFT_OUT}
     UNION
-    SELECT child FROM again JOIN task t ON t.id = again.id, unnest(t.unblocks) AS child
+    SELECT t.id FROM again JOIN task p ON p.id = again.id JOIN task t ON t.id = ANY(p.unblocks)
+    WHERE NOT {_LEFT_OUT}
 ), forgotten_outputs AS (
     DELETE FROM output o USING again WHERE o.task_id = again.id
 ), forgotten_results AS (

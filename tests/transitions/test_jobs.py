@@ -10,6 +10,7 @@ import asyncpg
 import pytest
 
 from leasehold import outbox
+from leasehold.pipeline import Pipeline, SkipIf, Step
 from leasehold.transitions import claims, jobs, settlements, sweeps, workers
 from leasehold.transitions.settlements import Completion, Failure, Output, Verdict
 from tests.factories import DIAMOND, ONE, THREE, Rows, assert_history
@@ -280,3 +281,22 @@ async def test_a_finished_job_is_forgotten_with_everything_of_it(rows: Rows) -> 
     await sweeps.forget_jobs(rows.connection, [claimed.job_id, kept.job_id])
     assert [r["id"] for r in await rows.connection.fetch("SELECT id FROM job")] == [kept.job_id]
     assert await rows.connection.fetchval("SELECT count(*) FROM output") == 0
+
+
+async def test_a_replay_leaves_out_the_steps_that_the_parameters_skip(rows: Rows) -> None:
+    chosen = Pipeline(
+        "chosen",
+        module="tests.factories",
+        steps=[Step("first"), Step("maybe", skip_if=SkipIf("/quick")), Step("last", needs=("first", "maybe"))],
+    )
+    claimed = await rows.leased(chosen, params={"quick": True})
+    await settlements.fail(rows.connection, [Failure(claimed.lease, "error", "c", "m", False, 0.0)])
+    assert set((await rows.statuses(claimed.job_id)).values()) == {"failed", "skipped"}
+    await jobs.replay(rows.connection, claimed.job_id, "t")
+    assert await rows.statuses(claimed.job_id) == {"first": "pending", "maybe": "skipped", "last": "blocked"}
+    for step in ("first", "last"):
+        (again,) = await rows.claim_all()
+        assert again.step == step
+        await complete(rows, again)
+    assert (await rows.job(claimed.job_id))["status"] == "succeeded"
+    await assert_history(rows, claimed.job_id)
