@@ -18,6 +18,8 @@ from api import (
     conversion_result,
     dead_letters,
     external,
+    generation,
+    generation_queries,
     health,
     media,
     media_events,
@@ -26,6 +28,7 @@ from api import (
     run_events,
     runs,
     schedules,
+    source_images,
     templates,
     uploads,
     webhooks,
@@ -53,6 +56,9 @@ _DOORS = (
     conversion.router,
     conversion_result.router,
     conversion_promote.router,
+    generation.router,
+    generation_queries.router,
+    source_images.router,
     external.router,
     dead_letters.router,
     operators.router,
@@ -91,7 +97,7 @@ def make_app(settings: Settings) -> FastAPI:
     app.openapi = partial(document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     for kind in (LeaseholdError, RequestValidationError, HTTPException):
         app.add_exception_handler(kind, _answer_problem)
-    app.add_middleware(BodyLimit, streaming=frozenset({conversion.PATH}))
+    app.add_middleware(BodyLimit, streaming=frozenset({conversion.PATH, source_images.PATH}))
     app.add_middleware(Edge)  # added last, so outermost
     return app
 

@@ -23,6 +23,8 @@ EXTERNAL_WORK = "external:work"
 WEBHOOKS_WRITE = "webhooks:write"
 CONVERSION_WRITE = "conversion:write"
 CONVERSION_READ = "conversion:read"
+GENERATION_WRITE = "generation:write"
+GENERATION_READ = "generation:read"
 #: The fleet's own: queues, workers and limits of all tenants.
 OPERATE = "fleet:operate"
 

@@ -26,6 +26,7 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.exporter import exporting
 from leasehold.templates import Templates
+from pipelines.generation.providers import Catalogue
 
 
 @dataclass(slots=True)
@@ -39,6 +40,7 @@ class Services:
     keyring: Keyring
     watch: JobWatch
     templates: Templates
+    catalogue: Catalogue
     draining: bool = False
 
     def drain(self) -> None:
@@ -78,6 +80,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             keyring=Keyring(pool, cache_seconds=settings.api_key_cache_seconds),
             watch=watch,
             templates=Templates(Pipelines.from_source(settings.pipelines)),
+            catalogue=Catalogue(settings),
         )
 
 

@@ -29,6 +29,7 @@ TENANT = "dev"
 SCOPES = (
     "media:read", "media:write", "runs:read", "runs:write", "templates:write", "external:work", "webhooks:write",
     "fleet:operate", "conversion:read", "conversion:write",
+    "generation:read", "generation:write",
 )  # fmt: skip
 _START_SECONDS = 60.0
 _STOP_SECONDS = 40.0

@@ -86,18 +86,21 @@ class Target:
 
 
 class Egress:
-    """`allowed`: networks that may be asked although they are not global, at any port."""
+    """`allowed`: networks that may be asked although they are not global, at any port. `keepalive`: connections that
+    are kept for the next request; of use only where one host is asked often.
+    """
 
-    def __init__(self, allowed: tuple[_Network, ...] = ()) -> None:
+    def __init__(self, allowed: tuple[_Network, ...] = (), *, keepalive: int = 0) -> None:
         self._allowed = allowed
         self._http = httpx2.AsyncClient(
-            trust_env=False, follow_redirects=False, limits=httpx2.Limits(max_keepalive_connections=0)
+            trust_env=False, follow_redirects=False, limits=httpx2.Limits(max_keepalive_connections=keepalive)
         )
 
     @classmethod
-    def from_settings(cls, settings: Settings) -> Self:
+    def from_settings(cls, settings: Settings, *, keepalive: int = 0) -> Self:
         return cls(
-            tuple(ipaddress.ip_network(text.strip()) for text in settings.egress_allow.split(",") if text.strip())
+            tuple(ipaddress.ip_network(text.strip()) for text in settings.egress_allow.split(",") if text.strip()),
+            keepalive=keepalive,
         )
 
     async def __aenter__(self) -> Self:

@@ -18,6 +18,8 @@ from leasehold.errors import DeclarationError, LeaseholdError
 POINTS = {
     "after_hint": "worker: a hint arrived, nothing was claimed",
     "after_claim": "worker: the claim is committed",
+    "after_intent": "worker: the intent to buy a generation is committed, nothing is ordered",
+    "after_purchase": "worker: the provider took the order, nothing is committed",
     "after_download": "worker: the inputs are on disk",
     "mid_process": "worker: the child was given the work",
     "mid_upload": "worker: some outputs are stored, the primary is not",

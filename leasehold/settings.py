@@ -98,6 +98,33 @@ class Settings(BaseSettings):
     )
     promote_token: SecretStr = Field(SecretStr(""), description="Bearer token for that file service.")
 
+    # --- generation
+    generation_provider: str = Field("", description="The provider of requests that name none.")
+    generation_jimeng_url: str = Field("https://visual.volcengineapi.com", description="Of the provider `jimeng`.")
+    generation_ark_url: str = Field("https://ark.cn-beijing.volces.com", description="Of the provider `ark`.")
+    generation_replicate_url: str = Field("https://api.replicate.com", description="Of the provider `replicate`.")
+    generation_http_providers: str = Field(
+        "", description="Further providers, declared: a JSON list, or the path of a file that holds one."
+    )
+    generation_credentials: dict[str, SecretStr] = Field(
+        {}, description='The installation\'s own, for requests that bring none: {"ark": "..."}.'
+    )
+    generation_limits: dict[str, int] = Field(
+        {}, description='Generations that a provider has under way at once, of all tenants: {"ark": 20}.'
+    )
+    generation_per_server: int = Field(
+        3, ge=0, description="Generations that one server_id has under way at once; 0: no bound."
+    )
+    generation_default_server: str = Field("default", description="Whose share tasks without a server_id count as.")
+    generation_image_seconds: int = Field(3600, ge=1, description="An image that is not made by then fails.")
+    generation_video_seconds: int = Field(86_400, ge=1, description="A video that is not made by then fails.")
+    generation_keep_seconds: int = Field(86_400, ge=60, description="How long results are kept.")
+    generation_image_poll_seconds: float = Field(10.0, gt=0, description="How often an image is asked for.")
+    generation_video_poll_seconds: float = Field(15.0, gt=0, description="How often a video is asked for.")
+    generation_image_max_bytes: int = Field(64 * MIB, gt=0, description="Largest image that is stored.")
+    generation_video_max_bytes: int = Field(2048 * MIB, gt=0, description="Largest video that is stored.")
+    generation_source_max_bytes: int = Field(20 * MIB, gt=0, description="Largest source image of /v1/upload/images.")
+
     # --- workers
     pipelines: str = Field(
         "pipelines:shipped", description="module:callable that returns the pipelines this installation knows."

@@ -7,13 +7,14 @@ from importlib.util import find_spec
 from leasehold.registry import Pipelines
 from pipelines.conversion.pipeline import conversion
 from pipelines.demo.pipeline import demo_long_task, noop
+from pipelines.generation.pipeline import generation, withdrawal
 from pipelines.media.pipeline import media
 from pipelines.webhooks.pipeline import webhooks
 
 
 def shipped() -> Pipelines:
     """Ours, and those of installed packages."""
-    pipelines = Pipelines(media, noop, demo_long_task, webhooks)
+    pipelines = Pipelines(media, noop, demo_long_task, webhooks, generation, withdrawal)
     if find_spec("onnxruntime") is not None:  # else a worker could not load the handlers: the extra `conversion`
         pipelines.add(conversion)
     pipelines.add_installed()

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import structlog
 
-from leasehold import downloads, rates
+from leasehold import downloads, generations, rates
 from leasehold.announcer import Announcer
 from leasehold.database import TRY_AGAIN, Connection, Pool
 from leasehold.errors import StoreError
@@ -81,6 +81,9 @@ class Sweeper:
         while abandoned := await sweeps.abandoned_uploads(connection):
             await self._store.delete(*(key for _, key in abandoned))
             await sweeps.forget_uploads(connection, [media_id for media_id, _ in abandoned])
+        while expired := await generations.expired_sources(connection):
+            await self._store.delete(*expired)
+            await generations.forget_sources(connection, expired)
         while old := await sweeps.forgettable_jobs(connection):
             for job in old:
                 await self._store.delete(*[found.key async for found in self._store.list(job.prefix + "/")])

@@ -1,0 +1,92 @@
+"""The generation door, second half: what became of a generation, and how many there are."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from api.generation_schemas import SERVER_ID, TASK_ID, GenerationAnswer, GenerationStatistics, TaskQuery
+from api.generation_view import answer, is_finished, statistics, unknown
+from api.keyring import Caller
+from api.openapi import problems
+from api.security import GENERATION_READ, Require
+from api.services import services_of
+from leasehold import generations
+from leasehold.generations import Row
+from pipelines.generation.provider import Kind
+
+router = APIRouter(tags=["generation"])
+Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
+TaskId = Annotated[str, Query(pattern=TASK_ID)]
+Consume = Annotated[bool, Query(description="Take a finished result once and for all; it is unknown from then on.")]
+Wait = Annotated[float, Query(ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change.")]
+
+_QUERIES = {
+    "response_model": GenerationAnswer,
+    "description": "An unknown task is told as status 0 with an empty url and `status_text` `unknown`. A result is "
+    "kept until `expires_at`, unless it is consumed.",
+    "responses": problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}),
+}
+
+
+@router.get("/v1/images/query", operation_id="queryImages", summary="See what became of images", **_QUERIES)  # type: ignore[arg-type]  # what the routes share
+async def query_images(
+    request: Request, caller: Reader, task_id: TaskId, wait: Wait = 0, *, consume: Consume = False
+) -> GenerationAnswer:
+    return await _query(request, caller, "image", task_id, wait, consume=consume)
+
+
+@router.post("/v1/images/query", operation_id="postImagesQuery", summary="The same, by a body", **_QUERIES)  # type: ignore[arg-type]  # as above
+async def post_images_query(request: Request, caller: Reader, wanted: TaskQuery) -> GenerationAnswer:
+    return await _query(request, caller, "image", wanted.task_id, consume=wanted.consume)
+
+
+@router.get("/v1/video/query", operation_id="queryVideo", summary="See what became of a video", **_QUERIES)  # type: ignore[arg-type]  # as above
+async def query_video(
+    request: Request, caller: Reader, task_id: TaskId, wait: Wait = 0, *, consume: Consume = False
+) -> GenerationAnswer:
+    return await _query(request, caller, "video", task_id, wait, consume=consume)
+
+
+@router.post("/v1/video/query", operation_id="postVideoQuery", summary="The same, by a body", **_QUERIES)  # type: ignore[arg-type]  # as above
+async def post_video_query(request: Request, caller: Reader, wanted: TaskQuery) -> GenerationAnswer:
+    return await _query(request, caller, "video", wanted.task_id, consume=wanted.consume)
+
+
+async def _query(
+    request: Request, caller: Caller, kind: Kind, task_id: str, wait: float = 0, *, consume: bool
+) -> GenerationAnswer:
+    services = services_of(request)
+    row = await _find(request, caller, kind, task_id)
+    if row is not None and wait and not is_finished(row):
+        await services.watch.changed(row["job_id"], row["event_seq"], wait)
+        row = await _find(request, caller, kind, task_id)
+    if row is None:
+        return unknown(task_id)
+    said = await answer(services, row)
+    if consume and is_finished(row):
+        async with services.pool.acquire() as connection:
+            if not await generations.consume(connection, caller.tenant_id, row["job_id"]):
+                return unknown(task_id)
+    return said
+
+
+async def _find(request: Request, caller: Caller, kind: Kind, task_id: str) -> Row | None:
+    async with services_of(request).pool.acquire() as connection:
+        return await generations.find(connection, caller.tenant_id, task_id, kind)
+
+
+@router.get(
+    "/v1/generations/statistics",
+    operation_id="generationStatistics",
+    summary="How many generations there are, by status, and what each server has under way",
+    response_model=GenerationStatistics,
+    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}),
+)
+async def generation_statistics(
+    request: Request, caller: Reader, server_id: Annotated[str | None, Query(pattern=SERVER_ID)] = None
+) -> GenerationStatistics:
+    async with services_of(request).pool.acquire() as connection:
+        return statistics(await generations.counts(connection, caller.tenant_id, server_id))
