@@ -1,0 +1,137 @@
+"""What the simulator makes: generations that were bought, each by the script in its prompt, and their files."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from io import BytesIO
+from itertools import count
+
+from PIL import Image
+
+from tests.generation.simulator.http import HangUp, Reply, Request
+
+_WORD = re.compile(r"#([a-z]+)(?:=([\w.-]+))?")
+_MIB = 1024 * 1024
+
+
+class Script:
+    """The `#words` of a prompt.
+
+    busy=N, down=N: the first N submissions answer 429, or 500 without having bought anything. lost, garbled: it is
+    bought, and the answer does not arrive, or is no JSON. slow=S: seconds before a submission is answered. work=N:
+    polls until it is made (1); never: it is not. ill=N: the first N polls answer 500. odd: polls answer a status that
+    nobody has heard of. fail=CODE: it fails. files=N (1), file=html|huge|gone|moved|inside|empty: what their links
+    lead to (the last one's, with onlylast).
+    """
+
+    def __init__(self, prompt: str) -> None:
+        self._words = dict(_WORD.findall(prompt))
+
+    def has(self, word: str) -> bool:
+        return word in self._words
+
+    def text(self, word: str) -> str:
+        return self._words.get(word, "")
+
+    def number(self, word: str, otherwise: int = 0) -> int:
+        return int(self._words.get(word) or otherwise)
+
+
+@dataclass
+class Bought:
+    id: str
+    kind: str
+    prompt: str
+    token: str | None
+    script: Script
+    polls: int = 0
+    cancelled: bool = False
+
+    @property
+    def state(self) -> str:
+        """working, made, failed or cancelled."""
+        if self.cancelled:
+            return "cancelled"
+        if self.script.has("never") or self.polls <= self.script.number("work", 1):
+            return "working"
+        return "failed" if self.script.has("fail") else "made"
+
+
+@dataclass
+class Studio:
+    """All that was bought. `attempts`: submissions by prompt, answered or not."""
+
+    url: str = ""
+    bought: dict[str, Bought] = field(default_factory=dict)
+    attempts: Counter[str] = field(default_factory=Counter)
+    polled: int = 0
+    _ids: count[int] = field(default_factory=count)
+    _by_token: dict[str, Bought] = field(default_factory=dict)
+
+    async def buy(self, kind: str, prompt: str, token: str | None = None) -> Bought | Reply:
+        """As the prompt says: a purchase, or the answer that it is none. Raises HangUp when the answer is lost."""
+        script = Script(prompt)
+        self.attempts[prompt] += 1
+        if self.attempts[prompt] <= script.number("busy"):
+            return Reply(429, {"error": "busy"}, headers={"retry-after": "0"})
+        if self.attempts[prompt] <= script.number("down"):
+            return Reply(500, {"error": "down"})
+        made = self._by_token.get(token or "")
+        if made is None:
+            made = Bought(f"g{next(self._ids)}", kind, prompt, token, script)
+            self.bought[made.id] = made
+            if token:
+                self._by_token[token] = made
+            if script.has("lost"):
+                raise HangUp
+            if script.has("garbled"):
+                return Reply(body=b"<html>oops</html>")
+        await asyncio.sleep(float(script.text("slow") or 0))
+        return made
+
+    def poll(self, bought: Bought) -> Reply | None:
+        """One look at it; a reply, when it goes wrong."""
+        bought.polls += 1
+        self.polled += 1
+        if bought.polls <= bought.script.number("ill"):
+            return Reply(500, body=b"Internal Server Error")
+        return None
+
+    def links(self, bought: Bought) -> list[str]:
+        if bought.script.has("nofiles"):
+            return []
+        return [f"{self.url}/files/{bought.id}/{n}?signature=s3cret" for n in range(bought.script.number("files", 1))]
+
+    def file(self, request: Request) -> Reply:
+        _, _, ref, number = request.path.split("/")
+        bought = self.bought[ref]
+        wrong = bought.script.text("file")
+        if bought.script.has("onlylast") and int(number) + 1 < bought.script.number("files", 1):
+            wrong = ""
+        if wrong == "moved" and "moved" not in request.query:
+            return Reply(302, headers={"location": f"{request.path}?moved=1"})
+        right = Reply(body=picture(int(number)) if bought.kind == "image" else video())
+        return _WRONG.get(wrong, right)
+
+
+_WRONG = {
+    "html": Reply(body=b"<!DOCTYPE html><p>Sign in to see this picture</p>"),
+    "huge": Reply(body=b"\xff\xd8\xff" + b"x" * (_MIB - 3), repeat=4),
+    "gone": Reply(403, {"message": "expired"}),
+    "inside": Reply(302, headers={"location": "http://169.254.169.254/latest/meta-data"}),
+    "empty": Reply(body=b""),
+}
+
+
+def picture(number: int) -> bytes:
+    made = BytesIO()
+    Image.new("RGB", (8, 8), (number * 20 % 256, 90, 200)).save(made, "PNG")
+    return made.getvalue()
+
+
+def video() -> bytes:
+    """The first box of an MP4, and some bytes."""
+    return b"\x00\x00\x00\x18ftypisom\x00\x00\x02\x00isomiso2" + b"\x00" * 2000

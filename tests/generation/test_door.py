@@ -1,0 +1,296 @@
+"""What callers of the generation door are promised, from the order to the file."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import httpx2
+import pytest
+
+from leasehold import generations
+from leasehold.credentials import create_key
+from leasehold.database import Connection
+from leasehold.settings import Settings
+from leasehold.transitions import sweeps
+from tests.api.conftest import client_of, serving
+from tests.api.door import problem
+from tests.generation.conftest import SCOPES, Client
+from tests.generation.simulator.server import Simulator
+from tests.generation.simulator.work import picture
+from worker.worker import Worker
+
+
+async def test_an_image_is_ordered_polled_and_stored(client: Client, worker: Worker, simulator: Simulator) -> None:
+    answer = await client.order("a lighthouse #work=2 #files=2", task_id="order-4711")
+    assert answer.status_code == 202
+    said = answer.json()
+    assert said["data"] == {"task_id": "order-4711", "status": 0}
+    assert isinstance(said["created"], int)
+    done = await client.ended("order-4711")
+    assert (done["status"], done["status_text"], done["error"]) == (-1, "completed", None)
+    assert done["url"] == ",".join(done["urls"])
+    assert [httpx2.URL(url).path.rpartition("/")[2] for url in done["urls"]] == ["0.png", "1.png"]
+    async with httpx2.AsyncClient() as anybody:
+        assert (await anybody.get(done["urls"][1])).content == picture(1)
+    metadata = done["metadata"]
+    assert (metadata["total_files"], metadata["successful_uploads"], metadata["tos_upload_errors"]) == (2, 2, [])
+    assert simulator.bought[0].polls == 3
+
+
+async def test_a_video_is_made_as_well(client: Client, worker: Worker) -> None:
+    done = await client.ended(await client.ordered("waves", "video", duration=5000, ratio="16:9"), "video")
+    assert [httpx2.URL(url).path.rpartition("/")[2] for url in done["urls"]] == ["0.mp4"]
+
+
+async def test_an_unknown_task_is_no_error(client: Client) -> None:
+    assert await client.look("nobody") == {
+        "task_id": "nobody", "url": "", "status": 0, "status_text": "unknown", "urls": [], "error": None,
+        "metadata": None, "expires_at": None,
+    }  # fmt: skip
+    answer = await client.http.post("/v1/video/query", json={"task_id": "nobody"})
+    assert answer.json()["data"]["status_text"] == "unknown"
+
+
+async def test_an_order_waits_as_pending_and_is_told_by_its_kind_alone(client: Client) -> None:
+    task = await client.ordered("a cat")
+    assert (await client.look(task))["status_text"] == "pending"
+    assert (await client.look(task, "video"))["status_text"] == "unknown"
+
+
+async def test_repeating_an_order_with_its_task_id_buys_one(
+    client: Client, worker: Worker, simulator: Simulator
+) -> None:
+    answers = await asyncio.gather(*(client.order("a dog", task_id="mine") for _ in range(10)))
+    assert {answer.status_code for answer in answers} == {202}
+    await client.ended("mine")
+    assert (await client.order("a dog", task_id="mine")).status_code == 202
+    assert simulator.purchases("a dog") == 1
+    problem(await client.order("another dog", task_id="mine"), 409, "task_id_reused")
+
+
+async def test_a_result_is_kept_until_it_is_consumed(client: Client, worker: Worker) -> None:
+    task = await client.ordered("a bird")
+    await client.ended(task)
+    assert (await client.look(task))["status"] == -1  # reading it takes nothing away
+    answers = await asyncio.gather(*(client.look(task, consume=True) for _ in range(5)))
+    assert sorted(said["status_text"] for said in answers) == ["completed"] + ["unknown"] * 4
+    assert (await client.look(task))["status_text"] == "unknown"
+
+
+async def test_consuming_takes_nothing_that_is_not_finished(client: Client, worker: Worker) -> None:
+    task = await client.ordered("a slow bird #never")
+    await client.until(task, "polling")
+    assert (await client.look(task, consume=True))["status_text"] == "polling"
+    assert (await client.look(task))["status_text"] == "polling"
+
+
+async def test_a_result_that_has_expired_is_forgotten_with_its_files(
+    client: Client, worker: Worker, connection: Connection
+) -> None:
+    task = await client.ordered("a fish")
+    done = await client.ended(task)
+    assert done["expires_at"] is not None
+    await connection.execute("UPDATE job SET expires_at = clock_timestamp() - interval '1 s'")
+    assert (await client.look(task))["status_text"] == "unknown"
+    (old,) = await sweeps.forgettable_jobs(connection)
+    await sweeps.forget_jobs(connection, [old.job_id])
+    assert await connection.fetchval("SELECT count(*) FROM generation") == 0
+
+
+async def test_another_tenant_sees_nothing_of_it(
+    client: Client, generation_settings: Settings, connection: Connection
+) -> None:
+    await client.ordered("a secret", task_id="shared-name")
+    key = await create_key(connection, tenant_id="other", client_id="t", scopes=SCOPES)
+    async with serving(generation_settings) as running, client_of(running.url, key.text) as http:
+        stranger = Client(http)
+        assert (await stranger.look("shared-name"))["status_text"] == "unknown"
+        problem(await http.post("/v1/images/cancel", json={"task_id": "shared-name"}), 404, "task_not_found")
+        assert await stranger.ordered("a plan", task_id="shared-name") == "shared-name"
+        assert (await http.get("/v1/generations/statistics")).json()["tasks"] == {"image": {"pending": 1}}
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+async def test_the_door_needs_its_scopes(generation_settings: Settings, connection: Connection, scope: str) -> None:
+    key = await create_key(connection, tenant_id="acme", client_id="t", scopes=[scope])
+    async with serving(generation_settings) as running, client_of(running.url, key.text) as http:
+        order = await http.post("/v1/images/generations", json={"prompt": "x"})
+        look = await http.get("/v1/images/query", params={"task_id": "x"})
+    assert {order.status_code, look.status_code} & {403}
+    assert {order.status_code, look.status_code} & {200, 202}
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [
+        ({}, "invalid_request"),
+        ({"prompt": ""}, "invalid_request"),
+        ({"prompt": "x" * 10_001}, "invalid_request"),
+        ({"prompt": "x", "width": 0}, "invalid_request"),
+        ({"prompt": "x", "ratio": "wide"}, "invalid_request"),
+        ({"prompt": "x", "response_format": "b64_json"}, "invalid_request"),
+        ({"prompt": "x", "task_id": "with space"}, "invalid_request"),
+        ({"prompt": "x", "task_id": "a,b"}, "invalid_request"),
+        ({"prompt": "x", "server_id": "../.."}, "invalid_request"),
+        ({"prompt": "x", "images": [{"url": "file:///etc/passwd"}]}, "invalid_request"),
+        ({"prompt": "x", "extra": {"a": "y" * 9000}}, "invalid_request"),
+        ({"prompt": "x", "surprise": 1}, "invalid_request"),
+        ({"prompt": "x", "provider": "nobody"}, "unknown_provider"),
+    ],
+)
+async def test_a_bad_order_is_refused_with_a_stable_code(client: Client, body: dict[str, object], code: str) -> None:
+    problem(await client.http.post("/v1/images/generations", json=body), 422, code)
+
+
+async def test_without_a_provider_or_a_credential_nothing_is_accepted(
+    generation_settings: Settings, connection: Connection
+) -> None:
+    key = await create_key(connection, tenant_id="acme", client_id="t", scopes=SCOPES)
+    bare = generation_settings.model_copy(update={"generation_provider": "", "generation_credentials": {}})
+    async with serving(bare) as running, client_of(running.url, key.text) as http:
+        client = Client(http)
+        problem(await client.order("x"), 422, "provider_not_configured")
+        problem(await client.order("x", provider="gateway"), 422, "credential_missing")
+
+
+async def test_a_called_off_generation_is_called_off_at_its_provider(
+    client: Client, worker: Worker, simulator: Simulator
+) -> None:
+    task = await client.ordered("endless #never")
+    await client.until(task, "polling")
+    answer = await client.http.post("/v1/images/cancel", json={"task_id": task, "reason": "changed my mind"})
+    assert answer.status_code == 202
+    async with asyncio.timeout(30):
+        while not simulator.bought[0].cancelled:
+            await asyncio.sleep(0.02)
+    said = await client.look(task)
+    assert (said["status"], said["error"]["code"]) == (-2, "cancelled")
+    problem(await client.http.post("/v1/images/cancel", json={"task_id": task}), 409, "resource_invalid_state")
+
+
+async def test_an_order_that_is_called_off_before_it_went_out_is_never_bought(
+    client: Client, generation_settings: Settings, simulator: Simulator
+) -> None:
+    task = await client.ordered("not yet")
+    assert (await client.http.post("/v1/images/cancel", json={"task_id": task})).status_code == 202
+    async with Worker(generation_settings):
+        await client.ended(await client.ordered("the next one"))
+    assert simulator.purchases("not yet") == 0
+
+
+async def test_a_deadline_ends_in_a_result_and_a_word_to_the_provider(
+    generation_settings: Settings, connection: Connection, simulator: Simulator
+) -> None:
+    short = generation_settings.model_copy(update={"generation_image_seconds": 1})
+    key = await create_key(connection, tenant_id="acme", client_id="t", scopes=SCOPES)
+    async with serving(short) as running, client_of(running.url, key.text) as http, Worker(short):
+        client = Client(http)
+        said = await client.ended(await client.ordered("never made #never"))
+    assert (said["status"], said["error"]["code"]) == (-2, "deadline_exceeded")
+    assert said["metadata"]["total_files"] == 0
+    assert "in time" in said["metadata"]["fail_reason"]
+    assert simulator.bought[0].cancelled
+
+
+async def test_an_order_that_no_worker_takes_ends_in_a_result_too(client: Client, connection: Connection) -> None:
+    task = await client.ordered("nobody is there")
+    await connection.execute("UPDATE job SET deadline_at = clock_timestamp()")
+    await sweeps.expire_jobs(connection)
+    said = await client.look(task)
+    assert (said["status"], said["status_text"], said["error"]["code"]) == (-2, "failed", "deadline_exceeded")
+
+
+async def test_a_server_has_three_under_way_and_the_next_waits_its_turn(
+    generation_settings: Settings, connection: Connection, simulator: Simulator
+) -> None:
+    three = generation_settings.model_copy(update={"generation_per_server": 3, "worker_labels": "south"})
+    key = await create_key(connection, tenant_id="acme", client_id="t", scopes=SCOPES)
+    async with serving(three) as running, client_of(running.url, key.text) as http, Worker(three):
+        client = Client(http)
+        tasks = [await client.ordered(f"{n} #never", server_id="south") for n in range(5)]
+        for task in tasks[:3]:
+            await client.until(task, "polling")
+        said = (await http.get("/v1/generations/statistics", params={"server_id": "south"})).json()
+        assert said == {"tasks": {"image": {"polling": 3, "pending": 2}}, "servers": {"south": 3}}
+        assert len(simulator.bought) == 3
+        await http.post("/v1/images/cancel", json={"task_id": tasks[0]})
+        await client.until(tasks[3], "polling")
+        assert len(simulator.bought) == 4
+
+
+async def test_a_provider_has_no_more_under_way_than_its_limit(
+    generation_settings: Settings, connection: Connection, simulator: Simulator
+) -> None:
+    limited = generation_settings.model_copy(update={"generation_limits": {"gateway": 2}})
+    key = await create_key(connection, tenant_id="acme", client_id="t", scopes=SCOPES)
+    async with serving(limited) as running, client_of(running.url, key.text) as http, Worker(limited):
+        client = Client(http)
+        tasks = await asyncio.gather(*(client.ordered(f"{n} #work=3") for n in range(8)))
+        for task in tasks:
+            await client.ended(task)
+    assert len(simulator.bought) == 8
+
+
+async def test_what_a_credential_is_nobody_can_read(
+    generation_settings: Settings, connection: Connection, simulator: Simulator
+) -> None:
+    bare = generation_settings.model_copy(update={"generation_credentials": {}})
+    key = await create_key(connection, tenant_id="acme", client_id="t", scopes=SCOPES)
+    async with serving(bare) as running, client_of(running.url, key.text) as http, Worker(bare):
+        http.headers["X-Provider-Credential"] = "wrong-s3cret"
+        said = await Client(http).ended(await Client(http).ordered("mine"))
+        assert said["error"]["code"] == "provider_unauthorized"
+        assert "s3cret" not in str(said)
+    kept = await connection.fetch("SELECT j::text AS said FROM job j UNION ALL SELECT e::text FROM event e"
+                                  " UNION ALL SELECT f::text FROM failure f")  # fmt: skip
+    assert kept
+    assert not any("s3cret" in row["said"] for row in kept)
+
+
+async def test_a_credential_needs_a_key_to_be_sealed_with(
+    generation_settings: Settings, connection: Connection
+) -> None:
+    bare = generation_settings.model_copy(update={"sealing_keys": type(generation_settings.sealing_keys)("")})
+    key = await create_key(connection, tenant_id="acme", client_id="t", scopes=SCOPES)
+    async with serving(bare) as running, client_of(running.url, key.text) as http:
+        http.headers["X-Provider-Credential"] = "secret"
+        problem(await Client(http).order("x"), 503, "sealing_not_configured")
+
+
+async def test_a_source_image_is_uploaded_and_found_by_its_url(client: Client, connection: Connection) -> None:
+    files = [("file", ("cat.png", picture(1), "image/png")), ("file", ("é.png", picture(2), "image/png"))]
+    answer = await client.http.post("/v1/upload/images", files=files)
+    assert answer.status_code == 200, answer.text
+    urls = [one["url"] for one in answer.json()["data"]]
+    async with httpx2.AsyncClient() as anybody:
+        assert [(await anybody.get(url)).content for url in urls] == [picture(1), picture(2)]
+    assert (await client.http.post("/v1/upload/images", files=files[:1])).status_code == 200  # the same one again
+    assert await connection.fetchval("SELECT count(*) FROM source_image") == 2
+
+
+async def test_source_images_are_forgotten_in_time(connection: Connection) -> None:
+    await generations.keep_source(connection, "t", "sources/x/a.png", timedelta(seconds=-1))
+    await generations.keep_source(connection, "t", "sources/x/b.png", timedelta(hours=1))
+    assert await generations.expired_sources(connection) == ["sources/x/a.png"]
+    await generations.forget_sources(connection, ["sources/x/a.png", "sources/x/b.png"])
+    assert await connection.fetchval("SELECT array_agg(key) FROM source_image") == ["sources/x/b.png"]
+
+
+@pytest.mark.parametrize(
+    ("files", "code"),
+    [
+        ([("file", ("a.svg", b"<svg/>", "image/png"))], "unsupported_format"),
+        ([("file", ("a.png", picture(1) + b"x" * 21 * 1024 * 1024, "image/png"))], "too_large"),
+        ([("file", (f"{n}.png", picture(n), "image/png")) for n in range(11)], "too_many_images"),
+    ],
+)
+async def test_a_bad_source_image_is_refused(client: Client, files: list[object], code: str) -> None:
+    problem(await client.http.post("/v1/upload/images", files=files), 422, code)  # type: ignore[arg-type]  # as httpx takes them
+
+
+async def test_a_form_without_a_file_is_refused(client: Client) -> None:
+    boundary = {"content-type": "multipart/form-data; boundary=x"}
+    form = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--x--\r\n'
+    problem(await client.http.post("/v1/upload/images", content=form, headers=boundary), 422, "image_missing")
+    problem(await client.http.post("/v1/upload/images", content=b"{}"), 400, "bad_request")

@@ -1,0 +1,300 @@
+"""What each provider is told, and what becomes of whatever it answers: over real HTTP, in its documented words."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import orjson
+import pytest
+
+from leasehold.errors import DeclarationError
+from leasehold.settings import Settings
+from pipelines.generation.provider import (
+    Kind,
+    Made,
+    Order,
+    OutcomeUnknown,
+    ProviderError,
+    Rejected,
+    SourceImage,
+    Taken,
+    TryLater,
+    Working,
+)
+from pipelines.generation.providers import Catalogue, Providers, open_providers
+from pipelines.generation.providers.declared import declarations
+from tests.generation.conftest import CREDENTIALS
+from tests.generation.simulator.server import Simulator
+
+ASYNCHRONOUS: list[tuple[str, Kind]] = [
+    ("jimeng", "image"), ("jimeng", "video"), ("ark", "video"), ("replicate", "image"), ("gateway", "image"),
+]  # fmt: skip
+#: A model that the provider has for it, where it needs one.
+MODELS = {"ark": "doubao-seedance-1-0-pro", "replicate": "black-forest-labs/flux"}
+
+
+@pytest.fixture
+async def providers(simulator: Simulator) -> AsyncIterator[Providers]:
+    async with open_providers(Settings(_env_file=None).model_copy(update=simulator.settings())) as opened:
+        yield opened
+
+
+def order(provider: str, kind: Kind, prompt: str, **more: Any) -> Order:
+    return Order(kind=kind, token="t-1", prompt=prompt, **({"model": MODELS.get(provider)} | more))
+
+
+@pytest.mark.parametrize(("name", "kind"), ASYNCHRONOUS)
+async def test_a_generation_is_taken_worked_on_and_made(providers: Providers, name: str, kind: Kind) -> None:
+    provider, wanted = providers[name], order(name, kind, "a cat #files=1")
+    taken = await provider.submit(wanted, CREDENTIALS[name])
+    assert isinstance(taken, Taken)
+    assert isinstance(await provider.poll(taken.ref, wanted, CREDENTIALS[name]), Working)
+    made = await provider.poll(taken.ref, wanted, CREDENTIALS[name])
+    assert isinstance(made, Made)
+    assert len(made.urls) == 1
+
+
+async def test_ark_answers_with_images_at_once(providers: Providers) -> None:
+    said = await providers["ark"].submit(order("ark", "image", "two #files=2"), CREDENTIALS["ark"])
+    assert isinstance(said, Made)
+    assert len(said.urls) == 2
+
+
+@pytest.mark.parametrize(("name", "kind"), ASYNCHRONOUS)
+@pytest.mark.parametrize(
+    ("prompt", "error", "code"),
+    [
+        ("#busy=1", TryLater, "provider_busy"),
+        ("#down=1", OutcomeUnknown, "provider_error"),
+        ("#lost", OutcomeUnknown, "provider_no_answer"),
+        ("#garbled", OutcomeUnknown, "provider_bad_answer"),
+    ],
+)
+async def test_what_a_submission_may_meet(
+    providers: Providers, name: str, kind: Kind, prompt: str, error: type[ProviderError], code: str
+) -> None:
+    with pytest.raises(error) as said:
+        await providers[name].submit(order(name, kind, f"a cat {prompt}"), CREDENTIALS[name])
+    assert said.value.code == code
+    assert CREDENTIALS[name] not in str(said.value)
+
+
+@pytest.mark.parametrize(("name", "kind"), ASYNCHRONOUS)
+@pytest.mark.parametrize(
+    ("prompt", "error", "code"),
+    [
+        ("#work=0 #ill=1", OutcomeUnknown, "provider_error"),
+        ("#odd", OutcomeUnknown, "provider_bad_answer"),
+        ("#nofiles #work=0", Rejected, "provider_no_files"),
+    ],
+)
+async def test_what_a_poll_may_meet(
+    providers: Providers, name: str, kind: Kind, prompt: str, error: type[ProviderError], code: str
+) -> None:
+    provider, wanted = providers[name], order(name, kind, f"a cat {prompt}")
+    taken = await provider.submit(wanted, CREDENTIALS[name])
+    assert isinstance(taken, Taken)
+    with pytest.raises(error) as said:
+        await provider.poll(taken.ref, wanted, CREDENTIALS[name])
+    assert said.value.code == code
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "prompt", "code", "fail_code"),
+    [
+        ("jimeng", "image", "#fail=50511", "output_refused", "50511"),
+        ("jimeng", "image", "#fail=50412", "content_refused", "50412"),
+        ("jimeng", "image", "#fail=59999", "provider_refused", "59999"),
+        ("ark", "video", "#fail=OutputVideoSensitiveContentDetected", "provider_failed",
+         "OutputVideoSensitiveContentDetected"),
+        ("replicate", "image", "#fail=1", "provider_failed", "failed"),
+        ("gateway", "image", "#fail=E7", "provider_failed", "E7"),
+    ],
+)  # fmt: skip
+async def test_a_generation_that_failed_says_why_in_the_providers_own_code(
+    providers: Providers, name: str, kind: Kind, prompt: str, code: str, fail_code: str
+) -> None:
+    provider, wanted = providers[name], order(name, kind, prompt)
+    taken = await provider.submit(wanted, CREDENTIALS[name])
+    assert isinstance(taken, Taken)
+    await provider.poll(taken.ref, wanted, CREDENTIALS[name])
+    with pytest.raises(Rejected) as said:
+        await provider.poll(taken.ref, wanted, CREDENTIALS[name])
+    assert (said.value.code, said.value.fail_code) == (code, fail_code)
+
+
+async def test_refused_content_is_not_bought(providers: Providers, simulator: Simulator) -> None:
+    with pytest.raises(Rejected) as said:
+        await providers["jimeng"].submit(order("jimeng", "image", "#refused"), CREDENTIALS["jimeng"])
+    assert (said.value.code, said.value.fail_code) == ("content_refused", "50411")
+    assert simulator.bought == []
+
+
+@pytest.mark.parametrize(("name", "kind"), ASYNCHRONOUS)
+async def test_a_wrong_credential_is_refused_and_never_told(providers: Providers, name: str, kind: Kind) -> None:
+    wrong = "AKwrong:s3cret" if name == "jimeng" else "s3cret"
+    with pytest.raises(Rejected) as said:
+        await providers[name].submit(order(name, kind, "x"), wrong)
+    assert said.value.code == "provider_unauthorized"
+    assert "s3cret" not in f"{said.value} {said.value.message}"
+
+
+async def test_a_credential_of_the_wrong_form_goes_nowhere(providers: Providers, simulator: Simulator) -> None:
+    with pytest.raises(Rejected, match="access key:secret key"):
+        await providers["jimeng"].submit(order("jimeng", "image", "x"), "no colon")
+    assert simulator.requests == []
+
+
+@pytest.mark.parametrize(("name", "kind"), ASYNCHRONOUS)
+async def test_a_generation_unknown_there_will_never_be_made(providers: Providers, name: str, kind: Kind) -> None:
+    with pytest.raises(Rejected):
+        await providers[name].poll("nobody", order(name, kind, "x"), CREDENTIALS[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "stopped"),
+    [("jimeng", "image", False), ("ark", "video", True), ("replicate", "image", True), ("gateway", "image", True)],
+)
+async def test_who_can_be_told_to_stop_is(
+    providers: Providers, simulator: Simulator, name: str, kind: Kind, *, stopped: bool
+) -> None:
+    provider, wanted = providers[name], order(name, kind, "#never")
+    taken = await provider.submit(wanted, CREDENTIALS[name])
+    assert isinstance(taken, Taken)
+    assert await provider.cancel(taken.ref, wanted, CREDENTIALS[name]) is stopped
+    assert simulator.bought[0].cancelled is stopped
+
+
+async def test_ark_does_not_stop_what_runs(providers: Providers) -> None:
+    provider, wanted = providers["ark"], order("ark", "video", "#never")
+    taken = await provider.submit(wanted, CREDENTIALS["ark"])
+    assert isinstance(taken, Taken)
+    await provider.poll(taken.ref, wanted, CREDENTIALS["ark"])
+    assert not await provider.cancel(taken.ref, wanted, CREDENTIALS["ark"])
+
+
+@pytest.mark.parametrize("name", ["jimeng", "ark", "replicate"])
+async def test_a_provider_that_is_not_there_has_sold_nothing(name: str) -> None:
+    nobody = {f"generation_{name}_url": "http://127.0.0.1:9", "egress_allow": "127.0.0.0/8"}
+    async with open_providers(Settings(_env_file=None).model_copy(update=nobody)) as providers:
+        with pytest.raises(TryLater) as said:
+            await providers[name].submit(order(name, "image", "x", model="o/m"), CREDENTIALS[name])
+    assert said.value.code == "provider_unreachable"
+
+
+@pytest.mark.parametrize("name", ["ark", "replicate"])
+async def test_who_chooses_no_model_asks_for_one(providers: Providers, name: str) -> None:
+    with pytest.raises(Rejected) as said:
+        await providers[name].submit(order(name, "image", "x", model=None), CREDENTIALS[name])
+    assert said.value.code == "model_required"
+
+
+WHOLE: dict[str, Any] = {
+    "negative_prompt": "blur", "width": 1024, "height": 768, "sample_strength": 0.6, "duration_ms": 5000,
+    "ratio": "16:9", "images": (SourceImage("https://example.com/a.png"), SourceImage("https://example.com/b.png")),
+    "deadline_seconds": 600, "extra": {"seed": 7},
+}  # fmt: skip
+
+#: What the documentation that each adapter names asks for.
+RECORDS: dict[tuple[str, Kind], tuple[str, str, dict[str, Any]]] = {
+    ("jimeng", "image"): ("POST", "/", {
+        "req_key": "jimeng_t2i_v40", "prompt": "p", "width": 1024, "height": 768, "scale": 0.6, "seed": 7,
+        "image_urls": ["https://example.com/a.png", "https://example.com/b.png"],
+    }),
+    ("jimeng", "video"): ("POST", "/", {
+        "req_key": "jimeng_ti2v_v30_pro", "prompt": "p", "frames": 121, "aspect_ratio": "16:9", "seed": 7,
+        "image_urls": ["https://example.com/a.png", "https://example.com/b.png"],
+    }),
+    ("ark", "image"): ("POST", "/api/v3/images/generations", {
+        "model": "m", "prompt": "p", "size": "1024x768", "response_format": "url", "seed": 7,
+        "image": ["https://example.com/a.png", "https://example.com/b.png"],
+    }),
+    ("ark", "video"): ("POST", "/api/v3/contents/generations/tasks", {
+        "model": "m", "ratio": "16:9", "duration": 5, "execution_expires_after": 3600, "seed": 7,
+        "content": [
+            {"type": "text", "text": "p"},
+            {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}, "role": "first_frame"},
+            {"type": "image_url", "image_url": {"url": "https://example.com/b.png"}, "role": "last_frame"},
+        ],
+    }),
+    ("replicate", "image"): ("POST", "/v1/models/o/m/predictions", {
+        "input": {
+            "prompt": "p", "negative_prompt": "blur", "width": 1024, "height": 768, "prompt_strength": 0.6,
+            "image": "https://example.com/a.png", "aspect_ratio": "16:9", "duration": 5, "seed": 7,
+        },
+    }),
+    ("gateway", "image"): ("POST", "/gateway/tasks", {
+        "prompt": "p", "kind": "image", "size": {"w": 1024, "h": 768}, "seed": 7,
+    }),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "kind"), RECORDS)
+async def test_an_order_goes_out_in_the_words_of_the_documentation(
+    providers: Providers, simulator: Simulator, name: str, kind: Kind
+) -> None:
+    models = {"ark": "m", "replicate": "o/m"}
+    await providers[name].submit(order(name, kind, "p", **WHOLE, model=models.get(name)), CREDENTIALS[name])
+    (request,) = simulator.requests
+    assert (request.method, request.path, request.json) == RECORDS[name, kind]
+    assert request.headers["content-type"] == "application/json"
+    if name == "replicate":
+        assert request.headers["cancel-after"] == "600s"
+    if name == "gateway":
+        assert request.headers["idempotency-key"] == "t-1"
+
+
+async def test_a_version_of_replicate_is_named_in_the_body(providers: Providers, simulator: Simulator) -> None:
+    await providers["replicate"].submit(order("replicate", "image", "p", model="o/m:5c7d"), CREDENTIALS["replicate"])
+    assert (simulator.requests[0].path, simulator.requests[0].json["version"]) == ("/v1/predictions", "5c7d")
+
+
+async def test_a_declared_provider_that_promises_it_sells_once_for_a_token(
+    providers: Providers, simulator: Simulator
+) -> None:
+    provider, wanted = providers["gateway"], order("gateway", "image", "#lost")
+    assert provider.takes_token
+    with pytest.raises(OutcomeUnknown):
+        await provider.submit(wanted, CREDENTIALS["gateway"])
+    again = await provider.submit(wanted, CREDENTIALS["gateway"])
+    assert isinstance(again, Taken)
+    assert [one.id for one in simulator.bought] == [again.ref]
+
+
+DECLARATION: dict[str, Any] = {"name": "mine", "submit": {"url": "https://example.com/make"}, "urls": "/url"}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "Not a name"},
+        {"surprise": 1},
+        {"urls": "no pointer"},
+        {"submit": {"url": "ftp://example.com"}},
+        {"submit": {"url": "https://example.com/{credential}"}},
+        {"submit": {"url": "https://example.com", "body": {"a": ["{nonsense}"]}}},
+        {"ref": "/id"},
+        {"ref": "/id", "status": "/s", "poll": {"url": "https://example.com/{ref}"}},
+        {"ref": "/id", "status": "/s", "poll": {"url": "https://example.com/"}, "statuses": {"ok": "great"}},
+    ],
+)
+def test_a_declaration_that_makes_no_sense_is_refused_at_the_start(changes: dict[str, Any]) -> None:
+    declarations(orjson.dumps([DECLARATION]).decode())
+    with pytest.raises(DeclarationError, match="generation_http_providers"):
+        declarations(orjson.dumps([DECLARATION | changes]).decode())
+
+
+def test_settings_that_name_a_provider_nobody_knows_are_refused(tmp_path: Any) -> None:
+    file = tmp_path / "providers.json"
+    file.write_bytes(orjson.dumps([DECLARATION]))
+    settings = Settings(_env_file=None, generation_http_providers=str(file), generation_provider="mine")
+    found = Catalogue(settings).find("mine")
+    assert found is not None
+    assert not found.has_credential
+    for changes in ({"generation_provider": "nobody"}, {"generation_limits": {"nobody": 1}}):
+        with pytest.raises(DeclarationError, match="nobody"):
+            Catalogue(settings.model_copy(update=changes))
+    for source in (str(tmp_path / "missing.json"), orjson.dumps([DECLARATION | {"name": "ark"}]).decode()):
+        with pytest.raises(DeclarationError):
+            Catalogue(settings.model_copy(update={"generation_http_providers": source}))
