@@ -1,0 +1,166 @@
+"""Nothing is bought twice: whoever dies, and whatever answer is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+from collections import Counter
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import orjson
+import pytest
+
+from leasehold.settings import Settings
+from leasehold.transitions import jobs
+from leasehold.transitions.jobs import NewJob
+from pipelines.generation.pipeline import GenerationParams, generation
+from tests.generation.conftest import CREDENTIALS, Client
+from tests.generation.simulator.server import Simulator
+from tests.scenarios.fleet import Fleet, Process, open_fleet
+from worker.worker import Worker
+
+PATIENCE = 90.0
+#: Without a token from us, and with one.
+PLAIN, TOKEN = "jimeng", "gateway"
+
+
+@pytest.fixture
+async def fleet(settings: Settings, tmp_path: Path) -> AsyncIterator[Fleet]:
+    opened = await open_fleet(settings, tmp_path)
+    yield opened
+    await opened.close()
+    await opened.rows.connection.close()
+
+
+def buying(simulator: Simulator) -> dict[str, object]:
+    return {
+        **simulator.settings(),
+        "generation_credentials": orjson.dumps(CREDENTIALS).decode(),
+        "worker_queues": "generation",
+        "poll_seconds": 0.1,
+    }
+
+
+def new_job(provider: str, prompt: str, *, resubmit: bool = False, poll_seconds: float = 0.1) -> NewJob:
+    deadline = datetime.now(UTC) + timedelta(hours=1)
+    params = GenerationParams(
+        kind="image", provider=provider, prompt=prompt, deadline_at=deadline, poll_seconds=poll_seconds,
+        resubmit=resubmit,
+    )  # fmt: skip
+    return NewJob(generation, "t", params=params.model_dump(mode="json"))
+
+
+async def ended(fleet: Fleet, job_id: UUID) -> dict[str, Any]:
+    async def over() -> bool:
+        return (await fleet.rows.job(job_id))["finished_at"] is not None
+
+    await fleet.until(over)
+    return await fleet.rows.job(job_id)
+
+
+@pytest.mark.parametrize(
+    ("point", "provider", "resubmit", "bought", "outcome"),
+    [
+        ("after_intent", TOKEN, False, 1, None),
+        ("after_intent", PLAIN, False, 0, "submit_outcome_unknown"),
+        ("after_intent", PLAIN, True, 1, None),
+        ("after_purchase", TOKEN, False, 1, None),
+        ("after_purchase", PLAIN, False, 1, "submit_outcome_unknown"),
+    ],
+)
+async def test_a_worker_killed_around_the_purchase_leaves_a_known_state(
+    fleet: Fleet, simulator: Simulator, point: str, provider: str, resubmit: bool, bought: int, outcome: str | None
+) -> None:  # fmt: skip
+    new = new_job(provider, "a cat", resubmit=resubmit)
+    await jobs.submit(fleet.rows.connection, [new])
+    victim = await fleet.start("worker", failpoints=f"{point}:kill", **buying(simulator))
+    assert await victim.wait() == -signal.SIGKILL
+    await fleet.worker(**buying(simulator))
+    job = await ended(fleet, new.id)
+    assert (job["error"] or {}).get("code") == outcome
+    assert simulator.purchases("a cat") == bought
+
+
+async def test_a_thousand_generations_under_random_kills_are_each_bought_once(
+    fleet: Fleet, simulator: Simulator
+) -> None:
+    chance = random.Random(20261121)
+    new = [new_job(TOKEN, f"picture {number} #slow=0.02", poll_seconds=0.5) for number in range(1000)]
+    for start in range(0, len(new), 250):
+        await jobs.submit(fleet.rows.connection, new[start : start + 250])
+    workers = [await fleet.worker(**buying(simulator)) for _ in range(2)]
+    kills = 0
+    async with asyncio.timeout(PATIENCE):
+        while left := await _unfinished(fleet):
+            await asyncio.sleep(chance.uniform(0.2, 1.0))
+            if left > 100:
+                workers.append(await _replaced(fleet, workers.pop(chance.randrange(len(workers))), simulator))
+                kills += 1
+    assert kills > 2
+    outcomes = Counter(row["status"] for row in await fleet.rows.connection.fetch("SELECT status FROM job"))
+    assert outcomes == {"succeeded": 1000}
+    bought = Counter(one.prompt for one in simulator.bought)
+    assert len(bought) == 1000
+    assert set(bought.values()) == {1}
+    assert sum(simulator.studio.attempts.values()) >= 1000
+
+
+async def _unfinished(fleet: Fleet) -> int:
+    found: int = await fleet.rows.connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL")
+    return found
+
+
+async def _replaced(fleet: Fleet, victim: Process, simulator: Simulator) -> Process:
+    await victim.kill()
+    return await fleet.start("worker", **buying(simulator))
+
+
+async def test_a_lost_answer_is_asked_for_again_where_that_buys_nothing(
+    client: Client, worker: Worker, simulator: Simulator
+) -> None:
+    """The first answer after five seconds of the ladder."""
+    done = await client.ended(await client.ordered("a cat #lost"))
+    assert done["status"] == -1
+    assert simulator.purchases("a cat #lost") == 1
+    assert simulator.studio.attempts["a cat #lost"] == 2
+
+
+@pytest.mark.parametrize("word", ["#lost", "#garbled", "#down=1"])
+async def test_where_it_could_buy_again_the_caller_is_told_that_nobody_knows(
+    client: Client, worker: Worker, simulator: Simulator, word: str
+) -> None:
+    said = await client.ended(await client.ordered(f"a cat {word}", provider=PLAIN))
+    assert (said["status"], said["error"]["code"]) == (-2, "submit_outcome_unknown")
+    assert simulator.studio.attempts[f"a cat {word}"] == 1
+
+
+@pytest.mark.parametrize("provider", [PLAIN, TOKEN])
+async def test_a_busy_provider_is_asked_again_and_no_attempt_is_lost(
+    client: Client, worker: Worker, simulator: Simulator, provider: str
+) -> None:
+    task = await client.ordered("a cat #busy=6", provider=provider)
+    assert (await client.ended(task))["status"] == -1
+    assert simulator.purchases("a cat #busy=6") == 1
+
+
+async def test_a_provider_that_is_ill_for_a_while_delays_and_fails_nothing(
+    client: Client, worker: Worker, simulator: Simulator
+) -> None:
+    done = await client.ended(await client.ordered("a cat #ill=5 #work=6"))
+    assert done["status"] == -1
+    assert simulator.bought[0].polls == 7
+
+
+async def test_what_the_provider_refuses_fails_at_once_with_its_own_code(
+    client: Client, worker: Worker, simulator: Simulator
+) -> None:
+    said = await client.ended(await client.ordered("#refused", provider=PLAIN))
+    assert (said["error"]["code"], said["error"]["fail_code"]) == ("content_refused", "50411")
+    said = await client.ended(await client.ordered("a cat #fail=50511", provider=PLAIN))
+    assert (said["error"]["code"], said["error"]["fail_code"]) == ("output_refused", "50511")
+    assert said["metadata"]["successful_uploads"] == 0
