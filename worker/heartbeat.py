@@ -96,10 +96,17 @@ class Heartbeat:
         )
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._renewed_at = monotonic()
+        self._met = threading.Event()
 
     def start(self) -> None:
         metrics.LEASES.set_function(lambda: len(self._held))
         self._thread.start()
+
+    async def met(self, within: float) -> None:
+        """Wait for the first contact: what is claimed before is freed by its lease alone, should we die. No longer
+        than `within` seconds: a database that is away is waited for elsewhere.
+        """
+        await asyncio.to_thread(self._met.wait, within)
 
     def close(self) -> None:
         self._closing = True
@@ -185,6 +192,7 @@ class Heartbeat:
             log.warning("behind a pooler: presence is off, takeover waits for the lease")
         elif self._settings.presence:
             await self._appear(connection)
+        self._met.set()
         # While we were away somebody may have taken our tasks: ask at once.
         self._renewed_at = monotonic() - self._settings.renew_seconds
 

@@ -19,7 +19,7 @@ from worker import metrics
 
 log = structlog.get_logger(__name__)
 
-#: Lost workers are looked for this often, so that what they held runs elsewhere within a second.
+#: Lost workers, and a lost leader, are looked for this often, so that what they held runs elsewhere within a second.
 _WATCH_SECONDS = 0.5
 #: Retention, partitions and old rows: this often.
 _HOUSEKEEPING_SECONDS = 60.0
@@ -38,17 +38,15 @@ class Sweeper:
     async def run(self) -> None:
         """For ever; a sweep that fails is tried again at the next turn."""
         while True:
-            pause = self._settings.sweep_seconds
             try:
                 async with self._pool.acquire() as connection:
                     if await workers.lead(connection, "sweeper", self._worker, 3 * self._settings.sweep_seconds):
                         await self._sweep(connection)
-                        pause = min(_WATCH_SECONDS, pause)
             except TRY_AGAIN as error:
                 log.warning("the sweep will be tried again", error=type(error).__name__)
             except StoreError as error:
                 log.warning("objects could not be deleted; tried again", error=str(error))
-            await asyncio.sleep(pause)
+            await asyncio.sleep(min(_WATCH_SECONDS, self._settings.sweep_seconds))
 
     async def _sweep(self, connection: Connection) -> None:
         gone = await workers.gone(connection) if self._settings.presence else []

@@ -54,6 +54,8 @@ _HINTS_PER_SLOT = 4
 _RELAY_SECONDS = 0.5
 _CHECK_AFTER_SECONDS = 5.0
 _START_SECONDS = 60.0  # how long the database may be away when a worker starts
+#: How long a worker waits for its presence before it claims.
+_PRESENCE_SECONDS = 5.0
 
 
 class Worker:
@@ -219,6 +221,7 @@ class Worker:
         self._heartbeat = heartbeat = Heartbeat(settings, self.id, self._presence_key, self._break, self.retired.set)
         heartbeat.start()
         self._opened.callback(heartbeat.close)
+        await heartbeat.met(_PRESENCE_SECONDS)
         self._settle = SettleLane(settings, self._announce, _BATCH)
         self._claims = ClaimLane(settings, self._terms, heartbeat.holds, _BATCH)
         for lane in (self._settle, self._claims):

@@ -90,18 +90,27 @@ async def forget_workers(connection: Connection, silent: float) -> None:
     )
 
 
+# While another leads there is nothing to insert, and so nothing to lock: asking is cheap.
+_LEAD = f"""
+WITH gone AS MATERIALIZED ({GONE})
+INSERT INTO leadership (role, owner, until)
+SELECT $2, $3, clock_timestamp() + $4::interval
+WHERE NOT EXISTS (
+    SELECT 1 FROM leadership l
+    WHERE l.role = $2 AND l.owner <> $3 AND l.until >= clock_timestamp() AND l.owner NOT IN (SELECT id FROM gone)
+)
+ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until
+WHERE leadership.owner = excluded.owner OR leadership.until < clock_timestamp()
+   OR leadership.owner IN (SELECT id FROM gone)
+RETURNING true
+"""
+
+
 async def lead(connection: Connection, role: str, owner: UUID, ttl: float) -> bool:
-    """Become, or stay, the one that does `role` for the next `ttl` seconds."""
-    row = await connection.fetchval(
-        "INSERT INTO leadership (role, owner, until) VALUES ($1, $2, clock_timestamp() + $3::interval)"
-        " ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until"
-        " WHERE leadership.owner = excluded.owner OR leadership.until < clock_timestamp()"
-        " RETURNING true",
-        role,
-        owner,
-        timedelta(seconds=ttl),
-    )
-    return bool(row)
+    """Become, or stay, the one that does `role` for the next `ttl` seconds. A worker whose presence has ended leads
+    no more.
+    """
+    return bool(await connection.fetchval(_LEAD, PRESENCE, role, owner, timedelta(seconds=ttl)))
 
 
 async def resign(connection: Connection, owner: UUID) -> None:

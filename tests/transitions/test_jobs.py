@@ -255,6 +255,21 @@ async def test_one_sweeper_leads_until_it_resigns_or_falls_silent(rows: Rows) ->
     assert await workers.lead(rows.connection, "sweeper", first, 30)  # the second one's term has passed
 
 
+async def test_a_leader_whose_presence_has_ended_leads_no_more(rows: Rows, another: Open) -> None:
+    """For thirty seconds otherwise. A server's first ten seconds prove nothing."""
+    other = await another()
+    leader, heir = uuid4(), uuid4()
+    key = await workers.register(rows.connection, leader, host="h", pid=1, version="v", queues=["default"])
+    assert await workers.appear(other.connection, leader, key)
+    assert await workers.lead(rows.connection, "sweeper", leader, 30)
+    assert not await workers.lead(rows.connection, "sweeper", heir, 30)
+    await other.connection.close()
+    async with asyncio.timeout(30):
+        while not await workers.lead(rows.connection, "sweeper", heir, 30):
+            await asyncio.sleep(0.05)
+    assert not await workers.lead(rows.connection, "sweeper", leader, 30)
+
+
 async def test_event_days_are_made_ahead_and_dropped_when_old(rows: Rows) -> None:
     await rows.connection.execute(
         "CREATE TABLE event_20200101 PARTITION OF event"
