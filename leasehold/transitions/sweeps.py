@@ -109,13 +109,13 @@ WITH ended AS (
         error = jsonb_build_object('code', 'deadline_exceeded', 'message', 'the job ran past its deadline',
                                    'retryable', true),
         event_seq = j.event_seq + mine.n
-    FROM (SELECT DISTINCT job_id, n FROM news) AS mine
+    FROM (SELECT DISTINCT job_id, n FROM news) AS mine JOIN job AS before ON before.id = mine.job_id
     WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.event_seq - mine.n AS seq, j.pipeline,
+    RETURNING j.id, j.tenant_id, j.event_seq - mine.n AS seq, j.pipeline, before.status AS was,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
-    SELECT n.job_id, a.seq + n.nth, a.tenant_id, n.status, CASE WHEN n.nth = n.n THEN 'expired' ELSE 'running' END,
+    SELECT n.job_id, a.seq + n.nth, a.tenant_id, n.status, CASE WHEN n.nth = n.n THEN 'expired' ELSE a.was END,
            n.id, n.step, n.status, n.epoch
     FROM news n JOIN advanced a ON a.id = n.job_id
 )
