@@ -9,7 +9,7 @@ from typing import Any, Literal, TypeAlias
 
 from api.generation_schemas import GenerationAnswer, GenerationError, GenerationState, GenerationStatistics
 from api.services import Services
-from leasehold.generations import Row
+from leasehold.generations import UNDER_WAY, Row
 from leasehold.states import JOB_TERMINAL, JobState
 
 Word: TypeAlias = Literal["unknown", "pending", "processing", "polling", "completed", "failed"]
@@ -95,6 +95,6 @@ def statistics(rows: Sequence[Row]) -> GenerationStatistics:
     for row in rows:
         words = tasks.setdefault(row["kind"], {})
         words[row["status"]] = words.get(row["status"], 0) + row["n"]
-        if row["status"] in ("processing", "polling"):
+        if row["status"] in UNDER_WAY:
             servers[row["server_id"]] = servers.get(row["server_id"], 0) + row["n"]
     return GenerationStatistics(tasks=tasks, servers=servers)

@@ -108,6 +108,9 @@ async def purchase(connection: Connection, job_id: UUID, tenant_id: str) -> Purc
     return None if row is None else Purchase(row["status"], row["params"], row["submitted"])
 
 
+#: What a server is busy with.
+UNDER_WAY = frozenset({"processing", "polling"})
+
 # In the words of the door. What waits for its server's turn is pending, too.
 STATUS = """
 CASE j.status

@@ -8,6 +8,7 @@ that tell them at once, around a change of leader, tell the same: dashboards tak
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
@@ -22,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from leasehold.broker.base import Broker
 from leasehold.database import TRY_AGAIN, Connection, Pool
+from leasehold.generations import UNDER_WAY
 from leasehold.settings import Settings
 from leasehold.telemetry import queries
 from leasehold.telemetry.broker_parts import BrokerParts
@@ -34,6 +36,8 @@ log = structlog.get_logger(__name__)
 EVERY = 5.0
 #: The most queues that are told of.
 MOST_QUEUES = 100
+#: The most servers of generations: those with most to do.
+MOST_SERVERS = 100
 #: The longest that one statement of a look may take, in seconds.
 _PATIENCE = 3.0
 
@@ -56,6 +60,7 @@ async def look(connection: Connection, silent: float) -> Rows:
         "queues": await ask(queries.QUEUES, queries.CAP, silent, queries.MOST_LINES),
         "leases": await ask(queries.LEASES, queries.CAP),
         "backlog": await ask(queries.BACKLOG, queries.CAP),
+        "generations": await ask(queries.GENERATIONS, queries.CAP),
         "workers": await ask(queries.WORKERS, silent),
         "tables": await ask(queries.TABLES),
         "sessions": await ask(queries.SESSIONS),
@@ -119,6 +124,7 @@ def families(seen: Rows) -> Iterator[Metric]:
     yield _gauge(
         "schedule_oldest_due_seconds", "How long ago the schedule that is latest was due", backlog["schedule_oldest"]
     )
+    yield from _of_generations(seen["generations"])
     yield _gauge("jobs_unfinished", f"Jobs that have not ended{capped}", backlog["unfinished"])
     yield _labelled("workers", "Registered workers", ["state"], [((state,), fleet[state]) for state in fleet.keys()])  # noqa: SIM118 - a Record's iteration gives values
     yield from _of_tables(seen["tables"])
@@ -149,6 +155,21 @@ def _of_queues(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str
     yield _per_queue(
         "lease_overdue_oldest_seconds", "How long ago the oldest of them passed", leased, names, "overdue_oldest"
     )
+
+
+def _of_generations(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    words, servers = Counter[tuple[str, str]](), Counter[str]()
+    for row in rows:
+        words[row["kind"], row["status"]] += row["n"]
+        if row["status"] in UNDER_WAY:
+            servers[row["server_id"]] += row["n"]
+    meaning = f"Unfinished generations, in the words of their door; counted up to {queries.CAP}"
+    yield _labelled("generation_tasks", meaning, ["kind", "status"], words.items())
+    first = servers.most_common(MOST_SERVERS)
+    yield _labelled(
+        "generation_server_tasks", "Generations that a server has under way", ["server_id"],
+        [((name,), n) for name, n in first],
+    )  # fmt: skip
 
 
 def _of_tables(tables: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:

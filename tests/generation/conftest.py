@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import httpx2
+import orjson
 import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
@@ -17,6 +19,8 @@ from api.security import GENERATION_READ, GENERATION_WRITE
 from leasehold.credentials import create_key
 from leasehold.database import Connection, connect
 from leasehold.settings import Settings
+from leasehold.transitions.jobs import NewJob
+from pipelines.generation.pipeline import GenerationParams, generation
 from tests.api.conftest import client_of, serving
 from tests.factories import Rows
 from tests.generation.simulator.protocols import BEARER, VOLCENGINE
@@ -25,7 +29,27 @@ from worker.worker import Worker
 
 SCOPES = (GENERATION_READ, GENERATION_WRITE)
 SECONDS = 30.0
+#: Providers that take no token from us, and one that does.
+PLAIN, TOKEN = "jimeng", "gateway"
 CREDENTIALS = {"jimeng": VOLCENGINE, "ark": BEARER, "replicate": BEARER, "gateway": BEARER}
+
+
+def buying(simulator: Simulator) -> dict[str, object]:
+    return {
+        **simulator.settings(),
+        "generation_credentials": orjson.dumps(CREDENTIALS).decode(),
+        "worker_queues": "generation",
+        "poll_seconds": 0.1,
+    }
+
+
+def ordered(provider: str, prompt: str, *, resubmit: bool = False, poll_seconds: float = 0.1) -> NewJob:
+    deadline = datetime.now(UTC) + timedelta(hours=1)
+    params = GenerationParams(
+        kind="image", provider=provider, prompt=prompt, deadline_at=deadline, poll_seconds=poll_seconds,
+        resubmit=resubmit,
+    )  # fmt: skip
+    return NewJob(generation, "t", params=params.model_dump(mode="json"))
 
 
 @dataclass

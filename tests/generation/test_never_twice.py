@@ -7,26 +7,20 @@ import random
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
-import orjson
 import pytest
 
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
-from leasehold.transitions.jobs import NewJob
-from pipelines.generation.pipeline import GenerationParams, generation
-from tests.generation.conftest import CREDENTIALS, Client
+from tests.generation.conftest import PLAIN, TOKEN, Client, buying, ordered
 from tests.generation.simulator.server import Simulator
 from tests.scenarios.fleet import Fleet, Process, open_fleet
 from worker.worker import Worker
 
 PATIENCE = 90.0
-#: Without a token from us, and with one.
-PLAIN, TOKEN = "jimeng", "gateway"
 
 
 @pytest.fixture
@@ -35,24 +29,6 @@ async def fleet(settings: Settings, tmp_path: Path) -> AsyncIterator[Fleet]:
     yield opened
     await opened.close()
     await opened.rows.connection.close()
-
-
-def buying(simulator: Simulator) -> dict[str, object]:
-    return {
-        **simulator.settings(),
-        "generation_credentials": orjson.dumps(CREDENTIALS).decode(),
-        "worker_queues": "generation",
-        "poll_seconds": 0.1,
-    }
-
-
-def new_job(provider: str, prompt: str, *, resubmit: bool = False, poll_seconds: float = 0.1) -> NewJob:
-    deadline = datetime.now(UTC) + timedelta(hours=1)
-    params = GenerationParams(
-        kind="image", provider=provider, prompt=prompt, deadline_at=deadline, poll_seconds=poll_seconds,
-        resubmit=resubmit,
-    )  # fmt: skip
-    return NewJob(generation, "t", params=params.model_dump(mode="json"))
 
 
 async def ended(fleet: Fleet, job_id: UUID) -> dict[str, Any]:
@@ -76,7 +52,7 @@ async def ended(fleet: Fleet, job_id: UUID) -> dict[str, Any]:
 async def test_a_worker_killed_around_the_purchase_leaves_a_known_state(
     fleet: Fleet, simulator: Simulator, point: str, provider: str, resubmit: bool, bought: int, outcome: str | None
 ) -> None:  # fmt: skip
-    new = new_job(provider, "a cat", resubmit=resubmit)
+    new = ordered(provider, "a cat", resubmit=resubmit)
     await jobs.submit(fleet.rows.connection, [new])
     victim = await fleet.start("worker", failpoints=f"{point}:kill", **buying(simulator))
     assert await victim.wait() == -signal.SIGKILL
@@ -90,7 +66,7 @@ async def test_a_thousand_generations_under_random_kills_are_each_bought_once(
     fleet: Fleet, simulator: Simulator
 ) -> None:
     chance = random.Random(20261121)
-    new = [new_job(TOKEN, f"picture {number} #slow=0.02", poll_seconds=0.5) for number in range(1000)]
+    new = [ordered(TOKEN, f"picture {number} #slow=0.02", poll_seconds=0.5) for number in range(1000)]
     for start in range(0, len(new), 250):
         await jobs.submit(fleet.rows.connection, new[start : start + 250])
     workers = [await fleet.worker(**buying(simulator)) for _ in range(2)]
