@@ -11,7 +11,20 @@ from pathlib import Path
 
 from rich.console import Console
 
-from bench import conversion, idle, image, latency, machine, metrics_cost, recovery, report, runs, submit, throughput
+from bench import (
+    conversion,
+    generation,
+    idle,
+    image,
+    latency,
+    machine,
+    metrics_cost,
+    recovery,
+    report,
+    runs,
+    submit,
+    throughput,
+)
 from bench.figure import Figure
 from bench.scale import Scale
 from bench.stand import Stand
@@ -24,6 +37,7 @@ FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
     "idle": idle.measure,
     "submit": submit.measure,
     "conversion": conversion.measure,
+    "generation": generation.measure,
     "metrics": metrics_cost.measure,
     "runs": runs.measure,
     "recovery": recovery.measure,

@@ -23,4 +23,7 @@ class Scale:
     requests_at_once: int = 16
     model_width: int = 64  # 64 is ResNet-50: 102 MB
     model_images: int = 16
+    generations: int = 100_000  # that wait to be polled
+    polls_a_second: float = 200.0
+    generation_seconds: float = 60.0  # of polling
     model_downloads: int = 3  # of the float model, in turns from the API and from the store

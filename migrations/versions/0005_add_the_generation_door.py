@@ -1,7 +1,7 @@
 """add the generation door
 
 Revision ID: 0005
-Revises: 0003
+Revises: 0004
 May run before the new code: yes; it only adds tables.
 """
 
@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from alembic import op
 
 revision: str = "0005"
-down_revision: str | None = "0003"
+down_revision: str | None = "0004"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 

@@ -35,4 +35,6 @@ def scale() -> Scale:
         model_width=4,
         model_images=2,
         model_downloads=1,
+        generations=200,
+        generation_seconds=12.0,
     )

@@ -25,7 +25,7 @@ async def jimeng(studio: Studio, request: Request) -> Reply:
         return await _jimeng_submit(studio, asked)
     if not isinstance(asked.get("req_json"), str) or not asked.get("req_key"):
         return _visual(50200, "invalid parameter", status=400)
-    bought = studio.bought.get(asked["task_id"])
+    bought = studio.find(asked["task_id"])
     if bought is None:
         return _visual(10000, "Success", data={"status": "not_found"})
     return studio.poll(bought) or _jimeng_state(studio, bought)
@@ -89,7 +89,7 @@ async def ark(studio: Studio, request: Request) -> Reply:
     if request.method == "POST":
         order = _ark_image if request.path == "/api/v3/images/generations" else _ark_task
         return await order(studio, request.json)
-    bought = studio.bought.get(request.path.rpartition("/")[2])
+    bought = studio.find(request.path.rpartition("/")[2])
     if bought is None:
         return Reply(404, {"error": {"code": "ResourceNotFound", "message": "no such task"}})
     if request.method == "DELETE":
@@ -142,7 +142,7 @@ async def replicate(studio: Studio, request: Request) -> Reply:
         bought = await studio.buy("image", asked["input"]["prompt"])
         return bought if isinstance(bought, Reply) else Reply(201, {"id": bought.id, "status": "starting"})
     ref = request.path.removesuffix("/cancel").rpartition("/")[2]
-    found = studio.bought.get(ref)
+    found = studio.find(ref)
     if found is None:
         return Reply(404, {"detail": "not found", "status": 404})
     if request.path.endswith("/cancel"):
@@ -172,7 +172,7 @@ async def gateway(studio: Studio, request: Request) -> Reply:
         asked = request.json
         bought = await studio.buy(asked["kind"], asked["prompt"], request.headers.get("idempotency-key"))
         return bought if isinstance(bought, Reply) else Reply(said={"data": {"task": bought.id}})
-    found = studio.bought.get(request.path.rpartition("/")[2])
+    found = studio.find(request.path.rpartition("/")[2])
     if found is None:
         return Reply(404, {"message": "no such task"})
     if request.method == "DELETE":

@@ -13,8 +13,8 @@ from tests.generation.simulator.work import Bought, Studio
 class Simulator:
     """`async with Simulator() as simulator`. `requests`: those that bought or asked for something, while `records`."""
 
-    def __init__(self, port: int = 0, *, records: bool = True) -> None:
-        self.studio = Studio()
+    def __init__(self, port: int = 0, *, records: bool = True, endless: bool = False) -> None:
+        self.studio = Studio(endless=endless)
         self.requests: list[Request] = []
         self._records = records
         self._server = HttpServer(self._answer, port)

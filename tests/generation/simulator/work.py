@@ -65,6 +65,7 @@ class Studio:
     """All that was bought. `attempts`: submissions by prompt, answered or not."""
 
     url: str = ""
+    endless: bool = False  # what it never sold is never made, instead of unknown
     bought: dict[str, Bought] = field(default_factory=dict)
     attempts: Counter[str] = field(default_factory=Counter)
     polled: int = 0
@@ -91,6 +92,11 @@ class Studio:
                 return Reply(body=b"<html>oops</html>")
         await asyncio.sleep(float(script.text("slow") or 0))
         return made
+
+    def find(self, ref: str) -> Bought | None:
+        if self.endless and ref not in self.bought:
+            return Bought(ref, "image", "#never", None, Script("#never"))
+        return self.bought.get(ref)
 
     def poll(self, bought: Bought) -> Reply | None:
         """One look at it; a reply, when it goes wrong."""
