@@ -28,6 +28,7 @@ _ROOT = Path(__file__).parents[1]
 _MIB = 1024 * 1024
 _HEAD_START = 10.0  # seconds until the first is due
 _ORDERS_A_SECOND = 20.0
+_PATIENCE = 30.0
 _CREDENTIAL = "r8_token-of-the-tests"
 
 # $1 how many, $2 polls a second, $3 seconds until the first, $4 the pipeline's parameters
@@ -71,6 +72,8 @@ _SUBMITTED = """
 SELECT extract(epoch FROM t.finished_at - j.created_at)::float8 AS seconds
 FROM job j JOIN task t ON t.job_id = j.id WHERE t.step = 'submit' AND j.tenant_id = 'orders'
 """
+
+_UNSUBMITTED = "SELECT count(*) FROM task WHERE step = 'submit' AND tenant_id = 'orders' AND finished_at IS NULL"
 
 
 async def measure(stand: Stand, scale: Scale) -> list[Figure]:
@@ -148,6 +151,9 @@ async def _run(installation: Installation, scale: Scale) -> dict[str, float]:
     resident = max(resident_bytes(pid) for pid in main_processes_of("worker"))
     async with installation.connection() as connection:
         late = [row["seconds"] for row in await connection.fetch(_LATENESS)]
+        async with asyncio.timeout(_PATIENCE):
+            while await connection.fetchval(_UNSUBMITTED):
+                await asyncio.sleep(0.1)
         submitted = [row["seconds"] for row in await connection.fetch(_SUBMITTED)]
     return {
         "polls a second": len(late) / meter.seconds,
