@@ -102,6 +102,14 @@ def demo(
     _told(run(pictures or [], out=out, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
 
 
+@app.command("signing-key")
+def signing_key() -> None:
+    """Make a pair: `private` is LEASEHOLD_CONVERSION_SIGNING_KEY of workers, `public` is for who reads packages."""
+    from cli.keys import make_signing_key  # noqa: PLC0415 - each command loads only what it needs
+
+    typer.echo(json.dumps(make_signing_key()))
+
+
 @keys.command("create")
 def create(
     tenant: Annotated[str, typer.Option(help="Whose objects the key may see.")],

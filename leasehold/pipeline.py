@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict
@@ -21,6 +22,8 @@ from leasehold.errors import DeclarationError
 
 #: Opens, given the worker's leasehold.settings.Settings, what the inline handlers of a pipeline share.
 Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
+#: Given the worker's settings and the files of an isolated step, by output name, before they are stored.
+Finisher: TypeAlias = Callable[[Any, Mapping[str, Path]], None]
 Concurrency: TypeAlias = Literal["allow", "reject_same_scope", "queue_same_scope", "replace_same_scope"]
 NAME = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
 MIB = 1024 * 1024
@@ -163,6 +166,7 @@ class Pipeline:
         self.by_name: dict[str, Step] = {step.name: step for step in self.steps}
         self.handlers: dict[str, Callable[..., Any]] = {}
         self.opener: Opener | None = None
+        self.finishers: dict[str, Finisher] = {}
 
     def _ordered(self, steps: list[Step]) -> tuple[Step, ...]:
         names = [step.name for step in steps]
@@ -216,3 +220,11 @@ class Pipeline:
             raise DeclarationError(f"pipeline {self.name} opens two things")
         self.opener = opener
         return opener
+
+    def finishes(self, step: str, finisher: Finisher) -> None:
+        """Have the worker itself do the last thing to the files of the isolated `step`, in a thread: what needs a
+        secret that the child must not see. It parses nothing.
+        """
+        if step not in self.by_name or not self.by_name[step].isolated:
+            raise DeclarationError(f"pipeline {self.name} has no isolated step {step!r}")
+        self.finishers[step] = finisher

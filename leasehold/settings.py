@@ -91,6 +91,9 @@ class Settings(BaseSettings):
     conversion_toolchain: Literal["open", "kneron"] = Field(
         "open", description="`kneron` needs workers with the vendor's package `ktc` and takes .tflite, too."
     )
+    conversion_signing_key: SecretStr = Field(
+        SecretStr(""), description="Ed25519 key that packages are signed with: `leasehold signing-key` makes one."
+    )
     promote_bucket: str | None = Field(None, description="Bucket of the same store that models are promoted to.")
     promote_url: str | None = Field(
         None,

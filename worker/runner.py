@@ -33,6 +33,7 @@ from leasehold.errors import (
 )
 from leasehold.pipeline import Pipeline, Step
 from leasehold.registry import Pipelines
+from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry import traces
 from leasehold.telemetry.redaction import redact
@@ -69,6 +70,7 @@ class Runner:
         admitter: Admitter,
         work_dir: Path,
         opened: Mapping[str, Any],
+        settings: Settings,
     ) -> None:
         self._pipelines = pipelines
         self._store = store
@@ -80,6 +82,7 @@ class Runner:
         self._admitter = admitter
         self._work_dir = work_dir
         self._opened = opened
+        self._settings = settings
         self._running: set[asyncio.Task[Settlement]] = set()
         self._giving_back = False
 
@@ -218,6 +221,9 @@ class Runner:
                     item=await inline.item_of(self._pool, claimed) if step.part else None,
                     on_progress=partial(self._reporter.say, claimed.lease),
                 )
+            if (finisher := pipeline.finishers.get(step.name)) is not None:
+                paths = {name: file.path for name, file in done.files.items()}
+                await asyncio.to_thread(finisher, self._settings, paths)
             with traces.span("store"):
                 completion = await store_outputs(self._store, claimed.output_prefix, step, done, digest, held)
             failpoints.reach("after_upload")

@@ -238,6 +238,7 @@ class Worker:
             admitter=self._admitter,
             work_dir=work_dir,
             opened=opened,
+            settings=settings,
         )
         of_children = {step.queue for steps in isolated.values() for step in steps}
         heavy = {queue for queue in self.queues if unpinned_queue(queue) in of_children}

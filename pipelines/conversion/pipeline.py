@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from leasehold.pipeline import MIB, Limits, Pipeline, RunTerms, Step
 from pipelines.conversion.limits import ModelLimits
+from pipelines.conversion.signing import sign_package
 
 Platform: TypeAlias = Literal["520", "720", "530", "630", "730"]
 #: `open` runs anywhere; `kneron` where a worker has the vendor's package `ktc`.
@@ -71,3 +72,5 @@ conversion = Pipeline(
         ),
     ],
 )  # fmt: skip
+
+conversion.finishes("nef", sign_package)

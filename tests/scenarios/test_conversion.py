@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 from pathlib import Path
 
 import httpx2
 
+from cli.keys import make_signing_key
 from leasehold import nef
 from leasehold.credentials import create_key
 from tests.conversion.models import network
@@ -17,7 +19,8 @@ FORM = {"user_id": "u1", "model_id": "40000", "version": "0001", "platform": "72
 
 async def test_a_model_goes_in_and_a_package_comes_out(fleet: Fleet, tmp_path: Path) -> None:
     await fleet.api()
-    await fleet.worker(worker_queues="conversion")
+    pair = make_signing_key()
+    await fleet.worker(worker_queues="conversion", conversion_signing_key=pair["private"])
     scopes = ("conversion:read", "conversion:write")
     key = await create_key(fleet.rows.connection, tenant_id="acme", client_id="test", scopes=scopes)
     async with httpx2.AsyncClient(
@@ -34,6 +37,7 @@ async def test_a_model_goes_in_and_a_package_comes_out(fleet: Fleet, tmp_path: P
         assert job["result_object_keys"]["nef"] == f"jobs/{job['job_id']}/output/out.nef"
         result = await client.get(f"{path}/result")
     (tmp_path / "out.nef").write_bytes(result.content)
-    assert nef.read(tmp_path / "out.nef").manifest["model_id"] == 40000
+    package = nef.read(tmp_path / "out.nef", trusted=[base64.b64decode(pair["public"])])
+    assert package.manifest["model_id"] == 40000
     assert "filename*=UTF-8''%E6%A8%A1%E5%9E%8B.nef" in result.headers["Content-Disposition"]
     assert result.headers["Accept-Ranges"] == "none"
