@@ -16,7 +16,7 @@ log = structlog.get_logger(__name__)
 
 #: Ends that come together are taken together: the gates' locks and counts cost the same for one as for hundreds.
 _GATHER_SECONDS = 0.02
-#: And longer where letting in takes long: so many times as long as it took, that most of the database's time is for work.
+#: And longer where letting in takes long: so many times as long as it took. The database's time is for work.
 _REST = 10
 #: What counts of a time that was long because the database was away.
 _MOST_SECONDS = 0.05
