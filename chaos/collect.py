@@ -35,6 +35,7 @@ _TABLES = {
     "outputs": "SELECT * FROM output", "results": "SELECT * FROM result",
     "failures": "SELECT * FROM failure", "media": "SELECT * FROM media",
     "outbox": "SELECT * FROM outbox",
+    "firings": "SELECT * FROM run WHERE schedule_id IS NOT NULL",
 }  # fmt: skip
 
 
@@ -198,6 +199,7 @@ async def resting(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, A
     """How much is unfinished."""
     row = await connection.fetchrow(
         "SELECT (SELECT count(*) FROM job WHERE finished_at IS NULL) AS jobs,"
+        " (SELECT count(*) FROM schedule WHERE next_run_at < clock_timestamp() + interval '1 minute') AS schedules,"
         " (SELECT count(*) FROM outbox) AS outbox, (SELECT count(*) FROM task WHERE status = 'running') AS running"
     )
     return dict(row or {})

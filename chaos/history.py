@@ -75,6 +75,7 @@ class History:
     outbox: list[Row] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
+    firings: list[Row] = field(default_factory=list)  # runs that schedules made
     journal: list[Row] = field(default_factory=list)  # begin and end lines of handlers
     heard: list[Heard] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
@@ -95,6 +96,14 @@ class History:
     @cached_property
     def job_by_id(self) -> dict[str, Row]:
         return {job["id"]: job for job in self.jobs}
+
+    @cached_property
+    def runs_of(self) -> dict[str, list[str]]:
+        """The jobs that each schedule made."""
+        grouped: defaultdict[str, list[str]] = defaultdict(list)
+        for run in self.firings:
+            grouped[run["schedule_id"]].append(run["job_id"])
+        return grouped
 
     @cached_property
     def task_by_id(self) -> dict[str, Row]:

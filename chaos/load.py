@@ -11,6 +11,7 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine
 from http import HTTPStatus
 from typing import Any
+from uuid import UUID
 
 import asyncpg
 import httpx2
@@ -34,7 +35,15 @@ _PATIENCE = 25.0  # how long a client repeats what was not answered
 _ANSWER_SECONDS = 4.0
 _AGAIN_SECONDS = 0.3
 _PAUSES = {"media": 1.2, "short": 0.15, "long": 0.8, "fork": 0.6, "parked": 0.8, "flaky": 0.9, "hopeless": 2.0,
-           "wrong": 0.8, "poison": 5.0, "unlike": 0.8, "cancel": 0.8}  # fmt: skip
+           "wrong": 0.8, "poison": 5.0, "unlike": 0.8, "cancel": 0.8, "scheduled": 0.8}  # fmt: skip
+# Of its ticks only the one that is given falls into a run.
+_SCHEDULE = """
+INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority, overlap,
+                      catch_up, catch_up_seconds, next_run_at)
+VALUES ($1::uuid, $2, 'short', '0 0 29 2 *', 'UTC', $3::jsonb, 'chaos', $1::uuid::text, 1, 'allow_all', 'one', 3600,
+        clock_timestamp() + make_interval(secs => $4))
+ON CONFLICT DO NOTHING
+"""
 
 
 def picture() -> bytes:
@@ -57,6 +66,7 @@ class Load:
         for pipeline in KINDS:
             kinds[pipeline.name] = self._submitter(pipeline)
         kinds["cancel"] = self._cancel_one
+        kinds["scheduled"] = self._schedule_one
         async with asyncio.TaskGroup() as clients:
             for name, ask in kinds.items():
                 clients.create_task(self._repeat(ask, _PAUSES[name], seconds))
@@ -130,6 +140,30 @@ class Load:
             await asyncio.sleep(_AGAIN_SECONDS)
             return "unknown"
         return "accepted" if states.get(job.id) == JobState.CANCELLED else "refused"
+
+    # --- jobs by the clock
+
+    async def _schedule_one(self, tenant: str) -> None:
+        """Have a run made in a moment, by whichever scheduler lives then."""
+        schedule, asked_at, tries = new_id(), time.time(), 0
+        words, moment = {"text": self._rng.choice(WORDS)}, self._rng.uniform(0.0, 5.0)
+        answer = "unknown"
+        while answer == "unknown" and time.time() - asked_at < _PATIENCE:
+            tries += 1
+            answer = await self._try_schedule(schedule, tenant, words, moment)
+        self._note("scheduled", tenant, str(schedule), asked_at, answer, "", tries)
+
+    async def _try_schedule(self, schedule: UUID, tenant: str, words: dict[str, str], moment: float) -> str:
+        try:
+            connection = await connect(self._installation.settings(CLIENT), "client")
+            try:
+                await connection.execute(_SCHEDULE, schedule, tenant, words, moment)
+            finally:
+                connection.terminate()
+        except TRY_AGAIN:
+            await asyncio.sleep(_AGAIN_SECONDS)
+            return "unknown"
+        return "accepted"
 
     # --- pictures by the front door
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from chaos.checks.verdict import NotApplicable
-from chaos.history import History, Row
+from chaos.history import History, Request, Row
 from leasehold.states import JOB_TERMINAL
 
 #: Kinds that are made to fail, and the code that they must fail with.
@@ -20,6 +20,9 @@ def i1(history: History) -> Iterator[str]:
     for request in history.requests:
         if request.answer != "accepted":
             continue
+        if request.kind == "scheduled":
+            yield from _of_schedule(history, request)
+            continue
         job = history.job_by_id.get(request.job)
         if job is None:
             yield f"{request.kind} {request.job} was accepted and has no row"
@@ -27,9 +30,20 @@ def i1(history: History) -> Iterator[str]:
             yield f"{request.kind} {request.job} is still {job['status']} {history.rest_seconds:.0f} s after the faults"
         elif job["status"] != "succeeded" and request.kind not in MADE_TO_FAIL and not _excused(history, job):
             yield f"{request.kind} {request.job} ended {job['status']}: {job['error']}"
+    known = {request.job for request in history.requests} | {run["job_id"] for run in history.firings}
     for job in history.jobs:
-        if job["status"] not in JOB_TERMINAL and job["id"] not in {request.job for request in history.requests}:
+        if job["status"] not in JOB_TERMINAL and job["id"] not in known:
             yield f"{job['pipeline']} {job['id']}, whose client got no answer, is still {job['status']}"
+
+
+def _of_schedule(history: History, request: Request) -> Iterator[str]:
+    """Its one tick made its one run, which has ended well."""
+    made = history.runs_of.get(request.key, [])
+    if not made:
+        yield f"the schedule {request.key} made no run"
+    for job in (history.job_by_id[run] for run in made):
+        if job["status"] != "succeeded" and not _excused(history, job):
+            yield f"the run {job['id']} of schedule {request.key} is {job['status']}: {job['error']}"
 
 
 def _excused(history: History, job: Row) -> bool:
@@ -54,6 +68,7 @@ def i2(history: History) -> Iterator[str]:
         if request.kind == "media" and uploads[request.tenant, request.key] > 1:
             yield f"{uploads[request.tenant, request.key]} media for the key {request.key} of {request.tenant}"
     keys = {request.key for request in history.requests}
+    keys |= {run for request in history.requests for run in history.runs_of.get(request.key, ())}
     named = {media["job_id"]: media["file_name"].removesuffix(".jpg") for media in history.media if media["job_id"]}
     for job in history.jobs:
         if named.get(job["id"], job["id"]) not in keys:

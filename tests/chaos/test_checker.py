@@ -55,6 +55,15 @@ def a_job_never_ends(history: History) -> None:
     history.jobs[0]["status"] = "running"
 
 
+def a_schedule_makes_no_run(history: History) -> None:
+    history.requests.append(Request("scheduled", "red", "clock", T0, T0, "accepted"))
+
+
+def a_schedule_makes_two_runs(history: History) -> None:
+    history.requests.append(Request("scheduled", "red", "clock", T0, T0, "accepted"))
+    history.firings += [{"schedule_id": "clock", "job_id": history.jobs[0]["id"]}] * 2
+
+
 def good_work_is_given_up(history: History) -> None:
     history.jobs[0] |= {"status": "failed", "error": {"code": "handler_error"}}
 
@@ -242,7 +251,7 @@ def a_process_that_lives_on(history: History) -> None:
 
 
 WAYS: dict[str, list[Callable[[History], None]]] = {
-    "I1": [a_job_is_lost, a_job_never_ends, good_work_is_given_up],
+    "I1": [a_job_is_lost, a_job_never_ends, a_schedule_makes_no_run, good_work_is_given_up],
     "I2": [a_request_made_two_media, a_job_that_nobody_asked_for],
     "I3": [an_effect_was_committed_twice, an_effect_without_its_event],
     "I4": [a_move_that_the_diagram_has_not, a_row_that_its_events_do_not_tell_of],
@@ -265,6 +274,7 @@ WAYS: dict[str, list[Callable[[History], None]]] = {
         more_errors_than_are_allowed, a_failure_that_was_counted_as_another, a_step_that_failed_for_no_reason,
         poison_that_succeeded,
     ],
+    "I18": [a_schedule_makes_two_runs],
     "I20": [a_gap_in_the_events, an_event_that_a_client_missed],
     "I21": [a_row_of_another_tenant, a_foreign_media_that_was_shown],
     "I24": [a_process_that_lives_on],
