@@ -26,6 +26,7 @@ from bench import (
     throughput,
 )
 from bench.figure import Figure
+from bench.peers import measure as peers
 from bench.scale import Scale
 from bench.stand import Stand
 from embedded.process import EmbeddedError
@@ -41,7 +42,10 @@ FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
     "metrics": metrics_cost.measure,
     "runs": runs.measure,
     "recovery": recovery.measure,
+    "peers": peers.measure,
 }
+#: Not without being asked for: it installs others' packages.
+ASKED_FOR = {"peers"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -54,6 +58,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
     parser.add_argument("--runs", type=int, default=Scale().runs, help="runs of each figure (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=Scale().jobs, help="jobs of one throughput run (%(default)s)")
+    parser.add_argument("--peers", default=",".join(Scale().peers), help="of the figure peers (%(default)s)")
     asked = parser.parse_args(arguments)
     if unknown := [name for name in asked.figures if name not in FIGURES]:
         parser.error(f"no such figure: {', '.join(unknown)}")
@@ -72,8 +77,9 @@ async def measure(names: Sequence[str], scale: Scale, console: Console) -> tuple
 
 
 async def run(asked: argparse.Namespace) -> None:
-    scale = replace(Scale(), runs=asked.runs, jobs=asked.jobs)
-    described, figures = await measure(asked.figures or list(FIGURES), scale, Console(stderr=True))
+    scale = replace(Scale(), runs=asked.runs, jobs=asked.jobs, peers=tuple(asked.peers.split(",")))
+    names = asked.figures or [name for name in FIGURES if name not in ASKED_FOR]
+    described, figures = await measure(names, scale, Console(stderr=True))
     report.show(Console(), described, figures)
     if asked.json is not None:
         await asyncio.to_thread(report.write, asked.json, described, figures)

@@ -10,6 +10,7 @@ class Scale:
     """`runs` of each figure; then what one run is made of."""
 
     runs: int = 3
+    peers: tuple[str, ...] = ("celery", "dramatiq", "taskiq", "procrastinate", "pgqueuer", "dbos")
     jobs: int = 20_000
     warm_up_jobs: int = 500
     paced_jobs: int = 200

@@ -1,0 +1,31 @@
+"""Celery: results in PostgreSQL, late ACKs, confirmed publishes."""
+
+import os
+import sys
+
+from celery import Celery
+
+database = os.environ["PEER_DATABASE_URL"].partition("://")[2]
+app = Celery("peer", broker=os.environ["PEER_AMQP_URL"], backend=f"db+postgresql+psycopg2://{database}")
+app.conf.update(
+    task_acks_late=True,
+    worker_prefetch_multiplier=32,
+    broker_transport_options={"confirm_publish": True},
+    broker_connection_retry_on_startup=True,
+)
+
+
+@app.task(name="noop")
+def noop():
+    return None
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "prepare":
+        app.backend.ResultSession()
+    elif sys.argv[1] == "submit":
+        for _ in range(int(sys.argv[2])):
+            noop.delay()
+    else:
+        app.worker_main(["worker", "--pool=prefork", "--concurrency=2", "--loglevel=ERROR", "--without-gossip",
+                         "--without-mingle", "--without-heartbeat"])  # fmt: skip

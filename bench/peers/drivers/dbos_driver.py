@@ -1,0 +1,30 @@
+"""DBOS Transact: PostgreSQL alone; every workflow is a row."""
+
+import os
+import sys
+import time
+
+from dbos import DBOS, DBOSClient, Queue
+
+URL = os.environ["PEER_DATABASE_URL"]
+DBOS(config={"name": "peer", "system_database_url": URL, "log_level": "ERROR", "application_version": "1"})
+queue = Queue("peer", polling_interval_sec=0.1)
+
+
+@DBOS.workflow(name="noop")
+def noop():
+    return None
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "prepare":
+        DBOS.launch()
+        DBOS.destroy()
+    elif sys.argv[1] == "submit":
+        client = DBOSClient(system_database_url=URL)
+        for _ in range(int(sys.argv[2])):
+            client.enqueue({"queue_name": "peer", "workflow_name": "noop", "app_version": "1"})
+    else:
+        DBOS.launch()
+        while True:
+            time.sleep(60)

@@ -1,0 +1,41 @@
+"""Dramatiq: it has no results in PostgreSQL, so a middleware writes a row a job, as its users do."""
+
+import os
+import sys
+import threading
+
+import dramatiq
+import psycopg
+from dramatiq.brokers.rabbitmq import RabbitmqBroker
+
+URL = os.environ["PEER_DATABASE_URL"]
+own = threading.local()
+
+
+class Rows(dramatiq.Middleware):
+    def after_process_message(self, broker, message, *, result=None, exception=None):
+        if not hasattr(own, "connection"):
+            own.connection = psycopg.connect(URL, autocommit=True)
+        own.connection.execute("INSERT INTO peer_done (id) VALUES (%s)", (message.message_id,))
+
+
+broker = RabbitmqBroker(url=os.environ["PEER_AMQP_URL"], confirm_delivery=True)
+broker.add_middleware(Rows())
+dramatiq.set_broker(broker)
+
+
+@dramatiq.actor
+def noop():
+    return None
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "prepare":
+        with psycopg.connect(URL, autocommit=True) as connection:
+            connection.execute("CREATE TABLE peer_done (id text PRIMARY KEY, at timestamptz DEFAULT clock_timestamp())")
+    elif sys.argv[1] == "submit":
+        for _ in range(int(sys.argv[2])):
+            noop.send()
+    else:
+        os.execv(sys.executable, [sys.executable, "-m", "dramatiq", "dramatiq_driver", "--processes", "2",
+                                  "--threads", "8", "--path", os.path.dirname(__file__)])  # fmt: skip

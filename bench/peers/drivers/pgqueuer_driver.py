@@ -1,0 +1,31 @@
+"""pgqueuer: PostgreSQL alone; completions are gathered in memory and written in batches."""
+
+import asyncio
+import os
+import sys
+
+import asyncpg
+from pgqueuer import AsyncpgDriver, PgQueuer, Queries
+
+
+async def main():
+    connection = await asyncpg.connect(os.environ["PEER_DATABASE_URL"])
+    driver = AsyncpgDriver(connection)
+    if sys.argv[1] == "prepare":
+        await Queries(driver).install()
+    elif sys.argv[1] == "submit":
+        jobs = int(sys.argv[2])
+        for start in range(0, jobs, 1000):
+            some = min(1000, jobs - start)
+            await Queries(driver).enqueue(["noop"] * some, [None] * some, [0] * some)
+    else:
+        queue = PgQueuer(driver)
+
+        @queue.entrypoint("noop")
+        async def noop(job):
+            return None
+
+        await queue.run(batch_size=100)
+
+
+asyncio.run(main())

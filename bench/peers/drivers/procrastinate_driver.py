@@ -1,0 +1,29 @@
+"""Procrastinate: PostgreSQL alone."""
+
+import asyncio
+import os
+import sys
+
+import procrastinate
+
+app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.environ["PEER_DATABASE_URL"]))
+
+
+@app.task(name="noop")
+async def noop():
+    return None
+
+
+async def main():
+    async with app.open_async():
+        if sys.argv[1] == "prepare":
+            await app.schema_manager.apply_schema_async()
+        elif sys.argv[1] == "submit":
+            jobs = int(sys.argv[2])
+            for start in range(0, jobs, 500):
+                await noop.batch_defer_async(*({} for _ in range(min(500, jobs - start))))
+        else:
+            await app.run_worker_async(concurrency=20, install_signal_handlers=True)
+
+
+asyncio.run(main())

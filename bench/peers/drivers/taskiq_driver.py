@@ -1,0 +1,38 @@
+"""Taskiq: RabbitMQ by aio-pika, results in PostgreSQL, ACK once the result is saved."""
+
+import asyncio
+import os
+import sys
+
+from taskiq_aio_pika import AioPikaBroker
+from taskiq_pg.asyncpg import AsyncpgResultBackend
+
+broker = AioPikaBroker(os.environ["PEER_AMQP_URL"], qos=100).with_result_backend(
+    AsyncpgResultBackend(dsn=os.environ["PEER_DATABASE_URL"], keep_results=True)
+)
+
+
+@broker.task(task_name="noop")
+async def noop():
+    return None
+
+
+async def submit(jobs):
+    await broker.startup()
+    limit = asyncio.Semaphore(100)
+
+    async def one():
+        async with limit:
+            await noop.kiq()
+
+    await asyncio.gather(*(one() for _ in range(jobs)))
+    await broker.shutdown()
+
+
+if __name__ == "__main__":
+    if sys.argv[1] in ("prepare", "submit"):
+        asyncio.run(submit(int(sys.argv[2]) if sys.argv[1] == "submit" else 0))
+    else:
+        os.chdir(os.path.dirname(os.path.abspath(__file__)))
+        os.execv(sys.executable, [sys.executable, "-m", "taskiq", "worker", "taskiq_driver:broker", "--workers", "1",
+                                  "--ack-type", "when_saved", "--log-level", "ERROR"])  # fmt: skip

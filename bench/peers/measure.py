@@ -1,0 +1,149 @@
+"""Ours and each peer in turns, so that what the machine does meanwhile is everybody's."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from time import monotonic
+
+import asyncpg
+
+from bench.figure import Figure
+from bench.peers.peer import PEERS, Peer
+from bench.processes import Meter
+from bench.scale import Scale
+from bench.stand import Installation, Stand
+from bench.submitter import submitter
+from pipelines.demo.pipeline import noop
+
+_PATIENCE = 180.0
+_FIRST = 0.1  # of the jobs: until then workers start
+_LOOK_SECONDS = 0.05
+_OUR_DONE = "SELECT count(*) FROM job WHERE finished_at IS NOT NULL"
+OURS = ("leasehold amqp", "leasehold postgres")
+
+Fill = Callable[[int], Awaitable[None]]
+
+
+@dataclass(slots=True)
+class _Runs:
+    rates: list[float] = field(default_factory=list)
+    cpu: list[float] = field(default_factory=list)  # seconds for 1,000 jobs, of all processes
+    load: list[float] = field(default_factory=list)
+
+
+async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+    wanted = [peer for peer in PEERS if peer.name in scale.peers]
+    runs = {name: _Runs() for name in (*OURS, *(peer.name for peer in wanted))}
+    broken: dict[str, str] = {}
+    for _ in range(scale.runs):
+        for name in OURS:
+            await _ours(stand, scale, name.partition(" ")[2], runs[name])
+        for peer in wanted:
+            if peer.name not in broken:
+                try:
+                    await _theirs(stand, scale, peer, runs[peer.name])
+                except (RuntimeError, TimeoutError, asyncpg.PostgresError) as error:
+                    broken[peer.name] = f"{type(error).__name__}: {error}"[:500]
+    return [_figure(name, found, broken.get(name)) for name, found in runs.items()]
+
+
+def _figure(name: str, found: _Runs, broken: str | None) -> Figure:
+    """One that did not work is told as such, with a rate of nothing."""
+    details: dict[str, object] = {"cpu_seconds_a_1000_jobs": found.cpu}
+    if broken is not None:
+        details["broken"] = broken
+    return Figure(f"peers, {name}", "jobs/s", tuple(found.rates) or (0.0,), tuple(found.load) or (0.0,), None, details)
+
+
+async def _ours(stand: Stand, scale: Scale, broker: str, runs: _Runs) -> None:
+    async with stand.installation(broker=broker, worker_queues="default") as installation:
+        async with submitter(installation) as submitting:
+            await submitting.fill(noop, scale.jobs)
+
+        async def start() -> None:
+            await installation.start("worker")
+
+        await stand.checkpoint()
+        await _drained(installation, _OUR_DONE, scale.jobs, start, runs)
+
+
+async def _theirs(stand: Stand, scale: Scale, peer: Peer, runs: _Runs) -> None:
+    python = str(await peer.environment())
+    jobs = min(peer.jobs, scale.jobs)
+    async with stand.installation() as installation:
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")} | {
+            "PEER_DATABASE_URL": installation.url,
+            "PEER_AMQP_URL": installation.environment["LEASEHOLD_AMQP_URL"],
+        }
+        for said in (["prepare"], ["submit", str(jobs)]):
+            await _driven(python, peer, said, environment)
+        await stand.checkpoint()
+        async with _worker(python, peer, environment) as start:
+            await _drained(installation, peer.done, jobs, start, runs)
+
+
+async def _driven(python: str, peer: Peer, said: list[str], environment: dict[str, str]) -> None:
+    process = await asyncio.create_subprocess_exec(
+        python, str(peer.driver), *said, env=environment,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), _PATIENCE)
+    except TimeoutError:
+        process.kill()
+        raise
+    if process.returncode != 0:
+        raise RuntimeError(output.decode(errors="replace")[-1500:])
+
+
+@asynccontextmanager
+async def _worker(python: str, peer: Peer, environment: dict[str, str]) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+    """Its worker, in a process group that is ended as a whole."""
+    started: list[asyncio.subprocess.Process] = []
+
+    async def start() -> None:
+        quiet = asyncio.subprocess.DEVNULL
+        process = await asyncio.create_subprocess_exec(
+            python, str(peer.driver), "worker", env=environment, start_new_session=True, stdout=quiet, stderr=quiet
+        )
+        started.append(process)
+
+    try:
+        yield start
+    finally:
+        for process in started:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+
+
+async def _drained(
+    installation: Installation, done: str, jobs: int, start: Callable[[], Awaitable[None]], runs: _Runs
+) -> None:
+    load = os.getloadavg()[0]
+    async with installation.connection() as connection, asyncio.timeout(_PATIENCE):
+        await start()
+        first = await _until(connection, done, int(jobs * _FIRST))
+        with Meter() as meter:
+            began = monotonic()
+            last = await _until(connection, done, jobs)
+            seconds = monotonic() - began
+    measured = last - first
+    runs.rates.append(measured / seconds)
+    spent = sum(seconds for role, seconds in meter.by_role.items() if role != "bench")
+    runs.cpu.append(round(1000 * spent / measured, 2))
+    runs.load.append(load)
+
+
+async def _until(connection: asyncpg.Connection[asyncpg.Record], done: str, jobs: int) -> int:
+    while True:
+        with suppress(asyncpg.UndefinedTableError):
+            found: int = await connection.fetchval(done)
+            if found >= jobs:
+                return found
+        await asyncio.sleep(_LOOK_SECONDS)

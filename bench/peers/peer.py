@@ -1,0 +1,65 @@
+"""The others: what is installed for each, and how one sees from outside that a job of it is done."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+_DRIVERS = Path(__file__).parent / "drivers"
+_INSTALL_SECONDS = 600.0
+
+
+@dataclass(frozen=True, slots=True)
+class Peer:
+    """`done`: counts its finished jobs. `jobs`: as many as take it some seconds."""
+
+    name: str
+    requirements: tuple[str, ...]
+    done: str
+    jobs: int
+
+    @property
+    def driver(self) -> Path:
+        return _DRIVERS / f"{self.name}_driver.py"
+
+    async def environment(self) -> Path:
+        """Its Python, installed once for these versions. Raises RuntimeError with what pip said."""
+        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "leasehold" / "peers"
+        stamp = hashlib.sha256(" ".join(self.requirements).encode()).hexdigest()[:12]
+        home = cache / f"{self.name}-{stamp}"
+        if not (home / "done").exists():
+            await _run(sys.executable, "-m", "venv", "--clear", str(home))
+            await _run(str(home / "bin/python"), "-m", "pip", "install", "--quiet", *self.requirements)
+            (home / "done").touch()
+        return home / "bin/python"
+
+
+PEERS = (
+    Peer("celery", ("celery==5.7.0", "sqlalchemy==2.1.9", "psycopg2-binary==2.9.13"),
+         "SELECT count(*) FROM celery_taskmeta WHERE status = 'SUCCESS'", 2000),
+    Peer("dramatiq", ("dramatiq[rabbitmq]==2.2.1", "psycopg[binary]==3.3.9"), "SELECT count(*) FROM peer_done", 4000),
+    Peer("taskiq", ("taskiq==0.13.0", "taskiq-aio-pika==0.6.1", "taskiq-postgres==0.9.1", "asyncpg==0.32.0"),
+         "SELECT count(*) FROM taskiq_results", 8000),
+    Peer("procrastinate", ("procrastinate==3.10.0", "psycopg[binary]==3.3.9"),
+         "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'", 3000),
+    Peer("pgqueuer", ("pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop==0.23.0"),
+         "SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'", 30_000),
+    Peer("dbos", ("dbos==3.4.0",), "SELECT count(*) FROM dbos.workflow_status WHERE status = 'SUCCESS'", 4000),
+)  # fmt: skip
+
+
+async def _run(*command: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+    )
+    try:
+        said, _ = await asyncio.wait_for(process.communicate(), _INSTALL_SECONDS)
+    except TimeoutError:
+        process.kill()
+        raise RuntimeError(f"{command[0]} did not end in time") from None
+    if process.returncode != 0:
+        raise RuntimeError(said.decode(errors="replace")[-2000:])
