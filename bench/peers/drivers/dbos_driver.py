@@ -4,11 +4,10 @@ import os
 import sys
 import time
 
-from dbos import DBOS, DBOSClient, Queue
+from dbos import DBOS, DBOSClient
 
 URL = os.environ["PEER_DATABASE_URL"]
 DBOS(config={"name": "peer", "system_database_url": URL, "log_level": "ERROR", "application_version": "1"})
-queue = Queue("peer", polling_interval_sec=0.1)
 
 
 @DBOS.workflow(name="noop")
@@ -19,6 +18,7 @@ def noop():
 if __name__ == "__main__":
     if sys.argv[1] == "prepare":
         DBOS.launch()
+        DBOS.register_queue("peer", polling_interval_sec=0.1)
         DBOS.destroy()
     elif sys.argv[1] == "submit":
         client = DBOSClient(system_database_url=URL)
@@ -26,5 +26,6 @@ if __name__ == "__main__":
             client.enqueue({"queue_name": "peer", "workflow_name": "noop", "app_version": "1"})
     else:
         DBOS.launch()
+        DBOS.register_queue("peer", polling_interval_sec=0.1)
         while True:
             time.sleep(60)
