@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 _CHUNK = 64 * 1024
+_LOOK_SECONDS = 0.1
 _RESET = struct.pack("ii", 1, 0)  # SO_LINGER of no seconds: closing sends RST
 
 
@@ -148,6 +149,7 @@ class Link:
     ) -> None:
         try:
             while data := await source.read(_CHUNK):
+                await self._held_back(connection, source)
                 await self._pass_on(connection, data, sink, asks=asks)
         except ConnectionError:
             connection.reset()
@@ -156,12 +158,18 @@ class Link:
         finally:
             connection.over()
 
+    async def _held_back(self, connection: _Connection, source: asyncio.StreamReader) -> None:
+        """While the link is held. That the speaker has gone meanwhile only the tap hears."""
+        while self._held is None or connection.tap.label in self._held:
+            if source.at_eof():
+                connection.over()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._freed.wait(), _LOOK_SECONDS)
+                self._freed.clear()
+
     async def _pass_on(self, connection: _Connection, data: bytes, sink: asyncio.StreamWriter, *, asks: bool) -> None:
         if waiting := self.weather.delay(len(data), self._rng):
             await asyncio.sleep(waiting)
-        while self._held is None or connection.tap.label in self._held:
-            await self._freed.wait()
-            self._freed.clear()
         if not asks and self._deaf_side:
             return
         (connection.tap.request if asks else connection.tap.reply)(data)

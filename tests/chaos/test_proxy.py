@@ -160,3 +160,29 @@ def test_weather_delays_by_latency_and_by_size(weather: Weather, size: int, leas
 
     delays = [weather.delay(size, random.Random(seed)) for seed in range(20)]
     assert least <= min(delays) <= max(delays) <= most
+
+
+async def test_that_a_server_has_gone_is_known_though_its_last_words_are_held() -> None:
+    told, gone = asyncio.Event(), asyncio.Event()
+
+    class Listening(Named):
+        def closed(self) -> None:
+            gone.set()
+
+    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await told.wait()
+        writer.write(b"last words")
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    link = Link(("127.0.0.1", server.sockets[0].getsockname()[1]), Listening)
+    await link.open()
+    reader, _ = await asyncio.open_connection("127.0.0.1", link.port)
+    link.hold()
+    told.set()
+    await asyncio.wait_for(gone.wait(), 10)
+    await nothing_comes(reader)
+    link.heal()
+    assert await reader.readexactly(10) == b"last words"
+    await link.close()
+    server.close()
