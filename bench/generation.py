@@ -26,7 +26,6 @@ from leasehold.credentials import create_key
 
 _ROOT = Path(__file__).parents[1]
 _MIB = 1024 * 1024
-_HEAD_START = 10.0  # seconds until the first is due
 _ORDERS_A_SECOND = 20.0
 _PATIENCE = 30.0
 _CREDENTIAL = "r8_token-of-the-tests"
@@ -135,7 +134,9 @@ async def _fill(installation: Installation, scale: Scale) -> None:
     }  # fmt: skip
     async with installation.connection() as connection:
         said = orjson.dumps(params).decode()
-        await connection.execute(_FILL, scale.generations, scale.polls_a_second, _HEAD_START, said, timeout=300)
+        await connection.execute(
+            _FILL, scale.generations, scale.polls_a_second, scale.generation_head_start, said, timeout=300
+        )
         await connection.execute("VACUUM ANALYZE")
 
 

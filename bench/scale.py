@@ -27,4 +27,5 @@ class Scale:
     generations: int = 100_000  # that wait to be polled
     polls_a_second: float = 200.0
     generation_seconds: float = 60.0  # of polling
+    generation_head_start: float = 10.0  # seconds until the first poll is due
     model_downloads: int = 3  # of the float model, in turns from the API and from the store

@@ -36,5 +36,6 @@ def scale() -> Scale:
         model_images=2,
         model_downloads=1,
         generations=200,
-        generation_seconds=12.0,
+        generation_seconds=2.0,
+        generation_head_start=3.0,
     )
