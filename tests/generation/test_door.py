@@ -230,6 +230,7 @@ async def test_a_provider_has_no_more_under_way_than_its_limit(
         for task in tasks:
             await client.ended(task)
     assert len(simulator.bought) == 8
+    assert simulator.studio.most_under_way == 2
 
 
 async def test_what_a_credential_is_nobody_can_read(

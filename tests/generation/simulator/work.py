@@ -69,6 +69,7 @@ class Studio:
     bought: dict[str, Bought] = field(default_factory=dict)
     attempts: Counter[str] = field(default_factory=Counter)
     polled: int = 0
+    most_under_way: int = 0
     _ids: count[int] = field(default_factory=count)
     _by_token: dict[str, Bought] = field(default_factory=dict)
 
@@ -84,6 +85,8 @@ class Studio:
         if made is None:
             made = Bought(f"g{next(self._ids)}", kind, prompt, token, script)
             self.bought[made.id] = made
+            under_way = sum(one.state == "working" for one in self.bought.values())
+            self.most_under_way = max(self.most_under_way, under_way)
             if token:
                 self._by_token[token] = made
             if script.has("lost"):
