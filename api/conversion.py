@@ -67,7 +67,7 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     job_id = new_id()
     keys = keys_of(job_id)
     try:
-        sent = await receive(request, services.store, keys, services.settings.conversion_toolchain)
+        sent = await receive(request, services.store, keys, services.settings)
     except TimeoutError:
         return _SLOW.response(identity.request_id)
     except StoreError as error:

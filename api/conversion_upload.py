@@ -20,6 +20,7 @@ from api.file_names import clean_file_name
 from api.multipart import Begin, Data, End, events
 from leasehold.errors import Invalid, RequestError, StoreError, Unsupported
 from leasehold.idempotency import fingerprint
+from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.storage.streaming import Upload
 from pipelines.conversion.limits import ModelLimits
@@ -58,7 +59,7 @@ def keys_of(job_id: UUID) -> dict[str, str]:
     return {"model": f"jobs/{job_id}/input/model", "references": f"jobs/{job_id}/input/references.tar"}
 
 
-async def receive(request: Request, store: ObjectStore, keys: dict[str, str], toolchain: Toolchain) -> Sent:
+async def receive(request: Request, store: ObjectStore, keys: dict[str, str], settings: Settings) -> Sent:
     """Read and store the whole form.
 
     Raises Invalid, Unsupported, TimeoutError, StoreError, or a 400 for what is no form; then nothing is stored,
@@ -69,7 +70,7 @@ async def receive(request: Request, store: ObjectStore, keys: dict[str, str], to
         store.upload(keys["model"]) as model,
         store.upload(keys["references"]) as references,
     ):
-        form = _Form(model, references, toolchain)
+        form = _Form(model, references, settings)
         async for event in events(request, MOST_BYTES):
             await form.take(event)
         return await form.finish()
@@ -78,10 +79,11 @@ async def receive(request: Request, store: ObjectStore, keys: dict[str, str], to
 class _Form:
     """Takes the parts as they come. What is wrong first is remembered, and raised at the end."""
 
-    def __init__(self, model: Upload, references: Upload, toolchain: Toolchain) -> None:
+    def __init__(self, model: Upload, references: Upload, settings: Settings) -> None:
         self._model = model
         self._references = references
-        self._toolchain = toolchain
+        self._toolchain = settings.conversion_toolchain
+        self._takes_tflite = settings.conversion_tflite or self._toolchain == "kneron"
         self._fields: dict[str, str] = {}
         self._file_name: str | None = None
         self._images = 0
@@ -114,7 +116,7 @@ class _Form:
             if self._file_name is not None:
                 raise Invalid("invalid_request", "A form has one model.")
             self._file_name = part.file_name
-            _check_kind(part.file_name, self._toolchain)
+            _check_kind(part.file_name, takes_tflite=self._takes_tflite)
         elif part.name not in _IMAGES:
             raise Invalid("invalid_request", "A form's files are named model and ref_images[].")
         elif self._images >= LIMITS.max_images:
@@ -171,14 +173,14 @@ class _Form:
         )
 
 
-def _check_kind(file_name: str, toolchain: Toolchain) -> None:
+def _check_kind(file_name: str, *, takes_tflite: bool) -> None:
     name = file_name.lower()
     if name.endswith(".tflite"):
-        if toolchain != "kneron":
+        if not takes_tflite:
             raise Unsupported(
                 "tflite_unsupported",
-                "This installation converts .onnx models: bring a .tflite model to ONNX with tf2onnx first, or send it"
-                " to an installation with the vendor's toolchain.",
+                "This installation converts .onnx models. For .tflite its workers need leasehold[tflite], and the API"
+                " LEASEHOLD_CONVERSION_TFLITE=true; or bring the model to ONNX first.",
             )
     elif not name.endswith(".onnx"):
         raise Invalid("unsupported_format", "The model's file name ends in .onnx.")

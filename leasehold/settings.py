@@ -91,6 +91,9 @@ class Settings(BaseSettings):
     conversion_toolchain: Literal["open", "kneron"] = Field(
         "open", description="`kneron` needs workers with the vendor's package `ktc` and takes .tflite, too."
     )
+    conversion_tflite: bool = Field(
+        False, description="Whether .tflite is taken by the open toolchain: workers have the extra `tflite`."
+    )
     conversion_signing_key: SecretStr = Field(
         SecretStr(""), description="Ed25519 key that packages are signed with: `leasehold signing-key` makes one."
     )

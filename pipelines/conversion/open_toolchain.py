@@ -39,6 +39,7 @@ from pipelines.conversion.quantise import quantised
 from pipelines.conversion.references import samples
 from pipelines.conversion.running import Runnable, Tensors, compiled
 from pipelines.conversion.shapes import facts, inferred, specification
+from pipelines.conversion.tflite import is_tflite, to_onnx
 
 #: Below this share of equal answers the report says which layers are to blame, asked or not.
 _GOOD_AGREEMENT = 0.95
@@ -61,7 +62,10 @@ def optimise(work: Work) -> Done:
     params: ConversionParams = work.params
     out = work.directory / "out.onnx"
     say(work, 0, "loading")
-    model = load(work.files["model"], params.limits)
+    source = work.files["model"]
+    if is_tflite(source):
+        source = to_onnx(source, work.directory / "from-tflite.onnx", params.limits.max_bytes)
+    model = load(source, params.limits)
     say(work, 5, "checking")
     model, changes = optimising.checked(model, params.limits)
     before = facts(model)

@@ -81,3 +81,11 @@ def bad_references(reason: str) -> Permanent:
 
 def toolchain_failed(tool: str, reason: str) -> Permanent:
     return Permanent("toolchain_failed", f"The vendor's {tool[:60]} refused the model: {_said(reason)}.")
+
+
+def tflite_missing() -> Permanent:
+    return Permanent("toolchain_missing", "This worker cannot read .tflite: it lacks the extra `tflite`.")
+
+
+def tflite_not_convertible(reason: str) -> Permanent:
+    return Permanent("tflite_not_convertible", f"The .tflite model cannot be brought to ONNX: {_said(reason)}.")

@@ -14,8 +14,9 @@ import pytest
 from api.conversion_view import disposition
 from api.security import CONVERSION_READ, CONVERSION_WRITE
 from leasehold.database import Connection
+from leasehold.settings import Settings
 from leasehold.transitions import claims
-from tests.api.conftest import MakeKey, Running, client_of, count
+from tests.api.conftest import MakeKey, Running, client_of, count, serving
 from tests.api.driver import TERMS
 
 PICTURE = b"\x89PNG\r\n\x1a\n and so on"
@@ -93,6 +94,13 @@ async def test_a_form_that_is_not_acceptable_leaves_nothing_behind(
     assert (answer.status_code, answer.json()["code"]) == (status, code)
     assert await objects(api) == []
     assert await count(rows, "job") == 0
+
+
+async def test_a_tflite_model_is_taken_where_workers_can_read_it(settings: Settings, make_key: MakeKey) -> None:
+    key = await make_key(scopes=SCOPES)
+    able = settings.model_copy(update={"conversion_tflite": True})
+    async with serving(able) as running, client_of(running.url, key.text) as client:
+        assert (await send(client, name="model.tflite")).status_code == 201
 
 
 async def test_a_reference_image_that_is_none_is_refused_at_the_door(client: httpx2.AsyncClient, api: Running) -> None:
