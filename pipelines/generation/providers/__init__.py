@@ -14,6 +14,7 @@ from pipelines.generation.provider import Provider, Rejected
 from pipelines.generation.providers.ark import Ark
 from pipelines.generation.providers.asking import Asker
 from pipelines.generation.providers.declared import Declaration, Declared, declarations
+from pipelines.generation.providers.discreet import Discreet
 from pipelines.generation.providers.jimeng import Jimeng
 from pipelines.generation.providers.replicate import Replicate
 
@@ -83,4 +84,4 @@ async def open_providers(settings: Settings) -> AsyncIterator[Providers]:
             "replicate": Replicate(asker, settings.generation_replicate_url),
         }
         opened |= {name: Declared(asker, declaration) for name, declaration in catalogue.declared.items()}
-        yield Providers(catalogue, opened)
+        yield Providers(catalogue, {name: Discreet(provider) for name, provider in opened.items()})

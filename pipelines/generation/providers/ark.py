@@ -52,9 +52,9 @@ class Ark:
                 raise no_files()
             return Made(urls)
         if status in ("failed", "cancelled", "expired"):
-            error = said.get("error") or {}
-            told = f"Ark says of its task: {status}. {error.get('message', '')}".strip()
-            raise Rejected(_WORDS[status], told, fail_code=str(error.get("code") or status))
+            error = _error(said)
+            told = f"Ark says of its task: {status}. {str(error.get('message') or '')[:500]}".strip()
+            raise Rejected(_WORDS[status], told, fail_code=str(error.get("code") or status)[:100])
         raise bad_answer("has a status that is not documented")
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:  # noqa: ARG002 - as above
@@ -125,6 +125,11 @@ def _image(order: Order) -> dict[str, Any]:
 def _good(heard: Heard) -> Mapping[str, Any]:
     if heard.good:
         return as_mapping(heard.said)
-    error = heard.said.get("error") if isinstance(heard.said, dict) else None
-    error = error if isinstance(error, dict) else {}
+    error = _error(heard.said)
     raise heard.refusal(str(error.get("message") or ""), str(error["code"]) if "code" in error else None)
+
+
+def _error(said: Any) -> Mapping[str, Any]:
+    """What an answer says went wrong, if it says so in the documented form."""
+    error = said.get("error") if isinstance(said, dict) else None
+    return error if isinstance(error, dict) else {}

@@ -126,14 +126,22 @@ def text_at(said: Mapping[str, Any], name: str) -> str:
 
 
 def urls_in(found: Any) -> tuple[str, ...]:
-    """The file links in what a provider calls its output: a text, a list of them, or objects with `url`."""
-    if isinstance(found, str):
-        return (found,) if found else ()
-    if isinstance(found, dict):
-        return urls_in(found["url"]) if "url" in found else urls_in(list(found.values()))
-    if isinstance(found, list):
-        return tuple(url for one in found for url in urls_in(one))
-    return ()
+    """The file links in what a provider calls its output: a text, a list of them, or objects with `url`.
+
+    Other texts are no links (Ark tells of a refused picture of several beside the others' links). No recursion: how
+    deep an answer is nested is the other side's choice.
+    """
+    urls: list[str] = []
+    rest = [found]
+    while rest:
+        one = rest.pop()
+        if isinstance(one, str) and one.startswith(("https://", "http://")):
+            urls.append(one)
+        elif isinstance(one, dict):
+            rest += [one["url"]] if "url" in one else reversed(one.values())
+        elif isinstance(one, list):
+            rest += reversed(one)
+    return tuple(urls)
 
 
 def _json(body: bytes) -> Any:

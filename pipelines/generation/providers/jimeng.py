@@ -115,10 +115,12 @@ def _data(heard: Heard) -> Mapping[str, Any]:
     code, message = heard.said.get("code"), str(heard.said.get("message") or "")
     if code == _GOOD:
         return as_mapping(heard.said.get("data"))
+    if not isinstance(code, int):
+        raise bad_answer("has no code") if heard.good else heard.refusal(message)
     if code in _BUSY:
         raise TryLater("provider_busy", f"Jimeng is busy: {message}", fail_code=str(code), after=heard.after)
-    if isinstance(code, int) and code in _FINAL:
+    if code in _FINAL:
         raise Rejected(_FINAL[code], f"Jimeng refused: {message}", fail_code=str(code))
-    if not heard.good or code is None:
-        raise heard.refusal(message, None if code is None else str(code))
+    if not heard.good:
+        raise heard.refusal(message, str(code))
     raise Rejected("provider_refused", f"Jimeng refused: {message}", fail_code=str(code))

@@ -95,7 +95,7 @@ async def ark(studio: Studio, request: Request) -> Reply:
     if request.method == "DELETE":
         if bought.polls:
             return Reply(409, {"error": {"code": "InvalidAction.RunningTaskDeletion", "message": "it is running"}})
-        bought.cancelled = True
+        studio.cancel(bought)
         return Reply(200, {})
     return studio.poll(bought) or Reply(said=_ark_state(studio, bought))
 
@@ -146,7 +146,7 @@ async def replicate(studio: Studio, request: Request) -> Reply:
     if found is None:
         return Reply(404, {"detail": "not found", "status": 404})
     if request.path.endswith("/cancel"):
-        found.cancelled = True
+        studio.cancel(found)
         return Reply(said={"id": ref, "status": "canceled"})
     return studio.poll(found) or Reply(said=_prediction(studio, found))
 
@@ -176,7 +176,7 @@ async def gateway(studio: Studio, request: Request) -> Reply:
     if found is None:
         return Reply(404, {"message": "no such task"})
     if request.method == "DELETE":
-        found.cancelled = True
+        studio.cancel(found)
         return Reply(said={})
     if wrong := studio.poll(found):
         return wrong

@@ -70,6 +70,7 @@ class Studio:
     attempts: Counter[str] = field(default_factory=Counter)
     polled: int = 0
     most_under_way: int = 0
+    _under_way: set[str] = field(default_factory=set)  # kept: 100,000 of them cannot be counted at each purchase
     _ids: count[int] = field(default_factory=count)
     _by_token: dict[str, Bought] = field(default_factory=dict)
 
@@ -85,8 +86,8 @@ class Studio:
         if made is None:
             made = Bought(f"g{next(self._ids)}", kind, prompt, token, script)
             self.bought[made.id] = made
-            under_way = sum(one.state == "working" for one in self.bought.values())
-            self.most_under_way = max(self.most_under_way, under_way)
+            self._under_way.add(made.id)
+            self.most_under_way = max(self.most_under_way, len(self._under_way))
             if token:
                 self._by_token[token] = made
             if script.has("lost"):
@@ -105,9 +106,18 @@ class Studio:
         """One look at it; a reply, when it goes wrong."""
         bought.polls += 1
         self.polled += 1
+        self._note(bought)
         if bought.polls <= bought.script.number("ill"):
             return Reply(500, body=b"Internal Server Error")
         return None
+
+    def cancel(self, bought: Bought) -> None:
+        bought.cancelled = True
+        self._note(bought)
+
+    def _note(self, bought: Bought) -> None:
+        if bought.state != "working":
+            self._under_way.discard(bought.id)
 
     def links(self, bought: Bought) -> list[str]:
         if bought.script.has("nofiles"):

@@ -1,0 +1,78 @@
+"""Whatever a provider says, it ends in a known error, and no error tells what is secret."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import orjson
+import pytest
+
+from leasehold.settings import Settings
+from pipelines.generation.provider import Made, Order, OutcomeUnknown, Rejected
+from pipelines.generation.providers import open_providers
+from pipelines.generation.providers.asking import urls_in
+from tests.generation.conftest import CREDENTIALS
+from tests.generation.simulator.http import HttpServer, Reply, Request
+from tests.generation.simulator.protocols import BEARER, SECRET_KEY, gateway_declaration
+
+ORDER = Order(kind="image", token="t-1", prompt="a cat", model="o/m")
+
+
+def settings(url: str) -> Settings:
+    return Settings(
+        _env_file=None, egress_allow="127.0.0.0/8", generation_jimeng_url=url, generation_ark_url=url,
+        generation_replicate_url=url, generation_http_providers=gateway_declaration(url),
+    )  # fmt: skip
+
+
+def saying(reply: Reply) -> Callable[[Request], Awaitable[Reply]]:
+    async def answer(_request: Request) -> Reply:
+        return reply
+
+    return answer
+
+
+@pytest.mark.parametrize("name", ["jimeng", "ark", "replicate", "gateway"])
+async def test_a_credential_that_a_provider_quotes_goes_no_further(name: str) -> None:
+    quoted = f"bad key {CREDENTIALS[name]} or {CREDENTIALS[name].split(':')[-1]}, see https://a.example/x?sign=s3cret"
+    said = {"code": 50400, "message": quoted, "detail": quoted, "error": {"code": CREDENTIALS[name], "message": quoted}}
+    async with HttpServer(saying(Reply(400, said))) as server, open_providers(settings(server.url)) as providers:
+        with pytest.raises(Rejected) as caught:
+            await providers[name].submit(ORDER, CREDENTIALS[name])
+    told = f"{caught.value!r} {caught.value} {caught.value.message} {caught.value.fail_code}"
+    assert "***" in told
+    assert "https://a.example/x" in told
+    assert not [secret for secret in (BEARER, SECRET_KEY, "s3cret") if secret in told]
+
+
+@pytest.mark.parametrize("code", [[], {}, "10000", None])
+async def test_jimengs_good_answer_without_a_code_leaves_the_outcome_unknown(code: Any) -> None:
+    reply = Reply(said={"code": code, "data": {"task_id": "7"}})
+    async with HttpServer(saying(reply)) as server, open_providers(settings(server.url)) as providers:
+        with pytest.raises(OutcomeUnknown) as caught:
+            await providers["jimeng"].submit(ORDER, CREDENTIALS["jimeng"])
+    assert caught.value.code == "provider_bad_answer"
+
+
+@pytest.mark.parametrize("error", ["it broke", ["it broke"], None])
+async def test_a_failed_task_of_ark_has_failed_in_whatever_form_it_says_why(error: Any) -> None:
+    reply = Reply(said={"status": "failed", "error": error})
+    async with HttpServer(saying(reply)) as server, open_providers(settings(server.url)) as providers:
+        with pytest.raises(Rejected) as caught:
+            await providers["ark"].poll("cgt-1", ORDER, CREDENTIALS["ark"])
+    assert (caught.value.code, caught.value.fail_code) == ("provider_failed", "failed")
+
+
+async def test_a_picture_that_ark_refused_is_no_file_beside_the_others() -> None:
+    link = "https://a.example/1.png"
+    refused = {"error": {"code": "OutputImageSensitiveContentDetected", "message": "no"}}
+    reply = Reply(said={"data": [{"url": link}, refused]})
+    async with HttpServer(saying(reply)) as server, open_providers(settings(server.url)) as providers:
+        assert await providers["ark"].submit(ORDER, CREDENTIALS["ark"]) == Made((link,))
+
+
+def test_links_are_found_in_order_however_deep_and_other_texts_are_none() -> None:
+    deep = orjson.loads(b"[" * 900 + b'"https://a.example/deep"' + b"]" * 900)
+    found = {"a": ["https://a.example/1", "text"], "b": {"url": "https://a.example/2"}, "c": deep}
+    assert urls_in(found) == ("https://a.example/1", "https://a.example/2", "https://a.example/deep")
