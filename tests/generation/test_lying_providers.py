@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from leasehold.settings import Settings
-from pipelines.generation.provider import Made, Order, OutcomeUnknown, Rejected
+from pipelines.generation.provider import Made, Order, OutcomeUnknown, ProviderError, Rejected, TryLater
 from pipelines.generation.providers import open_providers
 from pipelines.generation.providers.asking import urls_in
 from tests.generation.conftest import CREDENTIALS
@@ -76,3 +76,38 @@ def test_links_are_found_in_order_however_deep_and_other_texts_are_none() -> Non
     deep = orjson.loads(b"[" * 900 + b'"https://a.example/deep"' + b"]" * 900)
     found = {"a": ["https://a.example/1", "text"], "b": {"url": "https://a.example/2"}, "c": deep}
     assert urls_in(found) == ("https://a.example/1", "https://a.example/2", "https://a.example/deep")
+
+
+@pytest.mark.parametrize("status", [429, 503])
+@pytest.mark.parametrize(("said", "least"), [("7", 7.0), ("Fri, 01 Jan 2100 00:00:00 GMT", 86_400.0)])
+async def test_a_provider_that_says_when_to_come_back_is_heard(status: int, said: str, least: float) -> None:
+    reply = Reply(status, {"detail": "busy"}, headers={"retry-after": said})
+    async with HttpServer(saying(reply)) as server, open_providers(settings(server.url)) as providers:
+        with pytest.raises(TryLater) as caught:
+            await providers["replicate"].submit(ORDER, CREDENTIALS["replicate"])
+    assert caught.value.after is not None
+    assert caught.value.after >= least
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "code"),
+    [
+        (400, Rejected, "provider_refused"),
+        (401, Rejected, "provider_unauthorized"),
+        (402, Rejected, "provider_payment_required"),
+        (403, Rejected, "provider_unauthorized"),
+        (404, Rejected, "provider_refused"),
+        (422, Rejected, "provider_refused"),
+        (408, OutcomeUnknown, "provider_error"),
+        (502, OutcomeUnknown, "provider_error"),
+        (503, OutcomeUnknown, "provider_error"),
+    ],
+)
+@pytest.mark.parametrize("name", ["jimeng", "ark", "replicate", "gateway"])
+async def test_a_status_means_the_same_of_every_provider(
+    name: str, status: int, error: type[ProviderError], code: str
+) -> None:
+    async with HttpServer(saying(Reply(status, {}))) as server, open_providers(settings(server.url)) as providers:
+        with pytest.raises(error) as caught:
+            await providers[name].submit(ORDER, CREDENTIALS[name])
+    assert caught.value.code == code
