@@ -1,4 +1,4 @@
-"""`submit`: requests a second that one API process takes: an upload URL (a row and a signature), a run, a batch of runs.
+"""`submit`: requests a second that one API process takes: upload URLs (a row and a signature), runs, batches of runs.
 
 No call goes to the store, and no worker runs: what is measured is the door and its commit.
 """
