@@ -13,8 +13,8 @@ from leasehold.transitions.jobs import external_queue
 _SHED_SECONDS = 5.0
 
 
-async def check_rate(services: Services, caller: Caller) -> dict[str, str]:
-    """The RateLimit fields of a submission. Raises TooMany `rate_limited`, with when to come again."""
+async def check_rate(services: Services, caller: Caller, count: int = 1) -> dict[str, str]:
+    """The RateLimit fields of `count` submissions. Raises TooMany `rate_limited`, with when to come again."""
     settings = services.settings
     fields: dict[str, str] = {}
     for key, per_minute in (
@@ -24,7 +24,7 @@ async def check_rate(services: Services, caller: Caller) -> dict[str, str]:
         if per_minute is None:
             continue
         async with services.pool.acquire() as connection:
-            quota = await rates.take(connection, key, per_minute)
+            quota = await rates.take(connection, key, per_minute, count)
         if not quota.allowed:
             name = "key" if key.startswith("submit:key") else "tenant"
             raise TooMany(

@@ -37,6 +37,39 @@ class RunRequest(_Asked):
     scheduled_at: AwareDatetime | None = Field(None, description="Not earlier than this.")
 
 
+class BatchItem(_Asked):
+    payload: dict[str, JsonValue] = Field(default_factory=dict)
+    scope_id: ScopeId = ""
+
+
+#: Runs of one request.
+MOST_TOGETHER = 1000
+
+
+class BatchRequest(_Asked):
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"template": "demo-long-task", "runs": [{"payload": {"n": 1}}, {"payload": {"n": 2}}]}]
+        },
+    )
+
+    template: str = Field(max_length=63)
+    version: int | None = Field(None, ge=1, description="Left out: the newest enabled one.")
+    scope: Scope = "tenant"
+    priority: Priority = "normal"
+    scheduled_at: AwareDatetime | None = Field(None, description="Not earlier than this.")
+    runs: list[BatchItem] = Field(min_length=1, max_length=MOST_TOGETHER)
+
+
+class BatchAccepted(BaseModel):
+    """`ids`: of the runs, in their order."""
+
+    ids: list[UUID]
+    template: str
+    version: int
+
+
 class Reason(_Asked):
     reason: str = Field("", max_length=500)
 

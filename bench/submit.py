@@ -1,13 +1,17 @@
-"""`submit`: POST /upload-url a second, against one API process: a row and a signed URL each, no call to the store."""
+"""`submit`: requests a second that one API process takes: upload URLs (a row and a signature), runs, batches of runs.
+
+No call goes to the store, and no worker runs: what is measured is the door and its commit.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
+from dataclasses import dataclass
 from http import HTTPStatus
 from time import monotonic
 
-from bench.figure import Figure, quantile
+from bench.figure import Figure, Goal, quantile
 from bench.http import Connection, request, until_ready
 from bench.processes import Meter
 from bench.scale import Scale
@@ -16,38 +20,66 @@ from embedded.ports import free_port
 from leasehold.credentials import create_key
 
 _WARM_UP_SECONDS = 1.0
+_TOGETHER = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Door:
+    """`jobs`: made by one request."""
+
+    name: str
+    unit: str
+    path: str
+    body: dict[str, object]
+    status: HTTPStatus
+    connections: int | None = None
+    jobs: int = 1
+    goal: Goal | None = None
+
+
+_DOORS = (
+    _Door("POST /upload-url", "requests/s", "/upload-url", {"content_type": "image/jpeg", "file_name": "a.jpg"},
+          HTTPStatus.CREATED),
+    _Door("POST /v1/runs", "runs/s", "/v1/runs", {"template": "noop"}, HTTPStatus.ACCEPTED,
+          goal=Goal(2500, at_least=True)),
+    _Door("POST /v1/runs/batch of 1,000", "runs/s", "/v1/runs/batch",
+          {"template": "noop", "runs": [{"payload": {}}] * _TOGETHER}, HTTPStatus.ACCEPTED, 2, _TOGETHER,
+          Goal(30_000, at_least=True)),
+)  # fmt: skip
 
 
 async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+    return [await _figure(stand, scale, door) for door in _DOORS]
+
+
+async def _figure(stand: Stand, scale: Scale, door: _Door) -> Figure:
     rates, load, p50s, meters = [], [], [], []
+    connections = door.connections or scale.requests_at_once
     for _ in range(scale.runs):
         async with stand.installation() as installation:
             port = free_port()
             await installation.start("api", api_port=port)
             await until_ready(port)
             async with installation.connection() as connection:
-                key = await create_key(connection, tenant_id="bench", client_id="bench", scopes=("media:write",))
-            asked = request(
-                "POST", "/upload-url", key=key.text, body={"content_type": "image/jpeg", "file_name": "a.jpg"}
-            )
-            await _send(port, asked, min(_WARM_UP_SECONDS, scale.requests_seconds), scale.requests_at_once)
+                scopes = ("media:write", "runs:write")
+                key = await create_key(connection, tenant_id="bench", client_id="bench", scopes=scopes)
+            asked = request("POST", door.path, key=key.text, body=door.body)
+            await _send(port, door, asked, min(_WARM_UP_SECONDS, scale.requests_seconds), connections)
             load.append(os.getloadavg()[0])
             with Meter() as meter:
-                took = await _send(port, asked, scale.requests_seconds, scale.requests_at_once)
-            rates.append(len(took) / meter.seconds)
+                took = await _send(port, door, asked, scale.requests_seconds, connections)
+            rates.append(door.jobs * len(took) / meter.seconds)
             p50s.append(round(1000 * quantile(took, 0.5), 2))
             meters.append(meter)
-    return [
-        Figure("submit, POST /upload-url, 1 API process", "requests/s", tuple(rates), tuple(load), None, {
-            "connections": scale.requests_at_once,
-            "p50_ms": p50s,
-            "cpu_seconds": [meter.by_role for meter in meters],
-            "cores_busy_by_others": [meter.others_cores for meter in meters],
-        })
-    ]  # fmt: skip
+    return Figure(f"submit, {door.name}, 1 API process", door.unit, tuple(rates), tuple(load), door.goal, {
+        "connections": connections,
+        "p50_ms": p50s,
+        "cpu_seconds": [meter.by_role for meter in meters],
+        "cores_busy_by_others": [meter.others_cores for meter in meters],
+    })  # fmt: skip
 
 
-async def _send(port: int, asked: bytes, seconds: float, connections: int) -> list[float]:
+async def _send(port: int, door: _Door, asked: bytes, seconds: float, connections: int) -> list[float]:
     """How long each request took."""
     until = monotonic() + seconds
 
@@ -56,8 +88,8 @@ async def _send(port: int, asked: bytes, seconds: float, connections: int) -> li
         took = []
         while (began := monotonic()) < until:
             status, body = await connection.send(asked)
-            if status != HTTPStatus.CREATED:
-                raise RuntimeError(f"POST /upload-url answered {status}: {body[:200]!r}")
+            if status != door.status:
+                raise RuntimeError(f"{door.name} answered {status}: {body[:200]!r}")
             took.append(monotonic() - began)
         await connection.close()
         return took

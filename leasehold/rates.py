@@ -32,12 +32,15 @@ class Quota:
         return self.wait == 0.0
 
 
-async def take(connection: Connection, key: str, per_minute: int) -> Quota:
-    """Ask for one request of `key`, at `per_minute` in the long run and as many at once."""
-    share, burst = 60.0 / per_minute, 60.0
+async def take(connection: Connection, key: str, per_minute: int, count: int = 1) -> Quota:
+    """Ask for `count` requests of `key` together, at `per_minute` in the long run and as many at once.
+
+    More than `per_minute` together are let through as if they were as many.
+    """
+    share, burst = min(60.0 * count / per_minute, 60.0), 60.0
     debt = await connection.fetchval(_TAKE, key, share, burst)
     if debt is not None:
-        return Quota(per_minute, max(int((burst - debt) / share), 0), 0.0)
+        return Quota(per_minute, max(int((burst - debt) * per_minute / 60.0), 0), 0.0)
     owed = await connection.fetchval(
         "SELECT extract(epoch FROM full_at - clock_timestamp())::float8 FROM rate_bucket WHERE key = $1", key
     )

@@ -42,6 +42,14 @@ class NewRun:
 
 
 @dataclass(frozen=True, slots=True)
+class MadeTogether:
+    """As `Made`, for all of a batch."""
+
+    hints: Sequence[Announcement]
+    gates: Sequence[gates.GateName]
+
+
+@dataclass(frozen=True, slots=True)
 class Made:
     """Publish `hints` after the commit, and then ask `gates` to let the run in."""
 
@@ -56,23 +64,38 @@ VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
 """
 
 
-async def create(connection: Connection, new: NewRun) -> Made:
-    """- -> pending, in the caller's transaction, which this needs.
+_REMEMBER_ALL = """
+INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id, scheduled_at)
+SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::smallint[], $5::text[], $6::text[], $7::timestamptz[])
+"""
 
-    Raises Conflict `same_scope_running` (reject_same_scope) with the other run's id in its message; a tick that made
-    its run already raises asyncpg.UniqueViolationError.
+
+async def create_together(connection: Connection, new: Sequence[NewRun]) -> MadeTogether:
+    """- -> pending for runs of one tenant that leave each other alone, all of them or none, in four statements
+    however many; in the caller's transaction, which this needs.
     """
-    terms = new.known.pipeline.terms
-    same = _same_scope(new)
-    its_gates = await _declared_gates(connection, new)
-    exclusive = None
-    if terms.concurrency == "reject_same_scope":
-        exclusive = same
-    elif terms.concurrency in ("queue_same_scope", "replace_same_scope"):
-        its_gates.append(Gate(new.tenant_id, f"scope:{new.known.template.type}:{same}", at_most=1))
-    if terms.concurrency == "replace_same_scope":
-        await _replace(connection, new, its_gates[-1])
-    job = NewJob(
+    assert all(one.known.pipeline.terms.concurrency == "allow" for one in new)
+    tenant = new[0].tenant_id
+    limits = await _limits_of(connection, tenant)
+    watched = await _is_watched(connection, tenant)
+    made = [_job(one, _declared_gates(limits, one), notify=watched) for one in new]
+    hints = await jobs.submit(connection, made)
+    templates = [one.known.template for one in new]
+    await connection.execute(
+        _REMEMBER_ALL,
+        [one.id for one in new],
+        [one.tenant_id for one in new],
+        [template.type for template in templates],
+        [template.version for template in templates],
+        [one.scope for one in new],
+        [one.scope_id for one in new],
+        [one.scheduled_at for one in new],
+    )
+    return MadeTogether(hints, sorted({(gate.tenant_id, gate.key) for job in made for gate in job.gates}))
+
+
+def _job(new: NewRun, its_gates: Sequence[Gate], *, notify: bool, exclusive: str | None = None) -> NewJob:
+    return NewJob(
         pipeline=new.known.pipeline,
         tenant_id=new.tenant_id,
         params=new.params,
@@ -84,8 +107,27 @@ async def create(connection: Connection, new: NewRun) -> Made:
         not_before=new.scheduled_at,
         gates=its_gates,
         exclusive_key=exclusive,
-        notify=await _is_watched(connection, new.tenant_id),
+        notify=notify,
     )
+
+
+async def create(connection: Connection, new: NewRun) -> Made:
+    """- -> pending, in the caller's transaction, which this needs.
+
+    Raises Conflict `same_scope_running` (reject_same_scope) with the other run's id in its message; a tick that made
+    its run already raises asyncpg.UniqueViolationError.
+    """
+    terms = new.known.pipeline.terms
+    same = _same_scope(new)
+    its_gates = _declared_gates(await _limits_of(connection, new.tenant_id), new)
+    exclusive = None
+    if terms.concurrency == "reject_same_scope":
+        exclusive = same
+    elif terms.concurrency in ("queue_same_scope", "replace_same_scope"):
+        its_gates.append(Gate(new.tenant_id, f"scope:{new.known.template.type}:{same}", at_most=1))
+    if terms.concurrency == "replace_same_scope":
+        await _replace(connection, new, its_gates[-1])
+    job = _job(new, its_gates, notify=await _is_watched(connection, new.tenant_id), exclusive=exclusive)
     hints = await _submit(connection, job)
     template = new.known.template
     await connection.execute(
@@ -152,19 +194,23 @@ async def _is_watched(connection: Connection, tenant_id: str) -> bool:
     return bool(await connection.fetchval("SELECT 1 FROM webhook WHERE tenant_id = $1 AND enabled LIMIT 1", tenant_id))
 
 
-async def _declared_gates(connection: Connection, new: NewRun) -> list[Gate]:
-    """The limits that operators and the tenant have set for such a run.
+async def _limits_of(connection: Connection, tenant_id: str) -> list[Any]:
+    """The limits that operators and the tenant have set."""
+    return await connection.fetch(
+        "SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared AND tenant_id = ANY($1::text[])",
+        [tenant_id, EVERYBODY],
+    )
+
+
+def _declared_gates(limits: Sequence[Any], new: NewRun) -> list[Gate]:
+    """Those of the limits that are for such a run.
 
     Keys: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`: one gate for each value found there.
     """
-    rows = await connection.fetch(
-        "SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared AND tenant_id = ANY($1::text[])",
-        [new.tenant_id, EVERYBODY],
-    )
     queues = {f"queue:{step.queue}" for step in new.known.pipeline.steps}
     kind = new.known.template.type
     found = []
-    for row in rows:
+    for row in limits:
         key = row["key"]
         if key in queues or key in ("tenant", f"template:{kind}"):
             found.append(_gate_for(new, row, key))

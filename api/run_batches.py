@@ -1,0 +1,93 @@
+"""The runs door for many at once: runs of one template in one transaction, all of them or none."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import structlog
+from fastapi import APIRouter, Request, Response
+
+from api.edge import identity_of
+from api.idempotent import Answer, IdempotencyKey, once
+from api.limits import check_depth, check_rate
+from api.metrics import SUBMITTED
+from api.openapi import problems
+from api.run_schemas import BatchAccepted, BatchRequest
+from api.runs import Writer, json_response, tell
+from api.services import services_of
+from leasehold.broker.base import BANDS
+from leasehold.database import Connection
+from leasehold.errors import Invalid
+from leasehold.idempotency import fingerprint
+from leasehold.templates import Known
+from leasehold.transitions import runs
+from leasehold.transitions.runs import MadeTogether, NewRun
+
+log = structlog.get_logger(__name__)
+router = APIRouter(tags=["runs"], prefix="/v1/runs")
+
+
+@router.post(
+    "/batch",
+    operation_id="createRuns",
+    summary="Start up to 1,000 runs of a template",
+    description="All of them or none; a payload that does not fit is named by its place. Each counts as a submission.",
+    status_code=202,
+    response_model=BatchAccepted,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`template_not_found`",
+        HTTPStatus.CONFLICT: "`template_disabled`, `idempotency_key_in_flight`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `nothing_to_do`, `invalid_request`, "
+        "`batch_not_supported`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `queue_full`",
+    }),
+)  # fmt: skip
+async def create_runs(
+    request: Request, wanted: BatchRequest, caller: Writer, idempotency_key: IdempotencyKey = None
+) -> Response:
+    services = services_of(request)
+    limited = await check_rate(services, caller, len(wanted.runs))
+    made: list[MadeTogether] = []
+
+    async def work(connection: Connection) -> Answer:
+        known = await services.templates.find_usable(connection, caller.tenant_id, wanted.template, wanted.version)
+        await check_depth(services, connection, caller.tenant_id, known.pipeline)
+        keep = services.settings.retention_days * 86_400
+        new = _new(wanted, known, caller.tenant_id, identity_of(request).trace, keep)
+        made.append(await runs.create_together(connection, new))
+        said = BatchAccepted(ids=[one.id for one in new], template=known.template.type, version=known.template.version)
+        return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
+
+    body = await request.body() if idempotency_key else b""
+    asked = fingerprint(b"POST /v1/runs/batch", body)
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    for batch in made:
+        await tell(services, batch.hints, batch.gates)
+        SUBMITTED.labels(wanted.template).inc(len(wanted.runs))
+        log.info("runs submitted", runs=len(wanted.runs))
+    return json_response(answer.body, answer.status_code, limited)
+
+
+def _new(wanted: BatchRequest, known: Known, tenant_id: str, trace: dict[str, str], keep: int) -> list[NewRun]:
+    if known.pipeline.terms.concurrency != "allow":
+        raise Invalid("batch_not_supported", "Runs of this template stand in each other's way: start them one by one.")
+    new = []
+    for place, item in enumerate(wanted.runs):
+        try:
+            params = known.params(item.payload)
+        except Invalid as error:
+            raise Invalid(error.code, f"runs[{place}]: {error.message}") from None
+        new.append(
+            NewRun(
+                known=known,
+                tenant_id=tenant_id,
+                params=params,
+                scope=wanted.scope,
+                scope_id=item.scope_id,
+                priority=BANDS.index(wanted.priority),
+                scheduled_at=wanted.scheduled_at,
+                trace=trace,
+                keep_seconds=keep,
+            )
+        )
+    return new
