@@ -13,7 +13,7 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Request, Response
 
 from api.edge import identity_of
-from api.generation_schemas import Accepted, CancelRequest, GenerationAccepted, GenerationAnswer, GenerationRequest
+from api.generation_schemas import CancelRequest, GenerationAccepted, GenerationAnswer, GenerationRequest, Ordered
 from api.generation_view import answer, is_finished
 from api.idempotent import Answer, IdempotencyKey, once
 from api.keyring import Caller
@@ -107,7 +107,7 @@ async def _create(
         await check_depth(services, connection, caller.tenant_id, generation)
         hints = await generations.create(connection, new)
         made.extend([] if hints is None else [hints])
-        said = GenerationAccepted(created=int(time()), data=Accepted(task_id=new.task_id))
+        said = GenerationAccepted(created=int(time()), data=Ordered(task_id=new.task_id))
         return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
 
     said = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)

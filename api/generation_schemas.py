@@ -78,14 +78,14 @@ class CancelRequest(BaseModel):
     reason: str = Field("", max_length=500)
 
 
-class Accepted(BaseModel):
+class Ordered(BaseModel):
     task_id: str
     status: Literal[0] = 0
 
 
 class GenerationAccepted(BaseModel):
     created: int = Field(description="Seconds since 1970.")
-    data: Accepted
+    data: Ordered
 
 
 class GenerationError(BaseModel):

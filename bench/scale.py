@@ -26,6 +26,6 @@ class Scale:
     model_images: int = 16
     generations: int = 100_000  # that wait to be polled
     polls_a_second: float = 200.0
-    generation_seconds: float = 60.0  # of polling
-    generation_head_start: float = 10.0  # seconds until the first poll is due
+    generation_seconds: float = 75.0  # of orders and queries; polls begin meanwhile
+    generation_head_start: float = 30.0  # seconds until the first poll is due: a worker is up by then
     model_downloads: int = 3  # of the float model, in turns from the API and from the store

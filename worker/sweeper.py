@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import timedelta
 from time import monotonic
 from uuid import UUID
 
@@ -23,6 +24,7 @@ log = structlog.get_logger(__name__)
 _WATCH_SECONDS = 0.5
 #: Retention, partitions and old rows: this often.
 _HOUSEKEEPING_SECONDS = 60.0
+_PROBES_KEPT = timedelta(hours=1)
 
 
 class Sweeper:
@@ -82,6 +84,7 @@ class Sweeper:
         while expired := await generations.expired_sources(connection):
             await self._store.delete(*expired)
             await generations.forget_sources(connection, expired)
+        await self._store.forget_probes(_PROBES_KEPT)
         while old := await sweeps.forgettable_jobs(connection):
             for job in old:
                 await self._store.delete(*[found.key async for found in self._store.list(job.prefix + "/")])

@@ -13,6 +13,7 @@ import hashlib
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -20,7 +21,7 @@ from urllib.parse import quote
 import structlog
 
 from leasehold.errors import ObjectCorrupt, ObjectExists, ObjectMissing, ObjectTooLarge, StoreUnavailable
-from leasehold.ids import new_id
+from leasehold.ids import id_at, new_id
 from leasehold.settings import Settings
 from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
 from leasehold.storage.multipart import put_in_parts
@@ -38,6 +39,7 @@ SINGLE_PUT_BYTES = 64 * 1024 * 1024
 #: What the slowest link we put up with moves in a second: lengthens the time limit of large transfers.
 _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
 _UNKNOWN_TYPE = "application/octet-stream"
+_PROBES = "probe/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ class ObjectStore:
         """Whether the store refuses to overwrite when told so; remembered in `conditional`."""
         if self._settings.s3_conditional_puts != "probe":
             return self.conditional
-        key = f"probe/{new_id()}"
+        key = f"{_PROBES}{new_id()}"
         try:
             await self._put_once(key, b"1", "text/plain", {}, IfNoneMatch="*")
             await self._put_once(key, b"2", "text/plain", {}, IfNoneMatch="*")
@@ -116,6 +118,11 @@ class ObjectStore:
         finally:
             await self.delete(key)
         return self.conditional
+
+    async def forget_probes(self, older_than: timedelta) -> None:
+        """Delete what processes that died while they probed have left."""
+        newest = f"{_PROBES}{id_at(datetime.now(UTC) - older_than)}"
+        await self.delete(*[found.key async for found in self.list(_PROBES) if found.key < newest])
 
     # --- writing
 

@@ -124,6 +124,16 @@ async def test_a_generation_that_failed_says_why_in_the_providers_own_code(
     assert (said.value.code, said.value.fail_code) == (code, fail_code)
 
 
+@pytest.mark.parametrize("code", ["50500", "50501"])
+async def test_jimengs_own_trouble_ends_nothing_that_was_bought(providers: Providers, code: str) -> None:
+    provider, wanted = providers["jimeng"], order("jimeng", "image", f"#fail={code} #work=0")
+    taken = await provider.submit(wanted, CREDENTIALS["jimeng"])
+    assert isinstance(taken, Taken)
+    with pytest.raises(OutcomeUnknown) as said:
+        await provider.poll(taken.ref, wanted, CREDENTIALS["jimeng"])
+    assert said.value.fail_code == code
+
+
 async def test_refused_content_is_not_bought(providers: Providers, simulator: Simulator) -> None:
     with pytest.raises(Rejected) as said:
         await providers["jimeng"].submit(order("jimeng", "image", "#refused"), CREDENTIALS["jimeng"])

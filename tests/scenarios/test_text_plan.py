@@ -93,8 +93,11 @@ async def test_12_5_acknowledging_first_loses_a_task_and_committing_first_does_n
 
 def opened(directory: Path) -> Path:
     """A server that runs as nobody must get at it."""
-    for one in (directory.parent.parent, directory.parent, directory):
+    for one in (directory, *directory.parents):
+        if one.name.startswith("pytest-of-"):
+            break
         one.chmod(0o755)
+    one.chmod(0o755)
     return directory
 
 

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from leasehold.errors import (
     StoreError,
     StoreUnavailable,
 )
+from leasehold.ids import id_at
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
 from tests.storage.conftest import settings_of
@@ -220,6 +222,7 @@ async def test_wrong_credentials_are_an_error_that_tells_no_secret(s3: Any) -> N
 GREEDY = """
 import asyncio, resource, sys
 from pathlib import Path
+from leasehold.ids import id_at
 from leasehold.storage import ObjectStore
 from tests.storage.conftest import settings_of
 
@@ -248,3 +251,11 @@ def test_two_hundred_megabytes_pass_through_a_small_memory(s3: Any, tmp_path: Pa
         [sys.executable, "-c", GREEDY, *arguments], cwd=root, capture_output=True, text=True, check=True, timeout=100
     )
     assert int(said.stdout) < 80  # MB, of 200: two parts of 16 MiB, and what the HTTP client keeps of them
+
+
+async def test_what_a_dead_probe_left_is_deleted_after_a_while(store: ObjectStore) -> None:
+    old, young = f"probe/{id_at(datetime.now(UTC) - timedelta(hours=2))}", f"probe/{id_at(datetime.now(UTC))}"
+    for key in (old, young):
+        await store.put_bytes(key, b"1", content_type="text/plain", metadata={})
+    await store.forget_probes(timedelta(hours=1))
+    assert [found.key async for found in store.list("probe/")] == [young]

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 from httpx2 import URL
 
-from pipelines.generation.provider import Made, Order, Rejected, Taken, TryLater, Working
+from pipelines.generation.provider import Made, Order, OutcomeUnknown, Rejected, Taken, TryLater, Working
 from pipelines.generation.providers.asking import Asker, Heard, as_mapping, bad_answer, no_files, text_at, urls_in
 from pipelines.generation.providers.volcengine_signature import canonical_query, signed_headers
 
@@ -22,11 +22,12 @@ _VERSION = "2022-08-31"
 _REGION, _SERVICE = "cn-north-1", "cv"
 _GOOD = 10000
 _BUSY = frozenset({50429, 50430})
+#: Its own trouble: after a submit nobody knows what came of it, and a poll is asked again.
+_INTERNAL = frozenset({50500, 50501})
 #: Our words for the codes that are final.
 _FINAL = {
     50411: "content_refused", 50412: "content_refused", 50413: "content_refused", 50518: "content_refused",
     50511: "output_refused", 50512: "output_refused", 50519: "output_refused",
-    50500: "provider_failed", 50501: "provider_failed",
 }  # fmt: skip
 _DEFAULT_MODEL = {"image": "jimeng_t2i_v40", "video": "jimeng_ti2v_v30_pro"}
 _FRAMES_A_SECOND = 24
@@ -121,6 +122,8 @@ def _data(heard: Heard) -> Mapping[str, Any]:
         raise TryLater("provider_busy", f"Jimeng is busy: {message}", fail_code=str(code), after=heard.after)
     if code in _FINAL:
         raise Rejected(_FINAL[code], f"Jimeng refused: {message}", fail_code=str(code))
+    if code in _INTERNAL:
+        raise OutcomeUnknown("provider_error", f"Jimeng failed: {message}", fail_code=str(code))
     if not heard.good:
         raise heard.refusal(message, str(code))
     raise Rejected("provider_refused", f"Jimeng refused: {message}", fail_code=str(code))
