@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from time import monotonic
 from uuid import UUID
 
 import structlog
@@ -16,10 +15,6 @@ log = structlog.get_logger(__name__)
 
 #: Ends that come together are taken together: the gates' locks and counts cost the same for one as for hundreds.
 _GATHER_SECONDS = 0.02
-#: And longer where letting in takes long: so many times as long as it took. The database's time is for work.
-_REST = 10
-#: What counts of a time that was long because the database was away.
-_MOST_SECONDS = 0.05
 
 
 class Admitter:
@@ -37,16 +32,13 @@ class Admitter:
         self._somebody_left.set()
 
     async def run(self) -> None:
-        took = 0.0
         while True:
             await self._somebody_left.wait()
-            await asyncio.sleep(max(_GATHER_SECONDS, _REST * took))
+            await asyncio.sleep(_GATHER_SECONDS)
             self._somebody_left.clear()
             left, self._left = self._left, set()
-            began = monotonic()
             try:
                 async with self._pool.acquire() as connection:
                     self._announcer.announce(await gates.admit(connection, await gates.gates_of(connection, [*left])))
             except TRY_AGAIN as error:
                 log.warning("jobs at their gates are left to the sweeper", error=type(error).__name__)
-            took = min(monotonic() - began, _MOST_SECONDS)

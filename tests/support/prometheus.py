@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import shutil
 import signal
@@ -40,12 +41,14 @@ async def install_prometheus() -> Programs:
     if all(on_path):
         return Programs(*(Path(found) for found in on_path if found))
     unpacked = cache_directory() / "prometheus-debian"
-    if not unpacked.exists():
-        with tempfile.TemporaryDirectory(prefix=f"{unpacked.name}.", dir=unpacked.parent) as scratch:
-            root = Path(scratch) / "root"
-            root.mkdir(mode=0o755)
-            await unpack_packages(["prometheus"], root)
-            root.rename(unpacked)
+    with (unpacked.parent / "prometheus.lock").open("w") as lock:
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)  # another run may be unpacking it now
+        if not unpacked.exists():
+            with tempfile.TemporaryDirectory(prefix=f"{unpacked.name}.", dir=unpacked.parent) as scratch:
+                root = Path(scratch) / "root"
+                root.mkdir(mode=0o755)
+                await unpack_packages(["prometheus"], root)
+                root.rename(unpacked)
     return Programs(unpacked / "usr/bin/prometheus", unpacked / "usr/bin/promtool")
 
 
