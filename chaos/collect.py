@@ -59,6 +59,7 @@ async def gather(it: Installation, load: Load, history: History) -> None:
     history.requests, history.streams = load.requests, load.streams
     history.journal = [line for line in journal.read(it.journal) if line["what"] in ("begin", "end")]
     history.heard, history.sessions = it.heard, it.sessions
+    history.deliveries = it.receiver.deliveries
     history.has_broker = bool(it.amqp_url)
     history.objects = await _objects(it)
     history.expected_bytes = _words() | await asyncio.to_thread(_pictures)
@@ -120,7 +121,7 @@ async def queued(it: Installation) -> dict[str, int]:
     """How many messages each queue of the platform has ready."""
     counts = {}
     async with await aio_pika.connect(it.amqp_url) as broker:
-        for queue in ("chaos", "chaos-isolated", "default", "media"):
+        for queue in ("chaos", "chaos-isolated", "default", "media", "webhooks"):
             for band in BANDS:
                 name = f"leasehold.{queue}.{band}"
                 channel = await broker.channel()
@@ -200,6 +201,7 @@ async def resting(connection: asyncpg.Connection[asyncpg.Record]) -> dict[str, A
     row = await connection.fetchrow(
         "SELECT (SELECT count(*) FROM job WHERE finished_at IS NULL) AS jobs,"
         " (SELECT count(*) FROM schedule WHERE next_run_at < clock_timestamp() + interval '1 minute') AS schedules,"
+        " (SELECT count(*) FROM job WHERE notify) AS untold,"
         " (SELECT count(*) FROM outbox) AS outbox, (SELECT count(*) FROM task WHERE status = 'running') AS running"
     )
     return dict(row or {})

@@ -11,6 +11,7 @@ from typing import Any
 from chaos.amqp_tap import Heard
 from chaos.audit import Change
 from chaos.postgres_tap import Session
+from chaos.receiver import Delivery
 
 Row = dict[str, Any]
 
@@ -76,6 +77,7 @@ class History:
     changes: list[Change] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     firings: list[Row] = field(default_factory=list)  # runs that schedules made
+    deliveries: list[Delivery] = field(default_factory=list)  # webhooks, as their receiver heard them
     journal: list[Row] = field(default_factory=list)  # begin and end lines of handlers
     heard: list[Heard] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)

@@ -22,5 +22,6 @@ PROCESS_SETTINGS = {
     "AMQP_HEARTBEAT": 3,
     "AMQP_PUBLISH_TIMEOUT": 3.0,
     "S3_OPERATION_TIMEOUT": 5.0,
+    "EGRESS_ALLOW": "127.0.0.0/8",  # where a run's receiver of webhooks is
     "LOG_FORMAT": "json",
 }

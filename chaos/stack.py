@@ -14,24 +14,33 @@ from typing import Self
 from urllib.parse import urlsplit
 
 import asyncpg
+from cryptography.fernet import Fernet
 
 from chaos import audit, journal
 from chaos.amqp_tap import AmqpTap, Heard
 from chaos.plan import APIS, Plan
 from chaos.postgres_tap import PostgresTap, Session
 from chaos.proxy import Link
+from chaos.receiver import Receiver
 from chaos.servers import Servers
 from chaos.settings import PROCESS_SETTINGS, TENANTS
 from chaos.slots import Slot
 from chaos.store_front import StoreFront
 from embedded.ports import free_port
 from leasehold.credentials import create_key
+from leasehold.ids import new_id
+from leasehold.sealing import Sealing
 from leasehold.settings import Settings
+from leasehold.signing import new_secret
 from leasehold.storage.store import ObjectStore
 
 _START_SECONDS = 90.0
 _STOP_SECONDS = 20.0
 CLIENT = "client"
+_SUBSCRIBE = """
+INSERT INTO webhook (id, tenant_id, url, secrets, events)
+VALUES ($1, $2, $3, $4, '{run.succeeded,run.failed,run.cancelled,run.expired}')
+"""
 
 
 class Installation:
@@ -43,6 +52,9 @@ class Installation:
         self.name = f"chaos_{secrets.token_hex(4)}"
         self.directory = servers.directory / self.name
         self.front = StoreFront(servers.s3, plan.seed)
+        self._hook_secrets = {tenant: new_secret() for tenant in TENANTS}
+        self.receiver = Receiver(plan.seed, self._hook_secrets)
+        self._sealing_key = Fernet.generate_key().decode()
         self.links: dict[tuple[str, str], Link] = {}  # by slot and server
         self.slots: dict[str, Slot] = {}
         self.ports = {name: free_port() for name in APIS}
@@ -66,6 +78,9 @@ class Installation:
             opening.push_async_callback(self.front.close)
             await self._open_links(opening)
             await self._make_keys()
+            await self.receiver.open()
+            opening.push_async_callback(self.receiver.close)
+            await self._subscribe()
             await self._make_bucket(opening)
             opening.push_async_callback(self.stop)
             await self._start()
@@ -167,6 +182,13 @@ class Installation:
                 made = await create_key(connection, tenant_id=tenant, client_id="chaos", scopes=scopes)
                 self.keys[tenant] = made.text
 
+    async def _subscribe(self) -> None:
+        sealing = Sealing(self.settings(CLIENT))
+        async with self.connection() as connection:
+            for tenant, secret in self._hook_secrets.items():
+                url = f"http://127.0.0.1:{self.receiver.port}/{tenant}"
+                await connection.execute(_SUBSCRIBE, new_id(), tenant, url, [sealing.seal(secret)])
+
     async def _make_bucket(self, opening: AsyncExitStack) -> None:
         store = ObjectStore.from_settings(self.settings(CLIENT))
         await store.open()
@@ -199,6 +221,7 @@ class Installation:
         said["LEASEHOLD_DATABASE_URL"] = _through(self.database_url, self.links[slot, "postgres"])
         said["LEASEHOLD_S3_ENDPOINT"] = f"http://127.0.0.1:{self.links[slot, 's3'].port}"
         said["LEASEHOLD_S3_BUCKET"] = self.bucket
+        said["LEASEHOLD_SEALING_KEYS"] = self._sealing_key
         said["LEASEHOLD_WORK_DIR"] = str(self.work_dir)
         if self.amqp_url:
             said["LEASEHOLD_AMQP_URL"] = _through(self.amqp_url, self.links[slot, "amqp"])

@@ -71,7 +71,8 @@ def i2(history: History) -> Iterator[str]:
     keys |= {run for request in history.requests for run in history.runs_of.get(request.key, ())}
     named = {media["job_id"]: media["file_name"].removesuffix(".jpg") for media in history.media if media["job_id"]}
     for job in history.jobs:
-        if named.get(job["id"], job["id"]) not in keys:
+        told = job["params"]["event"]["data"]["id"] if job["pipeline"] == "webhook" else job["id"]
+        if named.get(told, told) not in keys:
             yield f"nobody asked for the {job['pipeline']} job {job['id']}"
 
 

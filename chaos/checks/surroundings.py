@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from http import HTTPStatus
 
 from chaos.checks.verdict import NotApplicable
 from chaos.history import History
+from leasehold.states import JOB_TERMINAL
 
 
 def i18(history: History) -> Iterator[str]:
@@ -18,9 +20,27 @@ def i18(history: History) -> Iterator[str]:
             yield f"one tick of schedule {schedule} made {len(made)} runs"
 
 
-def i19(_history: History) -> Iterator[str]:
-    """At least one webhook per subscribed terminal event."""
-    raise NotApplicable("the load subscribes to no webhooks")
+def i19(history: History) -> Iterator[str]:
+    """At least one webhook per subscribed terminal event, genuine, with one webhook-id over its retries."""
+    runs = {run["job_id"] for run in history.firings}
+    if not runs:
+        raise NotApplicable("no run ended of which a webhook could tell")
+    heard = defaultdict(list)
+    for delivery in history.deliveries:
+        heard[delivery.run].append(delivery)
+        if not delivery.genuine:
+            yield f"the message {delivery.message} of run {delivery.run} is signed wrongly"
+    for run in sorted(runs):
+        job = history.job_by_id[run]
+        if job["status"] not in JOB_TERMINAL:
+            continue
+        if not any(delivery.taken for delivery in heard[run]):
+            yield f"nobody was told that run {run} {job['status']}"
+        if len({delivery.message for delivery in heard[run]}) > 1:
+            yield f"run {run} was told of under more than one webhook-id"
+        wrong = {(each.tenant, each.event) for each in heard[run]} - {(job["tenant_id"], f"run.{job['status']}")}
+        for tenant, event in sorted(wrong):
+            yield f"{tenant} was told {event} of {job['tenant_id']}'s run {run}, which is {job['status']}"
 
 
 def i21(history: History) -> Iterator[str]:

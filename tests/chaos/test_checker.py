@@ -11,13 +11,14 @@ import pytest
 from chaos.amqp_tap import Heard, What
 from chaos.checker import INVARIANTS, judge
 from chaos.history import History, Request, StoredObject
+from chaos.receiver import Delivery
 from tests.chaos.histories import ME, OTHER, SHA, T0, at, sound
 
 #: Where in the sound history's changes what happens.
 SUBMITTED, CLAIMED_FIRST, DONE_FIRST, FREED, CLAIMED_SECOND, DONE_SECOND = 1, 5, 7, 8, 11, 12
-NOT_IN_THE_LOAD = {"I14", "I19", "I22", "I23"}
-#: The load cancels and schedules; the sound history does neither.
-NOT_IN_THE_SOUND = NOT_IN_THE_LOAD | {"I15", "I18"}
+NOT_IN_THE_LOAD = {"I14", "I22", "I23"}
+#: The load cancels and schedules, and hears of its runs; the sound history does not.
+NOT_IN_THE_SOUND = NOT_IN_THE_LOAD | {"I15", "I18", "I19"}
 
 
 def found(history: History) -> dict[str, list[str]]:
@@ -64,6 +65,36 @@ def a_schedule_makes_no_run(history: History) -> None:
 def a_schedule_makes_two_runs(history: History) -> None:
     history.requests.append(Request("scheduled", "red", "clock", T0, T0, "accepted"))
     history.firings += [{"schedule_id": "clock", "job_id": history.jobs[0]["id"]}] * 2
+
+
+def told(history: History, **changes: Any) -> None:
+    """The sound job is a run, and its client heard of its end."""
+    if not history.firings:
+        history.firings.append({"schedule_id": "clock", "job_id": "job"})
+    said = {"message": "msg_1", "tenant": "red", "event": "run.succeeded", "run": "job", "at": T0 + 5}
+    history.deliveries.append(Delivery(**{**said, "genuine": True, "taken": True, **changes}))
+
+
+def a_run_that_nobody_heard_of(history: History) -> None:
+    told(history, taken=False)
+
+
+def a_message_with_another_id_when_repeated(history: History) -> None:
+    told(history, taken=False)
+    told(history, message="msg_2")
+
+
+def a_message_that_is_not_ours(history: History) -> None:
+    told(history, genuine=False)
+
+
+def a_message_for_somebody_else(history: History) -> None:
+    told(history)
+    told(history, tenant="blue")
+
+
+def a_message_that_lies(history: History) -> None:
+    told(history, event="run.failed")
 
 
 def a_cancelled_job_goes_on(history: History) -> None:
@@ -283,6 +314,10 @@ WAYS: dict[str, list[Callable[[History], None]]] = {
     ],
     "I15": [a_cancelled_job_goes_on],
     "I18": [a_schedule_makes_two_runs],
+    "I19": [
+        a_run_that_nobody_heard_of, a_message_with_another_id_when_repeated, a_message_that_is_not_ours,
+        a_message_for_somebody_else, a_message_that_lies,
+    ],
     "I20": [a_gap_in_the_events, an_event_that_a_client_missed],
     "I21": [a_row_of_another_tenant, a_foreign_media_that_was_shown],
     "I24": [a_process_that_lives_on],
@@ -334,6 +369,14 @@ def test_a_cancelled_job_is_judged_once_a_load_cancels() -> None:
     assert "I15" in found(history)
     history.requests[-1] = replace(history.requests[-1], answered_at=T0 + 4.5)
     assert "I15" not in found(history)
+
+
+def test_a_message_may_come_more_than_once() -> None:
+    history = sound()
+    told(history, taken=False)
+    told(history)
+    told(history)
+    assert "I19" not in found(history)
 
 
 def test_what_a_failed_job_left_in_the_store_is_known() -> None:
