@@ -28,6 +28,9 @@ from worker import metrics
 
 log = structlog.get_logger(__name__)
 
+#: The database is asked several times as often while leases are held.
+_SURE_SECONDS = 2.0
+
 
 @dataclass(slots=True)
 class Held:
@@ -97,6 +100,7 @@ class Heartbeat:
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._renewed_at = monotonic()
         self._met = threading.Event()
+        self._answered_at = float("-inf")  # when the database last answered
 
     def start(self) -> None:
         metrics.LEASES.set_function(lambda: len(self._held))
@@ -136,6 +140,13 @@ class Heartbeat:
             held = self._held.get(task_id)
             return held is not None and not held.lost
 
+    @property
+    def sure(self) -> bool:
+        """Whether `holds` can be relied on. While the database is away our presence has ended, and as soon as it is
+        back others may take what we hold before we hear of it.
+        """
+        return monotonic() - self._answered_at < _SURE_SECONDS
+
     # --- below: the heartbeat's own thread
 
     def _thread_main(self) -> None:
@@ -165,6 +176,7 @@ class Heartbeat:
             if monotonic() - self._renewed_at >= self._settings.renew_seconds:
                 await self._renew()
             await self._hear_of_cancels()
+            self._answered_at = monotonic()
         except TRY_AGAIN as error:
             log.warning("heartbeat lost its connection", error=type(error).__name__)
             self._disconnect()
@@ -202,6 +214,7 @@ class Heartbeat:
             await asyncio.sleep(0.05)
 
     def _disconnect(self) -> None:
+        self._answered_at = float("-inf")
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -17,6 +18,9 @@ from leasehold.transitions import claims, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.transitions.settlements import Completion, Failure, Parking, Settled, Spreading, Verdict
 from worker import metrics
+
+
+_UNSURE_SECONDS = 0.02
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +51,12 @@ class Asked:
 class ClaimLane:
     """Claims hinted tasks, whatever number of hints gathered, in one statement."""
 
-    def __init__(self, settings: Settings, terms: LeaseTerms, holds: Callable[[UUID], bool], most: int) -> None:
+    def __init__(
+        self, settings: Settings, terms: LeaseTerms, holds: Callable[[UUID], bool], sure: Callable[[], bool], most: int
+    ) -> None:
         self._terms = terms
         self._holds = holds
+        self._sure = sure
         self._lane: Lane[Asked, Claimed | None] = Lane(
             # For as long as the database is away: who gave up would keep the hint, which is then nobody's.
             lambda: connect(settings, "claims"), self._claim, most=most, patience=float("inf"),
@@ -67,6 +74,9 @@ class ClaimLane:
         repeated: bool,  # noqa: FBT001 - Lane's signature
     ) -> list[Claimed | None]:
         gone = {owner for item in items for owner in item.gone}
+        # Taken for one that we hold, the hint of a task that we lost would be acknowledged away.
+        while not self._sure() and any(self._holds(item.task_id) for item in items):  # noqa: ASYNC110 - another thread
+            await asyncio.sleep(_UNSURE_SECONDS)
         # What we hold already is not ours to take again; what an unanswered try of ours may have claimed is.
         wanted = {item.task_id for item in items if not self._holds(item.task_id)}
         if repeated:

@@ -19,6 +19,7 @@ from leasehold.transitions import workers
 from leasehold.transitions.claims import LeaseTerms
 from tests.factories import Rows
 from worker.heartbeat import Heartbeat
+from worker.lanes import ClaimLane
 
 SECONDS = 20.0
 TTL = 3.0
@@ -89,6 +90,41 @@ async def test_the_hint_of_a_task_whose_lease_was_lost_is_not_taken_for_one_of_o
     link.hold(["leasehold heartbeat"])
     await asyncio.wait_for(stopped.wait(), SECONDS)
     assert not heartbeat.holds(lease.task_id)
+
+
+async def test_what_a_worker_holds_is_not_sure_while_the_database_does_not_answer(
+    heartbeat: Heartbeat, link: Link, rows: Rows
+) -> None:
+    await held_and_renewed(heartbeat, rows)
+    assert heartbeat.sure
+    link.hold(["leasehold heartbeat"])
+    async with asyncio.timeout(SECONDS):
+        while heartbeat.sure:
+            await asyncio.sleep(0.02)
+    link.heal()
+    link.reset()
+    async with asyncio.timeout(SECONDS):
+        while not heartbeat.sure:
+            await asyncio.sleep(0.02)
+
+
+async def test_the_hint_of_a_task_that_was_taken_from_us_unnoticed_is_claimed_and_not_acknowledged_away(
+    settings: Settings, rows: Rows
+) -> None:
+    """The database was away: our presence ended, the sweeper freed the task, and its hint came before we heard."""
+    (announced,) = await rows.submit()
+    holds = sure = False
+    lane = ClaimLane(settings, rows.terms, lambda _task: holds, lambda: sure, most=8)
+    lane.start()
+    try:
+        holds = True
+        asked = asyncio.create_task(lane.claim(announced.hint.task_id))
+        await asyncio.sleep(0.3)
+        assert not asked.done()
+        holds, sure = False, True
+        assert await asyncio.wait_for(asked, SECONDS) is not None
+    finally:
+        await lane.close()
 
 
 async def test_a_new_claim_of_a_task_stops_the_older_attempt_of_the_same_worker(
