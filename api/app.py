@@ -19,6 +19,7 @@ from api import (
     dead_letters,
     external,
     generation,
+    generation_callbacks,
     generation_queries,
     health,
     media,
@@ -43,8 +44,8 @@ from api.services import open_services
 from leasehold.errors import LeaseholdError
 from leasehold.settings import Settings
 
-#: What needs no key: for machines that watch the process, and the contract itself.
-PUBLIC = frozenset({"/livez", "/readyz", "/metrics"})
+#: What needs no key: for machines that watch the process, and for providers, whose address is a secret itself.
+PUBLIC = frozenset({"/livez", "/readyz", "/metrics", generation_callbacks.ROUTE})
 
 _DOORS = (
     uploads.router,
@@ -59,6 +60,7 @@ _DOORS = (
     conversion_result.router,
     conversion_promote.router,
     generation.router,
+    generation_callbacks.router,
     generation_queries.router,
     source_images.router,
     external.router,

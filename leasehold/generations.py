@@ -97,6 +97,13 @@ async def consume(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
     )
 
 
+async def owner(connection: Connection, job_id: UUID) -> Row | None:
+    """Whose generation it is, and its job's status; for who proved to be told its id by us."""
+    return await connection.fetchrow(
+        "SELECT g.tenant_id, j.status FROM generation g JOIN job j ON j.id = g.job_id WHERE g.job_id = $1", job_id
+    )
+
+
 async def purchase(connection: Connection, job_id: UUID, tenant_id: str) -> Purchase | None:
     row = await connection.fetchrow(
         "SELECT j.status, j.params,"

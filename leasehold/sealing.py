@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import base64
+import hmac
+
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from leasehold.errors import LeaseholdError, Unavailable
@@ -18,6 +21,22 @@ class Sealing:
     def __init__(self, settings: Settings) -> None:
         keys = [key.strip() for key in settings.sealing_keys.get_secret_value().split(",") if key.strip()]
         self._fernet = MultiFernet([Fernet(key) for key in keys]) if keys else None
+        self._signing = [key.encode() for key in keys]
+
+    @property
+    def possible(self) -> bool:
+        """Whether the installation has a key."""
+        return self._fernet is not None
+
+    def sign(self, purpose: str, text: bytes) -> str:
+        """The same each time, fit for a URL, and of use for nothing but `purpose`. Raises Unavailable."""
+        self._keys()
+        return _signature(self._signing[0], purpose, text)
+
+    def verifies(self, purpose: str, text: bytes, signature: str) -> bool:
+        """By any of the keys. Raises Unavailable."""
+        self._keys()
+        return any(hmac.compare_digest(_signature(key, purpose, text), signature) for key in self._signing)
 
     def seal(self, secret: bytes) -> bytes:
         """Raises Unavailable when the installation has no key."""
@@ -34,3 +53,8 @@ class Sealing:
         if self._fernet is None:
             raise Unavailable("sealing_not_configured", "This installation has no LEASEHOLD_SEALING_KEYS.")
         return self._fernet
+
+
+def _signature(key: bytes, purpose: str, text: bytes) -> str:
+    own = hmac.digest(key, f"leasehold {purpose}".encode(), "sha256")  # a key for this purpose alone
+    return base64.urlsafe_b64encode(hmac.digest(own, text, "sha256")).decode().rstrip("=")

@@ -101,6 +101,7 @@ class Heartbeat:
         self._renewed_at = monotonic()
         self._met = threading.Event()
         self._answered_at = float("-inf")  # when the database last answered
+        self._doubtful = True  # our presence was interrupted, and what we hold was not confirmed since
 
     def start(self) -> None:
         metrics.LEASES.set_function(lambda: len(self._held))
@@ -145,7 +146,7 @@ class Heartbeat:
         """Whether `holds` can be relied on. While the database is away our presence has ended, and as soon as it is
         back others may take what we hold before we hear of it.
         """
-        return monotonic() - self._answered_at < _SURE_SECONDS
+        return not self._doubtful and monotonic() - self._answered_at < _SURE_SECONDS
 
     # --- below: the heartbeat's own thread
 
@@ -173,7 +174,7 @@ class Heartbeat:
         try:
             if self._connection is None:
                 await self._connect()
-            if monotonic() - self._renewed_at >= self._settings.renew_seconds:
+            if self._doubtful or monotonic() - self._renewed_at >= self._settings.renew_seconds:
                 await self._renew()
             await self._hear_of_cancels()
             self._answered_at = monotonic()
@@ -205,8 +206,6 @@ class Heartbeat:
         elif self._settings.presence:
             await self._appear(connection)
         self._met.set()
-        # While we were away somebody may have taken our tasks: ask at once.
-        self._renewed_at = monotonic() - self._settings.renew_seconds
 
     async def _appear(self, connection: Connection) -> None:
         # Refused while our own earlier session has not ended yet; there is nobody to tell us when it has.
@@ -214,7 +213,7 @@ class Heartbeat:
             await asyncio.sleep(0.05)
 
     def _disconnect(self) -> None:
-        self._answered_at = float("-inf")
+        self._doubtful = True  # somebody may take our tasks while we are away: ask at once when we are back
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
@@ -235,6 +234,11 @@ class Heartbeat:
             by_task = {answer.task_id: answer for answer in answers}
             for held in wanted:
                 self._heed(held, by_task[held.lease.task_id], started)
+            # Somebody who holds a row just now may be taking it from us.
+            if all(answer.renewed or not answer.still_ours for answer in answers):
+                self._doubtful = False
+        else:
+            self._doubtful = False
         self._renewed_at = started
 
     def _heed(self, held: Held, answer: claims.Renewal, started: float) -> None:

@@ -19,7 +19,6 @@ from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.transitions.settlements import Completion, Failure, Parking, Settled, Spreading, Verdict
 from worker import metrics
 
-
 _UNSURE_SECONDS = 0.02
 
 

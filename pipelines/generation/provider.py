@@ -26,7 +26,8 @@ class SourceImage:
 class Order:
     """What is to be made. `token`: the same for every attempt at one generation, of another for no other.
 
-    `extra`: what the caller says to this provider alone, by the provider's own names.
+    `extra`: what the caller says to this provider alone, by the provider's own names. `callback`: where the provider
+    may say that it has news, if it can.
     """
 
     kind: Kind
@@ -43,6 +44,7 @@ class Order:
     ratio: str | None = None
     deadline_seconds: int | None = None  # how long we will wait: providers that can, stop then
     extra: Mapping[str, object] | None = None
+    callback: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

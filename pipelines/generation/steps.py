@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from time import monotonic
 from typing import Any
@@ -44,7 +45,7 @@ async def submit(attempt: Attempt) -> Done | Park:
     may_repeat = provider.takes_token or params.resubmit
     if note.get("asked_at") and not may_repeat:
         raise Permanent("submit_outcome_unknown", _UNKNOWN)
-    order = _order(attempt, note)
+    order = replace(_order(attempt, note), callback=workshop.callback(attempt.job_id))
     await attempt.remember(note | {"asked_at": _now().isoformat()})
     failpoints.reach("after_intent")
     attempt.checkpoint()

@@ -11,6 +11,7 @@ from leasehold.egress import Egress
 from leasehold.errors import LeaseholdError, Permanent
 from leasehold.sealing import Sealing
 from leasehold.settings import Settings
+from pipelines.generation.callbacks import callback_url
 from pipelines.generation.metrics import measured
 from pipelines.generation.pipeline import GenerationParams
 from pipelines.generation.provider import Order, Provider, Rejected, SourceImage
@@ -44,6 +45,9 @@ class Workshop:
         if own is None:
             raise Permanent("credential_missing", f"There is no credential for {params.provider}.")
         return own.get_secret_value()
+
+    def callback(self, job_id: UUID) -> str | None:
+        return callback_url(self.settings, self.sealing, job_id)
 
 
 @asynccontextmanager

@@ -203,7 +203,7 @@ async def test_who_chooses_no_model_asks_for_one(providers: Providers, name: str
 WHOLE: dict[str, Any] = {
     "negative_prompt": "blur", "width": 1024, "height": 768, "sample_strength": 0.6, "duration_ms": 5000,
     "ratio": "16:9", "images": (SourceImage("https://example.com/a.png"), SourceImage("https://example.com/b.png")),
-    "deadline_seconds": 600, "extra": {"seed": 7},
+    "deadline_seconds": 600, "extra": {"seed": 7}, "callback": "https://api.example/tell",
 }  # fmt: skip
 
 #: What the documentation that each adapter names asks for.
@@ -222,6 +222,7 @@ RECORDS: dict[tuple[str, Kind], tuple[str, str, dict[str, Any]]] = {
     }),
     ("ark", "video"): ("POST", "/api/v3/contents/generations/tasks", {
         "model": "m", "ratio": "16:9", "duration": 5, "execution_expires_after": 3600, "seed": 7,
+        "callback_url": "https://api.example/tell",
         "content": [
             {"type": "text", "text": "p"},
             {"type": "image_url", "image_url": {"url": "https://example.com/a.png"}, "role": "first_frame"},
@@ -233,9 +234,10 @@ RECORDS: dict[tuple[str, Kind], tuple[str, str, dict[str, Any]]] = {
             "prompt": "p", "negative_prompt": "blur", "width": 1024, "height": 768, "prompt_strength": 0.6,
             "image": "https://example.com/a.png", "aspect_ratio": "16:9", "duration": 5, "seed": 7,
         },
+        "webhook": "https://api.example/tell", "webhook_events_filter": ["completed"],
     }),
     ("gateway", "image"): ("POST", "/gateway/tasks", {
-        "prompt": "p", "kind": "image", "size": {"w": 1024, "h": 768}, "seed": 7,
+        "prompt": "p", "kind": "image", "size": {"w": 1024, "h": 768}, "seed": 7, "tell": "https://api.example/tell",
     }),
 }  # fmt: skip
 
@@ -253,6 +255,12 @@ async def test_an_order_goes_out_in_the_words_of_the_documentation(
         assert request.headers["cancel-after"] == "600s"
     if name == "gateway":
         assert request.headers["idempotency-key"] == "t-1"
+
+
+async def test_replicate_is_not_asked_to_call_where_it_would_not(providers: Providers, simulator: Simulator) -> None:
+    wanted = order("replicate", "image", "p", callback="http://api.example/tell")
+    assert isinstance(await providers["replicate"].submit(wanted, CREDENTIALS["replicate"]), Taken)
+    assert "webhook" not in simulator.requests[0].json
 
 
 async def test_a_version_of_replicate_is_named_in_the_body(providers: Providers, simulator: Simulator) -> None:

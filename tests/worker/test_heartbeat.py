@@ -108,6 +108,27 @@ async def test_what_a_worker_holds_is_not_sure_while_the_database_does_not_answe
             await asyncio.sleep(0.02)
 
 
+async def test_what_somebody_may_be_taking_this_moment_is_not_sure(
+    settings: Settings, heartbeat: Heartbeat, link: Link, rows: Rows
+) -> None:
+    """The sweeper is at it: a renewal passes over the row, and it is neither confirmed nor lost."""
+    lease, _ = await held_and_renewed(heartbeat, rows)
+    before = (await rows.task(lease.task_id))["lease_until"]
+    sweeper = await connect(settings, "test")
+    try:
+        async with sweeper.transaction():
+            await sweeper.execute("SELECT FROM task WHERE id = $1 FOR UPDATE", lease.task_id)
+            link.reset()
+            await asyncio.sleep(0.8)  # it is back, and has asked
+            assert not heartbeat.sure
+    finally:
+        await sweeper.close()
+    async with asyncio.timeout(SECONDS):
+        while not heartbeat.sure:
+            await asyncio.sleep(0.02)
+    assert (await rows.task(lease.task_id))["lease_until"] > before
+
+
 async def test_the_hint_of_a_task_that_was_taken_from_us_unnoticed_is_claimed_and_not_acknowledged_away(
     settings: Settings, rows: Rows
 ) -> None:

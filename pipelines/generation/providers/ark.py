@@ -103,6 +103,8 @@ def _video(order: Order) -> dict[str, Any]:
         said["duration"] = round(order.duration_ms / 1000)
     if order.deadline_seconds:
         said["execution_expires_after"] = min(max(order.deadline_seconds, _EXPIRES[0]), _EXPIRES[1])
+    if order.callback:
+        said["callback_url"] = order.callback
     return said | dict(order.extra or {})
 
 

@@ -24,7 +24,7 @@ from pipelines.generation.providers.asking import Asker, Heard, bad_answer, no_f
 WORDS = frozenset(
     {
         "prompt", "model", "negative_prompt", "width", "height", "sample_strength", "image", "images", "is_pro",
-        "duration_ms", "duration_seconds", "ratio", "token", "kind",
+        "duration_ms", "duration_seconds", "ratio", "token", "kind", "callback",
     }
 )  # fmt: skip
 _WORD = re.compile(r"\{([a-z_]+)\}")
@@ -217,6 +217,7 @@ def _values(order: Order) -> dict[str, Any]:
         "ratio": order.ratio,
         "token": order.token,
         "kind": order.kind,
+        "callback": order.callback,
     }
 
 

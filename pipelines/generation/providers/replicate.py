@@ -1,5 +1,6 @@
 """Replicate: predictions. https://replicate.com/docs/reference/http, and for Cancel-After
-https://replicate.com/changelog/2025-10-16-prediction-deadlines .
+https://replicate.com/changelog/2025-10-16-prediction-deadlines ; webhooks:
+https://replicate.com/docs/topics/webhooks/setup-webhook (https alone).
 
 It takes no idempotency token. Links live an hour.
 """
@@ -89,7 +90,11 @@ def _prediction(order: Order) -> tuple[str, dict[str, Any]]:
         "aspect_ratio": order.ratio,
         "duration": round(order.duration_ms / 1000) if order.duration_ms else None,
     }
-    said = {"input": {name: value for name, value in given.items() if value is not None} | dict(order.extra or {})}
+    said: dict[str, Any] = {
+        "input": {name: value for name, value in given.items() if value is not None} | dict(order.extra or {})
+    }
+    if order.callback and order.callback.startswith("https://"):
+        said |= {"webhook": order.callback, "webhook_events_filter": ["completed"]}
     owner, slash, name = order.model.partition("/")
     if slash and ":" not in name:
         return f"/v1/models/{quote(owner, safe='')}/{quote(name, safe='')}/predictions", said

@@ -116,7 +116,10 @@ async def _ark_task(studio: Studio, asked: dict[str, Any]) -> Reply:
     if not 3600 <= asked.get("execution_expires_after", 3600) <= 259_200:
         return Reply(400, {"error": {"code": "InvalidParameter", "message": "execution_expires_after"}})
     bought = await studio.buy("video", texts[0])
-    return bought if isinstance(bought, Reply) else Reply(said={"id": bought.id})
+    if isinstance(bought, Reply):
+        return bought
+    studio.will_tell(bought, asked.get("callback_url"), lambda: _ark_state(studio, bought))
+    return Reply(said={"id": bought.id})
 
 
 def _ark_state(studio: Studio, bought: Bought) -> dict[str, Any]:
@@ -136,11 +139,7 @@ async def replicate(studio: Studio, request: Request) -> Reply:
     if request.headers.get("authorization") != f"Bearer {BEARER}":
         return Reply(401, {"title": "Unauthenticated", "detail": "You did not pass a valid token", "status": 401})
     if request.path.endswith("/predictions") and request.method == "POST":
-        asked = request.json
-        if not isinstance(asked.get("input"), dict) or ("/models/" not in request.path and "version" not in asked):
-            return Reply(422, {"title": "Input validation failed", "detail": "input and version are required"})
-        bought = await studio.buy("image", asked["input"]["prompt"])
-        return bought if isinstance(bought, Reply) else Reply(201, {"id": bought.id, "status": "starting"})
+        return await _predict(studio, request)
     ref = request.path.removesuffix("/cancel").rpartition("/")[2]
     found = studio.find(ref)
     if found is None:
@@ -149,6 +148,16 @@ async def replicate(studio: Studio, request: Request) -> Reply:
         studio.cancel(found)
         return Reply(said={"id": ref, "status": "canceled"})
     return studio.poll(found) or Reply(said=_prediction(studio, found))
+
+
+async def _predict(studio: Studio, request: Request) -> Reply:
+    asked = request.json
+    if not isinstance(asked.get("input"), dict) or ("/models/" not in request.path and "version" not in asked):
+        return Reply(422, {"title": "Input validation failed", "detail": "input and version are required"})
+    if not asked.get("webhook", "https://").startswith("https://"):
+        return Reply(422, {"title": "Input validation failed", "detail": "webhook: must be https"})
+    bought = await studio.buy("image", asked["input"]["prompt"])
+    return bought if isinstance(bought, Reply) else Reply(201, {"id": bought.id, "status": "starting"})
 
 
 def _prediction(studio: Studio, bought: Bought) -> dict[str, Any]:
@@ -169,9 +178,7 @@ async def gateway(studio: Studio, request: Request) -> Reply:
     if request.headers.get("x-key") != BEARER:
         return Reply(401, {"message": "no"})
     if request.method == "POST":
-        asked = request.json
-        bought = await studio.buy(asked["kind"], asked["prompt"], request.headers.get("idempotency-key"))
-        return bought if isinstance(bought, Reply) else Reply(said={"data": {"task": bought.id}})
+        return await _gateway_order(studio, request)
     found = studio.find(request.path.rpartition("/")[2])
     if found is None:
         return Reply(404, {"message": "no such task"})
@@ -187,6 +194,15 @@ async def gateway(studio: Studio, request: Request) -> Reply:
     })  # fmt: skip
 
 
+async def _gateway_order(studio: Studio, request: Request) -> Reply:
+    asked = request.json
+    bought = await studio.buy(asked["kind"], asked["prompt"], request.headers.get("idempotency-key"))
+    if isinstance(bought, Reply):
+        return bought
+    studio.will_tell(bought, asked.get("tell"), dict)
+    return Reply(said={"data": {"task": bought.id}})
+
+
 def gateway_declaration(url: str) -> str:
     """What LEASEHOLD_GENERATION_HTTP_PROVIDERS says of it."""
     headers = {"x-key": "{credential}"}
@@ -195,7 +211,8 @@ def gateway_declaration(url: str) -> str:
         {
             "name": "gateway",
             "submit": {"url": f"{url}/gateway/tasks", "headers": headers,
-                       "body": {"prompt": "{prompt}", "kind": "{kind}", "size": {"w": "{width}", "h": "{height}"}}},
+                       "body": {"prompt": "{prompt}", "kind": "{kind}", "size": {"w": "{width}", "h": "{height}"},
+                                "tell": "{callback}"}},
             "ref": "/data/task",
             "poll": {"method": "GET", "url": one, "headers": headers},
             "status": "/data/state",

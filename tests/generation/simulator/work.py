@@ -5,10 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from io import BytesIO
 from itertools import count
+from typing import Any
 
+import httpx2
 from PIL import Image
 
 from tests.generation.simulator.http import HangUp, Reply, Request
@@ -24,7 +27,8 @@ class Script:
     bought, and the answer does not arrive, or is no JSON. slow=S: seconds before a submission is answered. work=N:
     polls until it is made (1); never: it is not. ill=N: the first N polls answer 500. odd: polls answer a status that
     nobody has heard of. fail=CODE: it fails. files=N (1), file=html|huge|gone|moved|inside|empty: what their links
-    lead to (the last one's, with onlylast).
+    lead to (the last one's, with onlylast). news=S: made after S seconds, however often it is polled, and whoever gave
+    an address to call is called then.
     """
 
     def __init__(self, prompt: str) -> None:
@@ -49,12 +53,15 @@ class Bought:
     script: Script
     polls: int = 0
     cancelled: bool = False
+    ready: bool = False
 
     @property
     def state(self) -> str:
         """working, made, failed or cancelled."""
         if self.cancelled:
             return "cancelled"
+        if self.script.has("news"):
+            return "made" if self.ready else "working"
         if self.script.has("never") or self.polls <= self.script.number("work", 1):
             return "working"
         return "failed" if self.script.has("fail") else "made"
@@ -73,6 +80,8 @@ class Studio:
     _under_way: set[str] = field(default_factory=set)  # kept: 100,000 of them cannot be counted at each purchase
     _ids: count[int] = field(default_factory=count)
     _by_token: dict[str, Bought] = field(default_factory=dict)
+    told: list[tuple[str, int]] = field(default_factory=list)  # calls to who ordered, with their answers
+    _telling: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def buy(self, kind: str, prompt: str, token: str | None = None) -> Bought | Reply:
         """As the prompt says: a purchase, or the answer that it is none. Raises HangUp when the answer is lost."""
@@ -110,6 +119,26 @@ class Studio:
         if bought.polls <= bought.script.number("ill"):
             return Reply(500, body=b"Internal Server Error")
         return None
+
+    def will_tell(self, bought: Bought, url: str | None, say: Callable[[], Any]) -> None:
+        """Finish it by the clock, and say so: 5 seconds for an answer, and three tries, as Ark documents."""
+        if bought.script.has("news"):
+            task = asyncio.create_task(self._tell(bought, url, say))
+            self._telling.add(task)
+            task.add_done_callback(self._telling.discard)
+
+    async def _tell(self, bought: Bought, url: str | None, say: Callable[[], Any]) -> None:
+        await asyncio.sleep(float(bought.script.text("news") or 0))
+        bought.ready = True
+        self._note(bought)
+        if url is None:
+            return
+        async with httpx2.AsyncClient(timeout=5) as http:
+            for _ in range(3):
+                answer = await http.post(url, json=say(), headers={"webhook-id": f"msg_{bought.id}"})
+                self.told.append((url, answer.status_code))
+                if answer.is_success:
+                    break
 
     def cancel(self, bought: Bought) -> None:
         bought.cancelled = True

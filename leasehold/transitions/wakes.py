@@ -1,0 +1,27 @@
+"""Somebody outside says that a step which waits has something to look at: it becomes due now."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from leasehold.database import Connection
+from leasehold.outbox import Announcement
+
+WAKE = """
+WITH woken AS (
+    UPDATE task t SET available_at = clock_timestamp()
+    FROM job j
+    WHERE j.id = $1 AND j.tenant_id = $2 AND j.finished_at IS NULL
+      AND t.job_id = j.id AND t.step = $3 AND t.status = 'waiting' AND NOT starts_with(t.queue, 'ext:')
+    RETURNING t.id, t.job_id, t.queue, t.priority, j.trace
+)
+INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second' FROM woken
+RETURNING id AS outbox_id, task_id, queue, priority, headers
+"""
+
+
+async def wake(connection: Connection, job_id: UUID, tenant_id: str, step: str) -> Sequence[Announcement]:
+    """Make the waiting step of the tenant's job due now; when it does not wait, do and return nothing."""
+    return [Announcement.from_row(row) for row in await connection.fetch(WAKE, job_id, tenant_id, step)]
