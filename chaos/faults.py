@@ -19,6 +19,7 @@ from chaos.settings import LEASE_SECONDS
 from chaos.stack import Installation
 from chaos.store_front import Trouble
 from embedded.guard import descendants
+from leasehold.database import TRY_AGAIN
 
 log = structlog.get_logger(__name__)
 
@@ -75,7 +76,12 @@ class Faults:
     async def _at_its_time(self, fault: Fault) -> None:
         await asyncio.sleep(fault.at)
         inject = next(work for prefix, work in self._by_prefix.items() if fault.name.startswith(prefix))
-        if await inject(fault):
+        try:
+            happened = await inject(fault)
+        except TRY_AGAIN as error:  # another fault of the plan is on, and this one cannot reach what it would break
+            log.warning("a fault met another one", fault=fault.name, error=type(error).__name__)
+            happened = False
+        if happened:
             self.fired[fault.name] += 1
         else:
             log.warning("a fault did not fire", fault=fault.name, target=fault.target)

@@ -12,6 +12,9 @@ import aio_pika
 
 from chaos.plan import Fault
 from chaos.stack import Installation
+from leasehold.database import until_answered
+
+_RECOVERY_SECONDS = 20.0
 
 
 class ServerFaults:
@@ -140,6 +143,10 @@ class ServerFaults:
 
     async def _set_read_only(self, value: str) -> None:
         servers, name = self._it.servers, self._it.name
-        async with self._broken:
+
+        async def set_it() -> None:
             await servers.administer(f"ALTER DATABASE {name} SET default_transaction_read_only = {value}")
             await servers.administer(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+
+        async with self._broken:
+            await until_answered(set_it, within=_RECOVERY_SECONDS)  # a backend that was killed takes the server along
