@@ -65,7 +65,7 @@ def outbox() -> None:
         "INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)\n    SELECT f.id, f.job_id,",
         "SELECT f.id AS task_id, 0::bigint AS id,",
     )
-    hinted = _without(hinted, "a.trace, clock_timestamp() + interval '1 second'\n", "a.trace AS headers\n")
+    hinted = _without(hinted, "f.trace, clock_timestamp() + interval '1 second'\n", "f.trace AS headers\n")
     text = before + _without(hinted, "\n    RETURNING id, task_id, queue, priority, headers")
     settlements.COMPLETE = text
     complete = settlements.complete

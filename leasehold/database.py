@@ -36,12 +36,14 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
     asyncpg.SerializationError,
 )
 
-#: The transitions find rows by key. Statistics of a young table must not talk the planner into scanning it, and
-#: planning these statements anew costs more than running them.
+#: The transitions find rows by key, in the order that their joins are written in. Statistics of a young table must not
+#: talk the planner into reading it as a whole, and planning these statements anew costs more than running them.
 _BY_KEY = {
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
+    "enable_material": "off",
+    "join_collapse_limit": "1",
     "plan_cache_mode": "force_generic_plan",
     "jit": "off",
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from enum import Enum, auto
 from time import perf_counter
 from typing import TypeAlias
 from uuid import UUID
@@ -47,46 +48,70 @@ class Asked:
     gone: tuple[UUID, ...] = field(default=())
 
 
+class _Held(Enum):
+    """The answer for a task that we hold ourselves: the database was not asked."""
+
+    HELD = auto()
+
+
 class ClaimLane:
-    """Claims hinted tasks, whatever number of hints gathered, in one statement."""
+    """Claims hinted tasks, whatever number of hints gathered, in one statement.
+
+    `holds`: whether a task's lease is ours as far as we know, and `sure`: whether that can be relied on.
+    """
 
     def __init__(
-        self, settings: Settings, terms: LeaseTerms, holds: Callable[[UUID], bool], sure: Callable[[], bool], most: int
+        self,
+        settings: Settings,
+        terms: LeaseTerms,
+        holds: Callable[[UUID], bool],
+        sure: Callable[[], bool],
+        most: int,
     ) -> None:
         self._terms = terms
         self._holds = holds
         self._sure = sure
-        self._lane: Lane[Asked, Claimed | None] = Lane(
+        self._lane: Lane[Asked, Claimed | _Held | None] = Lane(
             # For as long as the database is away: who gave up would keep the hint, which is then nobody's.
             lambda: connect(settings, "claims"), self._claim, most=most, patience=float("inf"),
         )  # fmt: skip
         self.start, self.close = self._lane.start, self._lane.close
 
     async def claim(self, task_id: UUID, gone: tuple[UUID, ...] = ()) -> Claimed | None:
-        """None: finished, not due, unknown, or leased by somebody alive."""
-        return await self._lane.ask(Asked(task_id, gone))
+        """None: finished, not due, unknown, leased by somebody alive, or ours already.
+
+        Taken for one that we hold, the hint of a task that we have lost would be acknowledged away: while nobody is
+        sure, it waits.
+        """
+        while True:
+            while self._holds(task_id):
+                if self._sure():
+                    return None
+                await asyncio.sleep(_UNSURE_SECONDS)
+            answer = await self._lane.ask(Asked(task_id, gone))
+            if answer is not _Held.HELD:
+                return answer
 
     async def _claim(
         self,
         connection: Connection,
         items: Sequence[Asked],
         repeated: bool,  # noqa: FBT001 - Lane's signature
-    ) -> list[Claimed | None]:
+    ) -> list[Claimed | _Held | None]:
         gone = {owner for item in items for owner in item.gone}
-        # Taken for one that we hold, the hint of a task that we lost would be acknowledged away.
-        while not self._sure() and any(self._holds(item.task_id) for item in items):  # noqa: ASYNC110 - another thread
-            await asyncio.sleep(_UNSURE_SECONDS)
         # What we hold already is not ours to take again; what an unanswered try of ours may have claimed is.
-        wanted = {item.task_id for item in items if not self._holds(item.task_id)}
+        held = {item.task_id for item in items if self._holds(item.task_id)}
+        wanted = {item.task_id for item in items} - held
         if repeated:
             gone.add(self._terms.owner)
-        if not wanted:
-            return [None] * len(items)
-        started = perf_counter()
-        found = await claims.claim(connection, self._terms, sorted(wanted), sorted(gone))
-        metrics.took("claim", started)
-        by_task = {claimed.lease.task_id: claimed for claimed in found}
-        return [by_task.pop(item.task_id, None) for item in items]  # a doubled hint gets it once
+        by_task: dict[UUID, Claimed] = {}
+        if wanted:
+            started = perf_counter()
+            found = await claims.claim(connection, self._terms, sorted(wanted), sorted(gone))
+            metrics.took("claim", started)
+            by_task = {claimed.lease.task_id: claimed for claimed in found}
+        # A doubled hint gets it once.
+        return [_Held.HELD if item.task_id in held else by_task.pop(item.task_id, None) for item in items]
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,7 +48,7 @@ from worker.workdir import WorkDir
 log = structlog.get_logger(__name__)
 
 #: The most tasks that one claiming or settling statement takes.
-_BATCH = 64
+_BATCH = 128
 #: Hints in hand per slot: a band's share of them is not lent to the others, and must fill the slots by itself.
 _HINTS_PER_SLOT = 4
 _RELAY_SECONDS = 0.5

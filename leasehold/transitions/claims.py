@@ -53,24 +53,35 @@ class LeaseTerms:
     max_losses: int
 
 
+# What a claim takes along of its job. It is read once, with the lock: to join it again, here or below, is to compare
+# each task of a batch with each job of it, since the planner takes what a CTE returns for one row.
+_OF_JOB = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
+           "gated", "grace_seconds")  # fmt: skip
+
+
+def _of_job(alias: str) -> str:
+    return ", ".join(f"{alias}.{column}" for column in _OF_JOB)
+
+
 # The hinted tasks. Waits for the job's lock: the holder is a short statement, and the hint is spent afterwards.
-_HINTED = """
+_HINTED = f"""
 WITH jobs AS MATERIALIZED (
-    SELECT j.id FROM job j
-    WHERE j.id IN (SELECT t.job_id FROM task t WHERE t.id = ANY($1::uuid[]))
-      AND j.status IN ('pending', 'queued', 'running', 'waiting_worker')
+    SELECT j.id, mine.tasks, {_of_job("j")}
+    FROM (
+        SELECT t.job_id, array_agg(t.id) AS tasks FROM task t WHERE t.id = ANY($1::uuid[]) GROUP BY t.job_id
+    ) AS mine JOIN job j ON j.id = mine.job_id
+    WHERE j.status IN ('pending', 'queued', 'running', 'waiting_worker')
     ORDER BY j.id
-    FOR UPDATE
+    FOR UPDATE OF j
 ), found AS MATERIALIZED (
-    SELECT t.id, t.status AS was
-    FROM jobs JOIN task t ON t.job_id = jobs.id
-    WHERE t.id = ANY($1::uuid[])
-      AND NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
-      AND (
-        (t.status IN ('pending', 'retry', 'waiting') AND t.available_at <= clock_timestamp())
-        OR (t.status = 'running' AND t.losses < $4
-            AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($5::uuid[])))
-      )
+    SELECT t.id, t.status AS was, {_of_job("jobs")}
+    FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks) AS hinted(id) JOIN task t ON t.id = hinted.id
+    WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
+      -- A CASE, which no index matches: by one of statuses the planner reads a whole backlog to find a few tasks.
+      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
+               WHEN t.status = 'running' THEN t.losses < $4
+                   AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($5::uuid[]))
+               ELSE false END
     ORDER BY t.id
     FOR UPDATE OF t
 )"""
@@ -79,7 +90,7 @@ WITH jobs AS MATERIALIZED (
 # second, and a tenant that has much running comes later. So a flood delays its own tenant. A band below ages into
 # the one above in thirty seconds. What a hint tells of (`pending`) is ours only when it is overdue by $5.
 # Jobs that somebody else is working on are passed over, not waited for; hence more candidates than wanted.
-_DUE = """
+_DUE = f"""
 WITH RECURSIVE served AS MATERIALIZED (
     SELECT q.queue, band FROM unnest($1::text[]) AS q(queue) CROSS JOIN generate_series(0, 2) AS band
     WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = q.queue)
@@ -120,21 +131,21 @@ WITH RECURSIVE served AS MATERIALIZED (
     ORDER BY turn, since
     LIMIT 8 * $4
 ), due AS MATERIALIZED (
-    SELECT c.id, c.was
+    SELECT c.id, c.was, {_of_job("j")}
     FROM candidates c JOIN job j ON j.id = c.job_id
     WHERE j.status IN ('pending', 'queued', 'running', 'waiting_worker')
     ORDER BY c.turn, c.since
     LIMIT $4
     FOR UPDATE OF j SKIP LOCKED
 ), found AS MATERIALIZED (
-    SELECT t.id, due.was
+    SELECT t.id, due.was, {_of_job("due")}
     FROM due JOIN task t ON t.id = due.id
     WHERE t.status IN ('pending', 'retry', 'waiting')
     ORDER BY t.id
     FOR UPDATE OF t
 )"""
 
-_MARK_CLAIMED = """
+_MARK_CLAIMED = f"""
 , claimed AS (
     UPDATE task t
     SET status = 'running',
@@ -147,32 +158,29 @@ _MARK_CLAIMED = """
     FROM found
     WHERE t.id = found.id
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
-              t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited
+              t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
+              {_of_job("found")}
+), counted AS MATERIALIZED (
+    SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS n,
+           (count(*) FILTER (WHERE was <> 'running') OVER job)::int AS leased,
+           CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER job THEN 'waiting_worker' ELSE 'running' END AS becomes
+    FROM claimed c
+    WINDOW job AS (PARTITION BY job_id)
 ), advanced AS (
     UPDATE job j
-    SET status = CASE WHEN mine.external THEN 'waiting_worker' ELSE 'running' END,
+    SET status = mine.becomes,
         leased = j.leased + mine.leased,
         started_at = coalesce(j.started_at, clock_timestamp()),
         event_seq = j.event_seq + mine.n
-    FROM (
-        SELECT job_id, count(*)::int AS n, (count(*) FILTER (WHERE was <> 'running'))::int AS leased,
-               bool_and(starts_with(queue, 'ext:')) AS external
-        FROM claimed GROUP BY job_id
-    ) AS mine
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.status, j.event_seq - mine.n AS seq, j.tenant_id, j.pipeline, j.pipeline_version,
-              j.params, j.inputs, j.output_prefix, j.trace, j.gated, j.grace_seconds
+    FROM counted mine
+    WHERE mine.nth = 1 AND j.id = mine.job_id
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
-    SELECT c.job_id, a.seq + row_number() OVER (PARTITION BY c.job_id ORDER BY c.id), a.tenant_id,
-           CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,
-           a.status, c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
-    FROM claimed c JOIN advanced a ON a.id = c.job_id
+    SELECT c.job_id, c.event_seq + c.nth, c.tenant_id, CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,
+           c.becomes, c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
+    FROM counted c
 )
-SELECT c.*, a.tenant_id, a.pipeline, a.pipeline_version, a.params, a.inputs, a.output_prefix, a.trace,
-       a.gated, a.grace_seconds
-FROM claimed c JOIN advanced a ON a.id = c.job_id
-ORDER BY c.id
+SELECT * FROM counted ORDER BY id
 """
 
 CLAIM = _HINTED + _MARK_CLAIMED

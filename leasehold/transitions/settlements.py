@@ -9,7 +9,7 @@ this very epoch already settled answers `settled` again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from enum import StrEnum
 from typing import Any
@@ -93,21 +93,30 @@ class Settled:
     ended: list[JobEnded] = field(default_factory=list)
 
 
-# $1 owners, $2 task ids, $3 epochs; every statement of this module begins so.
+# $1 owners, $2 task ids, $3 epochs; every statement of this module begins so. What is needed of the job is read once,
+# with its lock, and taken along (see claims): `asked` is the lease's place in the arrays.
 _LEASED = """
 WITH asked AS MATERIALIZED (
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
 ), jobs AS MATERIALIZED (
-    SELECT j.id, j.status, j.steps_left, j.leased, j.external FROM job j
-    WHERE j.id IN (SELECT t.job_id FROM task t WHERE t.id = ANY($2::uuid[]))
+    SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
+           j.created_at, mine.owners, mine.ids, mine.epochs, mine.places
+    FROM (
+        SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
+               array_agg(a.nth) AS places
+        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+    ) AS mine JOIN job j ON j.id = mine.job_id
     ORDER BY j.id
-    FOR UPDATE
+    FOR UPDATE OF j
 ), held AS MATERIALIZED (
-    SELECT t.id, a.nth
-    FROM jobs JOIN task t ON t.job_id = jobs.id JOIN asked a ON a.id = t.id
-    WHERE t.id = ANY($2::uuid[])
-      AND t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running'
+    SELECT t.id, a.nth, jobs.status AS job_status, jobs.steps_left, jobs.leased, jobs.external, jobs.tenant_id,
+           jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
+    FROM jobs
+    CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
+    JOIN task t ON t.id = a.id
+    -- A CASE, as in claims: no index of what runs is to be read for it.
+    WHERE CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END
       {condition}
     ORDER BY t.id
     FOR UPDATE OF t
@@ -124,70 +133,77 @@ COMPLETE = (
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM held WHERE t.id = held.id
-    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.unblocks
-), next AS (
-    SELECT j.id, mine.n,
-           CASE WHEN j.steps_left = mine.n THEN 'succeeded'
-                WHEN j.status = 'cancel_requested' AND j.leased = mine.n THEN 'cancelled'
-                WHEN j.external = 0 OR j.status = 'cancel_requested' THEN j.status
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.unblocks, held.nth AS place, held.job_status,
+              held.steps_left, held.leased, held.external, held.tenant_id, held.trace, held.event_seq, held.pipeline,
+              held.created_at
+), counted AS (
+    SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
+           (count(*) OVER (PARTITION BY job_id))::int AS n
+    FROM done d
+), judged AS MATERIALIZED (
+    SELECT c.*,
+           CASE WHEN c.steps_left = c.n THEN 'succeeded'
+                WHEN c.job_status = 'cancel_requested' AND c.leased = c.n THEN 'cancelled'
+                WHEN c.external = 0 OR c.job_status = 'cancel_requested' THEN c.job_status
                 WHEN EXISTS (
-                    SELECT 1 FROM task o WHERE o.job_id = j.id AND starts_with(o.queue, 'ext:')
+                    SELECT 1 FROM task o WHERE o.job_id = c.job_id AND starts_with(o.queue, 'ext:')
                       AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM done d)
                       AND o.waiting_on <= (SELECT count(*) FROM done d WHERE o.id = ANY(d.unblocks)))
-                THEN 'waiting_worker' ELSE 'running' END AS status
-    FROM (SELECT job_id, count(*)::int AS n FROM done GROUP BY job_id) AS mine JOIN jobs j ON j.id = mine.job_id
+                THEN 'waiting_worker' ELSE 'running' END AS becomes
+    FROM counted c
 ), advanced AS (
     UPDATE job j
-    SET steps_left = j.steps_left - next.n,
-        leased = j.leased - next.n,
-        status = next.status,
-        finished_at = CASE WHEN next.status IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
-        expires_at = CASE WHEN next.status IN ('succeeded', 'cancelled')
+    SET steps_left = j.steps_left - mine.n,
+        leased = j.leased - mine.n,
+        status = mine.becomes,
+        finished_at = CASE WHEN mine.becomes IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
+        expires_at = CASE WHEN mine.becomes IN ('succeeded', 'cancelled')
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
-        event_seq = j.event_seq + next.n
-    FROM next
-    WHERE j.id = next.id
-    RETURNING j.id, j.tenant_id, j.status, j.steps_left, j.trace, j.event_seq - next.n AS seq, next.n, j.pipeline,
-              extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
+        event_seq = j.event_seq + mine.n
+    FROM judged mine
+    WHERE mine.nth = 1 AND j.id = mine.job_id
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
-    SELECT d.job_id, a.seq + d.nth, a.tenant_id, 'completed',
-           CASE WHEN a.status IN ('succeeded', 'cancelled') AND d.nth < a.n THEN 'running' ELSE a.status END,
-           d.id, d.step, 'succeeded', d.epoch
-    FROM (SELECT *, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM done) AS d
-    JOIN advanced a ON a.id = d.job_id
+    SELECT job_id, event_seq + nth, tenant_id, 'completed',
+           CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < n THEN 'running' ELSE becomes END,
+           id, step, 'succeeded', epoch
+    FROM judged
 ), freed AS (
     -- Counted down on the child's own row: its parents are serialised by the job's lock.
     UPDATE task c
     SET waiting_on = c.waiting_on - parents.n,
         status = CASE WHEN c.waiting_on = parents.n THEN 'pending' ELSE c.status END,
         available_at = clock_timestamp()
-    FROM (SELECT child, count(*)::int AS n FROM done, unnest(done.unblocks) AS child GROUP BY child) AS parents
+    FROM (
+        SELECT child, count(*)::int AS n, (array_agg(done.trace))[1] AS trace
+        FROM done, unnest(done.unblocks) AS child GROUP BY child
+    ) AS parents
     WHERE c.id = parents.child AND c.status = 'blocked'
-    RETURNING c.id, c.job_id, c.queue, c.priority, c.waiting_on
+    RETURNING c.id, c.job_id, c.queue, c.priority, c.waiting_on, parents.trace
 ), stored AS (
     INSERT INTO output (task_id, name, job_id, step, key, size, sha256, content_type)
     SELECT d.id, o.name, d.job_id, d.step, o.key, o.size, o.sha256, o.content_type
-    FROM jsonb_to_recordset($4::jsonb)
-        AS o(task_id uuid, name text, key text, size bigint, sha256 text, content_type text)
-    JOIN done d ON d.id = o.task_id
+    FROM done d CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[d.place] -> 'of')
+        AS o(name text, key text, size bigint, sha256 text, content_type text)
 ), valued AS (
     INSERT INTO result (task_id, value)
-    SELECT d.id, r.value FROM jsonb_to_recordset($5::jsonb) AS r(task_id uuid, value jsonb)
-    JOIN done d ON d.id = r.task_id
+    SELECT d.id, ($5::jsonb[])[d.place] FROM done d WHERE ($5::jsonb[])[d.place] IS NOT NULL
 ), hinted AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-    SELECT f.id, f.job_id, f.queue, f.priority, a.trace, clock_timestamp() + interval '1 second'
-    FROM freed f JOIN advanced a ON a.id = f.job_id
+    SELECT f.id, f.job_id, f.queue, f.priority, f.trace, clock_timestamp() + interval '1 second'
+    FROM freed f
     WHERE f.waiting_on = 0 AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
-SELECT a.id AS task_id,
-       coalesce(d.id IS NOT NULL OR (t.status = 'succeeded' AND t.epoch = a.epoch), false) AS settled,
-       'succeeded' AS state, e.id AS ended_job, e.pipeline, e.status AS outcome, e.seconds,
+SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
+       CASE WHEN d.becomes IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
+       d.becomes AS outcome, extract(epoch FROM clock_timestamp() - d.created_at)::float8 AS seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
-FROM asked a LEFT JOIN done d ON d.id = a.id LEFT JOIN task t ON t.id = a.id
-LEFT JOIN advanced e ON e.id = d.job_id AND e.status IN ('succeeded', 'cancelled')
+FROM judged d
+UNION ALL
+SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'succeeded', NULL, NULL, NULL, NULL, NULL,
+       NULL, NULL, NULL
+FROM asked a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
 UNION ALL
 SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 """
@@ -401,19 +417,9 @@ def _settled(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) ->
 
 async def complete(connection: Connection, completions: Sequence[Completion]) -> Settled:
     """running -> succeeded. Unblocks the steps that needed it and writes their hints; the last step ends the job."""
-    outputs = [
-        {
-            "task_id": done.lease.task_id,
-            "name": out.name,
-            "key": out.key,
-            "size": out.size,
-            "sha256": out.sha256,
-            "content_type": out.content_type,
-        }
-        for done in completions
-        for out in done.outputs
-    ]
-    values = [{"task_id": done.lease.task_id, "value": done.value} for done in completions if done.value is not None]
+    # Lists in a list would be an array of two dimensions.
+    outputs = [{"of": [asdict(output) for output in done.outputs]} if done.outputs else None for done in completions]
+    values = [done.value for done in completions]
     columns = _columns([done.lease for done in completions])
     return _settled(await connection.fetch(COMPLETE, *columns, outputs, values), hints=True, ends=True)
 
