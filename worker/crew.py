@@ -176,7 +176,8 @@ class Crew:
         """Claim what is due into the free slots. Answers whether there may be more, and whether any of what was found
         (nothing, if all slots are busy) is of the kind that hints tell of.
         """
-        wanted = self._free if most is None else min(most, self._free)
+        # At most half of the slots: while those of one half are being settled, the other half is claimed.
+        wanted = min(self._free, max(1, self.slots // 2) if most is None else most)
         if wanted <= 0:
             return True, True
         self._keep_free(wanted)

@@ -59,6 +59,7 @@ class InlineAttempt:
         self.opened = opened
         self.params = _params(pipeline, claimed)
         self.outputs: dict[str, Output] = {}
+        self.used_directory = False
 
     @property
     def pipeline(self) -> Pipeline:
@@ -90,6 +91,7 @@ class InlineAttempt:
 
     @property
     def directory(self) -> Path:
+        self.used_directory = True
         self._directory.mkdir(parents=True, exist_ok=True)
         return self._directory
 

@@ -185,7 +185,7 @@ class Runner:
         try:
             return await inline.perform(attempt, _limit(claimed, step))
         finally:
-            if directory.exists():  # few inline handlers need one
+            if attempt.used_directory:  # few inline handlers need one
                 await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))
 
     async def _isolated(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Completion:
