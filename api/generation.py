@@ -218,7 +218,7 @@ async def _cancel(request: Request, kind: Kind, wanted: CancelRequest, caller: C
             raise Conflict("resource_invalid_state", "The generation has ended, or is being cancelled.")
         said = await find()
     gates = [(EVERYBODY, f"server:{row['server_id']}")]
-    await tell(services, hints, gates)
+    await tell(services, hints, gates, [row["job_id"]])
     return await answer(services, said or row)
 
 

@@ -85,7 +85,7 @@ async def create_run(
     asked = fingerprint(b"POST /v1/runs", wanted.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
     for one in made:
-        await tell(services, one.hints, one.gates)
+        await tell(services, one.hints, one.gates, one.left)
         SUBMITTED.labels(wanted.template).inc()
         log.info("run submitted", job_id=str(one.id))
     return json_response(answer.body, answer.status_code, limited | {"Location": _location(answer.body)})
@@ -105,12 +105,14 @@ def json_response(said: Any, status: int = 200, headers: dict[str, str] | None =
     return Response(body, status, headers, media_type="application/json")
 
 
-async def tell(services: Services, hints: Sequence[Announcement], names: Sequence[GateName] = ()) -> None:
-    """After a commit: publish its hints, and let in whom its gates have room for."""
+async def tell(
+    services: Services, hints: Sequence[Announcement], names: Sequence[GateName] = (), left: Sequence[UUID] = ()
+) -> None:
+    """After a commit: publish its hints, and let in whom its gates have room for, once `left` have left them."""
     services.announcer.announce(hints)
     if names:
         async with services.pool.acquire() as connection:
-            services.announcer.announce(await gates.admit(connection, names))
+            services.announcer.announce(await gates.admit(connection, names, left))
 
 
 @router.get(
@@ -210,7 +212,7 @@ async def cancel_run(request: Request, run_id: UUID, caller: Writer, asked: Reas
         if status is not JobState.CANCEL_REQUESTED:
             raise Conflict("cancel_not_supported", "The template of this run does not support cancelling.")
     elif status in JOB_TERMINAL:
-        await tell(services, [], names)
+        await tell(services, [], names, [run_id])
     return json_response({"id": run_id, "status": status}, HTTPStatus.ACCEPTED)
 
 
@@ -293,7 +295,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
     asked = fingerprint(b"POST /v1/runs/rerun", str(run_id).encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
     for one in made:
-        await tell(services, one.hints, one.gates)
+        await tell(services, one.hints, one.gates, one.left)
     return json_response(answer.body, answer.status_code, limited | {"Location": _location(answer.body)})
 
 

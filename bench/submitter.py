@@ -31,7 +31,7 @@ class Submitter:
         async with self._pool.acquire() as connection:
             async with connection.transaction():
                 hints = await submit(connection, jobs)
-            hints += await gates.admit(connection, names)
+            hints += await gates.admit(connection, names, ())
         self.announcer.announce(hints)
 
     async def fill(self, pipeline: Pipeline, jobs: int) -> None:

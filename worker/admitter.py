@@ -39,6 +39,7 @@ class Admitter:
             left, self._left = self._left, set()
             try:
                 async with self._pool.acquire() as connection:
-                    self._announcer.announce(await gates.admit(connection, await gates.gates_of(connection, [*left])))
+                    names = await gates.gates_of(connection, [*left])
+                    self._announcer.announce(await gates.admit(connection, names, [*left]))
             except TRY_AGAIN as error:
                 log.warning("jobs at their gates are left to the sweeper", error=type(error).__name__)

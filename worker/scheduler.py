@@ -31,7 +31,7 @@ async def schedule(
             async with pool.acquire() as connection:
                 for made in await schedules.fire_due(connection, templates, keep_seconds):
                     announcer.announce(made.hints)
-                    announcer.announce(await gates.admit(connection, made.gates))
+                    announcer.announce(await gates.admit(connection, made.gates, made.left))
                 if deliveries is not None:
                     announcer.announce(await webhooks.dispatch(connection, deliveries, keep_seconds))
         except TRY_AGAIN as error:

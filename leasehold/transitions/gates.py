@@ -23,6 +23,8 @@ GateName: TypeAlias = tuple[str, str]
 
 #: Jobs looked at, and so admitted at most, in one go.
 _MOST = 500
+#: Looked at first: seldom more than a few can be let in.
+_FEW = 32
 
 
 class Gated(Protocol):
@@ -83,40 +85,66 @@ WITH waiting AS MATERIALIZED (
     ) AS head
     ORDER BY priority, job_id LIMIT $3
 )
-SELECT w.job_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys
-FROM waiting w JOIN gate_job g ON g.job_id = w.job_id
-GROUP BY w.job_id, w.priority ORDER BY w.priority, w.job_id
+SELECT w.job_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys, j.finished_at IS NULL AS alive
+FROM waiting w JOIN gate_job g ON g.job_id = w.job_id JOIN job j ON j.id = w.job_id
+GROUP BY w.job_id, w.priority, j.finished_at ORDER BY w.priority, w.job_id
 """
 
 _LOCK = """
 SELECT g.tenant_id, g.key, g.at_most, g.per_minute
-FROM gate g JOIN unnest($1::text[], $2::text[]) AS asked(tenant_id, key) USING (tenant_id, key)
+FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
+JOIN gate g ON g.tenant_id = asked.tenant_id AND g.key = asked.key
 ORDER BY g.tenant_id, g.key
 FOR UPDATE OF g
 """
 
 # Finished jobs are no longer inside; a gate with a rate remembers their admission for its minute.
-_FORGET = """
+_THROUGH = """
+  AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR g.admitted_at < clock_timestamp() - interval '60 seconds')
+"""
+_FORGET_LEFT = (
+    """
+DELETE FROM gate_job g
+USING unnest($1::uuid[]) AS gone(job_id), job j, gate
+WHERE g.job_id = gone.job_id AND j.id = gone.job_id AND j.finished_at IS NOT NULL
+  AND gate.tenant_id = g.tenant_id AND gate.key = g.key
+"""
+    + _THROUGH
+)
+_FORGET = (
+    """
 DELETE FROM gate_job g
 USING unnest($1::text[], $2::text[]) AS asked(tenant_id, key), gate, job j
 WHERE g.tenant_id = asked.tenant_id AND g.key = asked.key AND gate.tenant_id = g.tenant_id AND gate.key = g.key
   AND j.id = g.job_id AND j.finished_at IS NOT NULL
-  AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR g.admitted_at < clock_timestamp() - interval '60 seconds')
 """
+    + _THROUGH
+)
 
+# Who is finished and not forgotten yet still counts as inside: a limit is kept, and the sweeper finds it.
 _INSIDE = """
-SELECT g.tenant_id, g.key, count(*) FILTER (WHERE j.finished_at IS NULL) AS inside,
-       count(*) FILTER (WHERE g.admitted_at > clock_timestamp() - interval '60 seconds') AS lately
+SELECT gate.tenant_id, gate.key, used.inside, used.lately
 FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
-JOIN gate_job g ON g.tenant_id = asked.tenant_id AND g.key = asked.key AND g.admitted_at IS NOT NULL
-JOIN job j ON j.id = g.job_id
-GROUP BY g.tenant_id, g.key
+JOIN gate ON gate.tenant_id = asked.tenant_id AND gate.key = asked.key
+CROSS JOIN LATERAL (
+    SELECT count(*) AS inside, 0::bigint AS lately FROM gate_job g
+    WHERE gate.per_minute IS NULL AND g.tenant_id = gate.tenant_id AND g.key = gate.key AND g.admitted_at IS NOT NULL
+    HAVING gate.per_minute IS NULL
+    UNION ALL
+    SELECT count(*) FILTER (WHERE j.finished_at IS NULL),
+           count(*) FILTER (WHERE g.admitted_at > clock_timestamp() - interval '60 seconds')
+    FROM gate_job g JOIN job j ON j.id = g.job_id
+    WHERE gate.per_minute IS NOT NULL AND g.tenant_id = gate.tenant_id AND g.key = gate.key
+      AND g.admitted_at IS NOT NULL
+    HAVING gate.per_minute IS NOT NULL
+) AS used
 """
 
-# The gates were one more step that each first step needed.
+# The gates were one more step that each first step needed. What is told of a job is taken along from its lock.
 ADMIT = """
 WITH jobs AS MATERIALIZED (
-    SELECT j.id FROM job j WHERE j.id = ANY($1::uuid[]) AND j.held AND j.finished_at IS NULL ORDER BY j.id FOR UPDATE
+    SELECT j.id, j.tenant_id, j.status, j.event_seq, j.trace
+    FROM job j WHERE j.id = ANY($1::uuid[]) AND j.held AND j.finished_at IS NULL ORDER BY j.id FOR UPDATE
 ), passed AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
 ), freed AS (
@@ -126,22 +154,24 @@ WITH jobs AS MATERIALIZED (
     FROM jobs
     WHERE t.job_id = jobs.id AND t.status = 'blocked'
       AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks))
-    RETURNING t.id, t.job_id, t.queue, t.priority, t.status
+    RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS was, jobs.event_seq,
+              jobs.trace
+), counted AS MATERIALIZED (
+    SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth,
+           CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER (PARTITION BY job_id)
+                THEN 'waiting_worker' ELSE was END AS becomes
+    FROM freed f
 ), advanced AS (
-    UPDATE job j
-    SET held = false, event_seq = j.event_seq + 1,
-        status = CASE WHEN (SELECT bool_and(starts_with(f.queue, 'ext:')) FROM freed f WHERE f.job_id = j.id)
-                      THEN 'waiting_worker' ELSE j.status END
-    FROM jobs WHERE j.id = jobs.id
-    RETURNING j.id, j.tenant_id, j.status, j.event_seq, j.trace
+    UPDATE job j SET held = false, event_seq = j.event_seq + 1, status = mine.becomes
+    FROM counted mine WHERE mine.nth = 1 AND j.id = mine.job_id
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
-    SELECT id, event_seq, tenant_id, 'admitted', status FROM advanced
+    SELECT job_id, event_seq + 1, tenant_id, 'admitted', becomes FROM counted WHERE nth = 1
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-SELECT f.id, f.job_id, f.queue, f.priority, a.trace, clock_timestamp() + interval '1 second'
-FROM freed f JOIN advanced a ON a.id = f.job_id
-WHERE f.status = 'pending' AND NOT starts_with(f.queue, 'ext:')
+SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
+FROM counted
+WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
 RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 
@@ -160,28 +190,43 @@ class _Room:
         self.entries = None if self.entries is None else self.entries - 1
 
 
-async def admit(connection: Connection, names: Iterable[GateName]) -> list[Announcement]:
+async def admit(
+    connection: Connection, names: Iterable[GateName], left: Sequence[UUID] | None = None
+) -> list[Announcement]:
     """held -> runnable for as many jobs of these gates as there is room for, by priority and age.
 
-    Returns the hints to be published. A job that some other gate keeps out does not keep out those behind it.
+    `left`: the jobs that may have ended since the gates were asked last; None: nobody knows, and all that were let in
+    are looked at. Returns the hints to be published. A job that some other gate keeps out does not keep out those
+    behind it.
     """
     asked = sorted(set(names))
-    if not asked:
-        return []
-    async with connection.transaction():
-        waiting = await connection.fetch(_WAITING, *_columns(asked), _MOST)
-        wanted = sorted({name for row in waiting for name in _names(row)})
-        rooms = await _rooms(connection, wanted)
-        let_in = []
-        for row in waiting:
-            mine = [rooms[name] for name in _names(row)]
-            if all(room.left for room in mine):
-                let_in.append(row["job_id"])
-                for room in mine:
-                    room.take()
-        if not let_in:
-            return []
-        return [Announcement.from_row(row) for row in await connection.fetch(ADMIT, let_in)]
+    hints: list[Announcement] = []
+    most = _MOST if left is None else min(_MOST, max(_FEW, 2 * len(left)))
+    more = bool(asked)
+    while more:
+        async with connection.transaction():
+            let_in, more = await _choose(connection, asked, left, most)
+            if let_in:
+                hints += [Announcement.from_row(row) for row in await connection.fetch(ADMIT, let_in)]
+        more = more and (most < _MOST or bool(let_in))
+        left, most = (), min(_MOST, 4 * most)
+    return hints
+
+
+async def _choose(
+    connection: Connection, asked: Sequence[GateName], left: Sequence[UUID] | None, most: int
+) -> tuple[list[UUID], bool]:
+    """Of the first `most` that wait, those that every gate of theirs has room for; and whether to look further."""
+    waiting = await connection.fetch(_WAITING, *_columns(asked), most)
+    rooms = await _rooms(connection, sorted({*asked, *(name for row in waiting for name in _names(row))}), left)
+    let_in = []
+    for row in waiting:
+        mine = [rooms[name] for name in _names(row)]
+        if row["alive"] and all(room.left for room in mine):
+            let_in.append(row["job_id"])
+            for room in mine:
+                room.take()
+    return let_in, len(waiting) == most and any(rooms[name].left for name in asked)
 
 
 def _names(row: Any) -> list[GateName]:
@@ -192,11 +237,16 @@ def _columns(names: Sequence[GateName]) -> tuple[list[str], list[str]]:
     return [tenant for tenant, _ in names], [key for _, key in names]
 
 
-async def _rooms(connection: Connection, names: Sequence[GateName]) -> dict[GateName, _Room]:
+async def _rooms(
+    connection: Connection, names: Sequence[GateName], left: Sequence[UUID] | None
+) -> dict[GateName, _Room]:
     """How much room each gate has, with its row locked."""
     columns = _columns(names)
     gates = await connection.fetch(_LOCK, *columns)
-    await connection.execute(_FORGET, *columns)
+    if left is None:
+        await connection.execute(_FORGET, *columns)
+    elif left:
+        await connection.execute(_FORGET_LEFT, sorted(left))
     counted = {(row["tenant_id"], row["key"]): row for row in await connection.fetch(_INSIDE, *columns)}
     rooms: defaultdict[GateName, _Room] = defaultdict(lambda: _Room(None, None))
     for row in gates:

@@ -51,11 +51,12 @@ class MadeTogether:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Publish `hints` after the commit, and then ask `gates` to let the run in."""
+    """Publish `hints` after the commit, and then ask `gates` to let the run in. `left`: runs that made room for it."""
 
     id: UUID
     hints: Sequence[Announcement]
     gates: Sequence[gates.GateName]
+    left: Sequence[UUID] = ()
 
 
 _REMEMBER = """
@@ -121,12 +122,13 @@ async def create(connection: Connection, new: NewRun) -> Made:
     same = _same_scope(new)
     its_gates = _declared_gates(await _limits_of(connection, new.tenant_id), new)
     exclusive = None
+    replaced: Sequence[UUID] = ()
     if terms.concurrency == "reject_same_scope":
         exclusive = same
     elif terms.concurrency in ("queue_same_scope", "replace_same_scope"):
         its_gates.append(Gate(new.tenant_id, f"scope:{new.known.template.type}:{same}", at_most=1))
     if terms.concurrency == "replace_same_scope":
-        await _replace(connection, new, its_gates[-1])
+        replaced = await _replace(connection, new, its_gates[-1])
     job = _job(new, its_gates, notify=await _is_watched(connection, new.tenant_id), exclusive=exclusive)
     hints = await _submit(connection, job)
     template = new.known.template
@@ -134,7 +136,7 @@ async def create(connection: Connection, new: NewRun) -> Made:
         _REMEMBER, new.id, new.tenant_id, template.type, template.version, new.scope, new.scope_id, new.scheduled_at,
         new.schedule_id, new.tick, new.rerun_of,
     )  # fmt: skip
-    return Made(new.id, hints, [(gate.tenant_id, gate.key) for gate in its_gates])
+    return Made(new.id, hints, [(gate.tenant_id, gate.key) for gate in its_gates], replaced)
 
 
 async def _submit(connection: Connection, job: NewJob) -> list[Announcement]:
@@ -166,28 +168,25 @@ def _deadline(new: NewRun) -> datetime | None:
     return (new.scheduled_at or datetime.now(UTC)) + timeout
 
 
-async def _replace(connection: Connection, new: NewRun, gate: Gate) -> None:
-    """Ask those before it to stop. It waits at their gate, so that it starts when they have."""
+async def _replace(connection: Connection, new: NewRun, gate: Gate) -> list[UUID]:
+    """Ask those before it to stop, and return them. It waits at their gate, so that it starts when they have."""
     await connection.execute(
         "INSERT INTO gate (tenant_id, key, at_most) VALUES ($1, $2, 1)"
         " ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = 1",  # its lock puts replacements in a row
         gate.tenant_id,
         gate.key,
     )
-    older = await connection.fetch(
+    rows = await connection.fetch(
         "SELECT g.job_id FROM gate_job g JOIN job j ON j.id = g.job_id"
         " WHERE g.tenant_id = $1 AND g.key = $2 AND j.finished_at IS NULL",
         gate.tenant_id,
         gate.key,
     )
+    older = [row["job_id"] for row in rows]
     await jobs.request_cancel(
-        connection,
-        [row["job_id"] for row in older],
-        new.tenant_id,
-        reason=f"replaced by run {new.id}",
-        by="replace_same_scope",
-        forced=True,
+        connection, older, new.tenant_id, reason=f"replaced by run {new.id}", by="replace_same_scope", forced=True
     )
+    return older
 
 
 async def _is_watched(connection: Connection, tenant_id: str) -> bool:

@@ -125,7 +125,7 @@ async def _start(
             connection, unfinished, row["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
         )
     made = await start(connection, templates, row, tick, keep_seconds)
-    return [] if made is None else [Made(made.id, made.hints, [*made.gates, *freed])]
+    return [] if made is None else [Made(made.id, made.hints, [*made.gates, *freed], unfinished)]
 
 
 async def _unfinished(connection: Connection, schedule_id: UUID) -> list[UUID]:
