@@ -1,0 +1,54 @@
+"""The hot statements find each row by its key, and touch no row that they do not need: a backlog, and whatever else
+runs, cost a claim and a completion nothing.
+"""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from leasehold.transitions import claims, settlements
+from tests.factories import THREE, Rows
+
+STATEMENTS = {
+    "claim": ("uuid[], uuid, interval, int, uuid[]", claims.CLAIM),
+    "complete": ("uuid[], uuid[], int[], jsonb[], jsonb[]", settlements.COMPLETE),
+}
+#: What an index of all that waits, or all that runs, is called.
+OF_MANY = ("task_runnable", "task_running", "job_live")
+
+
+async def plan_of(rows: Rows, name: str) -> str:
+    """As the platform's own connections plan it."""
+    types, statement = STATEMENTS[name]
+    nothing = ", ".join("NULL" for _ in types.split(","))
+    await rows.connection.execute(f"PREPARE hot_{name} ({types}) AS {statement}")
+    try:
+        said = await rows.connection.fetch(f"EXPLAIN (COSTS OFF) EXECUTE hot_{name} ({nothing})")
+    finally:
+        await rows.connection.execute(f"DEALLOCATE hot_{name}")
+    return "\n".join(row[0] for row in said)
+
+
+@pytest.mark.parametrize("backlog", [0, 2000])
+@pytest.mark.parametrize("name", STATEMENTS)
+async def test_a_hot_statement_reads_nothing_but_the_rows_it_is_about(rows: Rows, name: str, backlog: int) -> None:
+    for _ in range(backlog // 500):
+        await rows.submit(THREE, 500)
+    if backlog:
+        await rows.connection.execute("ANALYZE task, job")
+    plan = await plan_of(rows, name)
+    # `o`: a job's other steps, looked at only where some are done outside.
+    assert not re.search(r"Seq Scan on (?!task o\b)", plan), plan
+    for index in OF_MANY:
+        assert index not in plan, plan
+    # Two loops over a batch, each row against each: what is needed of a job is taken along instead.
+    assert not re.search(r"Join Filter: .*job_id", plan), plan
+
+
+async def test_a_claim_takes_only_what_it_was_asked_for_from_a_backlog(rows: Rows) -> None:
+    hints = [*await rows.submit(count=300)]
+    wanted = [hint.hint.task_id for hint in hints[::100]]
+    taken = await claims.claim(rows.connection, rows.terms, [*wanted, *wanted])
+    assert [claimed.lease.task_id for claimed in taken] == sorted(wanted)
