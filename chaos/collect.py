@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -63,6 +64,13 @@ async def gather(it: Installation, load: Load, history: History) -> None:
     history.has_broker = bool(it.amqp_url)
     history.objects = await _objects(it)
     history.expected_bytes = _words() | await asyncio.to_thread(_pictures)
+
+
+def write_down(history: History, directory: Path) -> None:
+    """What rows and hints did, in order, for whoever has to find out why."""
+    for name, found in (("changes", history.changes), ("heard", history.heard), ("sessions", history.sessions)):
+        lines = (json.dumps(asdict(one), default=str) for one in found)
+        (directory / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
 
 
 def _plain(row: asyncpg.Record) -> Row:

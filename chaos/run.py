@@ -89,6 +89,7 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         report.fired = faults.fired + _failpoints(it)
         report.verdicts = judge(history)
         if keep is not None and report.violated:
+            collect.write_down(history, it.directory)
             shutil.copytree(it.directory, keep / f"{mutate or plan.seed}", dirs_exist_ok=True)
     report.rest_seconds = history.rest_seconds
     report.jobs = Counter(f"{job['pipeline']} {job['status']}" for job in history.jobs)
