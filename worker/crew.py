@@ -229,4 +229,5 @@ async def claim_with_takeover(
         owner = await gone_owner(delivery.hint.task_id)
         if owner is not None:
             return await claim(delivery.hint.task_id, (owner,))
-    return None
+    # The sweeper may have been faster, in the very moment of the first claim, which then saw the lease that it ended.
+    return await claim(delivery.hint.task_id, ())

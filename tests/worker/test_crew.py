@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
 
 from leasehold.broker import make_broker
 from leasehold.broker.base import Delivery, Hint
 from leasehold.ids import new_id
 from leasehold.settings import Settings
 from leasehold.transitions.claims import Claimed
-from worker.crew import Crew
+from worker.crew import Crew, claim_with_takeover
 
 SECONDS = 10.0
 NEVER = 3600.0
@@ -54,3 +56,22 @@ async def test_a_hint_that_comes_during_a_look_that_finds_nothing_is_followed_at
         await asyncio.wait_for(followed.wait(), SECONDS)
     finally:
         await crew.close()
+
+
+async def test_a_task_that_the_sweeper_freed_during_the_first_claim_is_claimed_by_its_redelivered_hint() -> None:
+    """A claim that waited for the sweeper's lock still sees the lease that it ended, and afterwards has no owner."""
+    asked: list[tuple[UUID, ...]] = []
+    given = object()
+
+    async def claim(_task: UUID, gone: tuple[UUID, ...]) -> Any:
+        asked.append(gone)
+        return given if len(asked) > 1 else None
+
+    async def nobody(_task: UUID) -> None:
+        return None
+
+    async def no_ack() -> None: ...
+
+    delivery = Delivery(Hint(new_id(), "q"), no_ack, redelivered=True)
+    assert await claim_with_takeover(delivery, claim, nobody) is given
+    assert asked == [(), ()]
