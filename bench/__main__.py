@@ -14,6 +14,7 @@ from rich.console import Console
 from bench import (
     conversion,
     generation,
+    growth,
     idle,
     image,
     latency,
@@ -24,6 +25,7 @@ from bench import (
     runs,
     submit,
     throughput,
+    workflows,
 )
 from bench.figure import Figure
 from bench.peers import measure as peers
@@ -33,7 +35,9 @@ from embedded.process import EmbeddedError
 
 FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
     "throughput": throughput.measure,
+    "workflows": workflows.measure,
     "latency": latency.measure,
+    "growth": growth.measure,
     "image": image.measure,
     "idle": idle.measure,
     "submit": submit.measure,
@@ -59,6 +63,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=Scale().runs, help="runs of each figure (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=Scale().jobs, help="jobs of one throughput run (%(default)s)")
     parser.add_argument("--peers", default=",".join(Scale().peers), help="of the figure peers (%(default)s)")
+    parser.add_argument(
+        "--finished", default=",".join(map(str, Scale().finished)), help="jobs in the table, of growth (%(default)s)"
+    )
     asked = parser.parse_args(arguments)
     if unknown := [name for name in asked.figures if name not in FIGURES]:
         parser.error(f"no such figure: {', '.join(unknown)}")
@@ -77,7 +84,13 @@ async def measure(names: Sequence[str], scale: Scale, console: Console) -> tuple
 
 
 async def run(asked: argparse.Namespace) -> None:
-    scale = replace(Scale(), runs=asked.runs, jobs=asked.jobs, peers=tuple(asked.peers.split(",")))
+    scale = replace(
+        Scale(),
+        runs=asked.runs,
+        jobs=asked.jobs,
+        peers=tuple(asked.peers.split(",")),
+        finished=tuple(int(count) for count in asked.finished.split(",")),
+    )
     names = asked.figures or [name for name in FIGURES if name not in ASKED_FOR]
     described, figures = await measure(names, scale, Console(stderr=True))
     report.show(Console(), described, figures)

@@ -8,12 +8,17 @@ from pipelines import shipped
 
 stamped = Pipeline("stamped", module="bench.steps", steps=[Step("only")])
 twostep = Pipeline("twostep", module="bench.steps", steps=[Step("first"), Step("second", needs=("first",))])
+threestep = Pipeline(
+    "threestep",
+    module="bench.steps",
+    steps=[Step("first"), Step("second", needs=("first",)), Step("third", needs=("second",))],
+)
 #: Holds a slot for 50 ms.
 napping = Pipeline("napping", module="bench.steps", steps=[Step("nap")])
 
 
 def benched() -> Pipelines:
     pipelines = shipped()
-    for pipeline in (stamped, twostep, napping):
+    for pipeline in (stamped, twostep, threestep, napping):
         pipelines.add(pipeline)
     return pipelines

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import time
 
-from bench.pipelines import napping, stamped, twostep
+from bench.pipelines import napping, stamped, threestep, twostep
 from leasehold.attempt import Attempt
 from leasehold.verdicts import Done
 
@@ -20,6 +20,12 @@ async def first(_attempt: Attempt) -> None: ...
 
 @twostep.handles("second")
 async def second(_attempt: Attempt) -> None: ...
+
+
+@threestep.handles("first")
+@threestep.handles("second")
+@threestep.handles("third")
+async def one_of_three(_attempt: Attempt) -> None: ...
 
 
 @napping.handles("nap")

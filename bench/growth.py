@@ -1,0 +1,100 @@
+"""`growth`: what a claim of sixteen hinted tasks takes beside so many finished jobs, in turns of claim and completion.
+
+The finished rows are copies of one that the platform wrote, with ids in the order of time; the tables are vacuumed as
+autovacuum does in life.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from time import perf_counter
+from uuid import UUID
+
+from sqlalchemy import Table
+
+from bench.figure import Figure, Goal, quantile
+from bench.scale import Scale
+from bench.stand import Installation, Stand
+from bench.submitter import submitter
+from leasehold.database import Connection, connect
+from leasehold.ids import new_id
+from leasehold.tables import job, task
+from leasehold.transitions import claims, settlements
+from leasehold.transitions.claims import LeaseTerms
+from leasehold.transitions.settlements import Completion
+from pipelines.demo.pipeline import noop
+
+_BATCH = 16
+_WARM = 20  # claims before those that count
+_GOAL = Goal(1.2)
+
+
+def _copy(table: Table, source: str, instead: Mapping[str, str]) -> str:
+    """$1 copies of the row of `table` whose `source` is $2, with ids in order."""
+    columns = [column.name for column in table.columns]
+    taken = ", ".join(instead.get(name, f"one.{name}") for name in columns)
+    return (
+        f"INSERT INTO {table.name} ({', '.join(columns)}) SELECT {taken}"
+        " FROM (SELECT ('01900000' || lpad(to_hex(g), 24, '0'))::uuid AS id FROM generate_series(1, $1::int) AS g) AS n"
+        f" CROSS JOIN {table.name} AS one WHERE one.{source} = $2"
+    )
+
+
+_COPY_JOBS = _copy(job, "id", {"id": "n.id"})
+_COPY_TASKS = _copy(task, "job_id", {"id": "n.id", "job_id": "n.id"})
+
+
+async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+    found: dict[int, list[list[float]]] = {finished: [] for finished in scale.finished}
+    load = []
+    for _ in range(scale.runs):
+        load.append(os.getloadavg()[0])
+        for finished in scale.finished:
+            found[finished].append(await _claims_ms(stand, scale, finished))
+    figures = [
+        Figure(f"a claim of {_BATCH} beside {finished:,} finished jobs, p99", "ms",
+               tuple(quantile(run, 0.99) for run in runs), tuple(load))
+        for finished, runs in found.items()
+    ]  # fmt: skip
+    few, *more = figures
+    return [*figures, *(_ratio(one, few) for one in more)]
+
+
+def _ratio(many: Figure, few: Figure) -> Figure:
+    ratios = tuple(a / b for a, b in zip(many.runs, few.runs, strict=True))
+    return Figure(f"{many.name}, to the first", "ratio", ratios, many.load, _GOAL)
+
+
+async def _claims_ms(stand: Stand, scale: Scale, finished: int) -> list[float]:
+    async with stand.installation(broker="postgres") as installation:
+        connection = await connect(installation.settings, "bench")
+        try:
+            tasks = await _prepared(stand, installation, connection, finished, (scale.claims + _WARM) * _BATCH)
+            terms, spent = LeaseTerms(new_id(), 30, 5, 5), []
+            for start in range(0, len(tasks), _BATCH):
+                began = perf_counter()
+                taken = await claims.claim(connection, terms, tasks[start : start + _BATCH])
+                spent.append(1000 * (perf_counter() - began))
+                await settlements.complete(connection, [Completion(claimed.lease) for claimed in taken])
+        finally:
+            await connection.close()
+    return spent[_WARM:]
+
+
+async def _prepared(
+    stand: Stand, installation: Installation, connection: Connection, finished: int, wanted: int
+) -> Sequence[UUID]:
+    """The tables with `finished` ended jobs and `wanted` new ones, whose tasks are returned."""
+    terms = LeaseTerms(new_id(), 30, 5, 5)
+    async with submitter(installation) as submitting:
+        await submitting.fill(noop, 1)
+        (first,) = await claims.claim_next(connection, terms, ["default"], 1)
+        await settlements.complete(connection, [Completion(first.lease)])
+        async with installation.connection() as unhurried:
+            await unhurried.execute(_COPY_JOBS, finished, first.job_id)
+            await unhurried.execute(_COPY_TASKS, finished, first.job_id)
+            await unhurried.execute("VACUUM ANALYZE job, task")
+        await submitting.fill(noop, wanted)
+    await stand.checkpoint()
+    return [row["id"] for row in await connection.fetch("SELECT id FROM task WHERE status = 'pending' ORDER BY id")]
