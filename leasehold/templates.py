@@ -45,13 +45,16 @@ class Templates:
 
     def __init__(self, pipelines: Pipelines) -> None:
         self._pipelines = pipelines
+        self._by_code: dict[str, Known] = {}  # made once: a JSON Schema costs as much as a run's commit
 
     def of_code(self) -> list[Known]:
         return [self._known(pipeline) for pipeline in self._pipelines if pipeline.terms.offered and not pipeline.inputs]
 
-    @staticmethod
-    def _known(pipeline: Pipeline) -> Known:
-        return Known(declared(pipeline), pipeline, enabled=True, by_code=True)
+    def _known(self, pipeline: Pipeline) -> Known:
+        known = self._by_code.get(pipeline.name)
+        if known is None or known.pipeline is not pipeline:
+            known = self._by_code[pipeline.name] = Known(declared(pipeline), pipeline, enabled=True, by_code=True)
+        return known
 
     async def find(self, connection: Connection, tenant_id: str, kind: str, version: int | None = None) -> Known:
         """The version, else the newest enabled one. Raises NotFound `template_not_found`."""

@@ -140,6 +140,8 @@ async def create(connection: Connection, new: NewRun) -> Made:
 
 
 async def _submit(connection: Connection, job: NewJob) -> list[Announcement]:
+    if job.exclusive_key is None:
+        return await jobs.submit(connection, [job])
     try:
         async with connection.transaction():  # a savepoint: the caller's transaction survives the refusal
             return await jobs.submit(connection, [job])

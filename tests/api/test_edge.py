@@ -129,7 +129,7 @@ async def test_requests_are_counted_by_bounded_labels(door: Door) -> None:
     ticket = await door.submitted()
     await door.look(ticket)
     await door.client.get("/no/such/address/zzyzx")
-    await door.client.request("BREW", "/media/zzyzx")
+    await door.client.request("PROPFIND", "/media/zzyzx")
     text = generate_latest().decode()
     counted = 'leasehold_http_request_duration_seconds_count{code="200",method="GET",route="/media/{media_id}"'
     assert counted + ',waited="no"}' in text
