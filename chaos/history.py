@@ -12,8 +12,10 @@ from chaos.amqp_tap import Heard
 from chaos.audit import Change
 from chaos.postgres_tap import Session
 from chaos.receiver import Delivery
+from leasehold.states import JOB_TERMINAL, JobState
 
 Row = dict[str, Any]
+_CLOSED = JOB_TERMINAL | {JobState.CANCEL_REQUESTED}
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,15 @@ class History:
             if change.of == "task":
                 grouped[change.row["id"]].append(change)
         return grouped
+
+    @cached_property
+    def closed_at(self) -> dict[str, float]:
+        """When each job first was in a state from which no step is claimed."""
+        closed: dict[str, float] = {}
+        for change in self.changes:
+            if change.of == "job" and change.row["status"] in _CLOSED:
+                closed.setdefault(change.row["id"], change.at)
+        return closed
 
     @cached_property
     def claims(self) -> dict[str, list[Claim]]:

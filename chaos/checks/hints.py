@@ -21,7 +21,10 @@ def i9(history: History) -> Iterator[str]:
     _needs_broker(history)
     for heard in history.heard:
         changes = history.task_changes.get(heard.task)
-        if heard.what is What.ACKED and changes and _was_claimable_throughout(changes, heard):
+        if heard.what is not What.ACKED or not changes:
+            continue
+        closed = history.closed_at.get(changes[0].row["job_id"], float("inf"))
+        if closed > heard.at + _CLOCK and _was_claimable_throughout(changes, heard):
             waited = 1000 * (heard.at - heard.since)
             yield (
                 f"{heard.process} acknowledged the hint of {history.name_of(heard.task)} {waited:.0f} ms after it came,"

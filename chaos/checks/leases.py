@@ -95,14 +95,13 @@ def i7(history: History) -> Iterator[str]:
 
 def i8(history: History) -> Iterator[str]:
     """A lease is taken from somebody only once it has passed or its owner's presence has ended; one claim, one run."""
-    owner_of = {claim.owner: claim.process for claims in history.claims.values() for claim in claims}
     for task, changes in history.task_changes.items():
         for change in changes:
             if change.before and change.after and _takes_away(change.before, change.after):
-                process = owner_of.get(change.before["lease_owner"], "")
                 passed = seconds(change.before["lease_until"]) <= change.at
-                if not passed and _is_present(history, process, change.at):
-                    yield f"{history.name_of(task)} was taken from {process}, which was there and held its lease"
+                claim = next((c for c in history.claims.get(task, ()) if c.epoch == change.before["epoch"]), None)
+                if not passed and claim is not None and _stayed(history, claim.process, claim.at, change.at):
+                    yield f"{history.name_of(task)} was taken from {claim.process}, which was there and held its lease"
     seen: set[tuple[str, int]] = set()
     for run in history.runs():
         if run.claim is None:
@@ -117,10 +116,12 @@ def _takes_away(before: Row, after: Row) -> bool:
     return bool(before["status"] == "running" and after["losses"] > before["losses"])
 
 
-def _is_present(history: History, process: str, at: float) -> bool:
-    """Whether a heartbeat's session of the process was certainly open at that time."""
+def _stayed(history: History, process: str, since: float, until: float) -> bool:
+    """Whether one session of the process's heartbeat was certainly open all that time: whoever looks for the absent
+    takes a while from the look to the taking.
+    """
     return any(
-        session.since < at - _SAME_MOMENT and session.until > at + _SAME_MOMENT
+        session.since < since - _SAME_MOMENT and session.until > until + _SAME_MOMENT
         for session in history.sessions
         if session.process == process and session.label == _HEARTBEAT and session.present
     )

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from chaos.amqp_tap import Heard, What
+from chaos.audit import Change
 from chaos.checker import INVARIANTS, judge
 from chaos.history import History, Request, StoredObject
 from chaos.receiver import Delivery
@@ -347,6 +348,21 @@ def test_a_lease_may_be_taken_once_it_has_passed_or_its_owners_session_has_ended
         if allow == "session":
             history.sessions = [replace(history.sessions[0], until=T0 + 1.2)]
         assert "I8" not in found(history)
+
+
+def test_a_lease_that_was_claimed_while_its_owner_was_not_present_may_be_taken() -> None:
+    history = sound()
+    a_lease_taken_from_the_living(history)
+    history.sessions = [replace(history.sessions[0], since=T0 + 1.2)]
+    assert "I8" not in found(history)
+
+
+def test_the_hint_of_a_job_that_is_being_cancelled_may_be_acknowledged() -> None:
+    history = sound()
+    an_ack_before_the_claim(history)  # a violation otherwise: see WAYS
+    job = {"id": "job", "status": "cancel_requested"}
+    history.changes.insert(CLAIMED_FIRST, Change(0, T0 + 0.5, "cancel", "", "job", None, job))
+    assert "I9" not in found(history)
 
 
 def test_a_worker_that_is_only_connected_is_not_present_yet() -> None:
