@@ -36,6 +36,10 @@ BOARD = Board(
             Panel("Claim, look, settle, renew", "Round trips of the batched statements, p99.", {"{{statement}}": quantile(0.99, "leasehold_statement_duration_seconds", "statement")}, "s", warn=0.05, bad=0.5),
             Panel("How tasks were found", "By hint; or by looking: retries, polls, and whatever no hint told of.", {"{{found_by}}": rate("leasehold_claims_total", "found_by")}, "ops"),
         ]),
+        Row("Object store", [
+            Panel("Requests", "By operation and outcome; `there already` is a put that another attempt had made.", {"{{operation}} {{outcome}}": rate("leasehold_store_request_duration_seconds_count", "operation, outcome")}, "reqps"),
+            Panel("Duration of a request", "With the transfer of its bytes, p99.", {"{{operation}}": quantile(0.99, "leasehold_store_request_duration_seconds", "operation")}, "s"),
+        ]),
         Row("Child processes", [
             Panel("Crashes", "By signal; out_of_memory is the step's own limit, SIGKILL often the system's.", {"{{how}}": rate("leasehold_child_crashes_total", "how")}, "ops"),
             Panel("Memory peak of a run", "By step.", percentiles("leasehold_child_memory_peak_bytes", "pipeline, step"), "bytes"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 import aioboto3
@@ -14,6 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from leasehold.errors import ObjectMissing, StoreError, StoreUnavailable
 from leasehold.settings import Settings
+from leasehold.telemetry.store import REQUESTS
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -24,6 +26,9 @@ _REFUSED = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 
 class PutRefused(StoreError):
     """A conditional put met another state than it asked for (412, or 409 while another put is under way)."""
+
+
+_OUTCOMES = {ObjectMissing: "missing", PutRefused: "there already", StoreUnavailable: "unavailable"}
 
 
 def _config(settings: Settings) -> AioConfig:
@@ -55,14 +60,25 @@ async def open_client(settings: Settings, endpoint: str | None) -> AsyncIterator
 
 
 @contextmanager
-def told_as_ours(key: str) -> Iterator[None]:
-    """Errors of botocore and of the network, as ours. Messages name the key and a code: never a signed URL."""
+def asked(operation: str, key: str) -> Iterator[None]:
+    """One request: measured, and errors of botocore and of the network told as ours. Messages name the key and a code:
+    never a signed URL.
+    """
+    started, outcome = perf_counter(), "ok"
     try:
         yield
     except ClientError as error:
-        raise _told(error, key) from None
+        told = _told(error, key)
+        outcome = _OUTCOMES.get(type(told), "refused")
+        raise told from None
     except (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
+        outcome = "unavailable"
         raise StoreUnavailable(f"{key}: the object store did not answer ({type(error).__name__})") from None
+    except BaseException:
+        outcome = "left"  # by its caller, before its end
+        raise
+    finally:
+        REQUESTS.labels(operation, outcome).observe(perf_counter() - started)
 
 
 @contextmanager

@@ -25,7 +25,7 @@ from leasehold.ids import id_at, new_id
 from leasehold.settings import Settings
 from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
 from leasehold.storage.multipart import put_in_parts
-from leasehold.storage.s3 import PutRefused, nothing_in_range, open_client, told_as_ours
+from leasehold.storage.s3 import PutRefused, asked, nothing_in_range, open_client
 from leasehold.storage.streaming import Upload
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ class ObjectStore:
 
     async def ensure_bucket(self) -> None:
         """Make the bucket if it is not there."""
-        with told_as_ours(self._bucket):
+        with asked("bucket", self._bucket):
             async with self._limit(0):
                 try:
                     await self._client.head_bucket(Bucket=self._bucket)
@@ -197,7 +197,7 @@ class ObjectStore:
     async def _put_once(
         self, key: str, data: bytes, content_type: str, metadata: Mapping[str, str], **precondition: Any
     ) -> str | None:
-        with told_as_ours(key):
+        with asked("put", key):
             async with self._limit(len(data)):
                 said = await self._client.put_object(
                     Bucket=self._bucket,
@@ -213,7 +213,7 @@ class ObjectStore:
         self, key: str, path: Path, content_type: str, metadata: Mapping[str, str], **precondition: Any
     ) -> str | None:
         size = (await asyncio.to_thread(path.stat)).st_size
-        with told_as_ours(key):
+        with asked("put", key):
             async with self._limit(size):
                 return await put_in_parts(
                     self._client, self._bucket, key, path, size, content_type, metadata, **precondition
@@ -236,7 +236,7 @@ class ObjectStore:
     async def head(self, key: str) -> Stored | None:
         """What the store says of the object; None when there is none."""
         try:
-            with told_as_ours(key):
+            with asked("head", key):
                 async with self._limit(0):
                     said = await self._client.head_object(Bucket=self._bucket, Key=key)
         except ObjectMissing:
@@ -324,10 +324,10 @@ class ObjectStore:
         self, key: str, on_answer: Callable[[GetObjectOutputTypeDef], None] = _ignored, *, first: int = 0
     ) -> AsyncGenerator[bytes, None]:
         """The object in pieces of a megabyte; only its `first` bytes if that is not 0."""
-        asked: dict[str, Any] = {"Range": f"bytes=0-{first - 1}"} if first else {}
-        with told_as_ours(key), nothing_in_range():
+        part: dict[str, Any] = {"Range": f"bytes=0-{first - 1}"} if first else {}
+        with asked("get", key), nothing_in_range():
             async with self._limit(0) as limit:
-                said = await self._client.get_object(Bucket=self._bucket, Key=key, **asked)
+                said = await self._client.get_object(Bucket=self._bucket, Key=key, **part)
                 on_answer(said)
                 promised, came = said["ContentLength"], 0
                 limit.reschedule(asyncio.get_running_loop().time() + self._seconds(promised))
@@ -347,13 +347,13 @@ class ObjectStore:
     async def delete(self, *keys: str) -> None:
         """Remove objects; those that are not there are no error."""
         for key in keys:
-            with told_as_ours(key), contextlib.suppress(ObjectMissing):
+            with asked("delete", key), contextlib.suppress(ObjectMissing):
                 async with self._limit(0):
                     await self._client.delete_object(Bucket=self._bucket, Key=key)
 
     async def list(self, prefix: str) -> AsyncIterator[Stored]:
         """Every object below `prefix`; without its metadata, which a listing does not tell."""
-        with told_as_ours(prefix):
+        with asked("list", prefix):
             pages = self._client.get_paginator("list_objects_v2")
             async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
                 for said in page.get("Contents", []):

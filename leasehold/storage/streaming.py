@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import structlog
 
 from leasehold.errors import StoreError
-from leasehold.storage.s3 import told_as_ours
+from leasehold.storage.s3 import asked
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -72,7 +72,7 @@ class Upload:
         if self._upload_id is None:
             body = self._taken()
             self._digest.update(body)
-            with told_as_ours(self.key):
+            with asked("put", self.key):
                 async with self._limit(len(body)):
                     await self._client.put_object(**self._named, Body=body, ContentType=self._content_type)  # type: ignore[arg-type]  # the two keys above
         else:
@@ -91,7 +91,7 @@ class Upload:
     async def _send(self) -> None:
         await self._sent()
         if self._upload_id is None:
-            with told_as_ours(self.key):
+            with asked("put", self.key):
                 async with self._limit(0):
                     made = await self._client.create_multipart_upload(**self._named, ContentType=self._content_type)  # type: ignore[arg-type]  # as above
             self._upload_id = made["UploadId"]
@@ -104,13 +104,13 @@ class Upload:
 
     async def _part(self, number: int, body: bytes) -> None:
         await asyncio.to_thread(self._digest.update, body)
-        with told_as_ours(self.key):
+        with asked("put", self.key):
             async with self._limit(len(body)):
                 said = await self._client.upload_part(**self._upload(), PartNumber=number, Body=body)
         self._parts.append({"PartNumber": number, "ETag": said["ETag"]})
 
     async def _complete(self) -> None:
-        with told_as_ours(self.key):
+        with asked("put", self.key):
             async with self._limit(self.size):
                 await self._client.complete_multipart_upload(**self._upload(), MultipartUpload={"Parts": self._parts})
 
@@ -121,7 +121,7 @@ class Upload:
         if self._upload_id is None:
             return
         try:
-            with told_as_ours(self.key):
+            with asked("put", self.key):
                 async with self._limit(0):
                     await self._client.abort_multipart_upload(**self._upload())
         except StoreError as error:  # whatever made the caller leave is what they must hear of

@@ -1,0 +1,12 @@
+"""What requests to the object store took, and how they ended."""
+
+from __future__ import annotations
+
+from leasehold.telemetry.meters import QUICK, histogram
+
+REQUESTS = histogram(
+    "store_request_duration_seconds",
+    "A request to the object store, with the transfer of its bytes",
+    ["operation", "outcome"],
+    buckets=QUICK,
+)
