@@ -36,7 +36,8 @@ class Sealing:
     def verifies(self, purpose: str, text: bytes, signature: str) -> bool:
         """By any of the keys. Raises Unavailable."""
         self._keys()
-        return any(hmac.compare_digest(_signature(key, purpose, text), signature) for key in self._signing)
+        said = signature.encode()  # of text, only ASCII can be compared
+        return any(hmac.compare_digest(_signature(key, purpose, text).encode(), said) for key in self._signing)
 
     def seal(self, secret: bytes) -> bytes:
         """Raises Unavailable when the installation has no key."""

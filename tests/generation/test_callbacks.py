@@ -96,6 +96,7 @@ async def test_who_has_not_got_the_address_from_us_makes_nobody_ask(
         for forged in (
             f"{before}/{signature[:-2]}xx",
             f"{before}/x",
+            f"{before}/%C3%A9",
             before.replace(job, str(new_id())) + f"/{signature}",
         ):
             problem(await stranger.post(forged), 404, "task_not_found")
