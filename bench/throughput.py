@@ -21,7 +21,7 @@ from bench.submitter import submitter
 from embedded.ports import free_port
 from pipelines.demo.pipeline import noop
 
-_GOAL = Goal(3000, at_least=True)  # for one worker process over AMQP
+_GOAL, _GOAL_OF_TWO = Goal(6000, at_least=True), Goal(8000, at_least=True)  # by the number of workers, over AMQP
 _NEVER_LOOK = {"broker": "amqp", "poll_seconds": 3600}
 _PATIENT_HEARTBEAT = 60  # RabbitMQ keeps the connection of a worker that stands still while the queue is filled
 
@@ -44,9 +44,9 @@ class Case:
 
 CASES = (
     Case("amqp, hints only", 1, _NEVER_LOOK, _GOAL),
-    Case("amqp, hints only", 2, _NEVER_LOOK),
-    Case("amqp", 1, {"broker": "amqp"}),
-    Case("amqp", 2, {"broker": "amqp"}),
+    Case("amqp, hints only", 2, _NEVER_LOOK, _GOAL_OF_TWO),
+    Case("amqp", 1, {"broker": "amqp"}, _GOAL),
+    Case("amqp", 2, {"broker": "amqp"}, _GOAL_OF_TWO),
     Case("postgres", 1, {"broker": "postgres"}),
     Case("postgres", 2, {"broker": "postgres"}),
 )
