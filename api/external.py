@@ -25,6 +25,7 @@ from leasehold.backoff import delay_after
 from leasehold.database import Connection
 from leasehold.errors import Conflict
 from leasehold.lease import Lease
+from leasehold.telemetry.jobs import jobs_ended
 from leasehold.transitions import claims, progress, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.transitions.jobs import external_queue
@@ -138,7 +139,7 @@ async def heartbeat(request: Request, task_id: UUID, beat: Beat, caller: Worker)
             said = Failure(
                 lease, "timeout", "step_timeout", "the step ran past its time limit", retryable=True, delay=0
             )
-            await _settled(connection, await settlements.fail(connection, [said]), lease)
+            jobs_ended((await _settled(connection, await settlements.fail(connection, [said]), lease)).ended)
             raise _lost()
         (renewal,) = await claims.renew(connection, lease.owner, [lease], beat.lease_seconds)
     if not renewal.still_ours:
@@ -230,6 +231,7 @@ async def _backoff(services: Services, connection: Connection, tenant_id: str, t
 
 
 async def _told(services: Services, outcome: Settled, task_id: UUID, otherwise: str) -> Response:
+    jobs_ended(outcome.ended)
     services.announcer.announce(outcome.announcements)
     return json_response({"status": outcome.states.get(task_id, otherwise)})
 
@@ -246,4 +248,5 @@ async def acknowledge_cancel(request: Request, task_id: UUID, held: _Held, calle
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[task_id] is Verdict.LOST:
         raise _lost()
+    jobs_ended(outcome.ended)
     return json_response({"status": "cancelled"})

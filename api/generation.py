@@ -33,7 +33,9 @@ from leasehold.ids import new_id
 from leasehold.outbox import Announcement
 from leasehold.sealing import Sealing
 from leasehold.settings import Settings
+from leasehold.telemetry.jobs import jobs_ended
 from leasehold.transitions import jobs
+from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import NewJob
 from pipelines.generation.pipeline import BACKSTOP, GenerationParams, Source, generation, withdrawal
 from pipelines.generation.provider import Kind
@@ -213,10 +215,12 @@ async def _cancel(request: Request, kind: Kind, wanted: CancelRequest, caller: C
         row = await find()
         if row is None:
             raise NotFound("task_not_found", "There is no such generation.")
-        hints = None if is_finished(row) else await _call_off(connection, services, caller, row["job_id"], wanted)
-        if hints is None:
+        off = None if is_finished(row) else await _call_off(connection, services, caller, row["job_id"], wanted)
+        if off is None:
             raise Conflict("resource_invalid_state", "The generation has ended, or is being cancelled.")
         said = await find()
+    hints, ended = off
+    jobs_ended(ended)
     gates = [(EVERYBODY, f"server:{row['server_id']}")]
     await tell(services, hints, gates, [row["job_id"]])
     return await answer(services, said or row)
@@ -224,12 +228,14 @@ async def _cancel(request: Request, kind: Kind, wanted: CancelRequest, caller: C
 
 async def _call_off(
     connection: Connection, services: Services, caller: Caller, job_id: UUID, wanted: CancelRequest
-) -> list[Announcement] | None:
-    """Cancel the job, and write another that tells its provider, in one transaction. None: it cannot be cancelled."""
+) -> tuple[list[Announcement], list[JobEnded]] | None:
+    """Cancel the job, and write another that tells its provider, in one transaction: the other's hints, and the job if
+    it has ended with this. None: it cannot be cancelled.
+    """
     by = f"client {caller.client_id}"
     async with connection.transaction():
-        moved = await jobs.request_cancel(connection, [job_id], caller.tenant_id, reason=wanted.reason, by=by)
-        if not moved:
+        cancels = await jobs.request_cancel(connection, [job_id], caller.tenant_id, reason=wanted.reason, by=by)
+        if not cancels.states:
             return None
         told = NewJob(
             pipeline=withdrawal,
@@ -237,4 +243,4 @@ async def _call_off(
             params={"job_id": str(job_id)},
             keep_seconds=services.settings.generation_keep_seconds,
         )
-        return await jobs.submit(connection, [told])
+        return await jobs.submit(connection, [told]), cancels.ended

@@ -32,6 +32,7 @@ from leasehold.idempotency import fingerprint
 from leasehold.outbox import Announcement
 from leasehold.run_reads import Row
 from leasehold.states import JOB_TERMINAL, JobState
+from leasehold.telemetry.jobs import jobs_ended
 from leasehold.transitions import gates, jobs, runs
 from leasehold.transitions.gates import GateName
 from leasehold.transitions.runs import Made, NewRun
@@ -85,7 +86,7 @@ async def create_run(
     asked = fingerprint(b"POST /v1/runs", wanted.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
     for one in made:
-        await tell(services, one.hints, one.gates, one.left)
+        await tell_of(services, one)
         SUBMITTED.labels(wanted.template).inc()
         log.info("run submitted", job_id=str(one.id))
     return json_response(answer.body, answer.status_code, limited | {"Location": _location(answer.body)})
@@ -113,6 +114,12 @@ async def tell(
     if names:
         async with services.pool.acquire() as connection:
             services.announcer.announce(await gates.admit(connection, names, left))
+
+
+async def tell_of(services: Services, made: Made) -> None:
+    """After the commit of a run: what follows from it, and from those that it replaced."""
+    jobs_ended(made.ended)
+    await tell(services, made.hints, made.gates, made.left)
 
 
 @router.get(
@@ -200,10 +207,11 @@ async def cancel_run(request: Request, run_id: UUID, caller: Writer, asked: Reas
     reason = asked.reason if asked is not None else ""
     async with services.pool.acquire() as connection:
         names = await gates.gates_of(connection, [run_id])
-        states = await jobs.request_cancel(
+        cancels = await jobs.request_cancel(
             connection, [run_id], caller.tenant_id, reason=reason, by=f"client {caller.client_id}"
         )
-    status = states.get(run_id)
+    jobs_ended(cancels.ended)
+    status = cancels.states.get(run_id)
     if status is None:
         found = await find_run(services, caller, run_id)
         status = JobState(found["status"])
@@ -295,7 +303,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
     asked = fingerprint(b"POST /v1/runs/rerun", str(run_id).encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
     for one in made:
-        await tell(services, one.hints, one.gates, one.left)
+        await tell_of(services, one)
     return json_response(answer.body, answer.status_code, limited | {"Location": _location(answer.body)})
 
 

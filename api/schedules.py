@@ -15,7 +15,7 @@ from api.cursors import cursor_of, id_at
 from api.keyring import Caller
 from api.openapi import problems
 from api.run_schemas import Priority, Scope, ScopeId
-from api.runs import json_response, tell
+from api.runs import json_response, tell_of
 from api.security import RUNS_READ, RUNS_WRITE, Require
 from api.services import Services, services_of
 from leasehold import cron
@@ -222,7 +222,7 @@ async def run_now(request: Request, schedule_id: UUID, caller: Writer) -> Respon
         made = await schedules.start(connection, services.templates, row, None, keep)
     if made is None:
         raise Conflict("not_started", "The run was refused; the schedule's last_error says why.")
-    await tell(services, made.hints, made.gates)
+    await tell_of(services, made)
     return json_response({"id": made.id}, HTTPStatus.ACCEPTED)
 
 
@@ -251,5 +251,5 @@ async def backfill(request: Request, schedule_id: UUID, wanted: Backfill, caller
                 made.append(await schedules.start(connection, services.templates, row, tick, keep))  # noqa: PERF401
     runs = [one for one in made if one is not None]
     for one in runs:
-        await tell(services, one.hints, one.gates)
+        await tell_of(services, one)
     return json_response({"ticks": len(wanted_ticks), "runs": [one.id for one in runs]}, HTTPStatus.ACCEPTED)

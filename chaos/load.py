@@ -133,13 +133,13 @@ class Load:
         try:
             connection = await connect(self._installation.settings(CLIENT), "client")
             try:
-                states = await request_cancel(connection, [job.id], job.tenant_id, reason="chaos", by="client")
+                cancels = await request_cancel(connection, [job.id], job.tenant_id, reason="chaos", by="client")
             finally:
                 connection.terminate()
         except TRY_AGAIN:
             await asyncio.sleep(_AGAIN_SECONDS)
             return "unknown"
-        return "accepted" if states.get(job.id) == JobState.CANCELLED else "refused"
+        return "accepted" if cancels.states.get(job.id) == JobState.CANCELLED else "refused"
 
     # --- jobs by the clock
 

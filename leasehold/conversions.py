@@ -64,6 +64,7 @@ async def _unfinished(connection: Connection, new: NewConversion) -> UUID | None
 
 
 _WHOLE = """
+-- conversion
 SELECT c.*, j.status, j.event_seq, j.params, j.error, j.created_at, j.finished_at, j.expires_at,
     j.expires_at <= clock_timestamp() AS expired,
     (SELECT jsonb_agg(jsonb_build_object('step', t.step, 'status', t.status, 'started_at', t.started_at,

@@ -26,6 +26,7 @@ _LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('download ' || $1, 0))"
 
 # One row a window: how much lies in it, and when the oldest of that leaves it.
 _SEEN = """
+-- downloads_seen
 SELECT w.seconds, count(d.id) AS requests, coalesce(sum(d.bytes), 0)::bigint AS bytes,
        coalesce(w.seconds - extract(epoch FROM clock_timestamp() - min(d.started_at)), 0)::float8 AS wait
 FROM unnest($3::int[]) AS w(seconds)
@@ -34,11 +35,13 @@ LEFT JOIN download d ON d.key_prefix = $2 AND d.tenant_id = $1
 GROUP BY w.seconds
 """
 _AT_ONCE = """
+-- downloads_at_once
 SELECT count(*) FROM download
 WHERE key_prefix = $2 AND tenant_id = $1 AND finished_at IS NULL AND lapses_at > clock_timestamp()
   AND started_at > clock_timestamp() - interval '1 hour'
 """
 _INSERT = """
+-- download
 INSERT INTO download (id, tenant_id, key_prefix, bytes, lapses_at)
 VALUES ($1, $2, $3, $4, clock_timestamp() + make_interval(secs => $5))
 """

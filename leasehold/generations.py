@@ -66,6 +66,7 @@ async def create(connection: Connection, new: NewGeneration) -> list[Announcemen
 
 
 _FIND = """
+-- generation
 SELECT g.job_id, g.task_id, g.kind, g.server_id, g.created_at, g.consumed_at,
        j.status, j.event_seq, j.error, j.finished_at, j.expires_at,
        (SELECT jsonb_object_agg(t.step, t.status) FROM task t WHERE t.job_id = j.id) AS steps,
@@ -128,6 +129,7 @@ CASE j.status
 END"""
 
 _COUNTS = f"""
+-- generation_counts
 SELECT kind, server_id, status, count(*)::int AS n
 FROM (
     SELECT g.kind, g.server_id, {STATUS} AS status

@@ -40,6 +40,7 @@ class StoredAnswer:
 
 
 RESERVE = """
+-- idempotency_reserve
 INSERT INTO idempotency (tenant_id, key, request_hash, locked_until, expires_at)
 VALUES ($1, $2, $3, clock_timestamp() + $4::interval, clock_timestamp() + $5::interval)
 ON CONFLICT (tenant_id, key) DO UPDATE
@@ -51,17 +52,20 @@ RETURNING locked_until
 """
 
 LOOK = """
+-- idempotency_look
 SELECT request_hash = $3 AS same_request, status_code, body, clock_timestamp() - (expires_at - $4::interval) AS age
 FROM idempotency WHERE tenant_id = $1 AND key = $2
 """
 
 STORE = """
+-- idempotency_store
 UPDATE idempotency SET status_code = $4, body = $5, expires_at = clock_timestamp() + $6::interval
 WHERE tenant_id = $1 AND key = $2 AND locked_until = $3 AND status_code IS NULL
 RETURNING key
 """
 
 RELEASE = """
+-- idempotency_release
 DELETE FROM idempotency WHERE tenant_id = $1 AND key = $2 AND locked_until = $3 AND status_code IS NULL
 """
 

@@ -28,6 +28,7 @@ class Announcement:
 
 
 TAKE = """
+-- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'
 FROM (
     SELECT id FROM outbox WHERE relay_at <= clock_timestamp() ORDER BY relay_at LIMIT $1 FOR UPDATE SKIP LOCKED
@@ -38,6 +39,7 @@ RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
 
 # The rows go, and jobs that were only written are now announced.
 ANNOUNCED = """
+-- announced
 WITH gone AS (
     DELETE FROM outbox WHERE id = ANY($1::bigint[]) RETURNING job_id
 ), jobs AS MATERIALIZED (

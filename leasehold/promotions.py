@@ -23,17 +23,20 @@ class Turn:
 
 
 _BEGIN = """
+-- promotion_begin
 UPDATE conversion SET promoting_until = clock_timestamp() + make_interval(secs => $3)
 WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL
   AND (promoting_until IS NULL OR promoting_until < clock_timestamp())
 RETURNING promoting_until
 """
 _FINISH = """
+-- promotion_finish
 UPDATE conversion SET promoted = $4, promoting_until = NULL
 WHERE job_id = $1 AND tenant_id = $2 AND promoting_until = $3 AND promoted IS NULL
 RETURNING job_id
 """
 _GIVE_UP = """
+-- promotion_give_up
 UPDATE conversion SET promoting_until = NULL WHERE job_id = $1 AND tenant_id = $2 AND promoting_until = $3
 """
 

@@ -9,6 +9,7 @@ from leasehold.database import Connection
 # The row says when the debt is paid: `full_at`. A request adds its share of a minute; it is let through unless that
 # would put the debt beyond the burst.
 _TAKE = """
+-- rate
 INSERT INTO rate_bucket AS b (key, full_at)
 VALUES ($1, clock_timestamp() + make_interval(secs => $2::float8))
 ON CONFLICT (key) DO UPDATE

@@ -23,6 +23,7 @@ FROM run r JOIN job j ON j.id = r.job_id
 """
 
 FIND = f"""
+-- run_find
 SELECT found.*, j.params AS payload,
     (SELECT jsonb_agg(jsonb_build_object(
         'id', t.step, 'status', t.status, 'attempt', t.attempt, 'max_attempts', t.max_attempts, 'task_id', t.id,
@@ -85,6 +86,7 @@ async def list_runs(
 
 
 DEAD_LETTERS = """
+-- dead_letters
 SELECT t.id AS task_id, t.job_id AS run_id, r.template, r.version, t.step, t.queue, t.attempt, t.finished_at AS at,
        f.code, f.message, f.cause, f.retryable,
        substr(encode(sha256(convert_to(
@@ -138,6 +140,7 @@ async def dead_letter_groups(connection: Connection, tenant_id: str, limit: int)
 MOST_COUNTED = 10_000
 
 _QUEUES = f"""
+-- queues
 WITH RECURSIVE names(queue) AS (
     (SELECT t.queue FROM task t WHERE t.status IN ('pending', 'retry', 'waiting') ORDER BY t.queue LIMIT 1)
     UNION ALL

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import re
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -66,6 +68,29 @@ def test_only_the_transitions_write_a_status() -> None:
         and any(f"update {table}" in path.read_text().lower() for table in ("job", "task"))
     ]
     assert wrong == []
+
+
+def test_every_statement_of_a_transition_names_itself_and_no_other_has_its_name() -> None:
+    """PostgreSQL's log, its views and `leasehold_database_slow_statements` tell of a statement by this name."""
+    first = [
+        (path, text)
+        for path in (ROOT / "leasehold").rglob("*.py")
+        for node in ast.parse(path.read_text()).body
+        if isinstance(node, ast.Assign) and (text := _first_words(node.value))
+    ]
+    whole = re.compile(r"\s*\n(WITH|SELECT|INSERT|UPDATE|DELETE)\b")
+    unnamed = [text for path, text in first if path.parent.name == "transitions" and whole.match(text)]
+    assert unnamed == [], "write `-- name` above its first word"
+    names = Counter(found[1] for _, text in first if (found := re.match(r"\s*-- ([a-z_]+)\n", text)))
+    assert len(names) > 50
+    assert [name for name, n in names.items() if n > 1] == []
+
+
+def _first_words(value: ast.expr) -> str | None:
+    """The string that the expression begins with, if it begins with one."""
+    while isinstance(value, (ast.BinOp, ast.JoinedStr)):
+        value = value.left if isinstance(value, ast.BinOp) else value.values[0]
+    return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 
 
 def test_a_declaration_loads_no_image_or_model_library() -> None:

@@ -15,6 +15,7 @@ from leasehold.lanes import Lane
 from leasehold.lease import Lease
 from leasehold.outbox import Announcement
 from leasehold.settings import Settings
+from leasehold.telemetry.jobs import jobs_ended
 from leasehold.transitions import claims, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.transitions.settlements import Completion, Failure, Parking, Settled, Spreading, Verdict
@@ -162,13 +163,13 @@ class SettleLane:
             if outcome is not None:
                 answers |= _answers(outcome)
                 self._announce(outcome.announcements)
-                metrics.jobs_ended(outcome.ended)
+                jobs_ended(outcome.ended)
         # Whatever it ended with, an attempt in a job that was asked to stop has stopped.
         refused = [item.lease for item in items if not _settled(answers.get(item.lease.task_id))]
         if refused:
             acknowledged = await settlements.acknowledge_cancel(connection, refused)
             answers |= _answers(acknowledged)
-            metrics.jobs_ended(acknowledged.ended)
+            jobs_ended(acknowledged.ended)
         return [answers[item.lease.task_id] for item in items]
 
 

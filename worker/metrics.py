@@ -5,12 +5,11 @@ What every attempt counts is counted by tallies, in the event loop alone; the re
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from time import perf_counter
 
 from leasehold.pipeline import MIB
 from leasehold.telemetry.meters import QUICK, Bounded, counter, gauge, histogram, spreads, tallies
-from leasehold.transitions.endings import JobEnded
 
 HINTS = tallies(
     "hints_total",
@@ -28,12 +27,6 @@ ATTEMPTS = tallies("attempts_total", "Attempts ended", ["pipeline", "step", "out
 SECONDS = spreads("attempt_duration_seconds", "Claim to settlement", ["pipeline", "step"])
 RETRIES = tallies("retries_total", "Attempts that failed and will be repeated", ["pipeline", "step", "code"])
 DEAD = tallies("dead_letters_total", "Tasks given up: they wait for somebody to replay", ["pipeline", "step", "code"])
-JOBS = tallies(
-    "jobs_finished_total",
-    "Jobs ended. rejected: an input that no attempt can help; failed: all attempts were in vain; expired: too late",
-    ["pipeline", "outcome"],
-)
-JOB_SECONDS = spreads("job_duration_seconds", "From a job's submission to its success", ["pipeline"])
 ADOPTED = counter("outputs_adopted_total", "Attempts that found their work already done", ["pipeline", "step"])
 LEASES = gauge("leases_held", "Leases that this worker holds")
 LOST = counter("leases_lost_total", "Leases that were lost before the attempt could settle")
@@ -80,13 +73,6 @@ def ended(pipeline: str, step: str, outcome: str, seconds: float, example: Mappi
 def failed(pipeline: str, step: str, outcome: str, code: str) -> None:
     """An attempt failed: `retried`, or `failed` for good."""
     (RETRIES if outcome == "retried" else DEAD).labels(pipeline, step, _code(code)).inc()
-
-
-def jobs_ended(ends: Sequence[JobEnded]) -> None:
-    for job in ends:
-        JOBS.labels(job.pipeline, job.outcome).inc()
-        if job.outcome == "succeeded":
-            JOB_SECONDS.labels(job.pipeline).observe(job.seconds)
 
 
 def took(statement: str, started: float) -> None:

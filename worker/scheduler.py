@@ -11,6 +11,7 @@ import structlog
 from leasehold.announcer import Announcer
 from leasehold.database import TRY_AGAIN, Pool
 from leasehold.pipeline import Pipeline
+from leasehold.telemetry.jobs import jobs_ended
 from leasehold.templates import Templates
 from leasehold.transitions import gates, schedules, webhooks
 
@@ -30,6 +31,7 @@ async def schedule(
         try:
             async with pool.acquire() as connection:
                 for made in await schedules.fire_due(connection, templates, keep_seconds):
+                    jobs_ended(made.ended)
                     announcer.announce(made.hints)
                     announcer.announce(await gates.admit(connection, made.gates, made.left))
                 if deliveries is not None:

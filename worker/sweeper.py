@@ -15,6 +15,7 @@ from leasehold.database import TRY_AGAIN, Connection, Pool
 from leasehold.errors import StoreError
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
+from leasehold.telemetry.jobs import jobs_ended
 from leasehold.transitions import gates, sweeps, workers
 from worker import metrics
 
@@ -53,13 +54,13 @@ class Sweeper:
     async def _sweep(self, connection: Connection) -> None:
         gone = await workers.gone(connection) if self._settings.presence else []
         ended, hints, failed = await sweeps.expire_leases(connection, gone, self._settings.max_losses)
-        metrics.jobs_ended(failed)
+        jobs_ended(failed)
         if ended:
             log.warning("leases of lost workers ended", leases=ended, workers=[str(owner) for owner in gone])
             metrics.EXPIRED.inc(ended)
             self._announcer.announce(hints)
-        metrics.jobs_ended(await sweeps.end_cancels(connection, gone))
-        metrics.jobs_ended(await sweeps.expire_jobs(connection))
+        jobs_ended(await sweeps.end_cancels(connection, gone))
+        jobs_ended(await sweeps.expire_jobs(connection))
         await self._let_in(connection)
         if monotonic() - self._housekept_at >= _HOUSEKEEPING_SECONDS:
             await self._keep_house(connection)

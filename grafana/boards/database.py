@@ -22,7 +22,7 @@ BOARD = Board(
             Panel("The same in transactions", "xmin's age.", {"transactions": told("leasehold_database_snapshot_age_transactions")}),
         ]),
         Row("Statements", [
-            Panel("Under way for over a second", "Slow statements now.", {"statements": told("leasehold_database_slow_statements")}, warn=1, bad=5),
+            Panel("Under way for over a second", "Slow statements now, by the name in their first line: search for it in the code, and in PostgreSQL's log and views.", {"{{statement}}": told("leasehold_database_slow_statements", "statement")}, warn=1, bad=5),
             Panel("Longest under way", "Any statement in this database.", {"age": told("leasehold_database_statement_oldest_seconds")}, "s", warn=1, bad=10),
             Panel("Ours, p99", "Round trips of the workers' statements.", {"{{statement}}": quantile(0.99, "leasehold_statement_duration_seconds", "statement")}, "s"),
             Panel("The exporter's own look, p99", "All statements behind these numbers together.", {"look": quantile(0.99, "leasehold_exporter_look_duration_seconds")}, "s", warn=0.5),

@@ -64,6 +64,7 @@ async def look(connection: Connection, silent: float) -> Rows:
         "workers": await ask(queries.WORKERS, silent),
         "tables": await ask(queries.TABLES),
         "sessions": await ask(queries.SESSIONS),
+        "slow": await ask(queries.SLOW),
         "database": await ask(queries.DATABASE),
     }
 
@@ -129,6 +130,7 @@ def families(seen: Rows) -> Iterator[Metric]:
     yield _labelled("workers", "Registered workers", ["state"], [((state,), fleet[state]) for state in fleet.keys()])  # noqa: SIM118 - a Record's iteration gives values
     yield from _of_tables(seen["tables"])
     yield from _of_sessions(seen["sessions"])
+    yield from _of_slow(seen["slow"])
     yield _gauge("database_bytes", "Size of the database", database["bytes"])
     yield _gauge("database_sessions_max", "Sessions that the server allows", database["max_sessions"])
 
@@ -190,8 +192,12 @@ def _of_sessions(sessions: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     )
     yield _gauge("database_snapshot_age_transactions", "The same in transactions", greatest("snapshot_age"))
     yield _gauge("database_statement_oldest_seconds", "Longest statement under way", greatest("statement_oldest"))
-    slow = sum(row["slow"] for row in sessions)
-    yield _gauge("database_slow_statements", "Statements that have been under way for over a second", slow)
+
+
+def _of_slow(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    found = {"other": 0} | {row["statement"]: row["n"] for row in rows}
+    meaning = "Statements that have been under way for over a second, by the name in their first line"
+    yield _labelled("database_slow_statements", meaning, ["statement"], [((name,), n) for name, n in found.items()])
 
 
 def _gauge(name: str, meaning: str, value: float) -> Metric:

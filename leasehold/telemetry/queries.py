@@ -19,6 +19,7 @@ MOST_LINES = 2000
 # is shared by its lines. And the queues that workers serve, with tasks or without.
 # $1 the cap, $2 seconds after which a worker that was not seen is silent, $3 the most lines.
 QUEUES = """
+-- exporter_queues
 WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
     (SELECT queue, priority, tenant_id, 1 FROM task WHERE status IN ('pending', 'retry', 'waiting')
      ORDER BY queue, priority, tenant_id LIMIT 1)
@@ -68,6 +69,7 @@ FROM waiting FULL JOIN serving USING (queue)
 
 # Leases: as many as attempts run, in a partial index of those alone. $1 the cap.
 LEASES = """
+-- exporter_leases
 SELECT l.queue, count(*)::int AS running,
        coalesce(max(extract(epoch FROM now() - l.started_at)), 0)::float8 AS oldest,
        count(*) FILTER (WHERE l.lease_until < now())::int AS overdue,
@@ -79,6 +81,7 @@ GROUP BY l.queue
 
 # $1 the cap.
 BACKLOG = """
+-- exporter_backlog
 SELECT (SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) AS capped)::int AS outbox,
        coalesce((SELECT extract(epoch FROM now() - created_at) FROM outbox ORDER BY id LIMIT 1), 0)::float8
            AS outbox_oldest,
@@ -90,6 +93,7 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) A
 
 # Unfinished generations, in the words of their door, of each server. $1 the cap.
 GENERATIONS = f"""
+-- exporter_generations
 SELECT kind, server_id, status, count(*)::int AS n
 FROM (
     SELECT g.kind, g.server_id, {STATUS} AS status
@@ -102,6 +106,7 @@ GROUP BY kind, server_id, status
 
 # $1 seconds after which a worker that was not seen is silent.
 WORKERS = """
+-- exporter_workers
 SELECT count(*) FILTER (WHERE heard AND NOT draining)::int AS serving,
        count(*) FILTER (WHERE heard AND draining)::int AS draining,
        count(*) FILTER (WHERE NOT heard)::int AS silent
@@ -110,6 +115,7 @@ FROM (SELECT draining, seen_at > now() - make_interval(secs => $1) AS heard FROM
 
 # Estimates that PostgreSQL keeps by itself; an event's day is its own table. Sizes are asked of the file system.
 TABLES = r"""
+-- exporter_tables
 SELECT regexp_replace(relname, '^event_.*', 'event') AS name, sum(n_live_tup)::float8 AS live,
        sum(n_dead_tup)::float8 AS dead, sum(pg_total_relation_size(relid))::float8 AS bytes
 FROM pg_stat_user_tables WHERE schemaname = current_schema() GROUP BY 1
@@ -117,18 +123,32 @@ FROM pg_stat_user_tables WHERE schemaname = current_schema() GROUP BY 1
 
 # Other roles' sessions show their ages only to members of pg_monitor; ours are always seen.
 SESSIONS = """
+-- exporter_sessions
 SELECT coalesce(state, 'other') AS state, count(*)::int AS n,
        coalesce(max(age(backend_xmin)), 0)::float8 AS snapshot_age,
        coalesce(max(extract(epoch FROM now() - xact_start)) FILTER (WHERE backend_xmin IS NOT NULL), 0)::float8
            AS snapshot_oldest,
        coalesce(max(extract(epoch FROM now() - query_start)) FILTER (WHERE state = 'active'), 0)::float8
-           AS statement_oldest,
-       count(*) FILTER (WHERE state = 'active' AND query_start < now() - interval '1 second')::int AS slow
+           AS statement_oldest
 FROM pg_stat_activity
 WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
 GROUP BY 1
 """
 
+# Statements of ours are named by their first line, so that PostgreSQL's own views and logs name them, too; all others
+# are `other`.
+SLOW = r"""
+-- exporter_slow
+SELECT CASE WHEN starts_with(application_name, 'leasehold ')
+            THEN coalesce(substring(query FROM '^\s*-- ([a-z_]{1,40})\n'), 'other') ELSE 'other' END AS statement,
+       count(*)::int AS n
+FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+  AND state = 'active' AND query_start < now() - interval '1 second'
+GROUP BY 1
+"""
+
 DATABASE = """
+-- exporter_database
 SELECT pg_database_size(current_database())::float8 AS bytes, current_setting('max_connections')::int AS max_sessions
 """

@@ -65,6 +65,7 @@ def _of_job(alias: str) -> str:
 
 # The hinted tasks. Waits for the job's lock: the holder is a short statement, and the hint is spent afterwards.
 _HINTED = f"""
+-- claim
 WITH jobs AS MATERIALIZED (
     SELECT j.id, mine.tasks, {_of_job("j")}
     FROM (
@@ -91,6 +92,7 @@ WITH jobs AS MATERIALIZED (
 # the one above in thirty seconds. What a hint tells of (`pending`) is ours only when it is overdue by $5.
 # Jobs that somebody else is working on are passed over, not waited for; hence more candidates than wanted.
 _DUE = f"""
+-- look
 WITH RECURSIVE served AS MATERIALIZED (
     SELECT q.queue, band FROM unnest($1::text[]) AS q(queue) CROSS JOIN generate_series(0, 2) AS band
     WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = q.queue)
@@ -188,6 +190,7 @@ CLAIM_NEXT = _DUE + _MARK_CLAIMED
 
 # A row that another statement holds at this moment is passed over (it is being settled): still held, not renewed.
 RENEW = """
+-- renew
 WITH held AS (
     SELECT l.id, l.epoch FROM unnest($2::uuid[], $3::int[]) AS l(id, epoch)
 ), mine AS MATERIALIZED (
@@ -290,6 +293,7 @@ async def renew(connection: Connection, owner: UUID, leases: Sequence[Lease], tt
 
 # Nearly always nothing: the index holds only jobs that are being cancelled.
 CANCELLED = """
+-- cancelled
 SELECT t.id FROM job j JOIN task t ON t.job_id = j.id
 WHERE j.cancel_by IS NOT NULL AND j.finished_at IS NULL
   AND t.status = 'running' AND t.lease_owner = $1 AND t.cancelable

@@ -7,6 +7,7 @@ from leasehold.outbox import Announcement
 
 # Hints of a paused queue's tasks were spent; the oldest are told of again, the others are found by looking.
 _TELL_AGAIN = """
+-- tell_again
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT t.id, t.job_id, t.queue, t.priority, j.trace, clock_timestamp() + interval '1 second'
 FROM task t JOIN job j ON j.id = t.job_id

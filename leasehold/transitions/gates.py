@@ -42,6 +42,7 @@ class Gated(Protocol):
 
 # A gate that an operator declared keeps the operator's bounds.
 _KNOW = """
+-- gates_known
 INSERT INTO gate (tenant_id, key, at_most, per_minute)
 SELECT * FROM unnest($1::text[], $2::text[], $3::int[], $4::int[])
 ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = excluded.at_most, per_minute = excluded.per_minute
@@ -50,6 +51,7 @@ WHERE NOT gate.declared
 """
 
 _QUEUE_UP = """
+-- gates_queue_up
 INSERT INTO gate_job (tenant_id, key, job_id, priority, ready_at)
 SELECT g.tenant_id, g.key, g.job_id, g.priority, coalesce(g.ready_at, clock_timestamp())
 FROM unnest($1::text[], $2::text[], $3::uuid[], $4::smallint[], $5::timestamptz[])
@@ -74,6 +76,7 @@ async def queue_up(connection: Connection, jobs: Sequence[Gated]) -> None:
 
 # Of each asked gate the jobs that have waited longest, and all the gates of those jobs.
 _WAITING = """
+-- gates_waiting
 WITH waiting AS MATERIALIZED (
     SELECT DISTINCT head.job_id, head.priority
     FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
@@ -91,6 +94,7 @@ GROUP BY w.job_id, w.priority, j.finished_at ORDER BY w.priority, w.job_id
 """
 
 _LOCK = """
+-- gates_lock
 SELECT g.tenant_id, g.key, g.at_most, g.per_minute
 FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
 JOIN gate g ON g.tenant_id = asked.tenant_id AND g.key = asked.key
@@ -104,6 +108,7 @@ _THROUGH = """
 """
 _FORGET_LEFT = (
     """
+-- gates_forget_left
 DELETE FROM gate_job g
 USING unnest($1::uuid[]) AS gone(job_id), job j, gate
 WHERE g.job_id = gone.job_id AND j.id = gone.job_id AND j.finished_at IS NOT NULL
@@ -113,6 +118,7 @@ WHERE g.job_id = gone.job_id AND j.id = gone.job_id AND j.finished_at IS NOT NUL
 )
 _FORGET = (
     """
+-- gates_forget
 DELETE FROM gate_job g
 USING unnest($1::text[], $2::text[]) AS asked(tenant_id, key), gate, job j
 WHERE g.tenant_id = asked.tenant_id AND g.key = asked.key AND gate.tenant_id = g.tenant_id AND gate.key = g.key
@@ -123,6 +129,7 @@ WHERE g.tenant_id = asked.tenant_id AND g.key = asked.key AND gate.tenant_id = g
 
 # Who is finished and not forgotten yet still counts as inside: a limit is kept, and the sweeper finds it.
 _INSIDE = """
+-- gates_inside
 SELECT gate.tenant_id, gate.key, used.inside, used.lately
 FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
 JOIN gate ON gate.tenant_id = asked.tenant_id AND gate.key = asked.key
@@ -142,6 +149,7 @@ CROSS JOIN LATERAL (
 
 # The gates were one more step that each first step needed. What is told of a job is taken along from its lock.
 ADMIT = """
+-- gates_admit
 WITH jobs AS MATERIALIZED (
     SELECT j.id, j.tenant_id, j.status, j.event_seq, j.trace
     FROM job j WHERE j.id = ANY($1::uuid[]) AND j.held AND j.finished_at IS NULL ORDER BY j.id FOR UPDATE

@@ -16,6 +16,7 @@ from leasehold.outbox import Announcement
 from leasehold.pipeline import Pipeline, Step, pinned_queue
 from leasehold.states import JobState, TaskState
 from leasehold.transitions import gates
+from leasehold.transitions.endings import JobEnded, jobs_ended
 
 #: Queues of external workers: no hints are written for them, and each belongs to a tenant.
 EXTERNAL = "ext:"
@@ -44,6 +45,7 @@ class NewJob:
 
 # $1 the jobs, $2 the tasks, as JSON records: one round trip however many.
 SUBMIT = """
+-- submit
 WITH written AS (
     INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, priority, steps_left, event_seq, keep_seconds,
                      params, inputs, output_prefix, trace, deadline_at, external, held, gated, notify, exclusive_key,
@@ -171,6 +173,7 @@ def external_queue(tenant_id: str, queue: str) -> str:
 # In a transaction of its own two statements: a statement that waited for the job's lock would read steps as they
 # were before.
 _LOCK = """
+-- cancel_lock
 SELECT j.id FROM job j
 WHERE j.id = ANY($1::uuid[]) AND j.tenant_id = $2 AND j.finished_at IS NULL AND j.status <> 'cancel_requested'
   AND (j.cancelable OR $3)
@@ -179,6 +182,7 @@ FOR UPDATE
 """
 
 REQUEST_CANCEL = """
+-- cancel
 WITH stopped AS (
     UPDATE task t
     SET status = CASE WHEN t.status = 'blocked' THEN 'skipped' ELSE 'cancelled' END, finished_at = clock_timestamp()
@@ -195,7 +199,8 @@ WITH stopped AS (
         expires_at = CASE WHEN j.leased = 0 THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
         event_seq = j.event_seq + counted.n + 1
     FROM counted WHERE j.id = counted.id
-    RETURNING j.id, j.tenant_id, j.status, j.event_seq - counted.n - 1 AS seq, counted.n
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - counted.n - 1 AS seq, counted.n, j.pipeline,
+              extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), asked AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, data)
     SELECT id, seq + 1, tenant_id, 'cancel_requested', CASE WHEN n = 0 THEN status ELSE 'cancel_requested' END,
@@ -209,8 +214,17 @@ WITH stopped AS (
         SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
     ) AS s JOIN advanced a ON a.id = s.job_id
 )
-SELECT id, status FROM advanced
+SELECT id, status, CASE WHEN status = 'cancelled' THEN id END AS ended_job, pipeline, status AS outcome, seconds
+FROM advanced
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Cancels:
+    """The new states of the jobs that were asked to stop, and those of them that ended at once."""
+
+    states: dict[UUID, JobState]
+    ended: list[JobEnded]
 
 
 async def request_cancel(
@@ -221,18 +235,18 @@ async def request_cancel(
     reason: str,
     by: str,
     forced: bool = False,
-) -> dict[UUID, JobState]:
+) -> Cancels:
     """Live -> cancelled where nothing of the job is leased, else -> cancel_requested; no step starts any more.
 
-    Answers the new states. A job that is not in it had ended, is being cancelled already, is not the tenant's, or
-    cannot be cancelled (unless `forced`).
+    A job without a new state had ended, is being cancelled already, is not the tenant's, or cannot be cancelled
+    (unless `forced`).
     """
     async with connection.transaction():
         locked = [row["id"] for row in await connection.fetch(_LOCK, list(job_ids), tenant_id, forced)]
         if not locked:
-            return {}
+            return Cancels({}, [])
         rows = await connection.fetch(REQUEST_CANCEL, locked, {"reason": reason, "by": by})
-    return {row["id"]: JobState(row["status"]) for row in rows}
+    return Cancels({row["id"]: JobState(row["status"]) for row in rows}, jobs_ended(rows))
 
 
 # A step that the parameters skip: nothing was ever told of it.
@@ -241,6 +255,7 @@ _LEFT_OUT = """(t.status = 'skipped' AND t.epoch = 0
 
 # A failed job only: its failed and skipped or cancelled steps become runnable again, with their counters reset.
 REPLAY = f"""
+-- replay
 WITH locked AS MATERIALIZED (
     SELECT j.id FROM job j
     WHERE j.id = $1 AND j.tenant_id = $2 AND j.status = 'failed'
@@ -275,6 +290,7 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 # The step, and whatever needs it, directly or not: what succeeded of it counts no more, and is done again.
 REWIND = f"""
+-- rewind
 WITH RECURSIVE again(id) AS (
     SELECT t.id FROM task t WHERE t.job_id = $1 AND t.step = $2 AND NOT {_LEFT_OUT}
     UNION

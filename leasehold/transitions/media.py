@@ -14,12 +14,14 @@ from leasehold.outbox import Announcement
 from leasehold.transitions.jobs import NewJob, submit
 
 REGISTER = """
+-- upload
 INSERT INTO media (id, tenant_id, original_key, content_type, file_name, expires_at)
 VALUES ($1, $2, $3, $4, $5, clock_timestamp() + $6::interval)
 """
 
 # An expired row may lose its object to the sweeper at any moment, so it is left alone.
 COMPLETE_UPLOAD = """
+-- upload_complete
 UPDATE media
 SET status = 'UPLOADED', size = $3, job_id = $4, expires_at = NULL, updated_at = clock_timestamp()
 WHERE id = $1 AND tenant_id = $2 AND status = 'INIT' AND expires_at > clock_timestamp()
@@ -27,6 +29,7 @@ RETURNING id
 """
 
 REFUSE_UPLOAD = """
+-- upload_refuse
 UPDATE media
 SET status = 'FAILED', size = $3, error = $4, expires_at = clock_timestamp() + $5::interval,
     updated_at = clock_timestamp()

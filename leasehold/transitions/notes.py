@@ -12,6 +12,7 @@ from leasehold.lease import Lease
 # The task's row is locked while the note is written: a claim that takes the task over either waits for the note and
 # sees it, or came first, and then nothing is written.
 REMEMBER = """
+-- note
 WITH mine AS MATERIALIZED (
     SELECT t.id FROM task t
     WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3 AND t.status = 'running'

@@ -22,6 +22,7 @@ class Progress:
 
 
 PROGRESS = """
+-- progress
 INSERT INTO progress (task_id, job_id, epoch, percent, summary)
 SELECT t.id, t.job_id, t.epoch, p.percent, p.summary
 FROM unnest($1::uuid[], $2::uuid[], $3::int[], $4::float8[], $5::text[]) AS p(owner, id, epoch, percent, summary)

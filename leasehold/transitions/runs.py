@@ -19,6 +19,7 @@ from leasehold.ids import new_id
 from leasehold.outbox import Announcement
 from leasehold.templates import Known
 from leasehold.transitions import gates, jobs
+from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import NewJob
 
 
@@ -51,21 +52,26 @@ class MadeTogether:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Publish `hints` after the commit, and then ask `gates` to let the run in. `left`: runs that made room for it."""
+    """Publish `hints` after the commit, and then ask `gates` to let the run in. `left`: runs that made room for it;
+    `ended`: those of them that ended there and then.
+    """
 
     id: UUID
     hints: Sequence[Announcement]
     gates: Sequence[gates.GateName]
     left: Sequence[UUID] = ()
+    ended: Sequence[JobEnded] = ()
 
 
 _REMEMBER = """
+-- run
 INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id, scheduled_at, schedule_id, tick, rerun_of)
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
 """
 
 
 _REMEMBER_ALL = """
+-- runs
 INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id, scheduled_at)
 SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::smallint[], $5::text[], $6::text[], $7::timestamptz[])
 """
@@ -123,12 +129,13 @@ async def create(connection: Connection, new: NewRun) -> Made:
     its_gates = _declared_gates(await _limits_of(connection, new.tenant_id), new)
     exclusive = None
     replaced: Sequence[UUID] = ()
+    ended: Sequence[JobEnded] = ()
     if terms.concurrency == "reject_same_scope":
         exclusive = same
     elif terms.concurrency in ("queue_same_scope", "replace_same_scope"):
         its_gates.append(Gate(new.tenant_id, f"scope:{new.known.template.type}:{same}", at_most=1))
     if terms.concurrency == "replace_same_scope":
-        replaced = await _replace(connection, new, its_gates[-1])
+        replaced, ended = await _replace(connection, new, its_gates[-1])
     job = _job(new, its_gates, notify=await _is_watched(connection, new.tenant_id), exclusive=exclusive)
     hints = await _submit(connection, job)
     template = new.known.template
@@ -136,7 +143,7 @@ async def create(connection: Connection, new: NewRun) -> Made:
         _REMEMBER, new.id, new.tenant_id, template.type, template.version, new.scope, new.scope_id, new.scheduled_at,
         new.schedule_id, new.tick, new.rerun_of,
     )  # fmt: skip
-    return Made(new.id, hints, [(gate.tenant_id, gate.key) for gate in its_gates], replaced)
+    return Made(new.id, hints, [(gate.tenant_id, gate.key) for gate in its_gates], replaced, ended)
 
 
 async def _submit(connection: Connection, job: NewJob) -> list[Announcement]:
@@ -170,8 +177,8 @@ def _deadline(new: NewRun) -> datetime | None:
     return (new.scheduled_at or datetime.now(UTC)) + timeout
 
 
-async def _replace(connection: Connection, new: NewRun, gate: Gate) -> list[UUID]:
-    """Ask those before it to stop, and return them. It waits at their gate, so that it starts when they have."""
+async def _replace(connection: Connection, new: NewRun, gate: Gate) -> tuple[list[UUID], list[JobEnded]]:
+    """Ask those before it to stop: they, and those that ended at once. It waits at their gate until they have."""
     await connection.execute(
         "INSERT INTO gate (tenant_id, key, at_most) VALUES ($1, $2, 1)"
         " ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = 1",  # its lock puts replacements in a row
@@ -185,10 +192,10 @@ async def _replace(connection: Connection, new: NewRun, gate: Gate) -> list[UUID
         gate.key,
     )
     older = [row["job_id"] for row in rows]
-    await jobs.request_cancel(
+    cancels = await jobs.request_cancel(
         connection, older, new.tenant_id, reason=f"replaced by run {new.id}", by="replace_same_scope", forced=True
     )
-    return older
+    return older, cancels.ended
 
 
 async def _is_watched(connection: Connection, tenant_id: str) -> bool:

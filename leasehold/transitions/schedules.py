@@ -17,6 +17,7 @@ from leasehold.database import Connection
 from leasehold.errors import RequestError
 from leasehold.templates import Templates
 from leasehold.transitions import jobs, runs
+from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.gates import gates_of
 from leasehold.transitions.runs import Made, NewRun
 
@@ -28,11 +29,13 @@ ON_TIME = timedelta(seconds=60)
 MOST_TICKS = 100
 
 _DUE = """
+-- schedules_due
 SELECT *, clock_timestamp() AS now FROM schedule
 WHERE next_run_at <= clock_timestamp() ORDER BY next_run_at LIMIT $1 FOR UPDATE SKIP LOCKED
 """
 
 _BUFFERED = """
+-- schedules_buffered
 SELECT s.*, clock_timestamp() AS now FROM schedule s
 WHERE s.buffered_at IS NOT NULL
   AND NOT EXISTS (SELECT 1 FROM run r JOIN job j ON j.id = r.job_id
@@ -112,6 +115,7 @@ async def _start(
     """The run of one tick, as the overlap policy lets it be."""
     unfinished = await _unfinished(connection, row["id"])
     freed: list[tuple[str, str]] = []
+    ended: list[JobEnded] = []
     if unfinished and row["overlap"] == "skip":
         return []
     if unfinished and row["overlap"] == "buffer_one":
@@ -121,11 +125,12 @@ async def _start(
         return []
     if unfinished and row["overlap"] == "cancel_other":
         freed = await gates_of(connection, unfinished)
-        await jobs.request_cancel(
+        cancels = await jobs.request_cancel(
             connection, unfinished, row["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
         )
+        ended = cancels.ended
     made = await start(connection, templates, row, tick, keep_seconds)
-    return [] if made is None else [Made(made.id, made.hints, [*made.gates, *freed], unfinished)]
+    return [] if made is None else [Made(made.id, made.hints, [*made.gates, *freed], unfinished, ended)]
 
 
 async def _unfinished(connection: Connection, schedule_id: UUID) -> list[UUID]:

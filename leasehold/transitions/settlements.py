@@ -95,8 +95,7 @@ class Settled:
 
 # $1 owners, $2 task ids, $3 epochs; every statement of this module begins so. What is needed of the job is read once,
 # with its lock, and taken along (see claims): `asked` is the lease's place in the arrays.
-_LEASED = """
-WITH asked AS MATERIALIZED (
+_LEASED = """WITH asked AS MATERIALIZED (
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
         WITH ORDINALITY AS a(owner, id, epoch, nth)
 ), jobs AS MATERIALIZED (
@@ -127,7 +126,8 @@ _OF_A_WANTED_JOB = _LEASED.format(condition="AND jobs.status <> 'cancel_requeste
 _OF_A_CANCELLED_JOB = _LEASED.format(condition="AND jobs.status = 'cancel_requested'")
 
 COMPLETE = (
-    _OF_ANY_JOB
+    "-- complete\n"
+    + _OF_ANY_JOB
     + """
 , done AS (
     UPDATE task t
@@ -212,6 +212,7 @@ SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority,
 # Before FAIL, which may end the job with all its steps: a statement that waited for the lock itself would not see the
 # parts into which a sibling has spread meanwhile.
 _LOCK_JOBS = """
+-- settle_lock
 SELECT FROM job j
 WHERE j.id IN (SELECT t.job_id FROM task t WHERE t.id = ANY($1::uuid[]))
 ORDER BY j.id
@@ -220,7 +221,8 @@ FOR UPDATE
 
 # $4 causes, $5 codes, $6 messages, $7 retryable, $8 delays, $9 crashes that are too many
 FAIL = (
-    _OF_A_WANTED_JOB
+    "-- fail\n"
+    + _OF_A_WANTED_JOB
     + """
 , judged AS MATERIALIZED (
     SELECT t.id, t.job_id, f.cause, f.code, f.message, f.delay, f.retryable,
@@ -261,7 +263,8 @@ LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
 
 # $4 delays, $5 notes ('null' leaves the old one)
 WAIT_UNTIL = (
-    _OF_A_WANTED_JOB
+    "-- wait_until\n"
+    + _OF_A_WANTED_JOB
     + """
 , parked AS (
     UPDATE task t
@@ -292,7 +295,8 @@ FROM asked a LEFT JOIN parked p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
 )
 
 RELEASE = (
-    _OF_A_WANTED_JOB
+    "-- release\n"
+    + _OF_A_WANTED_JOB
     + """
 , released AS (
     UPDATE task t
@@ -328,7 +332,8 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 
 # The stopped steps' job ends when none of its steps is leased any more.
 ACKNOWLEDGE_CANCEL = (
-    _OF_A_CANCELLED_JOB
+    "-- acknowledge_cancel\n"
+    + _OF_A_CANCELLED_JOB
     + """
 , stopped AS (
     UPDATE task t
@@ -348,7 +353,8 @@ LEFT JOIN advanced e ON e.id = s.job_id AND e.status = 'cancelled'
 
 # $4 the parts, as JSON records {parent, id, step, number, queue, max_attempts, value}.
 FAN_OUT = (
-    _OF_A_WANTED_JOB
+    "-- fan_out\n"
+    + _OF_A_WANTED_JOB
     + """
 , parts AS MATERIALIZED (
     SELECT p.* FROM jsonb_to_recordset($4::jsonb) AS p(

@@ -20,6 +20,7 @@ from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, J
 # The jobs are locked by a statement of its own, here and below: one that waited for a lock, or took it just after
 # another let it go, would read the job's steps as they were before, and leave a new one behind in a job that ended.
 _LOCK_JOBS_OF_LOST = """
+-- expire_leases_lock
 SELECT j.id FROM job j
 WHERE j.id IN (
     SELECT t.job_id FROM task t
@@ -33,6 +34,7 @@ FOR UPDATE SKIP LOCKED
 # $1 owners that are gone, $2 losses that are too many, $3 the locked jobs
 EXPIRE_LEASES = (
     """
+-- expire_leases
 WITH held AS MATERIALIZED (
     SELECT t.id, t.job_id, t.losses FROM task t
     WHERE t.job_id = ANY($3::uuid[])
@@ -85,6 +87,7 @@ async def expire_leases(
 
 
 _LOCK_JOBS_PAST_DEADLINE = """
+-- expire_jobs_lock
 SELECT j.id FROM job j
 WHERE j.finished_at IS NULL AND j.deadline_at < clock_timestamp()
 ORDER BY j.deadline_at LIMIT $1
@@ -92,6 +95,7 @@ FOR UPDATE SKIP LOCKED
 """
 
 EXPIRE_JOBS = """
+-- expire_jobs
 WITH ended AS (
     UPDATE task t
     SET status = CASE WHEN t.status = 'running' THEN 'cancelled' ELSE 'skipped' END,
@@ -133,6 +137,7 @@ async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded
 # Steps of a job that is being cancelled whose worker is lost, or that did not stop within the grace.
 END_CANCELS = (
     """
+-- end_cancels
 WITH jobs AS MATERIALIZED (
     SELECT j.id, j.cancel_by < clock_timestamp() AS overdue FROM job j
     WHERE j.cancel_by IS NOT NULL AND j.finished_at IS NULL

@@ -9,6 +9,7 @@ from leasehold.database import Connection
 from leasehold.outbox import Announcement
 
 WAKE = """
+-- wake
 WITH woken AS (
     UPDATE task t SET available_at = clock_timestamp()
     FROM job j

@@ -12,6 +12,7 @@ from leasehold.transitions.jobs import NewJob, submit
 
 # The runs that ended and were not told of, with what they became.
 _ENDED = """
+-- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, r.template, r.version, r.scope, r.scope_id
 FROM job j JOIN run r ON r.job_id = j.id
 WHERE j.notify AND j.finished_at IS NOT NULL

@@ -64,6 +64,7 @@ async def unregister(connection: Connection, worker: UUID) -> None:
 
 
 GONE = """
+-- gone
 SELECT w.id FROM worker w
 WHERE w.present
   -- A server that has just started has no sessions of anybody yet: workers come back within a second or two.
@@ -92,6 +93,7 @@ async def forget_workers(connection: Connection, silent: float) -> None:
 
 # While another leads there is nothing to insert, and so nothing to lock: asking is cheap.
 _LEAD = f"""
+-- lead
 WITH gone AS MATERIALIZED ({GONE})
 INSERT INTO leadership (role, owner, until)
 SELECT $2, $3, clock_timestamp() + $4::interval

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 from uuid import uuid4
 
 import orjson
 import pytest
 
+from leasehold.database import connect
 from leasehold.settings import Settings
 from leasehold.telemetry import queries
 from leasehold.telemetry.exporter import Exporter, families, look
@@ -101,6 +103,25 @@ async def test_a_held_snapshot_and_the_tables_are_told(rows: Rows) -> None:
     assert (page["leasehold_table_bytes", {"table": "event"}] or 0) > 0
     assert page["leasehold_database_snapshot_oldest_seconds"] == 0
     assert (page["leasehold_database_sessions_max"] or 0) > 0
+
+
+async def test_a_slow_statement_is_told_by_the_name_in_its_first_line(settings: Settings, rows: Rows) -> None:
+    """A row that somebody has locked, and a renewal that waits for it."""
+    held = (await rows.leased(ONE)).lease
+    locker, slow = [await connect(settings, "test") for _ in range(2)]
+    async with locker.transaction():
+        await locker.fetchval("SELECT id FROM task WHERE id = $1 FOR UPDATE", held.task_id)
+        waiting = asyncio.create_task(
+            slow.execute("\n-- a_name\nSELECT FROM task WHERE id = $1 FOR UPDATE", held.task_id)
+        )
+        async with asyncio.timeout(20):
+            while (page := await seen(rows))["leasehold_database_slow_statements", {"statement": "a_name"}] is None:
+                await asyncio.sleep(0.1)
+    await waiting
+    for connection in (locker, slow):
+        await connection.close()
+    assert page["leasehold_database_slow_statements", {"statement": "a_name"}] == 1
+    assert page["leasehold_database_slow_statements", {"statement": "other"}] == 0
 
 
 async def test_only_the_elected_process_tells_and_another_takes_its_place(settings: Settings, rows: Rows) -> None:

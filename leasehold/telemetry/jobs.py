@@ -1,0 +1,23 @@
+"""Jobs that ended, counted by whichever process ended them: workers, and the API for external workers and cancels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leasehold.telemetry.meters import spreads, tallies
+from leasehold.transitions.endings import JobEnded
+
+JOBS = tallies(
+    "jobs_finished_total",
+    "Jobs ended. rejected: an input that no attempt can help; failed: all attempts were in vain; expired: too late",
+    ["pipeline", "outcome"],
+)
+JOB_SECONDS = spreads("job_duration_seconds", "From a job's submission to its success", ["pipeline"])
+
+
+def jobs_ended(ends: Sequence[JobEnded]) -> None:
+    """Count them, once the transaction that ended them is committed."""
+    for job in ends:
+        JOBS.labels(job.pipeline, job.outcome).inc()
+        if job.outcome == "succeeded":
+            JOB_SECONDS.labels(job.pipeline).observe(job.seconds)
