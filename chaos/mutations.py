@@ -102,7 +102,7 @@ def overwrite() -> None:
         size: int,
         content_type: str,
         metadata: Any,
-        _may_replace: Callable[[], bool],
+        _may_replace: Callable[[Stored], bool],
         **_fresh: bool,
     ) -> Stored:
         said = {**metadata, "sha256": sha256}

@@ -26,6 +26,7 @@ from leasehold.verdicts import Done, FanOut, Park
 from worker.heartbeat import Held
 from worker.inputs import sources_of
 from worker.reporter import Reporter
+from worker.stores import replaceable, signed
 
 #: An inline handler keeps what it reads in memory; larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
@@ -111,8 +112,8 @@ class InlineAttempt:
             output_key(self._claimed.output_prefix, name),
             data,
             content_type=content_type,
-            metadata={},
-            may_replace=self._held.trusted,
+            metadata=signed(self.lease),
+            may_replace=replaceable(self._held),
         )
         self.outputs[name] = Output(name, stored.key, stored.size, stored.sha256, stored.content_type)
 
@@ -123,8 +124,8 @@ class InlineAttempt:
             output_key(self._claimed.output_prefix, name),
             path,
             content_type=content_type,
-            metadata={},
-            may_replace=self._held.trusted,
+            metadata=signed(self.lease),
+            may_replace=replaceable(self._held),
             fresh=self.lease.epoch == 1,
         )
         self.outputs[name] = Output(name, stored.key, stored.size, stored.sha256, stored.content_type)

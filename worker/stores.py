@@ -7,6 +7,7 @@ of the others, so that its presence proves them all.
 from __future__ import annotations
 
 import base64
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -15,6 +16,7 @@ import orjson
 from leasehold import failpoints
 from leasehold.errors import StoreError
 from leasehold.keys import output_key
+from leasehold.lease import Lease
 from leasehold.pipeline import Step
 from leasehold.storage.store import ObjectStore, Stored
 from leasehold.together import together
@@ -23,9 +25,30 @@ from leasehold.verdicts import Done, File
 from worker.heartbeat import Held
 
 _DIGEST = "work"
+_WRITER = "writer"
 _MANIFEST = "manifest"
 #: S3 allows 2 KB of user metadata in all; a longer manifest is left out, and nothing is adopted.
 _MANIFEST_BYTES = 1500
+
+
+def signed(lease: Lease) -> dict[str, str]:
+    """The metadata that says who wrote an object."""
+    return {_WRITER: f"{lease.task_id} {lease.epoch}"}
+
+
+def replaceable(held: Held) -> Callable[[Stored], bool]:
+    """Whether what lies under a key of ours is the leftover of an attempt before us.
+
+    Trust in the lease alone would not do: one that was taken over early (its owner's presence had ended, and the owner
+    has not heard of it yet) must not replace what its successor wrote. A store that forgets metadata leaves only trust.
+    """
+
+    def answer(there: Stored) -> bool:
+        task, _, epoch = there.metadata.get(_WRITER, "").partition(" ")
+        newer = task == str(held.lease.task_id) and epoch.isdecimal() and int(epoch) > held.lease.epoch
+        return held.trusted() and not newer
+
+    return answer
 
 
 async def store_outputs(store: ObjectStore, prefix: str, step: Step, done: Done, digest: str, held: Held) -> Completion:
@@ -36,8 +59,8 @@ async def store_outputs(store: ObjectStore, prefix: str, step: Step, done: Done,
             output_key(prefix, name),
             file.path,
             content_type=file.content_type,
-            metadata={_DIGEST: digest, **metadata},
-            may_replace=held.trusted,
+            metadata={_DIGEST: digest, **signed(held.lease), **metadata},
+            may_replace=replaceable(held),
             fresh=held.lease.epoch == 1,
         )
         return _output(name, stored)

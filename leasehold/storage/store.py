@@ -54,7 +54,7 @@ class Stored:
     metadata: Mapping[str, str]
 
 
-def _never() -> bool:
+def _never(_there: Stored) -> bool:
     return False
 
 
@@ -133,10 +133,10 @@ class ObjectStore:
         *,
         content_type: str,
         metadata: Mapping[str, str],
-        may_replace: Callable[[], bool] = _never,
+        may_replace: Callable[[Stored], bool] = _never,
         fresh: bool = False,
     ) -> Stored:
-        """Store a file. Raises ObjectExists when other bytes lie there and `may_replace()` is not true.
+        """Store a file. Raises ObjectExists when other bytes lie there that `may_replace` does not give up.
 
         `fresh`: nobody can have written the key before. Saves a look where the store cannot refuse by itself.
         """
@@ -153,7 +153,7 @@ class ObjectStore:
         *,
         content_type: str,
         metadata: Mapping[str, str],
-        may_replace: Callable[[], bool] = _never,
+        may_replace: Callable[[Stored], bool] = _never,
     ) -> Stored:
         """Store bytes; as `put_file`."""
         return await self._put(key, data, digest_of_bytes(data), len(data), content_type, metadata, may_replace)
@@ -170,7 +170,7 @@ class ObjectStore:
         size: int,
         content_type: str,
         metadata: Mapping[str, str],
-        may_replace: Callable[[], bool],
+        may_replace: Callable[[Stored], bool],
         *,
         fresh: bool = False,
     ) -> Stored:
@@ -182,7 +182,7 @@ class ObjectStore:
             if there is not None:
                 if await self._same(there, sha256, size):
                     return there
-                if not may_replace():
+                if not may_replace(there):
                     raise ObjectExists(key)
                 precondition = {"IfMatch": there.etag} if self.conditional and there.etag else {}
             try:

@@ -63,7 +63,9 @@ async def test_a_put_that_must_create_does_not_overwrite(store: ObjectStore) -> 
 async def test_a_put_may_replace_exactly_what_it_saw(store: ObjectStore) -> None:
     await store.probe()
     await put(store, "replaced", b"first")
-    await store.put_bytes("replaced", b"second", content_type="text/plain", metadata={}, may_replace=lambda: True)
+    await store.put_bytes(
+        "replaced", b"second", content_type="text/plain", metadata={}, may_replace=lambda _there: True
+    )
     assert await store.fetch_bytes("replaced", max_bytes=100) == b"second"
 
 

@@ -71,8 +71,8 @@ async def test_the_same_bytes_may_be_put_again_and_other_bytes_may_not(store: Ob
 async def test_a_leftover_is_replaced_only_while_the_lease_is_trusted(store: ObjectStore) -> None:
     await store.put_bytes("k", b"leftover", **TEXT)
     with pytest.raises(ObjectExists):
-        await store.put_bytes("k", b"right", **TEXT, may_replace=lambda: False)
-    await store.put_bytes("k", b"right", **TEXT, may_replace=lambda: True)
+        await store.put_bytes("k", b"right", **TEXT, may_replace=lambda _there: False)
+    await store.put_bytes("k", b"right", **TEXT, may_replace=lambda _there: True)
     assert await store.read_head("k", 10) == b"right"
 
 
