@@ -107,13 +107,14 @@ async def _mend(it: Installation) -> None:
 
 
 async def _rest(it: Installation, history: History) -> None:
-    """Wait until nothing is left to do, looking on."""
+    """Wait until nothing is left to do, and nobody stands still, who might hold hints of what others did."""
     began = time.monotonic()
     quiet = 0
     async with it.connection() as connection:
         while quiet < _SETTLED_LOOKS and time.monotonic() - began < _REST_SECONDS:
             left = await collect.resting(connection)
-            quiet = quiet + 1 if not any(left.values()) else 0
+            still = any(slot.is_stopped() for slot in it.slots.values())
+            quiet = 0 if still or any(left.values()) else quiet + 1
             if time.monotonic() - began > _OVERDUE_SECONDS:
                 history.overdue += await collect.overdue(connection, _OVERDUE_SECONDS + SWEEP_SECONDS)
             await asyncio.sleep(0.3)
