@@ -15,6 +15,7 @@ from uuid import UUID
 
 from leasehold.database import Connection
 from leasehold.lease import Lease
+from leasehold.transitions.workers import is_of_gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ WITH jobs AS MATERIALIZED (
       -- A CASE, which no index matches: by one of statuses the planner reads a whole backlog to find a few tasks.
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
                WHEN t.status = 'running' THEN t.losses < $4
-                   AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($5::uuid[]))
+                   AND (t.lease_until < clock_timestamp() OR {is_of_gone("$5::uuid[]")})
                ELSE false END
     ORDER BY t.id
     FOR UPDATE OF t

@@ -16,6 +16,7 @@ import asyncpg
 from leasehold.database import Connection
 from leasehold.outbox import Announcement
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
+from leasehold.transitions.workers import is_of_gone
 
 # The jobs are locked by a statement of its own, here and below: one that waited for a lock, or took it just after
 # another let it go, would read the job's steps as they were before, and leave a new one behind in a job that ended.
@@ -33,12 +34,12 @@ FOR UPDATE SKIP LOCKED
 
 # $1 owners that are gone, $2 losses that are too many, $3 the locked jobs
 EXPIRE_LEASES = (
-    """
+    f"""
 -- expire_leases
 WITH held AS MATERIALIZED (
     SELECT t.id, t.job_id, t.losses FROM task t
     WHERE t.job_id = ANY($3::uuid[])
-      AND t.status = 'running' AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($1::uuid[]))
+      AND t.status = 'running' AND (t.lease_until < clock_timestamp() OR {is_of_gone("$1::uuid[]")})
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
 ), judged AS MATERIALIZED (
@@ -136,7 +137,7 @@ async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded
 
 # Steps of a job that is being cancelled whose worker is lost, or that did not stop within the grace.
 END_CANCELS = (
-    """
+    f"""
 -- end_cancels
 WITH jobs AS MATERIALIZED (
     SELECT j.id, j.cancel_by < clock_timestamp() AS overdue FROM job j
@@ -148,7 +149,7 @@ WITH jobs AS MATERIALIZED (
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM jobs
     WHERE t.job_id = jobs.id AND t.status = 'running'
-      AND ((jobs.overdue AND t.cancelable) OR t.lease_until < clock_timestamp() OR t.lease_owner = ANY($1::uuid[]))
+      AND ((jobs.overdue AND t.cancelable) OR t.lease_until < clock_timestamp() OR {is_of_gone("$1::uuid[]")})
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, jsonb_build_object('forced', true,
               'because', CASE WHEN jobs.overdue THEN 'the grace passed' ELSE 'the worker was lost' END) AS data
 )"""

@@ -63,23 +63,37 @@ async def unregister(connection: Connection, worker: UUID) -> None:
     await connection.execute("DELETE FROM worker WHERE id = $1", worker)
 
 
-GONE = """
--- gone
-SELECT w.id FROM worker w
-WHERE w.present
-  -- A server that has just started has no sessions of anybody yet: workers come back within a second or two.
-  AND pg_postmaster_start_time() < clock_timestamp() - interval '10 seconds'
-  AND NOT EXISTS (
+# The session of worker w is there.
+_IS_THERE = f"""EXISTS (
     SELECT 1 FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
-      AND l.classid = $1::int::oid AND l.objid = w.presence_key::oid)
+      AND l.classid = {PRESENCE}::oid AND l.objid = w.presence_key::oid)"""
+
+# A server that has just started, or that has ended all its sessions because one of them crashed (which resets its
+# statistics), has no sessions of anybody yet: workers come back within a second or two.
+GONE = f"""
+-- gone
+SELECT w.id FROM worker w
+WHERE w.present AND NOT {_IS_THERE}
+  AND greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))
+      < clock_timestamp() - interval '10 seconds'
 """
+
+
+def is_of_gone(owners: str) -> str:
+    """SQL: the lease of task `t` is of one of the array `owners`, and that one's session is still not there.
+
+    They were seen to be gone a moment ago; on a slow link that is long enough to come back, and to claim anew.
+    """
+    return f"""t.lease_owner = ANY(ARRAY(
+    SELECT was.id FROM unnest({owners}) AS was(id)
+    WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND {_IS_THERE})))"""
 
 
 async def gone(connection: Connection) -> list[UUID]:
     """Workers that were present and whose session has ended. A wrong guess is harmless: leases are fenced."""
-    return [row["id"] for row in await connection.fetch(GONE, PRESENCE)]
+    return [row["id"] for row in await connection.fetch(GONE)]
 
 
 async def forget_workers(connection: Connection, silent: float) -> None:
@@ -96,10 +110,10 @@ _LEAD = f"""
 -- lead
 WITH gone AS MATERIALIZED ({GONE})
 INSERT INTO leadership (role, owner, until)
-SELECT $2, $3, clock_timestamp() + $4::interval
+SELECT $1, $2, clock_timestamp() + $3::interval
 WHERE NOT EXISTS (
     SELECT 1 FROM leadership l
-    WHERE l.role = $2 AND l.owner <> $3 AND l.until >= clock_timestamp() AND l.owner NOT IN (SELECT id FROM gone)
+    WHERE l.role = $1 AND l.owner <> $2 AND l.until >= clock_timestamp() AND l.owner NOT IN (SELECT id FROM gone)
 )
 ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until
 WHERE leadership.owner = excluded.owner OR leadership.until < clock_timestamp()
@@ -112,7 +126,7 @@ async def lead(connection: Connection, role: str, owner: UUID, ttl: float) -> bo
     """Become, or stay, the one that does `role` for the next `ttl` seconds. A worker whose presence has ended leads
     no more.
     """
-    return bool(await connection.fetchval(_LEAD, PRESENCE, role, owner, timedelta(seconds=ttl)))
+    return bool(await connection.fetchval(_LEAD, role, owner, timedelta(seconds=ttl)))
 
 
 async def resign(connection: Connection, owner: UUID) -> None:

@@ -1,0 +1,96 @@
+"""A worker whose session has ended loses its tasks within a second; one that has a session keeps them."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import asyncpg
+import pytest
+
+from embedded.postgres import Postgres
+from leasehold.database import TRY_AGAIN, connect, migrate
+from leasehold.settings import Settings
+from leasehold.transitions import claims, jobs, sweeps, workers
+from tests.factories import Rows, terms
+from tests.transitions.conftest import Open
+
+MAX_LOSSES = 5
+
+
+async def register(connection: Any, worker: UUID) -> int:
+    return await workers.register(connection, worker, host="h", pid=1, version="v", queues=["default"])
+
+
+async def _sweep(rows: Rows, owner: UUID) -> bool:
+    ended, _, _ = await sweeps.expire_leases(rows.connection, [owner], MAX_LOSSES)
+    return ended == 1
+
+
+async def _claim(rows: Rows, owner: UUID) -> bool:
+    """A hint that somebody else gets."""
+    task = await rows.connection.fetchval("SELECT id FROM task WHERE lease_owner = $1", owner)
+    return bool(await claims.claim(rows.connection, terms(), [task], [owner]))
+
+
+async def _end_cancel(rows: Rows, owner: UUID) -> bool:
+    job = await rows.connection.fetchval("SELECT job_id FROM task WHERE lease_owner = $1", owner)
+    await jobs.request_cancel(rows.connection, [job], "t", reason="r", by="b")
+    return len(await sweeps.end_cancels(rows.connection, [owner])) == 1
+
+
+@pytest.mark.parametrize("take", [_sweep, _claim, _end_cancel])
+async def test_who_came_back_since_it_was_seen_to_be_gone_keeps_what_it_has(
+    rows: Rows, another: Open, take: Callable[[Rows, UUID], Awaitable[bool]]
+) -> None:
+    """The look that found it gone may be seconds old: its answer had to come over a slow link."""
+    owner = rows.terms.owner
+    key = await register(rows.connection, owner)
+    await rows.leased()
+    heartbeat = await another()
+    assert await workers.appear(heartbeat.connection, owner, key)
+    assert not await take(await another(), owner)
+    await heartbeat.connection.close()
+    elsewhere = await another()
+    async with asyncio.timeout(10):
+        while not await take(elsewhere, owner):
+            await asyncio.sleep(0.05)
+
+
+async def _when_all_is_well(settings: Settings) -> Any:
+    async with asyncio.timeout(30):
+        while True:
+            try:
+                return await connect(settings, "test")
+            except TRY_AGAIN:
+                await asyncio.sleep(0.05)
+
+
+async def test_when_the_server_ends_all_sessions_because_one_of_them_crashed_nobody_is_gone(
+    run_directory: Path,
+) -> None:
+    """An out-of-memory kill of one backend is enough: every worker would take every other's tasks."""
+    server = Postgres(run_directory / "postgres-that-crashes", durable=False)
+    await server.start()
+    await migrate(server.url)
+    settings = Settings(database_url=server.url, _env_file=None)
+    looking, heartbeat = [await connect(settings, "test") for _ in range(2)]
+    worker = uuid4()
+    assert await workers.appear(heartbeat, worker, await register(looking, worker))
+    await heartbeat.close()
+    async with asyncio.timeout(30):  # not before the server has been up for ten seconds
+        while await workers.gone(looking) != [worker]:
+            await asyncio.sleep(0.1)
+    os.kill(looking.get_server_pid(), signal.SIGKILL)
+    with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
+        await looking.fetchval("SELECT pg_sleep(10)")
+    looking = await _when_all_is_well(settings)
+    assert await workers.gone(looking) == []
+    await looking.close()
+    await server.kill()
+    await server.forget()
