@@ -42,6 +42,8 @@ class Held:
     #: Of the attempt: what is logged about its lease names the job.
     context: Context = field(default_factory=copy_context, init=False)
     lost: bool = field(default=False, init=False)
+    #: Its settlement is on its way: the database may have carried it out, and the task be anybody's again.
+    settling: bool = field(default=False, init=False)
     cancelled: bool = field(default=False, init=False)
     _stop: Callable[[], object] | None = field(default=None, init=False)
     _ask: Callable[[], object] | None = field(default=None, init=False)
@@ -141,12 +143,14 @@ class Heartbeat:
             held = self._held.get(task_id)
             return held is not None and not held.lost
 
-    @property
-    def sure(self) -> bool:
-        """Whether `holds` can be relied on. While the database is away our presence has ended, and as soon as it is
-        back others may take what we hold before we hear of it.
+    def sure(self, task_id: UUID) -> bool:
+        """Whether what `holds` says of it can be relied on. While the database is away our presence has ended, and as
+        soon as it is back others may take what we hold before we hear of it; and what we are settling may be due again.
         """
-        return not self._doubtful and monotonic() - self._answered_at < _SURE_SECONDS
+        with self._lock:
+            held = self._held.get(task_id)
+            settling = held is not None and held.settling
+        return not settling and not self._doubtful and monotonic() - self._answered_at < _SURE_SECONDS
 
     # --- below: the heartbeat's own thread
 

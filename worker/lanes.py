@@ -66,7 +66,7 @@ class ClaimLane:
         settings: Settings,
         terms: LeaseTerms,
         holds: Callable[[UUID], bool],
-        sure: Callable[[], bool],
+        sure: Callable[[UUID], bool],
         most: int,
     ) -> None:
         self._terms = terms
@@ -81,12 +81,12 @@ class ClaimLane:
     async def claim(self, task_id: UUID, gone: tuple[UUID, ...] = ()) -> Claimed | None:
         """None: finished, not due, unknown, leased by somebody alive, or ours already.
 
-        Taken for one that we hold, the hint of a task that we have lost would be acknowledged away: while nobody is
-        sure, it waits.
+        Taken for one that we hold, the hint of a task that we have lost, or that we have just settled and that is due
+        again, would be acknowledged away: while nobody is sure, it waits.
         """
         while True:
             while self._holds(task_id):
-                if self._sure():
+                if self._sure(task_id):
                     return None
                 await asyncio.sleep(_UNSURE_SECONDS)
             answer = await self._lane.ask(Asked(task_id, gone))

@@ -113,6 +113,7 @@ class Runner:
             leasehold_attempt=claimed.lease.attempt,
         ) as span:
             settlement, held = await self._attempt(claimed)
+            held.settling = settlement is not None
             try:
                 outcome = "lost" if settlement is None else await self._settled(claimed, settlement)
             finally:

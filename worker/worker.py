@@ -223,7 +223,7 @@ class Worker:
         self._opened.callback(heartbeat.close)
         await heartbeat.met(_PRESENCE_SECONDS)
         self._settle = SettleLane(settings, self._announce, _BATCH)
-        self._claims = ClaimLane(settings, self._terms, heartbeat.holds, lambda: heartbeat.sure, _BATCH)
+        self._claims = ClaimLane(settings, self._terms, heartbeat.holds, heartbeat.sure, _BATCH)
         for lane in (self._settle, self._claims):
             lane.start()
             self._opened.push_async_callback(lane.close)

@@ -17,6 +17,7 @@ from leasehold.lease import Lease
 from leasehold.settings import Settings
 from leasehold.transitions import workers
 from leasehold.transitions.claims import LeaseTerms
+from leasehold.transitions.settlements import Failure, fail
 from tests.factories import Rows
 from worker.heartbeat import Heartbeat
 from worker.lanes import ClaimLane
@@ -95,16 +96,16 @@ async def test_the_hint_of_a_task_whose_lease_was_lost_is_not_taken_for_one_of_o
 async def test_what_a_worker_holds_is_not_sure_while_the_database_does_not_answer(
     heartbeat: Heartbeat, link: Link, rows: Rows
 ) -> None:
-    await held_and_renewed(heartbeat, rows)
-    assert heartbeat.sure
+    lease, _ = await held_and_renewed(heartbeat, rows)
+    assert heartbeat.sure(lease.task_id)
     link.hold(["leasehold heartbeat"])
     async with asyncio.timeout(SECONDS):
-        while heartbeat.sure:
+        while heartbeat.sure(lease.task_id):
             await asyncio.sleep(0.02)
     link.heal()
     link.reset()
     async with asyncio.timeout(SECONDS):
-        while not heartbeat.sure:
+        while not heartbeat.sure(lease.task_id):
             await asyncio.sleep(0.02)
 
 
@@ -120,11 +121,11 @@ async def test_what_somebody_may_be_taking_this_moment_is_not_sure(
             await sweeper.execute("SELECT FROM task WHERE id = $1 FOR UPDATE", lease.task_id)
             link.reset()
             await asyncio.sleep(0.8)  # it is back, and has asked
-            assert not heartbeat.sure
+            assert not heartbeat.sure(lease.task_id)
     finally:
         await sweeper.close()
     async with asyncio.timeout(SECONDS):
-        while not heartbeat.sure:
+        while not heartbeat.sure(lease.task_id):
             await asyncio.sleep(0.02)
     assert (await rows.task(lease.task_id))["lease_until"] > before
 
@@ -135,7 +136,7 @@ async def test_the_hint_of_a_task_that_was_taken_from_us_unnoticed_is_claimed_an
     """The database was away: our presence ended, the sweeper freed the task, and its hint came before we heard."""
     (announced,) = await rows.submit()
     holds = sure = False
-    lane = ClaimLane(settings, rows.terms, lambda _task: holds, lambda: sure, most=8)
+    lane = ClaimLane(settings, rows.terms, lambda _task: holds, lambda _task: sure, most=8)
     lane.start()
     try:
         holds = True
@@ -144,6 +145,30 @@ async def test_the_hint_of_a_task_that_was_taken_from_us_unnoticed_is_claimed_an
         assert not asked.done()
         holds, sure = False, True
         assert await asyncio.wait_for(asked, SECONDS) is not None
+    finally:
+        await lane.close()
+
+
+async def test_the_hint_of_a_task_that_we_have_settled_unheard_and_that_is_due_again_is_claimed(
+    settings: Settings, heartbeat: Heartbeat, rows: Rows
+) -> None:
+    """The commit has happened, its answer is on a slow link, and a hint comes: it is not of what we run."""
+    lease, _ = await held_and_renewed(heartbeat, rows)
+    held = heartbeat.hold(lease, 600)
+    held.settling = True
+    holds = True
+    lane = ClaimLane(settings, rows.terms, lambda _task: holds, heartbeat.sure, most=8)
+    lane.start()
+    try:
+        assert not heartbeat.sure(lease.task_id)
+        await fail(rows.connection, [Failure(lease, "error", "e", "m", retryable=True, delay=0.0)])
+        asked = asyncio.create_task(lane.claim(lease.task_id))
+        await asyncio.sleep(0.3)
+        assert not asked.done()
+        holds = False  # the answer has come
+        again = await asyncio.wait_for(asked, SECONDS)
+        assert again is not None
+        assert again.lease.epoch == lease.epoch + 1
     finally:
         await lane.close()
 
