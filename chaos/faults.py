@@ -50,6 +50,7 @@ class Faults:
             "F29": self._half_open,
             "F30": self._one_way,
             "F31": self._trouble_store,
+            "F33": self._turn_the_clock,
             "F34": self._restart_everything,
             **ServerFaults(installation, rng).by_prefix,
         }
@@ -117,6 +118,19 @@ class Faults:
         slot.signal(signal.SIGCONT)
         slot.stopped_by_us = False
         return fired
+
+    async def _turn_the_clock(self, fault: Fault) -> bool:
+        slot = self._it.slots[fault.target]
+        pid = slot.pid
+        if pid is None or not slot.log.stat().st_size:
+            return False  # it has not begun to listen for the signal
+        there, back = (signal.SIGUSR1, signal.SIGUSR2)[:: 1 if "ahead" in fault.name else -1]
+        slot.signal(there)
+        await asyncio.sleep(fault.seconds)
+        if slot.pid != pid:
+            return True  # it was wrong for the rest of its life
+        slot.signal(back)
+        return True
 
     async def _restart_everything(self, fault: Fault) -> bool:
         fired = [slot.signal(signal.SIGKILL) for slot in self._it.slots.values()]

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from time_machine import escape_hatch
+
 #: Where a process of a run keeps its journal, and what it is called in it.
 PATH_VARIABLE = "CHAOS_JOURNAL"
 PROCESS_VARIABLE = "CHAOS_PROCESS"
@@ -15,12 +17,17 @@ PROCESS_VARIABLE = "CHAOS_PROCESS"
 
 def note(what: str, **said: Any) -> None:
     """Append one line: what happened, in which process, at which second of the epoch."""
-    line = json.dumps({"what": what, "process": os.environ[PROCESS_VARIABLE], "at": time.time(), **said})
+    line = json.dumps({"what": what, "process": os.environ[PROCESS_VARIABLE], "at": _true_time(), **said})
     file = os.open(os.environ[PATH_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         os.write(file, line.encode() + b"\n")
     finally:
         os.close(file)
+
+
+def _true_time() -> float:
+    """Also in a process whose clock is wrong (F33)."""
+    return escape_hatch.time.time() if escape_hatch.is_travelling() else time.time()
 
 
 def read(path: Path) -> list[dict[str, Any]]:

@@ -64,6 +64,8 @@ BLOWS = (
     Kind("F13 kill the broker", seconds=1.0, needs_broker=True),
     Kind("F15 stop the broker", seconds=5.0, needs_broker=True),
     Kind("F16 the broker is away", seconds=6.0, needs_broker=True),
+    Kind("F17 memory alarm", seconds=4.0, needs_broker=True),
+    Kind("F17 disk alarm", seconds=4.0, needs_broker=True),
     Kind("F18 purge the queues", needs_broker=True),
     Kind("F18 delete the queues", needs_broker=True),
     Kind("F20 foreign messages", needs_broker=True),
@@ -78,6 +80,8 @@ BLOWS = (
     *(Kind(f"F29 half-open {link}", WORKERS + APIS, link, 5.0, link == "amqp") for link in LINKS),
     *(Kind(f"F30 one-way {link}", WORKERS + APIS, link, 3.0, link == "amqp") for link in LINKS),
     *(Kind(f"F31 store {word}", seconds=4.0) for word in ("error", "slow", "cut", "corrupt", "refuse", "hang")),
+    Kind("F33 a clock ahead", WORKERS + APIS, seconds=6.0),
+    Kind("F33 a clock behind", WORKERS + APIS, seconds=6.0),
     Kind("F34 restart everything", seconds=0.5),
 )
 CATALOGUE = FAILPOINTS + BLOWS

@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+
+import time_machine
 
 from chaos import journal
 from chaos.mutations import MUTATIONS
@@ -31,12 +35,26 @@ def witness_failpoints() -> None:
     failpoints._SLEEP_SECONDS = SLEEP_SECONDS  # noqa: SLF001 - a minute would be most of a run
 
 
+def let_the_clock_be_wrong() -> None:
+    """SIGUSR1 turns this process's clock on by an hour, SIGUSR2 back. Its monotonic clock is never wrong (POSIX)."""
+    clock: list[time_machine.Traveller] = []
+
+    def turn(number: int, _frame: object) -> None:
+        if not clock:  # before the first signal nothing stands between the process and the system's clock
+            clock.append(time_machine.travel(datetime.now(UTC), tick=True).start())
+        clock[0].shift(timedelta(hours=1 if number == signal.SIGUSR1 else -1))
+
+    signal.signal(signal.SIGUSR1, turn)
+    signal.signal(signal.SIGUSR2, turn)
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m chaos.process")
     parser.add_argument("module", choices=("worker", "api"))
     parser.add_argument("--mutate", choices=sorted(MUTATIONS))
     asked = parser.parse_args(arguments)
     witness_failpoints()
+    let_the_clock_be_wrong()
     if asked.mutate:
         MUTATIONS[asked.mutate]()
     if asked.module == "worker":

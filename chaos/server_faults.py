@@ -31,6 +31,7 @@ class ServerFaults:
             "F13": self._kill_broker,
             "F15": self._stop_broker,
             "F16": self._kill_broker,
+            "F17": self._alarm,
             "F18": self._lose_hints,
             "F20": self._send_garbage,
             "F21": self._terminate_sessions,
@@ -58,6 +59,20 @@ class ServerFaults:
             await asyncio.sleep(fault.seconds)
             self._it.servers.signal("rabbitmq", signal.SIGCONT)
         return hit > 0
+
+    async def _alarm(self, fault: Fault) -> bool:
+        """The broker reads nothing more from those who publish, until it has memory, or disk, again."""
+        rabbitmq = self._it.servers.rabbitmq
+        assert rabbitmq is not None
+        async with self._broken:
+            limit, too_little = (
+                (rabbitmq.allow_memory, "1MB") if "memory" in fault.name else (rabbitmq.need_free_disk, "100000GB")
+            )
+            await limit(too_little)
+            await asyncio.sleep(fault.seconds)
+            hit = await rabbitmq.management.has_alarm()
+            await limit()
+        return hit
 
     async def _lose_hints(self, fault: Fault) -> bool:
         rabbitmq = self._it.servers.rabbitmq

@@ -8,6 +8,7 @@ import json
 import urllib.error
 import urllib.request
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit
 
@@ -43,6 +44,20 @@ class Management:
         except OSError:  # urllib's errors are
             return False
         return True
+
+    async def has_alarm(self) -> bool:
+        """Whether the broker is short of memory or disk, and reads nothing from those who publish.
+
+        Raises:
+            OSError: it did not answer.
+        """
+        try:
+            await self.call("GET", "/api/health/checks/alarms")
+        except urllib.error.HTTPError as error:
+            if error.code != HTTPStatus.SERVICE_UNAVAILABLE:
+                raise
+            return True
+        return False
 
     async def call(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
         """Call the API; gives what it answered.

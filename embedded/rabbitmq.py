@@ -10,7 +10,7 @@ from pathlib import Path
 
 from embedded.management import Management
 from embedded.ports import free_port
-from embedded.process import Server, unprivileged
+from embedded.process import EmbeddedError, Server, unprivileged
 from embedded.rabbitmq_install import RabbitServer
 
 USER = "leasehold"
@@ -19,6 +19,7 @@ STOP_SECONDS = 30.0
 FLUSH_BYTES = 16 * 1024
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 METHOD_FRAME = b"\x01"
+DISK, MEMORY = "50MB", "512MB"
 
 # Two schedulers, and none that waits by spinning: kind to small machines, where spinning takes a whole core.
 ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio none"
@@ -36,8 +37,8 @@ default_pass = {password}
 default_permissions.configure = .*
 default_permissions.read = .*
 default_permissions.write = .*
-disk_free_limit.absolute = 50MB
-vm_memory_high_watermark.absolute = 512MB
+disk_free_limit.absolute = {disk}
+vm_memory_high_watermark.absolute = {memory}
 log.console = true
 log.console.level = warning
 log.file = false
@@ -124,6 +125,28 @@ class RabbitMQ:
         if self._server is not None:
             await self._server.kill()
 
+    async def need_free_disk(self, size: str = DISK) -> None:
+        """With less than this free the alarm is on, and who publishes is blocked; until the node starts again.
+
+        Raises:
+            EmbeddedError: the node did not take it.
+        """
+        await self._control("set_disk_free_limit", size)
+
+    async def allow_memory(self, size: str = MEMORY) -> None:
+        """With more than this in use the alarm is on; as above."""
+        await self._control("set_vm_memory_high_watermark", "absolute", size)
+
+    async def _control(self, *command: str) -> None:
+        program = self._program.program.with_name("rabbitmqctl")
+        process = await asyncio.create_subprocess_exec(
+            program, *command, env=self._environment(), cwd=self.directory, user=self._run_as.user,
+            group=self._run_as.group, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        )  # fmt: skip
+        said, _ = await process.communicate()
+        if process.returncode:
+            raise EmbeddedError(f"rabbitmqctl {command[0]}: {said.decode(errors='replace').strip()}")
+
     async def is_ready(self) -> bool:
         """Whether an AMQP client would be greeted now."""
         try:
@@ -153,7 +176,12 @@ class RabbitMQ:
             self._run_as.file(password, secrets.token_urlsafe(24))
         self._password = password.read_text()
         text = CONFIGURATION.format(
-            amqp=self.port, management=self._management_port, user=USER, password=self._password
+            amqp=self.port,
+            management=self._management_port,
+            user=USER,
+            password=self._password,
+            disk=DISK,
+            memory=MEMORY,
         )
         text += "".join(f"{line}\n" for line in self._settings)
         self._run_as.file(self.directory / "rabbitmq.conf", text)

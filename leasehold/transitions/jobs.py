@@ -33,7 +33,9 @@ class NewJob:
     output_prefix: str | None = None  # default: jobs/{id}/output
     priority: int = 1
     keep_seconds: int | None = None
-    deadline_at: datetime | None = None
+    deadline_at: datetime | None = (
+        None  # default: the pipeline's timeout after its start is due, by the database's clock
+    )
     trace: Mapping[str, str] | None = None
     id: UUID = field(default_factory=new_id)
     not_before: datetime | None = None  # nothing of it starts earlier
@@ -51,12 +53,14 @@ WITH written AS (
                      params, inputs, output_prefix, trace, deadline_at, external, held, gated, notify, exclusive_key,
                      cancelable, grace_seconds)
     SELECT id, tenant_id, pipeline, pipeline_version, status, priority, steps, 1, keep_seconds,
-           params, inputs, output_prefix, trace, deadline_at, external, gated, gated, notify, exclusive_key,
-           cancelable, grace_seconds
+           params, inputs, output_prefix, trace,
+           coalesce(deadline_at, coalesce(not_before, clock_timestamp()) + make_interval(secs => timeout_seconds)),
+           external, gated, gated, notify, exclusive_key, cancelable, grace_seconds
     FROM jsonb_to_recordset($1::jsonb) AS j(
         id uuid, tenant_id text, pipeline text, pipeline_version smallint, status text, priority smallint,
         steps smallint, keep_seconds int, params jsonb, inputs jsonb, output_prefix text, trace jsonb,
-        deadline_at timestamptz, external smallint, gated bool, notify bool, exclusive_key text, cancelable bool,
+        deadline_at timestamptz, not_before timestamptz, timeout_seconds float8, external smallint, gated bool,
+        notify bool, exclusive_key text, cancelable bool,
         grace_seconds int)
     RETURNING id, tenant_id, status, priority, trace
 ), tasks AS (
@@ -101,6 +105,8 @@ def _job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, An
         "output_prefix": new.output_prefix or f"jobs/{new.id}/output",
         "trace": new.trace,
         "deadline_at": new.deadline_at,
+        "not_before": new.not_before,
+        "timeout_seconds": None if terms.timeout is None else terms.timeout.total_seconds(),
         "external": sum(step.external for step in new.pipeline.steps),
         "gated": bool(new.gates),
         "notify": new.notify,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -107,7 +107,6 @@ def _job(new: NewRun, its_gates: Sequence[Gate], *, notify: bool, exclusive: str
         tenant_id=new.tenant_id,
         params=new.params,
         priority=new.priority,
-        deadline_at=_deadline(new),
         trace=new.trace,
         keep_seconds=new.keep_seconds,
         id=new.id,
@@ -168,13 +167,6 @@ def _same_scope(new: NewRun) -> str:
     """Equal for runs of one scope. Fixed length, so that no payload makes a key too long for an index."""
     said = [new.scope, new.scope_id, [[key, new.params.get(key)] for key in new.known.pipeline.terms.dedupe_keys]]
     return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
-
-
-def _deadline(new: NewRun) -> datetime | None:
-    timeout = new.known.pipeline.terms.timeout
-    if timeout is None:
-        return None
-    return (new.scheduled_at or datetime.now(UTC)) + timeout
 
 
 async def _replace(connection: Connection, new: NewRun, gate: Gate) -> tuple[list[UUID], list[JobEnded]]:

@@ -8,6 +8,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
+import time_machine
 
 from leasehold.database import Connection
 from tests.api.door import problem
@@ -239,3 +240,17 @@ async def test_the_ledger_names_the_lease_of_every_step(client: Client, worker: 
     assert [(entry["step"], entry["epoch"], entry["worker"]) for entry in claimed] == [
         ("first", 1, str(worker.id)), ("second", 1, str(worker.id)),
     ]  # fmt: skip
+
+
+async def test_a_timeout_counts_by_the_databases_clock_however_wrong_the_apis_is(
+    client: Client, rows: Connection
+) -> None:
+    steps = [{"id": "only", "queue": "outside"}]
+    await client.post("/v1/templates", type="timed", steps=steps, timeout_seconds=600)
+    with time_machine.travel(datetime.now(UTC) - timedelta(hours=1), tick=True):
+        run = await client.start("timed")
+    later = await client.start("timed", scheduled_at="2100-01-01T00:00:00Z")
+    left = "SELECT deadline_at - created_at FROM job WHERE id = $1"
+    assert abs(await rows.fetchval(left, UUID(run)) - timedelta(seconds=600)) < timedelta(seconds=1)  # two reads of it
+    due = await rows.fetchval("SELECT deadline_at FROM job WHERE id = $1", UUID(later))
+    assert due == datetime(2100, 1, 1, 0, 10, tzinfo=UTC)
