@@ -4,14 +4,34 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Mapping
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
 import structlog
 from structlog.tracebacks import ExceptionDictTransformer
-from structlog.typing import Processor
+from structlog.typing import EventDict, Processor
 
 from leasehold.settings import Settings
 from leasehold.telemetry import redaction
+
+_SAID: ContextVar[Mapping[str, object]] = ContextVar("said", default=MappingProxyType({}))
+
+
+def say_with_every_line(words: Mapping[str, object]) -> None:
+    """From now on, in this context; instead of what was said so before. Values become text when a line is written.
+
+    Beside structlog's own, which sets a variable a word: on the hot path that was a twelfth of the worker's CPU.
+    """
+    _SAID.set(words)
+
+
+def _add_said(_logger: object, _method: str, event: EventDict) -> EventDict:
+    for name, value in _SAID.get().items():
+        event.setdefault(name, str(value) if isinstance(value, UUID) else value)
+    return event
 
 
 def configure_logs(settings: Settings) -> None:
@@ -20,6 +40,7 @@ def configure_logs(settings: Settings) -> None:
     as_json = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
+        _add_said,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),

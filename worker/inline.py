@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -47,7 +47,7 @@ class InlineAttempt:
         pool: Pool,
         reporter: Reporter,
         opened: Any,
-        directory: Path,
+        directory: Callable[[], Path],
     ) -> None:
         self._claimed = claimed
         self._pipeline = pipeline
@@ -93,8 +93,9 @@ class InlineAttempt:
     @property
     def directory(self) -> Path:
         self.used_directory = True
-        self._directory.mkdir(parents=True, exist_ok=True)
-        return self._directory
+        directory = self._directory()
+        directory.mkdir(parents=True, exist_ok=True)
+        return directory
 
     async def read(self, name: str) -> bytes:
         for source in await sources_of(self._pool, self._pipeline, self._step, self._claimed):

@@ -31,6 +31,7 @@ from leasehold.errors import (
     StepTimeout,
     StoreError,
 )
+from leasehold.logs import say_with_every_line
 from leasehold.pipeline import Pipeline, Step
 from leasehold.registry import Pipelines
 from leasehold.settings import Settings
@@ -96,14 +97,14 @@ class Runner:
         """Run the attempt and settle it. Returns once the database has answered, or the lease is lost."""
         started = monotonic()
         trace = claimed.trace or {}
-        structlog.contextvars.bind_contextvars(
-            job_id=str(claimed.job_id),
-            task_id=str(claimed.lease.task_id),
-            step=claimed.step,
-            epoch=claimed.lease.epoch,
-            trace_id=traces.trace_id_of(trace),
+        say_with_every_line({
+            "job_id": claimed.job_id,
+            "task_id": claimed.lease.task_id,
+            "step": claimed.step,
+            "epoch": claimed.lease.epoch,
+            "trace_id": traces.trace_id_of(trace),
             **{name: trace[name] for name in ("request_id", "media_id") if name in trace},
-        )
+        })  # fmt: skip
         # The message that led here is the parent, where there was one; it is of the same trace.
         with traces.span(
             f"{claimed.pipeline} {claimed.step}",
@@ -171,7 +172,6 @@ class Runner:
         return await self._inline(claimed, pipeline, step, held)
 
     async def _inline(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Settlement:
-        directory = self._directory(claimed)
         attempt = inline.InlineAttempt(
             claimed,
             pipeline,
@@ -181,13 +181,13 @@ class Runner:
             self._pool,
             self._reporter,
             opened=self._opened.get(pipeline.name),
-            directory=directory,
+            directory=partial(self._directory, claimed),
         )
         try:
             return await inline.perform(attempt, _limit(claimed, step))
         finally:
             if attempt.used_directory:  # few inline handlers need one
-                await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))
+                await asyncio.shield(asyncio.to_thread(shutil.rmtree, self._directory(claimed), ignore_errors=True))
 
     async def _isolated(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Completion:
         directory = self._directory(claimed)

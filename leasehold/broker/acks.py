@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
-from aiormq.abc import AbstractChannel
+from aiormq.abc import AbstractChannel, ChannelFrame
+
+from leasehold.broker.wire import ack
+from leasehold.errors import BrokerUnavailable
 
 
 class Acks:
@@ -49,10 +52,15 @@ class Acks:
         await self._idle.wait()
 
     async def _send(self, settled: list[int]) -> None:
-        """One `multiple` ACK up to the oldest delivery that somebody still works on, then one by one."""
+        """One `multiple` ACK up to the oldest delivery that somebody still works on, the others' own ones; all in one
+        write, which the client's `basic_ack` makes a write each.
+        """
         oldest = next(iter(self._outstanding), settled[-1] + 1)
         together = [tag for tag in settled if tag < oldest]
-        if together:
-            await self._channel.basic_ack(together[-1], multiple=True, wait=True)
-        for tag in settled[len(together) :]:
-            await self._channel.basic_ack(tag, wait=False)
+        acks = [ack(self._channel.number, together[-1], multiple=True)] if together else []
+        acks += [ack(self._channel.number, tag) for tag in settled[len(together) :]]
+        if self._channel.is_closed:
+            raise BrokerUnavailable("the channel closed")
+        written = asyncio.get_running_loop().create_future()
+        await self._channel.connection.write_queue.put(ChannelFrame(b"".join(acks), False, written))
+        await written

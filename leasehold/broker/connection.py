@@ -21,6 +21,7 @@ from aiormq.abc import AbstractChannel, AbstractConnection
 from pydantic import SecretStr
 
 from leasehold.backoff import delay_after
+from leasehold.broker.wire import Deliveries, Wire
 from leasehold.errors import BrokerUnavailable
 
 #: Waits between attempts, jittered: quick after a blink, kind to a broker that 500 workers come back to.
@@ -96,7 +97,7 @@ class Link:
         url: SecretStr,
         role: str,
         heartbeat: int,
-        serve: Callable[[AbstractConnection], Awaitable[None]],
+        serve: Callable[[AbstractConnection, Deliveries], Awaitable[None]],
     ) -> None:
         self._url = url
         self._role = role
@@ -137,14 +138,15 @@ class Link:
         name = f"leasehold {self._role} {socket.gethostname()} {os.getpid()}"
         url = make_url(self._url.get_secret_value(), heartbeat=self._heartbeat)
         # aio-pika's own Connection loses hold of a socket when it is cancelled between opening it and saying so.
-        connection = aiormq.Connection(url, client_properties={"connection_name": name})
+        wire = Wire()
+        connection = aiormq.Connection(url, client_properties={"connection_name": name}, transport_factory=wire)
         try:
             async with guarded(CONNECT_SECONDS):
                 await connection.connect()
             self.connection = connection
             self.connects += 1
             self._report_up()
-            await self._serve_until_lost(connection)
+            await self._serve_until_lost(connection, wire.deliveries)
         finally:
             self.connection = None
             # A broker that does not answer the farewell either is left without.
@@ -152,10 +154,10 @@ class Link:
                 async with guarded(CLOSE_SECONDS):
                     await connection.close()
 
-    async def _serve_until_lost(self, connection: AbstractConnection) -> None:
+    async def _serve_until_lost(self, connection: AbstractConnection, deliveries: Deliveries) -> None:
         self._drop.clear()
         tasks = {
-            asyncio.ensure_future(self._serve(connection)),
+            asyncio.ensure_future(self._serve(connection, deliveries)),
             asyncio.create_task(until_closed(connection)),
             asyncio.create_task(self._drop.wait()),
         }

@@ -10,8 +10,7 @@ from contextlib import suppress
 from functools import partial
 
 import structlog
-from aiormq import spec
-from aiormq.abc import AbstractConnection, DeliveredMessage
+from aiormq.abc import AbstractConnection
 
 from leasehold.broker.acks import Acks
 from leasehold.broker.base import Delivery
@@ -19,6 +18,7 @@ from leasehold.broker.connection import Link
 from leasehold.broker.envelope import Garbage, decode
 from leasehold.broker.subscription import Subscription
 from leasehold.broker.topology import Topology
+from leasehold.broker.wire import Deliveries, Message
 from leasehold.settings import Settings
 
 #: Shares of the prefetch window, by band. Deliveries wait their turn in one line, so when every band has more
@@ -79,10 +79,11 @@ class Consumer:
         await self.link.close()
         self._subscriptions = []
 
-    async def _serve(self, connection: AbstractConnection) -> None:
+    async def _serve(self, connection: AbstractConnection, deliveries: Deliveries) -> None:
         async with asyncio.TaskGroup() as group:
             for subscription in self._subscriptions:
-                group.create_task(subscription.serve(connection, self._receive, self._resumed), name=subscription.name)
+                serving = subscription.serve(connection, deliveries, self._receive, self._resumed)
+                group.create_task(serving, name=subscription.name)
         await asyncio.Event().wait()  # stopped subscriptions: the connection stays, for the ACKs
 
     def _resumed(self, subscription: Subscription) -> None:
@@ -90,16 +91,14 @@ class Consumer:
         if self._on_wake is not None:
             self._on_wake(subscription.queue)
 
-    def _receive(self, subscription: Subscription, message: DeliveredMessage, acks: Acks) -> None:
-        if not isinstance(message.delivery, spec.Basic.Deliver) or message.delivery.delivery_tag is None:
-            return  # never so for a consumer; the type says it could be
+    def _receive(self, subscription: Subscription, message: Message, acks: Acks) -> None:
         self.last_delivery_at = time.monotonic()
-        tag = message.delivery.delivery_tag
+        tag = message.tag
         acks.delivered(tag)
         try:
-            hint = decode(message.body, message.header.properties.headers)
+            hint = decode(message.body, message.headers)
             if self._on_delivery is not None:
-                self._on_delivery(Delivery(hint, partial(_ack, acks, tag), bool(message.delivery.redelivered)))
+                self._on_delivery(Delivery(hint, partial(_ack, acks, tag), message.redelivered))
         # A message that cannot be handled now can never be. Acked, or it would come back for ever.
         except Exception as error:  # noqa: BLE001
             acks.settle(tag)

@@ -15,6 +15,7 @@ from leasehold.broker.base import Hint
 from leasehold.broker.connection import Ladder, Link, guarded, until_closed
 from leasehold.broker.envelope import encode
 from leasehold.broker.topology import RPC_SECONDS, Topology
+from leasehold.broker.wire import Deliveries
 from leasehold.errors import BrokerUnavailable
 from leasehold.settings import Settings
 
@@ -122,7 +123,7 @@ class Publisher:
         else:
             session.declared.add(name)
 
-    async def _serve(self, connection: AbstractConnection) -> None:
+    async def _serve(self, connection: AbstractConnection, _deliveries: Deliveries) -> None:
         ladder = Ladder()
         while True:
             ladder.begin()

@@ -14,9 +14,10 @@ from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 from leasehold.broker.acks import Acks
 from leasehold.broker.connection import CLOSE_SECONDS, Ladder, guarded, until_closed
 from leasehold.broker.topology import RPC_SECONDS, Topology
+from leasehold.broker.wire import Deliveries, Message
 
 #: What a subscription does with a message: `receive(subscription, message, acks)`, called in the event loop.
-Receive = Callable[["Subscription", DeliveredMessage, Acks], None]
+Receive = Callable[["Subscription", Message, Acks], None]
 
 log = structlog.get_logger(__name__)
 
@@ -44,7 +45,11 @@ class Subscription:
         return self._consumer_tag is not None
 
     async def serve(
-        self, connection: AbstractConnection, receive: Receive, on_resumed: Callable[[Subscription], None]
+        self,
+        connection: AbstractConnection,
+        deliveries: Deliveries,
+        receive: Receive,
+        on_resumed: Callable[[Subscription], None],
     ) -> None:
         """Consume until cancelled; `on_resumed` is called each time that consuming begins again."""
         ladder = Ladder()
@@ -52,7 +57,7 @@ class Subscription:
             ladder.begin()
             reason: Exception | None = None
             try:
-                await self._consume(connection, receive, on_resumed)
+                await self._consume(connection, deliveries, receive, on_resumed)
             # Whatever goes wrong with a subscription, the answer is the same: say it and try again.
             except Exception as error:  # noqa: BLE001
                 reason = error
@@ -78,7 +83,11 @@ class Subscription:
             await self._acks.drained()
 
     async def _consume(
-        self, connection: AbstractConnection, receive: Receive, on_resumed: Callable[[Subscription], None]
+        self,
+        connection: AbstractConnection,
+        deliveries: Deliveries,
+        receive: Receive,
+        on_resumed: Callable[[Subscription], None],
     ) -> None:
         await self._topology.declare(connection, self.name)
         async with guarded(RPC_SECONDS):
@@ -89,10 +98,15 @@ class Subscription:
         channel.on_consumer_cancel_callbacks.add(partial(_note_cancel, cancelled))
         over = asyncio.create_task(cancelled.wait())
         self._channel, self._acks = channel, acks
+
+        def take(message: Message) -> None:
+            receive(self, message, acks)
+
+        deliveries.take(channel.number, take)
         try:
             async with guarded(RPC_SECONDS):
                 await channel.basic_qos(prefetch_count=self._prefetch)
-                consumer = await channel.basic_consume(self.name, partial(self._receive, receive, acks))
+                consumer = await channel.basic_consume(self.name, _never)
             self._consumer_tag = consumer.consumer_tag
             if self._stopped:
                 await self.stop()
@@ -104,9 +118,7 @@ class Subscription:
         finally:
             self._consumer_tag = self._channel = self._acks = None
             await self._leave(channel, sender, over)
-
-    async def _receive(self, receive: Receive, acks: Acks, message: DeliveredMessage) -> None:
-        receive(self, message, acks)
+            deliveries.leave(channel.number, take)
 
     async def _leave(self, channel: AbstractChannel, *tasks: asyncio.Task[object]) -> None:
         for task in tasks:
@@ -123,6 +135,11 @@ class Subscription:
             return
         self._trouble = trouble
         log.warning("queue is not consumed now; trying again until it is", queue=self.name, reason=trouble)
+
+
+async def _never(_message: DeliveredMessage) -> None:
+    """The client's own hand-over: deliveries are taken before."""
+    raise AssertionError("a delivery reached the client")
 
 
 def _note_cancel(cancelled: asyncio.Event, _frame: spec.Basic.Cancel) -> None:

@@ -1,0 +1,143 @@
+"""Deliveries are cut out of the stream wherever it was cut into pieces; all else reaches the client as it came."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pamqp import commands as spec
+from pamqp.base import Frame
+from pamqp.body import ContentBody
+from pamqp.frame import marshal, unmarshal
+from pamqp.header import ContentHeader
+from pamqp.heartbeat import Heartbeat
+
+from leasehold.broker.wire import Deliveries, Message, _Reader, ack
+
+TAKEN, OTHER = 3, 4
+PROPERTIES = [
+    spec.Basic.Properties(),
+    spec.Basic.Properties(content_type="application/json", delivery_mode=2),
+    spec.Basic.Properties(
+        content_type="t", content_encoding="e", headers={"traceparent": "00-1", "x-delivery-count": 2}
+    ),
+    spec.Basic.Properties(headers={"a": "b"}, message_id="m", timestamp=None),
+]
+
+
+def frames_of(channel: int, tag: int, body: bytes, properties: spec.Basic.Properties, parts: int = 1) -> list[bytes]:
+    """A delivery, its body in `parts` frames."""
+    deliver = spec.Basic.Deliver(consumer_tag="ctag", delivery_tag=tag, redelivered=tag % 2 == 0, routing_key="q")
+    size = max(1, -(-len(body) // parts))
+    bodies = [ContentBody(body[at : at + size]) for at in range(0, len(body), size)]
+    return [marshal(one, channel) for one in (deliver, ContentHeader(0, len(body), properties), *bodies)]
+
+
+def method(frame: Frame, channel: int) -> bytes:
+    return marshal(frame, channel)
+
+
+def sifted(pieces: list[bytes]) -> tuple[bytes, list[Message]]:
+    deliveries, messages = Deliveries(), list[Message]()
+    deliveries.take(TAKEN, messages.append)
+    return b"".join(deliveries.sift(piece) for piece in pieces), messages
+
+
+PARTS = st.lists(
+    st.one_of(
+        st.tuples(st.just("deliver"), st.binary(max_size=200), st.sampled_from(PROPERTIES), st.integers(1, 3)),
+        st.just("another channel"),
+        st.just("heartbeat"),
+        st.just("method"),
+    ),
+    max_size=8,
+)
+
+
+@given(PARTS, st.data())
+def test_wherever_the_stream_is_cut_the_same_is_taken_and_the_same_is_left(
+    parts: list[object], data: st.DataObject
+) -> None:
+    stream, others, expected = b"", b"", []
+    for tag, part in enumerate(parts, start=1):
+        if isinstance(part, tuple):
+            _, body, properties, pieces = part
+            stream += b"".join(frames_of(TAKEN, tag, body, properties, pieces))
+            expected.append((tag, tag % 2 == 0, body, dict(properties.headers or {})))
+            continue
+        if part == "another channel":
+            left = b"".join(frames_of(OTHER, tag, b"theirs", PROPERTIES[2]))
+        elif part == "heartbeat":
+            left = marshal(Heartbeat(), 0)
+        else:
+            left = method(spec.Basic.Cancel(consumer_tag="ctag"), TAKEN)
+        stream, others = stream + left, others + left
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]
+    left, messages = sifted(pieces)
+    assert left == others
+    assert [(m.tag, m.redelivered, m.body, dict(m.headers)) for m in messages] == expected
+
+
+def test_two_channels_may_deliver_in_between_each_other() -> None:
+    deliveries, first, second = Deliveries(), list[Message](), list[Message]()
+    deliveries.take(1, first.append)
+    deliveries.take(2, second.append)
+    one, two = frames_of(1, 1, b"one", PROPERTIES[1]), frames_of(2, 2, b"two", PROPERTIES[1])
+    assert deliveries.sift(one[0] + two[0] + one[1] + two[1] + two[2] + one[2]) == b""
+    assert [m.body for m in (*first, *second)] == [b"one", b"two"]
+
+
+def test_headers_that_nobody_can_read_are_none_and_the_message_comes_all_the_same() -> None:
+    """Read by the client they would end the connection, and the message would come again and end the next one."""
+    deliver, header, body = frames_of(TAKEN, 1, b"body", spec.Basic.Properties(headers={"a": "b"}))
+    at = header.index(b"\x01aS") + 2
+    left, (message,) = sifted([deliver, header[:at] + b"?" + header[at + 1 :], body])
+    assert (left, message.body, message.headers) == (b"", b"body", {})
+
+
+@pytest.mark.parametrize(
+    "broken", [b"\x01\x00\x03\x00\x00\x00\x01XX", b"\x01\x00\x03\xff\xff\xff\xffX", b"AMQP\x00\x00\x09\x01"]
+)
+def test_what_is_no_frame_is_left_to_the_client_with_all_that_follows(broken: bytes) -> None:
+    good = b"".join(frames_of(TAKEN, 1, b"body", PROPERTIES[0]))
+    left, messages = sifted([good + broken, good])
+    assert left == broken + good
+    assert len(messages) == 1
+
+
+def test_a_channel_that_was_left_and_one_whose_number_is_anothers_now() -> None:
+    deliveries, mine, theirs = Deliveries(), list[Message](), list[Message]()
+    take_mine, take_theirs = mine.append, theirs.append
+    frames = b"".join(frames_of(TAKEN, 1, b"body", PROPERTIES[0]))
+    deliveries.take(TAKEN, take_mine)
+    deliveries.leave(TAKEN, take_mine)
+    assert deliveries.sift(frames) == frames
+    deliveries.take(TAKEN, take_theirs)
+    deliveries.leave(TAKEN, take_mine)
+    assert deliveries.sift(frames) == b""
+    assert (len(mine), len(theirs)) == (0, 1)
+
+
+def test_an_ack_is_what_the_client_would_have_written() -> None:
+    for multiple in (False, True):
+        _, channel, frame = unmarshal(ack(7, 2**40, multiple=multiple))
+        assert channel == 7
+        assert isinstance(frame, spec.Basic.Ack)
+        assert (frame.delivery_tag, frame.multiple) == (2**40, multiple)
+
+
+async def test_the_client_hears_that_a_connection_lives_on_which_only_deliveries_come() -> None:
+    """RabbitMQ sends no heartbeats while it sends anything else; the client would give the connection up."""
+    now = 0.0
+    deliveries = Deliveries()
+    deliveries.take(TAKEN, lambda _message: None)
+    reader = _Reader(deliveries, asyncio.get_running_loop())
+    reader._clock, reader._fed_at = lambda: now, 0.0
+    frames = b"".join(frames_of(TAKEN, 1, b"body", PROPERTIES[0]))
+    for now in (0.5, 0.9, 1.5, 1.9, 2.6):  # noqa: B007 - the clock reads it
+        reader.feed_data(frames)
+    reader.feed_eof()
+    assert await reader.read() == marshal(Heartbeat(), 0) * 2
