@@ -16,6 +16,7 @@ from leasehold.database import Connection
 from leasehold.outbox import Announcement
 from leasehold.storage.store import ObjectStore, Stored
 from leasehold.transitions import settlements
+from leasehold.transitions.claims import LeaseTerms
 from leasehold.transitions.settlements import Completion, Settled
 
 
@@ -70,8 +71,10 @@ def outbox() -> None:
     settlements.COMPLETE = text
     complete = settlements.complete
 
-    async def complete_and_then_hint(connection: Connection, completions: Sequence[Completion]) -> Settled:
-        settled = await complete(connection, completions)
+    async def complete_and_then_hint(
+        connection: Connection, completions: Sequence[Completion], terms: LeaseTerms | None = None
+    ) -> Settled:
+        settled = await complete(connection, completions, terms)
         settled.announcements[:] = [
             Announcement(await _write_hint(connection, said.hint), said.hint) for said in settled.announcements
         ]

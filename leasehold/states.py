@@ -3,6 +3,7 @@
     job:   pending -> queued -> running -> succeeded | failed | cancelled | expired
                                 running <-> waiting_worker,  running -> cancel_requested -> cancelled
     task:  blocked -> pending -> running -> succeeded | failed
+           blocked -> running                          (claimed by the commit of the step before it)
                                  running -> retry | waiting -> running       (an attempt ended, the step did not)
                                  running -> pending                          (lease lost or given back)
                  running -> blocked                          (spread into parts, goes on when they succeeded)
@@ -51,6 +52,8 @@ RUNNABLE = frozenset({TaskState.PENDING, TaskState.RETRY, TaskState.WAITING})
 TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
     "claim": (RUNNABLE | {TaskState.RUNNING}, frozenset({TaskState.RUNNING})),
     "complete": (frozenset({TaskState.RUNNING}), frozenset({TaskState.SUCCEEDED})),
+    # The step after it, by whoever completed this one.
+    "go_on": (frozenset({TaskState.BLOCKED}), frozenset({TaskState.RUNNING})),
     "fail": (frozenset({TaskState.RUNNING}), frozenset({TaskState.RETRY, TaskState.FAILED})),
     "wait_until": (frozenset({TaskState.RUNNING}), frozenset({TaskState.WAITING})),
     "release": (frozenset({TaskState.RUNNING}), frozenset({TaskState.PENDING})),

@@ -34,7 +34,7 @@ _FAIR_SECONDS = 0.5
 #: How the crew claims: by hint, and by looking for at most `n` tasks overdue by `seconds`.
 Claim = Callable[[Delivery], Awaitable[Claimed | None]]
 ClaimNext = Callable[[Sequence[str], int, float], Awaitable[list[Claimed]]]
-Run = Callable[[Claimed, Mapping[str, str] | None], Coroutine[Any, Any, None]]
+Run = Callable[[Claimed, Mapping[str, str] | None, Callable[[], bool]], Coroutine[Any, Any, Claimed | None]]
 
 
 class Crew:
@@ -127,15 +127,31 @@ class Crew:
     async def _follow(self, delivery: Delivery) -> None:
         failpoints.reach("after_hint")
         claimed = await self._claim(delivery)
+        following: Claimed | None = None
         if claimed is None:
             metrics.HINTS.labels("duplicate" if self._holds(delivery.hint.task_id) else "stale").inc()
         else:
             metrics.HINTS.labels("claimed").inc()
             metrics.CLAIMS.labels("hint").inc()
             metrics.claimed(claimed.queue, claimed.was, claimed.waited)
-            await self._run(claimed, delivery.hint.headers)
+            following = await self._run(claimed, delivery.hint.headers, self._may_go_on)
             failpoints.reach("after_commit")
         await delivery.ack()
+        await self._go_on(following)
+
+    async def _go_on(self, claimed: Claimed | None) -> None:
+        """With the steps that the commits before them claimed, in the same slot."""
+        while claimed is not None:
+            metrics.CLAIMS.labels("next").inc()
+            metrics.claimed(claimed.queue, claimed.was, claimed.waited)
+            claimed = await self._run(claimed, None, self._may_go_on)
+
+    def _may_go_on(self) -> bool:
+        """Not when the slot is promised to somebody else's work, or nothing more is to be started."""
+        return not self._stopping and not self._promised
+
+    async def _begin(self, claimed: Claimed) -> None:
+        await self._go_on(await self._run(claimed, None, self._may_go_on))
 
     async def _watch(self) -> None:
         """Look when told to, and every `poll_seconds` in any case; again at once while looking finds plenty that no
@@ -196,7 +212,7 @@ class Crew:
             self._mistrust_silence()
         for claimed in found:
             metrics.claimed(claimed.queue, claimed.was, claimed.waited)
-            self._occupy(self._run(claimed, None))
+            self._occupy(self._begin(claimed))
         return len(found) == wanted, hinted
 
     def _mistrust_silence(self) -> None:

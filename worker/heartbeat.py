@@ -102,7 +102,7 @@ class Heartbeat:
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._renewed_at = monotonic()
         self._met = threading.Event()
-        self._answered_at = float("-inf")  # when the database last answered
+        self._answered_at = float("-inf")  # of the last question that the database has answered
         self._doubtful = True  # our presence was interrupted, and what we hold was not confirmed since
 
     def start(self) -> None:
@@ -143,14 +143,19 @@ class Heartbeat:
             held = self._held.get(task_id)
             return held is not None and not held.lost
 
+    def all_held(self) -> list[UUID]:
+        """The tasks whose leases are ours, as far as we know."""
+        with self._lock:
+            return list(self._held)
+
     def sure(self, task_id: UUID) -> bool:
         """Whether what `holds` says of it can be relied on. While the database is away our presence has ended, and as
         soon as it is back others may take what we hold before we hear of it; and what we are settling may be due again.
         """
         with self._lock:
             held = self._held.get(task_id)
-            settling = held is not None and held.settling
-        return not settling and not self._doubtful and monotonic() - self._answered_at < _SURE_SECONDS
+            doubted = held is not None and (held.settling or not held.trusted())
+        return not doubted and not self._doubtful and monotonic() - self._answered_at < _SURE_SECONDS
 
     # --- below: the heartbeat's own thread
 
@@ -180,8 +185,9 @@ class Heartbeat:
                 await self._connect()
             if self._doubtful or monotonic() - self._renewed_at >= self._settings.renew_seconds:
                 await self._renew()
+            asked_at = monotonic()
             await self._hear_of_cancels()
-            self._answered_at = monotonic()
+            self._answered_at = asked_at  # a process that stood still meanwhile reads an answer of long ago
         except TRY_AGAIN as error:
             log.warning("heartbeat lost its connection", error=type(error).__name__)
             self._disconnect()

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 from time import perf_counter
 from typing import TypeAlias
@@ -103,12 +103,10 @@ class ClaimLane:
         # What we hold already is not ours to take again; what an unanswered try of ours may have claimed is.
         held = {item.task_id for item in items if self._holds(item.task_id)}
         wanted = {item.task_id for item in items} - held
-        if repeated:
-            gone.add(self._terms.owner)
         by_task: dict[UUID, Claimed] = {}
         if wanted:
             started = perf_counter()
-            found = await claims.claim(connection, self._terms, sorted(wanted), sorted(gone))
+            found = await claims.claim(connection, self._terms, sorted(wanted), sorted(gone), mine=repeated)
             metrics.took("claim", started)
             by_task = {claimed.lease.task_id: claimed for claimed in found}
         # A doubled hint gets it once.
@@ -121,12 +119,22 @@ class Answer:
 
     verdict: Verdict
     state: str | None
+    next: Claimed | None = None  # of a completion that goes on: the step that it claimed
 
 
 class SettleLane:
     """Settles attempts in batches, and hands the hints that the commits wrote to `announce`."""
 
-    def __init__(self, settings: Settings, announce: Callable[[Sequence[Announcement]], None], most: int) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        terms: LeaseTerms,
+        held: Callable[[], Sequence[UUID]],
+        announce: Callable[[Sequence[Announcement]], None],
+        most: int,
+    ) -> None:
+        self._terms = terms
+        self._held = held
         self._announce = announce
         self._lane: Lane[Settlement, Answer] = Lane(
             # Nothing is better than waiting: an attempt that cannot be settled would only be run again.
@@ -142,7 +150,7 @@ class SettleLane:
         self,
         connection: Connection,
         items: Sequence[Settlement],
-        _repeated: bool,  # noqa: FBT001 - Lane's signature
+        repeated: bool,  # noqa: FBT001 - Lane's signature
     ) -> list[Answer]:
         done = [item for item in items if isinstance(item, Completion)]
         failed = [item for item in items if isinstance(item, Failure)]
@@ -151,7 +159,7 @@ class SettleLane:
         spread = [item for item in items if isinstance(item, Spreading)]
         started = perf_counter()
         outcomes = [
-            await settlements.complete(connection, done) if done else None,
+            await settlements.complete(connection, done, self._terms) if done else None,
             await settlements.fail(connection, failed) if failed else None,
             await settlements.wait_until(connection, parked) if parked else None,
             await settlements.release(connection, released) if released else None,
@@ -164,6 +172,8 @@ class SettleLane:
                 answers |= _answers(outcome)
                 self._announce(outcome.announcements)
                 jobs_ended(outcome.ended)
+        if repeated:
+            answers |= await self._heard_late(connection, done, answers)
         # Whatever it ended with, an attempt in a job that was asked to stop has stopped.
         refused = [item.lease for item in items if not _settled(answers.get(item.lease.task_id))]
         if refused:
@@ -172,9 +182,19 @@ class SettleLane:
             jobs_ended(acknowledged.ended)
         return [answers[item.lease.task_id] for item in items]
 
+    async def _heard_late(
+        self, connection: Connection, done: Sequence[Completion], answers: Mapping[UUID, Answer]
+    ) -> dict[UUID, Answer]:
+        """An earlier try may have completed them, and claimed what comes next: without an answer nobody runs it."""
+        ids = [one.lease.task_id for one in done if one.goes_on and answers[one.lease.task_id].next is None]
+        found = await settlements.claim_again(connection, ids, self._terms, self._held()) if ids else {}
+        return {task: replace(answers[task], next=claimed) for task, claimed in found.items()}
+
 
 def _answers(outcome: Settled) -> dict[UUID, Answer]:
-    return {task: Answer(said, outcome.states.get(task)) for task, said in outcome.verdicts.items()}
+    return {
+        task: Answer(said, outcome.states.get(task), outcome.nexts.get(task)) for task, said in outcome.verdicts.items()
+    }
 
 
 def _settled(answer: Answer | None) -> bool:

@@ -50,7 +50,7 @@ CHILD_PEAK = histogram(
 # Words that are known before: they are there from the start, so that their first increase is seen.
 for _result in ("claimed", "duplicate", "stale"):
     HINTS.labels(_result)
-for _how in ("hint", "look"):
+for _how in ("hint", "look", "next"):
     CLAIMS.labels(_how)
 _code = Bounded()
 _KINDS = {"pending": "new", "retry": "retry", "waiting": "poll"}

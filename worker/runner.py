@@ -7,7 +7,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -93,8 +94,12 @@ class Runner:
         for task in self._running:
             task.cancel()
 
-    async def run(self, claimed: Claimed, parent: Mapping[str, str] | None = None) -> None:
-        """Run the attempt and settle it. Returns once the database has answered, or the lease is lost."""
+    async def run(
+        self, claimed: Claimed, parent: Mapping[str, str] | None, may_go_on: Callable[[], bool]
+    ) -> Claimed | None:
+        """Run the attempt and settle it. Returns once the database has answered, or the lease is lost: with a step that
+        the completion has claimed, if then there `may_go_on` one.
+        """
         started = monotonic()
         trace = claimed.trace or {}
         say_with_every_line({
@@ -115,8 +120,12 @@ class Runner:
         ) as span:
             settlement, held = await self._attempt(claimed)
             held.settling = settlement is not None
+            if isinstance(settlement, Completion) and may_go_on():
+                settlement = replace(settlement, goes_on=True)
             try:
-                outcome = "lost" if settlement is None else await self._settled(claimed, settlement)
+                outcome, following = "lost", None
+                if settlement is not None:
+                    outcome, following = await self._settled(claimed, settlement)
             finally:
                 self._heartbeat.drop(held)
             span.tell(leasehold_outcome=outcome)
@@ -126,6 +135,7 @@ class Runner:
             self._admitter.left(claimed.job_id)
         seconds = monotonic() - started
         metrics.ended(claimed.pipeline, claimed.step, outcome, seconds, traces.exemplar_of(trace))
+        return following
 
     async def _attempt(self, claimed: Claimed) -> tuple[Settlement | None, Held]:
         failpoints.reach("after_claim")
@@ -260,7 +270,7 @@ class Runner:
             return Release(claimed.lease)
         raise stopped
 
-    async def _settled(self, claimed: Claimed, settlement: Settlement) -> str:
+    async def _settled(self, claimed: Claimed, settlement: Settlement) -> tuple[str, Claimed | None]:
         try:
             with traces.span("settle"):
                 answer = await self._settle.settle(settlement)
@@ -285,7 +295,7 @@ class Runner:
             )
         elif logging.getLogger(__name__).isEnabledFor(logging.DEBUG):  # on the hot path: even asking costs
             log.debug("attempt ended", outcome=outcome)
-        return outcome
+        return outcome, answer.next
 
     def _refusal(self, claimed: Claimed, error: Permanent) -> Failure:
         known = self._declared(claimed)

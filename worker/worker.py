@@ -222,7 +222,7 @@ class Worker:
         heartbeat.start()
         self._opened.callback(heartbeat.close)
         await heartbeat.met(_PRESENCE_SECONDS)
-        self._settle = SettleLane(settings, self._announce, _BATCH)
+        self._settle = SettleLane(settings, self._terms, heartbeat.all_held, self._announce, _BATCH)
         self._claims = ClaimLane(settings, self._terms, heartbeat.holds, heartbeat.sure, _BATCH)
         for lane in (self._settle, self._claims):
             lane.start()

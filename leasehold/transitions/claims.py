@@ -82,7 +82,7 @@ WITH jobs AS MATERIALIZED (
       -- A CASE, which no index matches: by one of statuses the planner reads a whole backlog to find a few tasks.
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
                WHEN t.status = 'running' THEN t.losses < $4
-                   AND (t.lease_until < clock_timestamp() OR {is_of_gone("$5::uuid[]")})
+                   AND (t.lease_until < clock_timestamp() OR (t.lease_owner = $2 AND $6) OR {is_of_gone("$5::uuid[]")})
                ELSE false END
     ORDER BY t.id
     FOR UPDATE OF t
@@ -216,7 +216,8 @@ LEFT JOIN job j ON j.id = t.job_id
 """
 
 
-def _claimed(row: Any, terms: LeaseTerms, asked_at: float) -> Claimed:
+def claimed_of(row: Any, terms: LeaseTerms, asked_at: float) -> Claimed:
+    """`asked_at`: the monotonic time just before the statement that answered `row`."""
     return Claimed(
         lease=Lease(row["id"], terms.owner, row["epoch"], row["attempt"], asked_at + terms.ttl - terms.margin),
         job_id=row["job_id"],
@@ -242,17 +243,24 @@ def _claimed(row: Any, terms: LeaseTerms, asked_at: float) -> Claimed:
 
 
 async def claim(
-    connection: Connection, terms: LeaseTerms, task_ids: Sequence[UUID], gone: Sequence[UUID] = ()
+    connection: Connection,
+    terms: LeaseTerms,
+    task_ids: Sequence[UUID],
+    gone: Sequence[UUID] = (),
+    *,
+    mine: bool = False,
 ) -> list[Claimed]:
     """pending | retry | waiting (due), or running with an expired lease or an owner in `gone` -> running.
+
+    `mine`: also what the asker has claimed itself, without having heard of it.
 
     What is not returned was finished, not due, unknown, or leased by somebody alive: the hint is spent.
     """
     asked_at = monotonic()
     rows = await connection.fetch(
-        CLAIM, list(task_ids), terms.owner, timedelta(seconds=terms.ttl), terms.max_losses, list(gone)
+        CLAIM, list(task_ids), terms.owner, timedelta(seconds=terms.ttl), terms.max_losses, list(gone), mine
     )
-    return [_claimed(row, terms, asked_at) for row in rows]
+    return [claimed_of(row, terms, asked_at) for row in rows]
 
 
 async def claim_next(
@@ -271,7 +279,7 @@ async def claim_next(
         limit,
         timedelta(seconds=overdue),
     )
-    return [_claimed(row, terms, asked_at) for row in rows]
+    return [claimed_of(row, terms, asked_at) for row in rows]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
 from enum import StrEnum
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
@@ -19,6 +20,7 @@ from leasehold.database import Connection
 from leasehold.ids import new_id
 from leasehold.lease import Lease
 from leasehold.outbox import Announcement
+from leasehold.transitions.claims import Claimed, LeaseTerms, claim, claimed_of
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
 
 
@@ -43,6 +45,7 @@ class Completion:
     lease: Lease
     outputs: Sequence[Output] = ()
     value: Mapping[str, Any] | None = None
+    goes_on: bool = False  # whoever completed it has room for the next step of the job, if it is of the same queue
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +94,7 @@ class Settled:
     states: dict[UUID, str] = field(default_factory=dict)  # task id -> the state it was left in
     announcements: list[Announcement] = field(default_factory=list)
     ended: list[JobEnded] = field(default_factory=list)
+    nexts: dict[UUID, Claimed] = field(default_factory=dict)  # completed task -> the step that goes on after it
 
 
 # $1 owners, $2 task ids, $3 epochs; every statement of this module begins so. What is needed of the job is read once,
@@ -125,6 +129,10 @@ _OF_ANY_JOB = _LEASED.format(condition="")
 _OF_A_WANTED_JOB = _LEASED.format(condition="AND jobs.status <> 'cancel_requested'")
 _OF_A_CANCELLED_JOB = _LEASED.format(condition="AND jobs.status = 'cancel_requested'")
 
+# $4 outputs, $5 values, $6 who goes on, $7 for how long a lease is given.
+# Whoever goes on claims a step that this very commit makes runnable, instead of a hint: it saves a way over the broker
+# and a commit. Not one of an external worker's jobs, whose state is another question. What is read of the step may be
+# older than the row that is updated, which can only need fewer steps by now: then it gets its hint.
 COMPLETE = (
     "-- complete\n"
     + _OF_ANY_JOB
@@ -133,13 +141,44 @@ COMPLETE = (
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM held WHERE t.id = held.id
-    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.unblocks, held.nth AS place, held.job_status,
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.unblocks, held.nth AS place, held.job_status,
               held.steps_left, held.leased, held.external, held.tenant_id, held.trace, held.event_seq, held.pipeline,
               held.created_at
-), counted AS (
+), counted AS MATERIALIZED (
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
-           (count(*) OVER (PARTITION BY job_id))::int AS n
+           (count(*) OVER (PARTITION BY job_id))::int AS n,
+           ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS goes_on
     FROM done d
+), parents AS MATERIALIZED (
+    SELECT p.*, x.ready AND row_number() OVER (PARTITION BY p.place, x.ready ORDER BY c.position, c.id) = 1 AS taken
+    FROM (
+        SELECT child, count(*)::int AS n, (array_agg(d.trace))[1] AS trace, (array_agg(d.tenant_id))[1] AS tenant_id,
+               (array_agg(d.event_seq + d.n))[1] AS seq, (array_agg(d.place) FILTER (WHERE d.goes_on))[1] AS place,
+               (array_agg(d.queue) FILTER (WHERE d.goes_on))[1] AS queue
+        FROM counted d, unnest(d.unblocks) AS child GROUP BY child
+    ) AS p JOIN task c ON c.id = p.child
+    CROSS JOIN LATERAL (
+        SELECT p.place IS NOT NULL AND c.queue = p.queue AND c.status = 'blocked' AND c.waiting_on = p.n
+               AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS ready
+    ) AS x
+), freed AS (
+    -- Counted down on the child's own row: its parents are serialised by the job's lock.
+    UPDATE task c
+    SET waiting_on = c.waiting_on - p.n,
+        status = CASE WHEN c.waiting_on <> p.n THEN c.status WHEN p.taken THEN 'running' ELSE 'pending' END,
+        lease_owner = CASE WHEN c.waiting_on = p.n AND p.taken THEN ($1::uuid[])[p.place] END,
+        lease_until = CASE WHEN c.waiting_on = p.n AND p.taken THEN clock_timestamp() + $7::interval END,
+        epoch = c.epoch + (c.waiting_on = p.n AND p.taken)::int,
+        attempt = c.attempt + (c.waiting_on = p.n AND p.taken)::int,
+        started_at = CASE WHEN c.waiting_on = p.n AND p.taken THEN clock_timestamp() ELSE c.started_at END,
+        available_at = clock_timestamp()
+    FROM parents p
+    WHERE c.id = p.child AND c.status = 'blocked'
+    RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
+              c.errors, c.crashes, c.handler, c.timeout_seconds, p.trace, p.seq, p.place
+), taken AS MATERIALIZED (
+    SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM freed f
+    WHERE f.status = 'running'
 ), judged AS MATERIALIZED (
     SELECT c.*,
            CASE WHEN c.steps_left = c.n THEN 'succeeded'
@@ -154,12 +193,12 @@ COMPLETE = (
 ), advanced AS (
     UPDATE job j
     SET steps_left = j.steps_left - mine.n,
-        leased = j.leased - mine.n,
+        leased = j.leased - mine.n + (SELECT count(*) FROM taken t WHERE t.job_id = mine.job_id),
         status = mine.becomes,
         finished_at = CASE WHEN mine.becomes IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
         expires_at = CASE WHEN mine.becomes IN ('succeeded', 'cancelled')
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
-        event_seq = j.event_seq + mine.n
+        event_seq = j.event_seq + mine.n + (SELECT count(*) FROM taken t WHERE t.job_id = mine.job_id)
     FROM judged mine
     WHERE mine.nth = 1 AND j.id = mine.job_id
 ), told AS (
@@ -168,18 +207,11 @@ COMPLETE = (
            CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < n THEN 'running' ELSE becomes END,
            id, step, 'succeeded', epoch
     FROM judged
-), freed AS (
-    -- Counted down on the child's own row: its parents are serialised by the job's lock.
-    UPDATE task c
-    SET waiting_on = c.waiting_on - parents.n,
-        status = CASE WHEN c.waiting_on = parents.n THEN 'pending' ELSE c.status END,
-        available_at = clock_timestamp()
-    FROM (
-        SELECT child, count(*)::int AS n, (array_agg(done.trace))[1] AS trace
-        FROM done, unnest(done.unblocks) AS child GROUP BY child
-    ) AS parents
-    WHERE c.id = parents.child AND c.status = 'blocked'
-    RETURNING c.id, c.job_id, c.queue, c.priority, c.waiting_on, parents.trace
+), claimed AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT t.job_id, t.seq + t.nth, t.tenant_id, 'claimed', 'running', t.id, t.step, 'running', t.epoch,
+           jsonb_build_object('worker', ($1::uuid[])[t.place], 'attempt', t.attempt)
+    FROM taken t
 ), stored AS (
     INSERT INTO output (task_id, name, job_id, step, key, size, sha256, content_type)
     SELECT d.id, o.name, d.job_id, d.step, o.key, o.size, o.sha256, o.content_type
@@ -192,20 +224,30 @@ COMPLETE = (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT f.id, f.job_id, f.queue, f.priority, f.trace, clock_timestamp() + interval '1 second'
     FROM freed f
-    WHERE f.waiting_on = 0 AND NOT starts_with(f.queue, 'ext:')
+    WHERE f.status = 'pending' AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
        CASE WHEN d.becomes IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
        d.becomes AS outcome, extract(epoch FROM clock_timestamp() - d.created_at)::float8 AS seconds,
-       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
+       NULL::jsonb AS next
 FROM judged d
 UNION ALL
 SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'succeeded', NULL, NULL, NULL, NULL, NULL,
-       NULL, NULL, NULL
+       NULL, NULL, NULL, NULL
 FROM asked a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
 UNION ALL
-SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
+SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL
+FROM hinted h
+UNION ALL
+SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, jsonb_build_object(
+    'id', t.id, 'epoch', t.epoch, 'attempt', t.attempt, 'job_id', t.job_id, 'tenant_id', t.tenant_id, 'step', t.step,
+    'queue', t.queue, 'priority', t.priority, 'errors', t.errors, 'crashes', t.crashes, 'was', 'blocked', 'waited', 0,
+    'handler', t.handler, 'timeout_seconds', t.timeout_seconds, 'pipeline', j.pipeline,
+    'pipeline_version', j.pipeline_version, 'params', j.params, 'inputs', j.inputs, 'output_prefix', j.output_prefix,
+    'trace', j.trace, 'gated', j.gated, 'grace_seconds', j.grace_seconds)
+FROM taken t JOIN job j ON j.id = t.job_id
 """
 )
 
@@ -421,13 +463,53 @@ def _settled(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) ->
     return outcome
 
 
-async def complete(connection: Connection, completions: Sequence[Completion]) -> Settled:
-    """running -> succeeded. Unblocks the steps that needed it and writes their hints; the last step ends the job."""
+async def complete(
+    connection: Connection, completions: Sequence[Completion], terms: LeaseTerms | None = None
+) -> Settled:
+    """running -> succeeded. Unblocks the steps that needed it and writes their hints; the last step ends the job.
+
+    With `terms`, each completion that `goes_on` claims one of the steps that it unblocks: blocked -> running.
+    """
+    asked_at = monotonic()
     # Lists in a list would be an array of two dimensions.
     outputs = [{"of": [asdict(output) for output in done.outputs]} if done.outputs else None for done in completions]
     values = [done.value for done in completions]
     columns = _columns([done.lease for done in completions])
-    return _settled(await connection.fetch(COMPLETE, *columns, outputs, values), hints=True, ends=True)
+    goes_on = [done.goes_on and terms is not None for done in completions]
+    ttl = timedelta(seconds=0.0 if terms is None else terms.ttl)
+    rows = await connection.fetch(COMPLETE, *columns, outputs, values, goes_on, ttl)
+    outcome = _settled([row for row in rows if row["next"] is None], hints=True, ends=True)
+    if terms is not None:
+        for row in rows:
+            if row["next"] is not None:
+                outcome.nexts[row["task_id"]] = claimed_of(_with_ids(row["next"]), terms, asked_at)
+    return outcome
+
+
+def _with_ids(said: dict[str, Any]) -> dict[str, Any]:
+    return said | {"id": UUID(said["id"]), "job_id": UUID(said["job_id"])}
+
+
+# Of the completed tasks $1, a step each that $2 has claimed with their completion; not those of $3.
+_CLAIMED_WITH = """
+-- claimed_with
+SELECT DISTINCT ON (t.id) t.id AS task_id, c.id AS next
+FROM task t JOIN task c ON c.id = ANY(t.unblocks)
+WHERE t.id = ANY($1::uuid[]) AND c.status = 'running' AND c.lease_owner = $2 AND c.id <> ALL($3::uuid[])
+ORDER BY t.id, c.position
+"""
+
+
+async def claim_again(
+    connection: Connection, task_ids: Sequence[UUID], terms: LeaseTerms, held: Sequence[UUID]
+) -> dict[UUID, Claimed]:
+    """running -> running, at a new epoch: what the completion of `task_ids` claimed, when its answer was lost. Without
+    those in `held`, of which this worker knows.
+    """
+    rows = await connection.fetch(_CLAIMED_WITH, list(task_ids), terms.owner, list(held))
+    parents = {row["next"]: row["task_id"] for row in rows}
+    found = await claim(connection, terms, sorted(parents), mine=True) if parents else []
+    return {parents[claimed.lease.task_id]: claimed for claimed in found}
 
 
 async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:

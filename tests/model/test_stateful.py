@@ -195,6 +195,29 @@ class Verbs(RuleBasedStateMachine):
         one_each = {lease.task_id: lease for lease in some}
         self._settle(how, list(one_each.values()))
 
+    @rule(target=leases, some=st.lists(leases, min_size=1, max_size=3), worker=WORKERS, heard=st.booleans())
+    def complete_and_go_on(self, some: list[Lease], worker: int, heard: bool) -> Any:
+        """The step after it is claimed by the same commit; an answer that is not heard can be asked for again."""
+        terms = self.workers[worker]
+        mine = list({lease.task_id: lease for lease in some if lease.owner == terms.owner}.values())
+        before = {lease.task_id: self.row(lease.task_id) for lease in mine}
+        done = [Completion(lease, goes_on=True) for lease in mine]
+        outcome = self.run(settlements.complete(self.connections[1], done, terms))
+        for lease in mine:
+            self._judge(lease, before[lease.task_id], outcome.verdicts[lease.task_id])
+        nexts = outcome.nexts
+        if not heard and nexts:
+            assert self.run(settlements.complete(self.connections[1], done, terms)).nexts == {}
+            epochs = {task: claimed.lease.epoch for task, claimed in nexts.items()}
+            nexts = self.run(settlements.claim_again(self.connections[1], list(nexts), terms, []))
+            again = {task: claimed.lease.epoch for task, claimed in nexts.items()}
+            assert again == {task: epoch + 1 for task, epoch in epochs.items()}
+        for task, claimed in nexts.items():
+            row = self.row(claimed.lease.task_id)
+            assert task in before
+            assert (row["status"], row["lease_owner"], row["epoch"]) == ("running", terms.owner, claimed.lease.epoch)
+        return multiple(*(claimed.lease for claimed in nexts.values()))
+
     def _settle(self, how: str, some: Sequence[Lease]) -> None:
         """A lease that is not the task's any more changes nothing at all."""
         before = {lease.task_id: self.row(lease.task_id) for lease in some}

@@ -10,6 +10,7 @@ from uuid import UUID
 import pytest
 
 from leasehold.gate import Gate
+from leasehold.ids import new_id
 from leasehold.lease import Lease
 from leasehold.states import TASK_MOVES, TASK_TERMINAL, TaskState
 from leasehold.transitions import claims, gates, jobs, settlements, sweeps
@@ -58,8 +59,25 @@ async def apply(rows: Rows, verb: str, job_id: UUID, lease: Lease) -> None:
         "acknowledge_cancel": lambda: _acknowledge(rows, job_id, lease),
         "request_cancel": lambda: jobs.request_cancel(c, [job_id], "t", reason="r", by="b"),
         "admit": lambda: _admit(rows, job_id),
+        "go_on": lambda: _go_on(rows, job_id, lease),
     }
     await acts[verb]()
+
+
+async def _go_on(rows: Rows, job_id: UUID, lease: Lease) -> None:
+    """After a step before it."""
+    before = new_id()
+    await rows.connection.execute(
+        "INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,"
+        " max_attempts, epoch, attempt, lease_owner, lease_until)"
+        " VALUES ($1, $2, 't', 'before', -1, 'default', 1, 'running', 0, $3, 3, 1, 1, $4, clock_timestamp())",
+        before, job_id, [lease.task_id], rows.terms.owner,
+    )  # fmt: skip
+    await rows.connection.execute(  # a job with a step that runs has not ended
+        "UPDATE job SET steps_left = steps_left + 1, status = 'running', finished_at = NULL WHERE id = $1", job_id
+    )
+    held = Lease(before, rows.terms.owner, 1, 1, lease.trusted_until)
+    await settlements.complete(rows.connection, [Completion(held, goes_on=True)], rows.terms)
 
 
 async def _acknowledge(rows: Rows, job_id: UUID, lease: Lease) -> None:

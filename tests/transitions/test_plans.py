@@ -12,8 +12,8 @@ from leasehold.transitions import claims, settlements
 from tests.factories import THREE, Rows
 
 STATEMENTS = {
-    "claim": ("uuid[], uuid, interval, int, uuid[]", claims.CLAIM),
-    "complete": ("uuid[], uuid[], int[], jsonb[], jsonb[]", settlements.COMPLETE),
+    "claim": ("uuid[], uuid, interval, int, uuid[], bool", claims.CLAIM),
+    "complete": ("uuid[], uuid[], int[], jsonb[], jsonb[], bool[], interval", settlements.COMPLETE),
 }
 #: What an index of all that waits, or all that runs, is called.
 OF_MANY = ("task_runnable", "task_running", "job_live")

@@ -29,7 +29,7 @@ async def test_a_hint_that_comes_during_a_look_that_finds_nothing_is_followed_at
         await look_on.wait()
         return []
 
-    async def run(_claimed: Claimed) -> None:
+    async def run(_claimed: Claimed, _headers: object, _may_go_on: object) -> None:
         raise AssertionError("nothing was claimed")
 
     async def ack() -> None:

@@ -109,6 +109,17 @@ async def test_what_a_worker_holds_is_not_sure_while_the_database_does_not_answe
             await asyncio.sleep(0.02)
 
 
+async def test_a_lease_that_may_have_passed_is_not_sure_before_the_heartbeat_has_noticed(
+    heartbeat: Heartbeat, rows: Rows
+) -> None:
+    """The process stood still for longer than its lease, and the first thing that it reads then is a hint."""
+    lease, _ = await held_and_renewed(heartbeat, rows)
+    held = heartbeat.hold(lease, 600)
+    assert heartbeat.sure(lease.task_id)
+    held.trusted_until = 0.0
+    assert not heartbeat.sure(lease.task_id)
+
+
 async def test_what_somebody_may_be_taking_this_moment_is_not_sure(
     settings: Settings, heartbeat: Heartbeat, link: Link, rows: Rows
 ) -> None:
