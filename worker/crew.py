@@ -61,6 +61,7 @@ class Crew:
         self._hints: deque[Delivery] = deque()
         self._busy: set[asyncio.Task[None]] = set()
         self._promised = 0  # slots kept for a look that is under way
+        self._yields = False  # the next slot that becomes free is for whose turn it is
         self._changed = asyncio.Event()
         self._look = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
@@ -147,8 +148,8 @@ class Crew:
             claimed = await self._run(claimed, None, self._may_go_on)
 
     def _may_go_on(self) -> bool:
-        """Not when the slot is promised to somebody else's work, or nothing more is to be started."""
-        return not self._stopping and not self._promised
+        """Not when somebody else's turn has come, or nothing more is to be started."""
+        return not self._stopping and not self._yields
 
     async def _begin(self, claimed: Claimed) -> None:
         await self._go_on(await self._run(claimed, None, self._may_go_on))
@@ -177,10 +178,12 @@ class Crew:
     async def _take_fairly(self) -> None:
         """Keep the next slot that becomes free from the hints, and give it to whose turn it is."""
         self._keep_free(1)
+        self._yields = True
         try:
             while len(self._busy) >= self.slots:
                 await asyncio.wait(self._busy, return_when=asyncio.FIRST_COMPLETED)
         finally:
+            self._yields = False
             self._keep_free(-1)
         await self._take_due(min(_FAIR_SECONDS, self._poll_seconds), most=1)
 
@@ -223,8 +226,14 @@ class Crew:
             self._broker.rebuild_consumer()
 
     async def _a_slot(self) -> None:
-        while self._free <= 0:
-            await asyncio.wait(self._busy, return_when=asyncio.FIRST_COMPLETED)
+        """Wait for one; after a while jobs of many steps give theirs up between two."""
+        began = monotonic()
+        try:
+            while self._free <= 0:
+                self._yields = monotonic() - began >= _FAIR_SECONDS
+                await asyncio.wait(self._busy, timeout=_FAIR_SECONDS, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._yields = False
 
 
 async def claim_with_takeover(

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any
 from uuid import UUID
 
 from leasehold.broker import make_broker
 from leasehold.broker.base import Delivery, Hint
 from leasehold.ids import new_id
+from leasehold.lease import Lease
 from leasehold.settings import Settings
 from leasehold.transitions.claims import Claimed
 from worker.crew import Crew, claim_with_takeover
@@ -75,3 +77,49 @@ async def test_a_task_that_the_sweeper_freed_during_the_first_claim_is_claimed_b
     delivery = Delivery(Hint(new_id(), "q"), no_ack, redelivered=True)
     assert await claim_with_takeover(delivery, claim, nobody) is given
     assert asked == [(), ()]
+
+
+def claimed(step: str) -> Claimed:
+    lease = Lease(new_id(), new_id(), 1, 1, monotonic() + 60.0)
+    return Claimed(
+        lease, new_id(), "t", "p", 1, step, "q", 1, 0, 0, "pending", 0.0, {}, {}, "jobs/x", None, None, None, False, 30
+    )
+
+
+async def test_a_job_of_many_steps_gives_its_slot_up_between_two_when_others_wait() -> None:
+    """One that went on for ever would keep everybody else waiting."""
+    other_ran, steps = asyncio.Event(), 0
+    waiting = [claimed("endless"), claimed("other")]
+
+    async def claim(_delivery: Delivery) -> Claimed | None:
+        raise AssertionError("there are no hints")
+
+    async def claim_next(_queues: Sequence[str], limit: int, _overdue: float) -> list[Claimed]:
+        found, waiting[:] = waiting[:limit], waiting[limit:]
+        return found
+
+    async def run(one: Claimed, _headers: object, may_go_on: Callable[[], bool]) -> Claimed | None:
+        nonlocal steps
+        if one.step == "other":
+            other_ran.set()
+            return None
+        steps += 1
+        await asyncio.sleep(0.01)
+        return claimed("endless") if may_go_on() else None
+
+    crew = Crew(
+        ["q"],
+        1,
+        claim=claim,
+        claim_next=claim_next,
+        run=run,
+        broker=make_broker(Settings(_env_file=None, broker="postgres")),
+        poll_seconds=NEVER,
+        holds=lambda _task: False,
+    )
+    crew.start()
+    try:
+        await asyncio.wait_for(other_ran.wait(), SECONDS)
+        assert steps > 1  # it went on while nobody's turn had come
+    finally:
+        await crew.close()
