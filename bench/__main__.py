@@ -20,6 +20,7 @@ from bench import (
     latency,
     machine,
     metrics_cost,
+    plot,
     recovery,
     report,
     runs,
@@ -60,6 +61,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"of {', '.join(FIGURES)}; all without any")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as .svg or .png")
     parser.add_argument("--runs", type=int, default=Scale().runs, help="runs of each figure (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=Scale().jobs, help="jobs of one throughput run (%(default)s)")
     parser.add_argument("--peers", default=",".join(Scale().peers), help="of the figure peers (%(default)s)")
@@ -96,6 +98,8 @@ async def run(asked: argparse.Namespace) -> None:
     report.show(Console(), described, figures)
     if asked.json is not None:
         await asyncio.to_thread(report.write, asked.json, described, figures)
+    if asked.plot is not None:
+        await asyncio.to_thread(plot.draw, asked.plot, figures)
 
 
 def main() -> int:

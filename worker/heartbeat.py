@@ -154,7 +154,7 @@ class Heartbeat:
         """
         with self._lock:
             held = self._held.get(task_id)
-            doubted = held is not None and (held.settling or not held.trusted())
+            doubted = held is not None and not held.lost and (held.settling or not held.trusted())
         return not doubted and not self._doubtful and monotonic() - self._answered_at < _SURE_SECONDS
 
     # --- below: the heartbeat's own thread

@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from bench import report, throughput
+from bench import plot, report, throughput
 from bench.__main__ import FIGURES, parse
 from bench.figure import Figure, Goal
 from bench.machine import describe
@@ -17,6 +17,21 @@ from bench.stand import Stand
 FIELDS = {"name", "unit", "median", "min", "max", "runs", "load", "goal", "met", "details"}
 #: figure -> how many rows it gives
 ROWS = {"latency": 4, "image": 3, "idle": 7, "submit": 3, "conversion": 7, "generation": 5, "metrics": 5}
+
+
+def test_the_figures_can_be_drawn(tmp_path: Path) -> None:
+    figures = [
+        Figure("first", "jobs/s", (1.0, 2.0, 4.0), (0.1,) * 3, Goal(3, at_least=True)),
+        Figure("second", "jobs/s", (5.0,), (0.1,)),
+        Figure("third", "ms", (7.0, 9.0), (0.1,) * 2, Goal(8)),
+    ]
+    drawn = tmp_path / "figures.svg"
+    plot.draw(drawn, figures)
+    text = drawn.read_text()
+    assert all(word in text for word in ("first", "second", "third", "jobs/s", "ms"))
+    again = tmp_path / "again.svg"
+    plot.draw(again, figures)
+    assert again.read_text() == text
 
 
 @pytest.mark.parametrize("name", ROWS)

@@ -131,7 +131,7 @@ def an_effect_without_its_event(history: History) -> None:
 
 
 def a_move_that_the_diagram_has_not(history: History) -> None:
-    row(history, SUBMITTED, status="blocked")
+    row(history, SUBMITTED, status="failed")
 
 
 def a_row_that_its_events_do_not_tell_of(history: History) -> None:

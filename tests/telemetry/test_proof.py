@@ -120,7 +120,7 @@ async def _under_load(fleet: Fleet, prometheus: Prometheus, simulator: Simulator
     await prometheus.start(targets, rules)
     await _until_scraped(prometheus, len(ports) - 1)
     await _troubles(fleet)  # while there is one worker for them, which lives on: what it counted stays to be seen
-    await fleet.worker(metrics_port=ports["doomed"], failpoints="after_upload:kill:5", **common)
+    await fleet.worker(metrics_port=ports["doomed"], failpoints="after_upload:kill:2", **common)
     await _until_scraped(prometheus, len(ports))
     leaving.signal(signal.SIGTERM)
     stopping = asyncio.Event()
@@ -162,6 +162,7 @@ async def _load(fleet: Fleet, stopping: asyncio.Event) -> None:
     while not stopping.is_set():
         await submit(fleet.rows.connection, [ordered(TOKEN, "a cat")])
         good = await fleet.send(PICTURE)
+        await fleet.send(PICTURE)  # three jobs a turn for two workers: each gets good ones
         await fleet.send(PICTURE[: len(PICTURE) // 2])
         await fleet.call("POST", "/complete-upload", json=await fleet.upload(b"no picture"))
         await fleet.finished(good["media_id"])

@@ -167,17 +167,16 @@ async def test_the_hint_of_a_task_that_we_have_settled_unheard_and_that_is_due_a
     lease, _ = await held_and_renewed(heartbeat, rows)
     held = heartbeat.hold(lease, 600)
     held.settling = True
-    holds = True
-    lane = ClaimLane(settings, rows.terms, lambda _task: holds, heartbeat.sure, most=8)
+    lane = ClaimLane(settings, rows.terms, heartbeat.holds, heartbeat.sure, most=8)
     lane.start()
     try:
+        assert heartbeat.holds(lease.task_id)
         assert not heartbeat.sure(lease.task_id)
-        await fail(rows.connection, [Failure(lease, "error", "e", "m", retryable=True, delay=0.0)])
         asked = asyncio.create_task(lane.claim(lease.task_id))
-        await asyncio.sleep(0.3)
+        await asyncio.sleep(0.1)
         assert not asked.done()
-        holds = False  # the answer has come
-        again = await asyncio.wait_for(asked, SECONDS)
+        await fail(rows.connection, [Failure(lease, "error", "e", "m", retryable=True, delay=0.0)])
+        again = await asyncio.wait_for(asked, SECONDS)  # the renewal hears of it, if the answer does not come
         assert again is not None
         assert again.lease.epoch == lease.epoch + 1
     finally:
