@@ -32,7 +32,7 @@ from embedded.ports import free_port
 from leasehold.credentials import create_key
 from pipelines.media.pipeline import media
 
-_GOAL = Goal(1.25)
+_GOAL = Goal(1.08)
 _KIND = "image/jpeg"
 _WAIT_SECONDS = 120.0
 
