@@ -357,6 +357,14 @@ def test_a_lease_that_was_claimed_while_its_owner_was_not_present_may_be_taken()
     assert "I8" not in found(history)
 
 
+def test_a_worker_that_claims_anew_what_it_claimed_unheard_takes_it_from_nobody() -> None:
+    history = sound()
+    before = dict(history.changes[CLAIMED_FIRST].after or {})
+    again = before | {"epoch": before["epoch"] + 1, "losses": before["losses"] + 1}
+    history.changes.insert(CLAIMED_FIRST + 1, Change(0, T0 + 1.1, ME, "", "task", before, again))
+    assert "I8" not in found(history)
+
+
 def test_the_hint_of_a_job_that_is_being_cancelled_may_be_acknowledged() -> None:
     history = sound()
     an_ack_before_the_claim(history)  # a violation otherwise: see WAYS
