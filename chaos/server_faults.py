@@ -69,10 +69,11 @@ class ServerFaults:
                 (rabbitmq.allow_memory, "1MB") if "memory" in fault.name else (rabbitmq.need_free_disk, "100000GB")
             )
             await limit(too_little)
-            await asyncio.sleep(fault.seconds)
-            hit = await rabbitmq.management.has_alarm()
-            await limit()
-        return hit
+            try:
+                await asyncio.sleep(fault.seconds)
+                return await rabbitmq.management.has_alarm()
+            finally:
+                await limit()
 
     async def _lose_hints(self, fault: Fault) -> bool:
         rabbitmq = self._it.servers.rabbitmq
