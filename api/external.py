@@ -243,10 +243,10 @@ async def _told(services: Services, outcome: Settled, task_id: UUID, otherwise: 
     responses=_RESPONSES,
 )
 async def acknowledge_cancel(request: Request, task_id: UUID, held: _Held, caller: Worker) -> Response:
+    services = services_of(request)
     lease = _lease(caller, task_id, held)
-    async with services_of(request).pool.acquire() as connection:
+    async with services.pool.acquire() as connection:
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[task_id] is Verdict.LOST:
         raise _lost()
-    jobs_ended(outcome.ended)
-    return json_response({"status": "cancelled"})
+    return await _told(services, outcome, task_id, "cancelled")

@@ -3,10 +3,10 @@
     job:   pending -> queued -> running -> succeeded | failed | cancelled | expired
                                 running <-> waiting_worker,  running -> cancel_requested -> cancelled
     task:  blocked -> pending -> running -> succeeded | failed
-           blocked -> running                          (claimed by the commit of the step before it)
                                  running -> retry | waiting -> running       (an attempt ended, the step did not)
                                  running -> pending                          (lease lost or given back)
                  running -> blocked                          (spread into parts, goes on when they succeeded)
+                 blocked -> running                          (claimed by the commit of the step before it)
                  running -> cancelled                        (stopped because its job was asked to)
            anything unfinished -> skipped | cancelled                        (the job ended without it)
 

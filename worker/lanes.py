@@ -187,7 +187,7 @@ class SettleLane:
     ) -> dict[UUID, Answer]:
         """An earlier try may have completed them, and claimed what comes next: without an answer nobody runs it."""
         ids = [one.lease.task_id for one in done if one.goes_on and answers[one.lease.task_id].next is None]
-        found = await settlements.claim_again(connection, ids, self._terms, self._held()) if ids else {}
+        found = await claims.claim_again(connection, ids, self._terms, self._held()) if ids else {}
         return {task: replace(answers[task], next=claimed) for task, claimed in found.items()}
 
 

@@ -263,6 +263,28 @@ async def claim(
     return [claimed_of(row, terms, asked_at) for row in rows]
 
 
+# Of the completed tasks $1, a step each that $2 has claimed with their completion; not those of $3.
+_CLAIMED_WITH = """
+-- claimed_with
+SELECT DISTINCT ON (t.id) t.id AS task_id, c.id AS next
+FROM task t JOIN task c ON c.id = ANY(t.unblocks)
+WHERE t.id = ANY($1::uuid[]) AND c.status = 'running' AND c.lease_owner = $2 AND c.id <> ALL($3::uuid[])
+ORDER BY t.id, c.position
+"""
+
+
+async def claim_again(
+    connection: Connection, task_ids: Sequence[UUID], terms: LeaseTerms, held: Sequence[UUID]
+) -> dict[UUID, Claimed]:
+    """running -> running, at a new epoch: what the completion of `task_ids` claimed, when its answer was lost. Without
+    those in `held`, of which this worker knows.
+    """
+    rows = await connection.fetch(_CLAIMED_WITH, list(task_ids), terms.owner, list(held))
+    parents = {row["next"]: row["task_id"] for row in rows}
+    found = await claim(connection, terms, sorted(parents), mine=True) if parents else []
+    return {parents[claimed.lease.task_id]: claimed for claimed in found}
+
+
 async def claim_next(
     connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float = 0.0
 ) -> list[Claimed]:

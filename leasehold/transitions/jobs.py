@@ -33,9 +33,8 @@ class NewJob:
     output_prefix: str | None = None  # default: jobs/{id}/output
     priority: int = 1
     keep_seconds: int | None = None
-    deadline_at: datetime | None = (
-        None  # default: the pipeline's timeout after its start is due, by the database's clock
-    )
+    # Without one: the pipeline's timeout from when it may start, by the database's clock.
+    deadline_at: datetime | None = None
     trace: Mapping[str, str] | None = None
     id: UUID = field(default_factory=new_id)
     not_before: datetime | None = None  # nothing of it starts earlier

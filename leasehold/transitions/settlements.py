@@ -20,7 +20,7 @@ from leasehold.database import Connection
 from leasehold.ids import new_id
 from leasehold.lease import Lease
 from leasehold.outbox import Announcement
-from leasehold.transitions.claims import Claimed, LeaseTerms, claim, claimed_of
+from leasehold.transitions.claims import Claimed, LeaseTerms, claimed_of
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
 
 
@@ -193,13 +193,14 @@ COMPLETE = (
 ), advanced AS (
     UPDATE job j
     SET steps_left = j.steps_left - mine.n,
-        leased = j.leased - mine.n + (SELECT count(*) FROM taken t WHERE t.job_id = mine.job_id),
+        leased = j.leased - mine.n + gone_on.n,
         status = mine.becomes,
         finished_at = CASE WHEN mine.becomes IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
         expires_at = CASE WHEN mine.becomes IN ('succeeded', 'cancelled')
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
-        event_seq = j.event_seq + mine.n + (SELECT count(*) FROM taken t WHERE t.job_id = mine.job_id)
+        event_seq = j.event_seq + mine.n + gone_on.n
     FROM judged mine
+    CROSS JOIN LATERAL (SELECT count(*)::int AS n FROM taken t WHERE t.job_id = mine.job_id) AS gone_on
     WHERE mine.nth = 1 AND j.id = mine.job_id
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
@@ -488,28 +489,6 @@ async def complete(
 
 def _with_ids(said: dict[str, Any]) -> dict[str, Any]:
     return said | {"id": UUID(said["id"]), "job_id": UUID(said["job_id"])}
-
-
-# Of the completed tasks $1, a step each that $2 has claimed with their completion; not those of $3.
-_CLAIMED_WITH = """
--- claimed_with
-SELECT DISTINCT ON (t.id) t.id AS task_id, c.id AS next
-FROM task t JOIN task c ON c.id = ANY(t.unblocks)
-WHERE t.id = ANY($1::uuid[]) AND c.status = 'running' AND c.lease_owner = $2 AND c.id <> ALL($3::uuid[])
-ORDER BY t.id, c.position
-"""
-
-
-async def claim_again(
-    connection: Connection, task_ids: Sequence[UUID], terms: LeaseTerms, held: Sequence[UUID]
-) -> dict[UUID, Claimed]:
-    """running -> running, at a new epoch: what the completion of `task_ids` claimed, when its answer was lost. Without
-    those in `held`, of which this worker knows.
-    """
-    rows = await connection.fetch(_CLAIMED_WITH, list(task_ids), terms.owner, list(held))
-    parents = {row["next"]: row["task_id"] for row in rows}
-    found = await claim(connection, terms, sorted(parents), mine=True) if parents else []
-    return {parents[claimed.lease.task_id]: claimed for claimed in found}
 
 
 async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pamqp import commands as spec
-from pamqp.base import Frame
 from pamqp.body import ContentBody
 from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
@@ -33,10 +32,6 @@ def frames_of(channel: int, tag: int, body: bytes, properties: spec.Basic.Proper
     size = max(1, -(-len(body) // parts))
     bodies = [ContentBody(body[at : at + size]) for at in range(0, len(body), size)]
     return [marshal(one, channel) for one in (deliver, ContentHeader(0, len(body), properties), *bodies)]
-
-
-def method(frame: Frame, channel: int) -> bytes:
-    return marshal(frame, channel)
 
 
 def sifted(pieces: list[bytes]) -> tuple[bytes, list[Message]]:
@@ -72,7 +67,7 @@ def test_wherever_the_stream_is_cut_the_same_is_taken_and_the_same_is_left(
         elif part == "heartbeat":
             left = marshal(Heartbeat(), 0)
         else:
-            left = method(spec.Basic.Cancel(consumer_tag="ctag"), TAKEN)
+            left = marshal(spec.Basic.Cancel(consumer_tag="ctag"), TAKEN)
         stream, others = stream + left, others + left
     cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
     pieces = [stream[a:b] for a, b in zip([0, *cuts], [*cuts, len(stream)], strict=True)]

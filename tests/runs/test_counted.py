@@ -8,14 +8,14 @@ import pytest
 from prometheus_client import REGISTRY
 
 from tests.runs.conftest import Client
+from tests.telemetry.page import Page
 
 
 def ended(template: str) -> dict[str, float]:
     """How many runs of the template ended with which outcome, as a scrape of this process tells."""
     return {
         sample.labels["outcome"]: sample.value
-        for family in REGISTRY.collect()
-        for sample in family.samples
+        for sample in Page(REGISTRY.collect()).samples
         if sample.name == "leasehold_jobs_finished_total" and sample.labels["pipeline"] == template
     }
 

@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from embedded.postgres import Postgres
-from leasehold.database import TRY_AGAIN, connect, migrate
+from leasehold.database import connect, migrate, until_answered
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs, sweeps, workers
 from tests.factories import Rows, terms
@@ -62,15 +62,6 @@ async def test_who_came_back_since_it_was_seen_to_be_gone_keeps_what_it_has(
             await asyncio.sleep(0.05)
 
 
-async def _when_all_is_well(settings: Settings) -> Any:
-    async with asyncio.timeout(30):
-        while True:
-            try:
-                return await connect(settings, "test")
-            except TRY_AGAIN:
-                await asyncio.sleep(0.05)
-
-
 async def test_when_the_server_ends_all_sessions_because_one_of_them_crashed_nobody_is_gone(
     run_directory: Path,
 ) -> None:
@@ -89,7 +80,7 @@ async def test_when_the_server_ends_all_sessions_because_one_of_them_crashed_nob
     os.kill(looking.get_server_pid(), signal.SIGKILL)
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
         await looking.fetchval("SELECT pg_sleep(10)")
-    looking = await _when_all_is_well(settings)
+    looking = await until_answered(lambda: connect(settings, "test"), within=30)
     assert await workers.gone(looking) == []
     await looking.close()
     await server.kill()
