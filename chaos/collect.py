@@ -8,6 +8,7 @@ import json
 import os
 import tempfile
 from dataclasses import asdict
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -30,6 +31,9 @@ from leasehold.transitions.settlements import MAX_CRASHES
 from leasehold.work import Work
 from pipelines.media import steps as media_steps
 from pipelines.media.pipeline import MediaParams
+
+#: How often a look at another tenant's media is made again when it is answered "try again".
+_TRIES = 10
 
 _TABLES = {
     "jobs": "SELECT * FROM job", "tasks": "SELECT * FROM task", "events": "SELECT * FROM event",
@@ -165,9 +169,19 @@ async def probe_tenants(it: Installation) -> list[tuple[str, int]]:
     async with httpx2.AsyncClient(timeout=10) as http:
         for row in rows:
             other = next(tenant for tenant in TENANTS if tenant != row["tenant_id"])
-            answer = await http.get(f"{url}/media/{row['id']}", headers={"Authorization": f"Bearer {it.keys[other]}"})
-            probes.append((f"{row['tenant_id']}'s media {row['id']} with {other}'s key", answer.status_code))
+            status = await _looked(http, f"{url}/media/{row['id']}", it.keys[other])
+            probes.append((f"{row['tenant_id']}'s media {row['id']} with {other}'s key", status))
     return probes
+
+
+async def _looked(http: httpx2.AsyncClient, url: str, key: str) -> int:
+    """The answer's status; "try again" is no answer yet, and an API may still have to notice that all is mended."""
+    for _ in range(_TRIES):
+        answer = await http.get(url, headers={"Authorization": f"Bearer {key}"})
+        if answer.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
+            break
+        await asyncio.sleep(0.5)
+    return answer.status_code
 
 
 async def leftovers(it: Installation, codes: dict[str, int | None]) -> list[str]:

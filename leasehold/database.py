@@ -12,6 +12,9 @@ from uuid import UUID
 import asyncpg
 import orjson
 from asyncpg.pool import PoolConnectionProxy
+from sqlalchemy import event
+from sqlalchemy.engine.interfaces import DBAPIConnection
+from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
 from leasehold.settings import Settings
@@ -120,7 +123,7 @@ def make_pool(settings: Settings, name: str) -> Pool:
 def make_engine(settings: Settings, name: str) -> AsyncEngine:
     """For reads. A statement that takes longer than `database_timeout` is an error, not a wait."""
     url = settings.database_url.get_secret_value().replace("postgresql://", "postgresql+asyncpg://", 1)
-    return create_async_engine(
+    engine = create_async_engine(
         url,
         pool_size=settings.database_pool_size,
         max_overflow=0,
@@ -136,6 +139,15 @@ def make_engine(settings: Settings, name: str) -> AsyncEngine:
             "server_settings": {"application_name": f"leasehold {name}", "jit": "off"},
         },
     )
+    event.listen(engine.sync_engine, "checkout", _refuse_closed)
+    return engine
+
+
+def _refuse_closed(connection: DBAPIConnection, *_of_pool: object) -> None:
+    """A connection that the server has closed is replaced, and costs no request; asking so costs no round trip."""
+    driver: asyncpg.Connection[asyncpg.Record] = connection.driver_connection
+    if driver.is_closed():
+        raise InvalidatePoolError
 
 
 async def until_answered(work: Callable[[], Awaitable[_T]], *, within: float, pause: float = 0.2) -> _T:

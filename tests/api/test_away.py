@@ -48,6 +48,19 @@ async def test_while_the_database_is_away_requests_are_told_to_come_back(
         await door.submitted()
 
 
+async def test_a_database_that_was_away_and_is_back_costs_no_request(
+    through_proxy: Settings, to_database: Proxy, make_key: MakeKey
+) -> None:
+    async with serving(through_proxy) as api, client_of(api.url, (await make_key()).text) as client:
+        door = Door(client)
+        ticket = await door.submitted()
+        assert (await door.look(ticket)).status_code == 200
+        await to_database.cut()
+        await to_database.open()
+        assert (await door.look(ticket)).status_code == 200
+        await door.submitted()
+
+
 async def test_the_api_starts_without_its_database_and_is_not_ready(
     through_proxy: Settings, to_database: Proxy, make_key: MakeKey
 ) -> None:
