@@ -118,5 +118,5 @@ class _Form:
             # The row first: an object without one would never be deleted.
             kept = timedelta(seconds=self._services.settings.generation_keep_seconds)
             await generations.keep_source(connection, self._tenant_id, key, kept)
-        await self._services.store.put_bytes(key, image, content_type=kind, metadata={})
+        await self._services.store.put(key, image, content_type=kind, metadata={})
         return key

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 from leasehold.broker.base import Delivery, Hint
 from leasehold.broker.publisher import Publisher
 from leasehold.database import Connection
 from leasehold.outbox import Announcement
+from leasehold.storage.content import digest_of_bytes
 from leasehold.storage.store import ObjectStore, Stored
 from leasehold.transitions import settlements
 from leasehold.transitions.claims import LeaseTerms
@@ -97,22 +99,13 @@ async def _write_hint(connection: Connection, hint: Hint) -> int:
 def overwrite() -> None:
     """Puts are not create-only: the last writer wins."""
 
-    async def put(
-        self: Any,
-        key: str,
-        source: Any,
-        sha256: str,
-        size: int,
-        content_type: str,
-        metadata: Any,
-        _may_replace: Callable[[Stored], bool],
-        **_fresh: bool,
-    ) -> Stored:
-        said = {**metadata, "sha256": sha256}
-        etag = await self._put_once(key, source, content_type, said)
-        return Stored(key, size, sha256, content_type, etag, said)
+    async def put(self: Any, key: str, source: Any, *, content_type: str, metadata: Any, **_ruled: Any) -> Stored:
+        data = source.read_bytes() if isinstance(source, Path) else source
+        said = {**metadata, "sha256": digest_of_bytes(data)}
+        etag = await self._put_once(key, data, content_type, said)
+        return Stored(key, len(data), said["sha256"], content_type, etag, said)
 
-    ObjectStore._put = put  # type: ignore[assignment,method-assign]  # noqa: SLF001 - the guard itself
+    ObjectStore.put = put  # type: ignore[method-assign]  # the guard itself
 
 
 def confirm() -> None:

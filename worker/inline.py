@@ -109,7 +109,7 @@ class InlineAttempt:
     async def write(self, name: str, data: bytes, content_type: str) -> None:
         if not self._held.trusted():
             raise LeaseLost
-        stored = await self._store.put_bytes(
+        stored = await self._store.put(
             output_key(self._claimed.output_prefix, name),
             data,
             content_type=content_type,
@@ -121,7 +121,7 @@ class InlineAttempt:
     async def write_file(self, name: str, path: Path, content_type: str) -> None:
         if not self._held.trusted():
             raise LeaseLost
-        stored = await self._store.put_file(
+        stored = await self._store.put(
             output_key(self._claimed.output_prefix, name),
             path,
             content_type=content_type,

@@ -46,6 +46,7 @@ from worker.admitter import Admitter
 from worker.children import Children
 from worker.heartbeat import Heartbeat, Held
 from worker.inputs import fetch, sources_of, work_digest
+from worker.kept import Kept
 from worker.lanes import Acknowledgement, Answer, Release, SettleLane, Settlement
 from worker.reporter import Reporter
 from worker.stores import adopt, store_outputs
@@ -76,6 +77,7 @@ class Runner:
     ) -> None:
         self._pipelines = pipelines
         self._store = store
+        self._kept = Kept()
         self._pool = pool
         self._children = children
         self._heartbeat = heartbeat
@@ -208,6 +210,7 @@ class Runner:
             with traces.span("fetch"):
                 files = await fetch(
                     self._store,
+                    self._kept,
                     await sources_of(self._pool, pipeline, step, claimed),
                     inputs,
                     step.limits.file_bytes,
@@ -236,7 +239,8 @@ class Runner:
                 paths = {name: file.path for name, file in done.files.items()}
                 await asyncio.to_thread(finisher, self._settings, paths)
             with traces.span("store"):
-                completion = await store_outputs(self._store, claimed.output_prefix, step, done, digest, held)
+                kept = self._kept if any(step.name in other.reads for other in pipeline.steps) else None
+                completion = await store_outputs(self._store, kept, claimed.output_prefix, step, done, digest, held)
             failpoints.reach("after_upload")
             return completion
         finally:

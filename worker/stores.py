@@ -6,9 +6,11 @@ of the others, so that its presence proves them all.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import orjson
@@ -23,6 +25,7 @@ from leasehold.together import together
 from leasehold.transitions.settlements import Completion, Output
 from leasehold.verdicts import Done, File
 from worker.heartbeat import Held
+from worker.kept import MAX_OUTPUT_BYTES, Kept
 
 _DIGEST = "work"
 _WRITER = "writer"
@@ -51,18 +54,23 @@ def replaceable(held: Held) -> Callable[[Stored], bool]:
     return answer
 
 
-async def store_outputs(store: ObjectStore, prefix: str, step: Step, done: Done, digest: str, held: Held) -> Completion:
-    """Upload every file, the primary output last; raises what the store raises."""
+async def store_outputs(
+    store: ObjectStore, kept: Kept | None, prefix: str, step: Step, done: Done, digest: str, held: Held
+) -> Completion:
+    """Upload every file, the primary output last, and keep what is small; raises what the store raises."""
 
     async def put(name: str, file: File, metadata: dict[str, str]) -> Output:
-        stored = await store.put_file(
+        small = None if kept is None else await asyncio.to_thread(_small, file.path)
+        stored = await store.put(
             output_key(prefix, name),
-            file.path,
+            file.path if small is None else small,
             content_type=file.content_type,
             metadata={_DIGEST: digest, **signed(held.lease), **metadata},
             may_replace=replaceable(held),
             fresh=held.lease.epoch == 1,
         )
+        if kept is not None and small is not None:
+            kept.keep(stored.key, stored.sha256, small)
         return _output(name, stored)
 
     primary = step.writes
@@ -72,6 +80,10 @@ async def store_outputs(store: ObjectStore, prefix: str, step: Step, done: Done,
         manifest = _packed(outputs, done.value)
         outputs.append(await put(primary, done.files[primary], {_MANIFEST: manifest} if manifest else {}))
     return Completion(held.lease, outputs, done.value)
+
+
+def _small(path: Path) -> bytes | None:
+    return path.read_bytes() if path.stat().st_size <= MAX_OUTPUT_BYTES else None
 
 
 async def adopt(store: ObjectStore, prefix: str, step: Step, digest: str, held: Held) -> Completion | None:

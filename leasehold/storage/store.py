@@ -126,54 +126,24 @@ class ObjectStore:
 
     # --- writing
 
-    async def put_file(
-        self,
-        key: str,
-        path: Path,
-        *,
-        content_type: str,
-        metadata: Mapping[str, str],
-        may_replace: Callable[[Stored], bool] = _never,
-        fresh: bool = False,
-    ) -> Stored:
-        """Store a file. Raises ObjectExists when other bytes lie there that `may_replace` does not give up.
-
-        `fresh`: nobody can have written the key before. Saves a look where the store cannot refuse by itself.
-        """
-        sha256, size = await asyncio.to_thread(digest_of, path)
-        if size > SINGLE_PUT_BYTES:
-            return await self._put(key, path, sha256, size, content_type, metadata, may_replace, fresh=fresh)
-        data = await asyncio.to_thread(path.read_bytes)
-        return await self._put(key, data, sha256, size, content_type, metadata, may_replace, fresh=fresh)
-
-    async def put_bytes(
-        self,
-        key: str,
-        data: bytes,
-        *,
-        content_type: str,
-        metadata: Mapping[str, str],
-        may_replace: Callable[[Stored], bool] = _never,
-    ) -> Stored:
-        """Store bytes; as `put_file`."""
-        return await self._put(key, data, digest_of_bytes(data), len(data), content_type, metadata, may_replace)
-
-    def upload(self, key: str, *, content_type: str = _UNKNOWN_TYPE) -> Upload:
-        """An object to be written piece by piece under a key that nobody else writes."""
-        return Upload(self._client, self._bucket, key, content_type, self._limit)
-
-    async def _put(
+    async def put(
         self,
         key: str,
         source: bytes | Path,
-        sha256: str,
-        size: int,
+        *,
         content_type: str,
         metadata: Mapping[str, str],
-        may_replace: Callable[[Stored], bool],
-        *,
+        may_replace: Callable[[Stored], bool] = _never,
         fresh: bool = False,
     ) -> Stored:
+        """Store bytes, or a file. Raises ObjectExists when other bytes lie there that `may_replace` does not give up.
+
+        `fresh`: nobody can have written the key before. Saves a look where the store cannot refuse by itself.
+        """
+        if isinstance(source, Path):
+            source, sha256, size = await asyncio.to_thread(_looked_through, source)
+        else:
+            sha256, size = await asyncio.to_thread(digest_of_bytes, source), len(source)
         said = {**metadata, "sha256": sha256}
         put = self._put_in_parts if isinstance(source, Path) else self._put_once
         precondition: dict[str, Any] = {"IfNoneMatch": "*"} if self.conditional else {}
@@ -193,6 +163,10 @@ class ObjectStore:
                 continue
             return Stored(key, size, sha256, content_type, etag, said)
         raise StoreUnavailable(f"{key}: others keep writing it")
+
+    def upload(self, key: str, *, content_type: str = _UNKNOWN_TYPE) -> Upload:
+        """An object to be written piece by piece under a key that nobody else writes."""
+        return Upload(self._client, self._bucket, key, content_type, self._limit)
 
     async def _put_once(
         self, key: str, data: bytes, content_type: str, metadata: Mapping[str, str], **precondition: Any
@@ -384,6 +358,14 @@ class ObjectStore:
 
 async def _remove(path: Path) -> None:
     await asyncio.shield(asyncio.to_thread(path.unlink, missing_ok=True))
+
+
+def _looked_through(path: Path) -> tuple[bytes | Path, str, int]:
+    """What is put, its digest and its size: the very bytes that were looked at, unless they are many."""
+    if path.stat().st_size > SINGLE_PUT_BYTES:
+        return (path, *digest_of(path))
+    data = path.read_bytes()
+    return data, digest_of_bytes(data), len(data)
 
 
 def _take(file: Any, digest: Any, piece: bytes) -> None:

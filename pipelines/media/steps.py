@@ -5,6 +5,7 @@ Every step is deterministic in its input bytes, parameters and version.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ def resize(work: Work) -> Done:
     Raises Permanent with one of the codes of refusals.py.
     """
     params: MediaParams = work.params
+    _frame_of.cache_clear()  # it is of another picture
     original = inspect(work.files["original"], params.limits, params.content_type)
     with pillow_limits(params.limits.max_pixels):
         prepared = _Prepared(original, params.max_side)
@@ -48,8 +50,8 @@ def resize(work: Work) -> Done:
 @media.handles("compress")
 def compress(work: Work) -> Done:
     """Make the small JPEG."""
-    with Image.open(work.files[RESIZED], formats=("JPEG",)) as image:
-        return Done({COMPRESSED: encode.write(image, work.directory / COMPRESSED, encode.SMALL_JPEG)})
+    image, _ = _frame_of(work.files[RESIZED].read_bytes(), "image/jpeg")
+    return Done({COMPRESSED: encode.write(image, work.directory / COMPRESSED, encode.SMALL_JPEG)})
 
 
 @media.handles("webp")
@@ -63,7 +65,14 @@ def webp(work: Work) -> Done:
         for name in params.variants
     }
     files[FINAL] = source.write_webp(None, work.directory / FINAL)
+    _frame_of.cache_clear()  # nothing more is made of it
     return Done(files)
+
+
+@lru_cache(maxsize=1)
+def _frame_of(data: bytes, content_type: str) -> tuple[Image.Image, int]:
+    """The first frame of what `resize` left: the steps after it mostly come one after the other, to the same child."""
+    return Picture(data, content_type).frame(0)
 
 
 class _Prepared:
@@ -115,8 +124,7 @@ class _Master:
     def __init__(self, path: Path, content_type: str) -> None:
         self._data = path.read_bytes()
         self._content_type = content_type
-        still = self._open()
-        self._frame = still.frame(0) if still.frames == 1 else None  # decoded once, for all that is made of it
+        self._frame = _frame_of(self._data, content_type) if self._open().frames == 1 else None
 
     def _open(self) -> Picture:
         return Picture(self._data, self._content_type)

@@ -50,7 +50,7 @@ async def convert(client: httpx2.AsyncClient, rows: Connection, api: Running, *,
         task = await rows.fetchval("SELECT id FROM task WHERE job_id = $1 AND step = $2", job_id, step)
         (claimed,) = await claims.claim(rows, TERMS, [task])
         key = f"jobs/{job_id}/output/{name}"
-        await api.services.store.put_bytes(key, NEF, content_type="application/octet-stream", metadata={})
+        await api.services.store.put(key, NEF, content_type="application/octet-stream", metadata={})
         made = Output(f"output/{name}", key, len(NEF), hashlib.sha256(NEF).hexdigest(), "application/octet-stream")
         await settlements.complete(rows, [Completion(claimed.lease, [made])])
     return path
@@ -180,7 +180,7 @@ async def test_a_client_that_goes_away_is_charged_for_what_it_got(
     big = bytes(64 * 1024 * 1024)
     key = await rows.fetchval("UPDATE output SET size = $1 WHERE name = 'output/out.nef' RETURNING key", len(big))
     await api.services.store.delete(key)
-    await api.services.store.put_bytes(key, big, content_type="application/octet-stream", metadata={})
+    await api.services.store.put(key, big, content_type="application/octet-stream", metadata={})
     with capture_logs() as lines:
         async with client.stream("GET", f"{path}/result") as result:
             await anext(result.aiter_raw())

@@ -49,7 +49,7 @@ async def store(server: S3, front: StoreFront) -> AsyncIterator[ObjectStore]:
 
 
 async def put(store: ObjectStore, key: str, data: bytes) -> None:
-    await store.put_bytes(key, data, content_type="text/plain", metadata={})
+    await store.put(key, data, content_type="text/plain", metadata={})
 
 
 async def test_a_put_that_must_create_does_not_overwrite(store: ObjectStore) -> None:
@@ -63,9 +63,7 @@ async def test_a_put_that_must_create_does_not_overwrite(store: ObjectStore) -> 
 async def test_a_put_may_replace_exactly_what_it_saw(store: ObjectStore) -> None:
     await store.probe()
     await put(store, "replaced", b"first")
-    await store.put_bytes(
-        "replaced", b"second", content_type="text/plain", metadata={}, may_replace=lambda _there: True
-    )
+    await store.put("replaced", b"second", content_type="text/plain", metadata={}, may_replace=lambda _there: True)
     assert await store.fetch_bytes("replaced", max_bytes=100) == b"second"
 
 

@@ -39,7 +39,7 @@ def sha256(data: bytes) -> str:
 async def test_what_was_put_comes_back_with_its_metadata(store: ObjectStore, tmp_path: Path) -> None:
     source = tmp_path / "in"
     source.write_bytes(b"hello" * 1000)
-    put = await store.put_file("a/b.txt", source, **TEXT)
+    put = await store.put("a/b.txt", source, **TEXT)
     assert (put.size, put.sha256) == (5000, sha256(b"hello" * 1000))
     there = await store.head("a/b.txt")
     assert there is not None
@@ -54,42 +54,40 @@ async def test_what_was_put_comes_back_with_its_metadata(store: ObjectStore, tmp
 
 
 async def test_the_head_of_an_empty_object_is_empty(store: ObjectStore) -> None:
-    await store.put_bytes("empty", b"", **TEXT)
+    await store.put("empty", b"", **TEXT)
     assert await store.read_head("empty", 256) == b""
     assert await store.fetch_bytes("empty", max_bytes=10) == b""
 
 
 async def test_the_same_bytes_may_be_put_again_and_other_bytes_may_not(store: ObjectStore) -> None:
-    first = await store.put_bytes("k", b"one", **TEXT)
-    again = await store.put_bytes("k", b"one", **TEXT)
+    first = await store.put("k", b"one", **TEXT)
+    again = await store.put("k", b"one", **TEXT)
     assert again.sha256 == first.sha256
     with pytest.raises(ObjectExists):
-        await store.put_bytes("k", b"two", **TEXT)
+        await store.put("k", b"two", **TEXT)
     assert await store.read_head("k", 10) == b"one"
 
 
 async def test_a_leftover_is_replaced_only_while_the_lease_is_trusted(store: ObjectStore) -> None:
-    await store.put_bytes("k", b"leftover", **TEXT)
+    await store.put("k", b"leftover", **TEXT)
     with pytest.raises(ObjectExists):
-        await store.put_bytes("k", b"right", **TEXT, may_replace=lambda _there: False)
-    await store.put_bytes("k", b"right", **TEXT, may_replace=lambda _there: True)
+        await store.put("k", b"right", **TEXT, may_replace=lambda _there: False)
+    await store.put("k", b"right", **TEXT, may_replace=lambda _there: True)
     assert await store.read_head("k", 10) == b"right"
 
 
 async def test_ten_writers_of_the_same_bytes_all_succeed(store: ObjectStore) -> None:
-    done = await asyncio.gather(*(store.put_bytes("k", b"same", **TEXT) for _ in range(10)))
+    done = await asyncio.gather(*(store.put("k", b"same", **TEXT) for _ in range(10)))
     assert {stored.sha256 for stored in done} == {sha256(b"same")}
 
 
 async def test_of_two_writers_of_other_bytes_exactly_one_wins_where_the_store_can_tell(store: ObjectStore) -> None:
     if not store.conditional:
-        await store.put_bytes("k", b"one", **TEXT)
+        await store.put("k", b"one", **TEXT)
         with pytest.raises(ObjectExists):  # one after the other, at least
-            await store.put_bytes("k", b"two", **TEXT)
+            await store.put("k", b"two", **TEXT)
         return
-    results = await asyncio.gather(
-        *(store.put_bytes("k", data, **TEXT) for data in (b"one", b"two")), return_exceptions=True
-    )
+    results = await asyncio.gather(*(store.put("k", data, **TEXT) for data in (b"one", b"two")), return_exceptions=True)
     assert sorted(type(result).__name__ for result in results) == ["ObjectExists", "Stored"]
 
 
@@ -106,7 +104,7 @@ async def test_what_is_not_there_is_missing_and_may_be_deleted(store: ObjectStor
 async def test_bytes_that_are_not_the_ones_stored_are_refused_and_not_left_on_disk(
     store: ObjectStore, tmp_path: Path
 ) -> None:
-    await store.put_bytes("k", b"what is there", **TEXT)
+    await store.put("k", b"what is there", **TEXT)
     with pytest.raises(ObjectCorrupt):
         await store.fetch_file("k", tmp_path / "x", sha256=sha256(b"what was stored"))
     with pytest.raises(ObjectTooLarge):
@@ -118,7 +116,7 @@ async def test_bytes_that_are_not_the_ones_stored_are_refused_and_not_left_on_di
 
 async def test_objects_are_listed_by_prefix_and_deleted(store: ObjectStore) -> None:
     for key in ("p/1", "p/2", "q/1"):
-        await store.put_bytes(key, b"x", **TEXT)
+        await store.put(key, b"x", **TEXT)
     assert sorted([found.key async for found in store.list("p/")]) == ["p/1", "p/2"]
     await store.delete("p/1", "p/2")
     assert [found.key async for found in store.list("p/")] == []
@@ -129,10 +127,10 @@ async def test_a_large_file_goes_up_in_parts_and_comes_back_whole(store: ObjectS
     with source.open("wb") as file:
         for _ in range(70):
             file.write(os.urandom(1024 * 1024))
-    put = await store.put_file("big", source, **TEXT)
+    put = await store.put("big", source, **TEXT)
     got = await store.fetch_file("big", tmp_path / "copy")
     assert got.sha256 == put.sha256
-    assert (await store.put_file("big", source, **TEXT)).sha256 == put.sha256
+    assert (await store.put("big", source, **TEXT)).sha256 == put.sha256
 
 
 async def test_a_signed_url_admits_its_content_type_and_length_and_nothing_else(
@@ -204,7 +202,7 @@ async def test_a_server_that_misbehaves_is_unavailable_and_leaves_no_file(kind: 
 async def test_a_server_that_is_not_there_is_unavailable() -> None:
     store = ObjectStore(settings_of("http://127.0.0.1:1", "access", "s3cr3t-canary", "bucket"))
     await store.open()
-    for act in (store.head("k"), store.put_bytes("k", b"x", **TEXT), store.read_head("k", 1)):
+    for act in (store.head("k"), store.put("k", b"x", **TEXT), store.read_head("k", 1)):
         with pytest.raises(StoreUnavailable):
             await act
     await store.close()
@@ -214,7 +212,7 @@ async def test_wrong_credentials_are_an_error_that_tells_no_secret(s3: Any) -> N
     store = ObjectStore(settings_of(s3.endpoint, s3.access_key, "wrong-canary", s3.bucket))
     await store.open()
     with pytest.raises(StoreError) as told:
-        await store.put_bytes("k", b"x", **TEXT)
+        await store.put("k", b"x", **TEXT)
     await store.close()
     assert "canary" not in str(told.value)
 
@@ -233,9 +231,9 @@ async def main(endpoint, access, secret, bucket, folder):
             file.write(bytes(1024 * 1024))
     store = ObjectStore(settings_of(endpoint, access, secret, bucket))
     await store.open()
-    await store.put_bytes("warm", b"x", content_type="text/plain", metadata={})
+    await store.put("warm", b"x", content_type="text/plain", metadata={})
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    await store.put_file("big", source, content_type="text/plain", metadata={})
+    await store.put("big", source, content_type="text/plain", metadata={})
     await store.fetch_file("big", Path(folder) / "copy")
     await store.close()
     print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) // 1024)
@@ -256,6 +254,6 @@ def test_two_hundred_megabytes_pass_through_a_small_memory(s3: Any, tmp_path: Pa
 async def test_what_a_dead_probe_left_is_deleted_after_a_while(store: ObjectStore) -> None:
     old, young = f"probe/{id_at(datetime.now(UTC) - timedelta(hours=2))}", f"probe/{id_at(datetime.now(UTC))}"
     for key in (old, young):
-        await store.put_bytes(key, b"1", content_type="text/plain", metadata={})
+        await store.put(key, b"1", content_type="text/plain", metadata={})
     await store.forget_probes(timedelta(hours=1))
     assert [found.key async for found in store.list("probe/")] == [young]

@@ -21,7 +21,7 @@ def held(epoch: int, task: UUID = TASK, *, seconds: float = 60.0) -> Held:
 
 
 async def write(store: ObjectStore, by: Held, data: bytes) -> None:
-    await store.put_bytes("k", data, content_type="text/plain", metadata=signed(by.lease), may_replace=replaceable(by))
+    await store.put("k", data, content_type="text/plain", metadata=signed(by.lease), may_replace=replaceable(by))
 
 
 async def test_a_predecessor_whose_lease_was_taken_early_replaces_nothing(store: ObjectStore) -> None:
@@ -43,7 +43,7 @@ async def test_what_a_predecessor_left_is_replaced(store: ObjectStore) -> None:
 async def test_what_nobody_signed_and_what_another_task_wrote_is_replaced_while_the_lease_is_trusted(
     store: ObjectStore,
 ) -> None:
-    await store.put_bytes("k", b"unsigned", content_type="text/plain", metadata={})
+    await store.put("k", b"unsigned", content_type="text/plain", metadata={})
     await write(store, held(1), b"first")
     await write(store, held(1, uuid4()), b"second")
     with pytest.raises(ObjectExists):

@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from leasehold.work import Work
 from pipelines.media.kinds import ALLOWED
 from pipelines.media.pipeline import MediaParams
+from pipelines.media.steps import FINAL, RESIZED, webp
 from pipelines.media.variants import VARIANTS
 from tests import pictures
 from tests.unit.media.conftest import Outputs, RunMedia
@@ -30,6 +32,17 @@ def told_exif() -> Image.Exif:
     made[0x010E] = "Paris"
     made[0x8825] = {1: "N", 2: (48.0, 51.0, 30.0), 3: "E", 4: (2.0, 21.0, 8.0)}
     return made
+
+
+def test_what_a_step_makes_does_not_depend_on_what_its_process_made_before(run_media: RunMedia, tmp_path: Path) -> None:
+    outputs = run_media(pictures.encoded(pictures.noisy(), "JPEG"))
+    resized = tmp_path / "elsewhere.jpg"
+    resized.write_bytes(outputs.read(RESIZED))
+    final = outputs.read(FINAL)
+    for before in (pictures.noisy().rotate(90), pictures.with_alpha()):
+        run_media(pictures.encoded(before, "PNG"))
+        webp(Work("media", "webp", MediaParams(), {RESIZED: resized}, tmp_path))
+        assert (tmp_path / FINAL).read_bytes() == final
 
 
 @pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP", "AVIF"])

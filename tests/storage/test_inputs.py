@@ -1,0 +1,50 @@
+"""What a step reads comes from the store, unless this worker has just put it there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from leasehold.errors import Permanent
+from leasehold.pipeline import Step
+from leasehold.storage.store import ObjectStore
+from leasehold.verdicts import Done, File
+from tests.storage.test_writers import held
+from worker.inputs import Source, fetch
+from worker.kept import Kept
+from worker.stores import store_outputs
+
+STEP = Step("made", writes="made.txt", isolated=True)
+
+
+async def stored(store: ObjectStore, kept: Kept | None, directory: Path) -> Source:
+    path = directory / "made.txt"
+    path.write_bytes(b"made")
+    completion = await store_outputs(
+        store, kept, "prefix", STEP, Done({"made.txt": File(path, "text/plain")}), "digest", held(1)
+    )
+    (output,) = completion.outputs
+    return Source(output.name, output.key, output.sha256)
+
+
+async def test_the_next_step_in_the_same_worker_downloads_nothing(store: ObjectStore, tmp_path: Path) -> None:
+    kept = Kept()
+    source = await stored(store, kept, tmp_path)
+    assert await store.read_head(source.key, 10) == b"made"
+    await store.delete(source.key)  # so that a download could not work
+    path, sha256 = (await fetch(store, kept, [source], tmp_path, 10))[source.name]
+    assert (path.read_bytes(), sha256) == (b"made", source.sha256)
+
+
+async def test_a_step_in_another_worker_reads_the_same_from_the_store(store: ObjectStore, tmp_path: Path) -> None:
+    source = await stored(store, None, tmp_path)
+    path, sha256 = (await fetch(store, Kept(), [source], tmp_path, 10))[source.name]
+    assert (path.read_bytes(), sha256) == (b"made", source.sha256)
+
+
+async def test_what_is_kept_obeys_the_limit_of_the_step_that_reads_it(store: ObjectStore, tmp_path: Path) -> None:
+    kept = Kept()
+    source = await stored(store, kept, tmp_path)
+    with pytest.raises(Permanent, match="more than the 3 bytes"):
+        await fetch(store, kept, [source], tmp_path, 3)
