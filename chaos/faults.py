@@ -50,6 +50,7 @@ class Faults:
             "F29": self._half_open,
             "F30": self._one_way,
             "F31": self._trouble_store,
+            "F32": self._fill_the_disk,
             "F33": self._turn_the_clock,
             "F34": self._restart_everything,
             **ServerFaults(installation, rng).by_prefix,
@@ -118,6 +119,13 @@ class Faults:
         slot.signal(signal.SIGCONT)
         slot.stopped_by_us = False
         return fired
+
+    async def _fill_the_disk(self, fault: Fault) -> bool:
+        """All workers of a run keep their scratch files there."""
+        full = await asyncio.to_thread(self._it.disk.fill)
+        await asyncio.sleep(fault.seconds)
+        self._it.disk.empty()
+        return full
 
     async def _turn_the_clock(self, fault: Fault) -> bool:
         slot = self._it.slots[fault.target]

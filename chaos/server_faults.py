@@ -6,7 +6,9 @@ import asyncio
 import os
 import random
 import signal
+import time
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import aio_pika
 
@@ -15,6 +17,8 @@ from chaos.stack import Installation
 from leasehold.database import until_answered
 
 _RECOVERY_SECONDS = 20.0
+#: How long queues that are gone may take to be declared anew.
+_DECLARE_SECONDS = 10.0
 
 
 class ServerFaults:
@@ -29,6 +33,7 @@ class ServerFaults:
     def by_prefix(self) -> Mapping[str, Callable[[Fault], Awaitable[bool]]]:
         return {
             "F13": self._kill_broker,
+            "F14": self._kill_declaring_broker,
             "F15": self._stop_broker,
             "F16": self._kill_broker,
             "F17": self._alarm,
@@ -52,6 +57,26 @@ class ServerFaults:
             await asyncio.sleep(fault.seconds)
             await rabbitmq.start()
         return True
+
+    async def _kill_declaring_broker(self, fault: Fault) -> bool:
+        """What has just been declared anew is not yet on the broker's disk, and may be gone afterwards."""
+        rabbitmq = self._it.servers.rabbitmq
+        assert rabbitmq is not None
+        async with self._broken:
+            if not await self._lose_hints(fault):
+                return False
+            deadline = time.monotonic() + _DECLARE_SECONDS
+            while not (declared := await self._queues()) and time.monotonic() < deadline:  # noqa: ASYNC110 - only asking tells
+                await asyncio.sleep(0.05)
+            await rabbitmq.kill()
+            await rabbitmq.start()
+        return bool(declared)
+
+    async def _queues(self) -> list[dict[str, Any]]:
+        rabbitmq = self._it.servers.rabbitmq
+        assert rabbitmq is not None
+        queues: list[dict[str, Any]] = await rabbitmq.management.call("GET", f"/api/queues/{self._it.name}")
+        return queues
 
     async def _stop_broker(self, fault: Fault) -> bool:
         async with self._broken:
@@ -80,7 +105,7 @@ class ServerFaults:
         assert rabbitmq is not None
         what = "/contents" if "purge" in fault.name else ""
         try:
-            queues = await rabbitmq.management.call("GET", f"/api/queues/{self._it.name}")
+            queues = await self._queues()
             for queue in queues:
                 await rabbitmq.management.call("DELETE", f"/api/queues/{self._it.name}/{queue['name']}{what}")
         except OSError:

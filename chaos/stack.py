@@ -18,6 +18,7 @@ from cryptography.fernet import Fernet
 
 from chaos import audit, journal
 from chaos.amqp_tap import AmqpTap, Heard
+from chaos.disk import Disk
 from chaos.plan import APIS, Plan
 from chaos.postgres_tap import PostgresTap, Session
 from chaos.proxy import Link
@@ -51,6 +52,7 @@ class Installation:
         self.plan = plan
         self.name = f"chaos_{secrets.token_hex(4)}"
         self.directory = servers.directory / self.name
+        self.disk = Disk(self.work_dir)
         self.front = StoreFront(servers.s3, plan.seed)
         self._hook_secrets = {tenant: new_secret() for tenant in TENANTS}
         self.receiver = Receiver(plan.seed, self._hook_secrets)
@@ -68,6 +70,8 @@ class Installation:
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:
             self.directory.mkdir()
+            await self.disk.mount()
+            opening.push_async_callback(self.disk.unmount)
             await self.servers.add_database(self.name)
             opening.push_async_callback(self.servers.drop_database, self.name)
             if self.servers.rabbitmq is not None:
@@ -130,6 +134,7 @@ class Installation:
 
     def heal(self) -> None:
         """End every fault of links and store."""
+        self.disk.empty()
         self.front.faults.heal()
         for link in self.links.values():
             link.heal()

@@ -32,6 +32,7 @@ Cancelled(BaseException)        the job was cancelled; `except Exception` in use
 
 from __future__ import annotations
 
+import errno
 from datetime import timedelta
 
 
@@ -160,3 +161,8 @@ class BrokerUnavailable(LeaseholdError):
 
 class Cancelled(BaseException):
     """Raised inside a handler at its next checkpoint once its job is being cancelled."""
+
+
+def is_disk_full(error: BaseException) -> bool:
+    """Whether a write failed because the disk, or our share of it, has no more room: that says nothing of the work."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -88,6 +88,8 @@ def fail(work: Work, error: str, code: str = "", after: float | None = None) -> 
         raise Retryable("told to fail", code=code, after=None if after is None else timedelta(seconds=after))
     if error == "exit":
         sys.exit(3)
+    if error == "no room":
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     raise ValueError(error)
 
 

@@ -24,7 +24,7 @@ from typing import NoReturn
 
 from pydantic import ValidationError
 
-from leasehold.errors import Cancelled, DeclarationError, Permanent, Retryable
+from leasehold.errors import Cancelled, DeclarationError, Permanent, Retryable, is_disk_full
 from leasehold.pipeline import Pipeline
 from leasehold.registry import Pipelines
 from leasehold.verdicts import Done
@@ -193,6 +193,8 @@ def _told(error: BaseException) -> frames.Failed:
         return _failed("retryable", error.code, error.message, after=error.after)
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         return _failed("permanent", "file_limit", "a file grew past the step's size limit", error=error)
+    if is_disk_full(error):
+        return _failed("retryable", "disk_full", "the disk of the worker is full", error=error)
     return _failed("retryable", "handler_error", _named(error), error=error)
 
 

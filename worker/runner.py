@@ -31,6 +31,7 @@ from leasehold.errors import (
     StepError,
     StepTimeout,
     StoreError,
+    is_disk_full,
 )
 from leasehold.logs import say_with_every_line
 from leasehold.pipeline import Pipeline, Step
@@ -338,6 +339,8 @@ def _as_step_error(error: Exception) -> StepError:
             return Retryable(str(error), code="input_corrupt")
         case StoreError():
             return Retryable(str(error), code="store_unavailable")
+        case OSError() if is_disk_full(error):
+            return Retryable("the disk of the worker is full", code="disk_full")
         case _:
             log.error("handler failed", exc_info=error)
             return Retryable(f"{type(error).__name__}: {error}", code="handler_error")

@@ -12,7 +12,7 @@ from leasehold.states import JOB_TERMINAL
 #: Kinds that are made to fail, and the code that they must fail with.
 MADE_TO_FAIL = {"hopeless": "not_now", "wrong": "refused", "poison": None}
 #: Codes of trouble around a step, not in it: a good job may fail by them once its attempts are used up.
-_SURROUNDINGS = {"worker_lost", "store_unavailable", "input_corrupt"}
+_SURROUNDINGS = {"worker_lost", "store_unavailable", "input_corrupt", "disk_full"}
 
 
 def i1(history: History) -> Iterator[str]:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
@@ -65,6 +66,8 @@ async def first(attempt: Attempt) -> Any:
             raise Retryable("not yet", code="flaky")
         case "raise":
             raise RuntimeError("a bug \x00 of somebody's")
+        case "fill":
+            await asyncio.to_thread(Path("/dev/full").write_bytes, b"more than there is room for")
         case "permanent":
             raise Permanent("hopeless", "this will never work")
         case "hang":

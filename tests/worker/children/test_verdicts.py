@@ -39,6 +39,12 @@ async def test_a_retryable_error_keeps_its_delay(one: Pool) -> None:
     assert (raised.value.code, raised.value.after) == ("busy", timedelta(seconds=90.5))
 
 
+async def test_a_full_disk_is_no_fault_of_the_handler(one: Pool) -> None:
+    with pytest.raises(Retryable) as raised:
+        await one.act("fail", error="no room")
+    assert raised.value.code == "disk_full"
+
+
 async def test_any_other_exception_is_retryable_and_its_traceback_stays_in_the_log(one: Pool) -> None:
     with structlog.testing.capture_logs() as logs, pytest.raises(Retryable) as raised:
         await one.act("fail", error="something odd")
