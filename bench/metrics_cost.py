@@ -3,8 +3,7 @@ share of the drain's throughput that counting takes.
 
 The fleet is a hundred rows in the registry, one of them a real worker: on two cores a hundred processes would only
 measure each other. What the others would tell is this worker's own page without what the elected exporter adds, so
-the whole fleet's pages are told as `details`. Throughput with counting and without differs by less than the same
-runs differ from each other, so the goal is held by what counting costs in itself; the others are told beside it.
+the whole fleet's pages are told as `details`.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import timeit
-from statistics import median
+from statistics import mean, median
 from time import perf_counter
 from uuid import uuid4
 
@@ -38,6 +37,7 @@ _QUEUES = ("default", "media", "conversion", "generation")
 _MILLISECONDS = Goal(50)
 _KILOBYTES = Goal(500)
 _COST = Goal(2)
+_ARMS = (("on", True), ("off", False))
 _TOLD = f'leasehold_workers{{state="serving"}} {_FLEET}.0'.encode()
 
 
@@ -98,24 +98,31 @@ async def _register(installation: Installation, count: int) -> None:
 
 
 async def _cost(stand: Stand, scale: Scale) -> list[Figure]:
-    """Runs with counting and without take turns, so that what else the machine does falls on both."""
-    runs: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
-    loads = []
+    """Each run drains with metrics and without, then without and with: what the machine does meanwhile, and what a
+    drain leaves to the next one, falls on both.
+    """
+    rates, seconds, loads, shares, extra = _both(), _both(), [], [], []
     for _ in range(scale.runs):
         loads.append(os.getloadavg()[0])
+        drained = [(on, await _drain(stand, scale, on=on)) for on in (True, False, False, True)]
         for on in (True, False):
-            runs[on].append(await _drain(stand, scale, on=on))
-    shares = [100 * (1 - on[0] / off[0]) for on, off in zip(runs[True], runs[False], strict=True)]
-    extra = [100 * (on[1] / off[1] - 1) for on, off in zip(runs[True], runs[False], strict=True)]
-    rates = {name: [round(rate) for rate, _ in runs[on]] for name, on in (("on", True), ("off", False))}
-    micro = {name: [round(cpu * 1e6, 1) for _, cpu in runs[on]] for name, on in (("on", True), ("off", False))}
+            rates[on].append(mean(rate for which, (rate, _) in drained if which is on))
+            seconds[on].append(mean(cpu for which, (_, cpu) in drained if which is on))
+        shares.append(100 * (1 - rates[True][-1] / rates[False][-1]))
+        extra.append(100 * (seconds[True][-1] / seconds[False][-1] - 1))
     counting = await asyncio.to_thread(_counting)
-    share = tuple(100 * counting / cpu for _, cpu in runs[True])
+    share = tuple(100 * counting / cpu for cpu in seconds[True])
+    told = {name: [round(rate) for rate in rates[on]] for name, on in _ARMS}
+    micro = {name: [round(cpu * 1e6, 1) for cpu in seconds[on]] for name, on in _ARMS}
     return [
-        Figure("counting of an attempt, of its worker CPU", "%", share, tuple(loads), _COST, {"seconds": counting}),
-        Figure("throughput that metrics cost", "%", tuple(shares), tuple(loads), None, {"jobs_per_second": rates}),
+        Figure("throughput that metrics cost", "%", tuple(shares), tuple(loads), _COST, {"jobs_per_second": told}),
         Figure("worker CPU a job that metrics cost", "%", tuple(extra), tuple(loads), None, {"microseconds": micro}),
+        Figure("counting of an attempt, of its worker CPU", "%", share, tuple(loads), None, {"seconds": counting}),
     ]
+
+
+def _both() -> dict[bool, list[float]]:
+    return {True: [], False: []}
 
 
 def _counting() -> float:
