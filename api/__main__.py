@@ -13,6 +13,7 @@ from fastapi import FastAPI
 
 from api.app import make_app
 from leasehold import failpoints
+from leasehold.garbage import freeze_loaded
 from leasehold.logs import configure_logs
 from leasehold.settings import Settings
 from leasehold.telemetry.meters import expose
@@ -66,7 +67,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     expose(settings, "api")
     if settings.traces:
         begin_traces("api")
-    make_server(settings, host=asked.host, port=asked.port).run()
+    server = make_server(settings, host=asked.host, port=asked.port)
+    freeze_loaded()
+    server.run()
 
 
 if __name__ == "__main__":

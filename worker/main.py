@@ -11,6 +11,7 @@ import structlog
 import uvloop
 
 from leasehold import failpoints
+from leasehold.garbage import freeze_loaded
 from leasehold.logs import configure_logs
 from leasehold.settings import Settings
 from leasehold.telemetry.meters import expose
@@ -28,6 +29,7 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, lambda: again.set() if told.is_set() else told.set())
     async with Worker(settings) as worker:
+        freeze_loaded()
         await _first(told.wait(), worker.retired.wait(), worker.broken())
         await _first(worker.drain(), again.wait(), worker.broken())
     log.info("stopped")
