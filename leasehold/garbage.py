@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import gc
 
-#: New objects until the young are looked through. The default is 700: one batch of claims makes many times as many. What
-#: lies there meanwhile is a few megabytes.
+#: New objects until the young are looked through. The default is 700; one batch of claims makes many times as many.
+#: What lies there meanwhile is a few megabytes.
 _YOUNG = 20_000
 _TURNS = 20
 
