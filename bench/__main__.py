@@ -33,6 +33,7 @@ from bench.peers import measure as peers
 from bench.scale import Scale
 from bench.stand import Stand
 from embedded.process import EmbeddedError
+from leasehold.garbage import freeze_loaded
 
 FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
     "throughput": throughput.measure,
@@ -103,6 +104,7 @@ async def run(asked: argparse.Namespace) -> None:
 
 
 def main() -> int:
+    freeze_loaded()  # as the platform's processes do: their figures shall not have our pauses
     try:
         asyncio.run(run(parse()))
     except EmbeddedError as error:

@@ -7,9 +7,9 @@ autovacuum does in life.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from time import perf_counter
-from uuid import UUID
 
 from sqlalchemy import Table
 
@@ -17,7 +17,7 @@ from bench.figure import Figure, Goal, quantile
 from bench.scale import Scale
 from bench.stand import Installation, Stand
 from bench.submitter import submitter
-from leasehold.database import Connection, connect
+from leasehold.database import connect
 from leasehold.ids import new_id
 from leasehold.tables import job, task
 from leasehold.transitions import claims, settlements
@@ -46,12 +46,15 @@ _COPY_TASKS = _copy(task, "job_id", {"id": "n.id", "job_id": "n.id"})
 
 
 async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+    """Each size is a database of its own, made once; then they take turns."""
     found: dict[int, list[list[float]]] = {finished: [] for finished in scale.finished}
     load = []
-    for _ in range(scale.runs):
-        load.append(os.getloadavg()[0])
-        for finished in scale.finished:
-            found[finished].append(await _claims_ms(stand, scale, finished))
+    async with AsyncExitStack() as opened:
+        grown = {finished: await _grown(stand, finished, opened) for finished in scale.finished}
+        for _ in range(scale.runs):
+            load.append(os.getloadavg()[0])
+            for finished, installation in grown.items():
+                found[finished].append(await _claims_ms(stand, installation, scale.claims + _WARM))
     figures = [
         Figure(f"a claim of {_BATCH} beside {finished:,} finished jobs, p99", "ms",
                tuple(quantile(run, 0.99) for run in runs), tuple(load))
@@ -66,35 +69,44 @@ def _ratio(many: Figure, few: Figure) -> Figure:
     return Figure(f"{many.name}, to the first", "ratio", ratios, many.load, _GOAL)
 
 
-async def _claims_ms(stand: Stand, scale: Scale, finished: int) -> list[float]:
-    async with stand.installation(broker="postgres") as installation:
-        connection = await connect(installation.settings, "bench")
-        try:
-            tasks = await _prepared(stand, installation, connection, finished, (scale.claims + _WARM) * _BATCH)
-            terms, spent = LeaseTerms(new_id(), 30, 5, 5), []
-            for start in range(0, len(tasks), _BATCH):
-                began = perf_counter()
-                taken = await claims.claim(connection, terms, tasks[start : start + _BATCH])
-                spent.append(1000 * (perf_counter() - began))
-                await settlements.complete(connection, [Completion(claimed.lease) for claimed in taken])
-        finally:
-            await connection.close()
+async def _grown(stand: Stand, finished: int, opened: AsyncExitStack) -> Installation:
+    """An installation with so many finished jobs beside the first."""
+    installation = await opened.enter_async_context(stand.installation(broker="postgres"))
+    await _fill(installation, 1)
+    connection = await connect(installation.settings, "bench")
+    try:
+        (first,) = await claims.claim_next(connection, _terms(), ["default"], 1)
+        await settlements.complete(connection, [Completion(first.lease)])
+    finally:
+        await connection.close()
+    async with installation.connection() as unhurried:
+        await unhurried.execute(_COPY_JOBS, finished, first.job_id)
+        await unhurried.execute(_COPY_TASKS, finished, first.job_id)
+        await unhurried.execute("VACUUM ANALYZE job, task")
+    return installation
+
+
+async def _claims_ms(stand: Stand, installation: Installation, rounds: int) -> list[float]:
+    await _fill(installation, rounds * _BATCH)
+    await stand.checkpoint()
+    connection = await connect(installation.settings, "bench")
+    try:
+        rows = await connection.fetch("SELECT id FROM task WHERE status = 'pending' ORDER BY id")
+        terms, spent = _terms(), []
+        for start in range(0, len(rows), _BATCH):
+            began = perf_counter()
+            taken = await claims.claim(connection, terms, [row["id"] for row in rows[start : start + _BATCH]])
+            spent.append(1000 * (perf_counter() - began))
+            await settlements.complete(connection, [Completion(claimed.lease) for claimed in taken])
+    finally:
+        await connection.close()
     return spent[_WARM:]
 
 
-async def _prepared(
-    stand: Stand, installation: Installation, connection: Connection, finished: int, wanted: int
-) -> Sequence[UUID]:
-    """The tables with `finished` ended jobs and `wanted` new ones, whose tasks are returned."""
-    terms = LeaseTerms(new_id(), 30, 5, 5)
+async def _fill(installation: Installation, jobs: int) -> None:
     async with submitter(installation) as submitting:
-        await submitting.fill(noop, 1)
-        (first,) = await claims.claim_next(connection, terms, ["default"], 1)
-        await settlements.complete(connection, [Completion(first.lease)])
-        async with installation.connection() as unhurried:
-            await unhurried.execute(_COPY_JOBS, finished, first.job_id)
-            await unhurried.execute(_COPY_TASKS, finished, first.job_id)
-            await unhurried.execute("VACUUM ANALYZE job, task")
-        await submitting.fill(noop, wanted)
-    await stand.checkpoint()
-    return [row["id"] for row in await connection.fetch("SELECT id FROM task WHERE status = 'pending' ORDER BY id")]
+        await submitting.fill(noop, jobs)
+
+
+def _terms() -> LeaseTerms:
+    return LeaseTerms(new_id(), 30, 5, 5)

@@ -14,7 +14,7 @@ class Scale:
     jobs: int = 20_000
     warm_up_jobs: int = 500
     finished: tuple[int, ...] = (10_000, 1_000_000)  # jobs that a claim is to cost the same beside
-    claims: int = 400  # of one growth run, 16 tasks each
+    claims: int = 1000  # of one growth run, 16 tasks each
     paced_jobs: int = 200
     paced_rate: float = 20.0  # jobs a second
     picture_width: int = 4000

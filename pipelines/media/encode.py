@@ -55,7 +55,9 @@ def write(image: Image.Image, path: Path, settings: Settings) -> File:
     path.parent.mkdir(parents=True, exist_ok=True)
     bare = image.copy() if image.info else image
     bare.info = {}
-    bare.save(path, **settings)
+    buffer = BytesIO()  # written to the file itself, an encoder takes no notice of a disk that took only a part
+    bare.save(buffer, **settings)
+    path.write_bytes(buffer.getbuffer())
     return File(path, Image.MIME[settings["format"]])
 
 

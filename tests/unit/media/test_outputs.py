@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import subprocess
@@ -152,3 +153,24 @@ def test_asking_for_the_same_variants_in_another_order_is_the_same_request() -> 
 def test_an_unknown_variant_is_refused() -> None:
     with pytest.raises(ValueError, match="variants"):
         MediaParams.model_validate({"variants": ["huge"]})
+
+
+_CRAMPED = """
+import resource, sys
+from pathlib import Path
+from pipelines.media import encode
+from tests import pictures
+
+whole = encode.write(pictures.noisy(), Path(sys.argv[1]), encode.SMALL_JPEG).path.stat().st_size
+resource.setrlimit(resource.RLIMIT_FSIZE, (whole - 10, whole - 10))
+try:
+    encode.write(pictures.noisy(), Path(sys.argv[2]), encode.SMALL_JPEG)
+except OSError as error:
+    print(error.errno)
+"""
+
+
+def test_a_disk_that_takes_all_but_the_end_is_an_error_and_not_a_truncated_picture(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _CRAMPED, str(tmp_path / "whole.jpg"), str(tmp_path / "cut.jpg")]
+    said = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[3])
+    assert said.stdout.strip() == str(errno.EFBIG)
