@@ -25,21 +25,16 @@ async def inspect_upload(store: ObjectStore, key: str, declared: str, limits: Pi
 
     Raises Conflict when there is no object yet, StoreUnavailable when the store does not answer.
     """
-    stored = await store.head(key)
-    if stored is None:
-        raise _missing()
     try:
-        _check_size(stored.size, limits)
-        _check_kind(await store.read_head(key, HEAD_BYTES), declared)
-    except ObjectMissing:  # it was there a moment ago
-        raise _missing() from None
+        size, head = await store.look(key, HEAD_BYTES)
+    except ObjectMissing:
+        raise Conflict("upload_missing", "Nothing was uploaded for this media yet.") from None
+    try:
+        _check_size(size, limits)
+        _check_kind(head, declared)
     except Permanent as refused:
-        return Refusal(refused.code, refused.message, stored.size)
-    return stored.size
-
-
-def _missing() -> Conflict:
-    return Conflict("upload_missing", "Nothing was uploaded for this media yet.")
+        return Refusal(refused.code, refused.message, size)
+    return size
 
 
 def _check_size(size: int, limits: PictureLimits) -> None:

@@ -235,6 +235,15 @@ class ObjectStore:
                     break
         return bytes(taken[:count])
 
+    async def look(self, key: str, count: int) -> tuple[int, bytes]:
+        """The object's size and its first `count` bytes, in one request. Raises ObjectMissing."""
+        said: list[GetObjectOutputTypeDef] = []
+        taken = b""
+        async with aclosing(self._pieces(key, said.append, first=count)) as pieces:
+            async for piece in pieces:
+                taken += piece
+        return _size_of(said[0]) if said else 0, taken[:count]  # an empty object has no range to answer with
+
     async def fetch_file(
         self, key: str, path: Path, *, sha256: str | None = None, max_bytes: int | None = None
     ) -> Stored:
@@ -358,6 +367,12 @@ class ObjectStore:
 
 async def _remove(path: Path) -> None:
     await asyncio.shield(asyncio.to_thread(path.unlink, missing_ok=True))
+
+
+def _size_of(said: GetObjectOutputTypeDef) -> int:
+    """Of the whole object, of which a part may have been asked for."""
+    _, _, total = said.get("ContentRange", "").rpartition("/")
+    return int(total) if total.isdecimal() else said["ContentLength"]
 
 
 def _looked_through(path: Path) -> tuple[bytes | Path, str, int]:
