@@ -24,6 +24,7 @@ from bench import (
     recovery,
     report,
     runs,
+    snapshot,
     submit,
     throughput,
     workflows,
@@ -47,6 +48,7 @@ FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
     "generation": generation.measure,
     "metrics": metrics_cost.measure,
     "runs": runs.measure,
+    "snapshot": snapshot.measure,
     "recovery": recovery.measure,
     "peers": peers.measure,
 }

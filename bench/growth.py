@@ -72,10 +72,10 @@ def _ratio(many: Figure, few: Figure) -> Figure:
 async def _grown(stand: Stand, finished: int, opened: AsyncExitStack) -> Installation:
     """An installation with so many finished jobs beside the first."""
     installation = await opened.enter_async_context(stand.installation(broker="postgres"))
-    await _fill(installation, 1)
+    await fill(installation, 1)
     connection = await connect(installation.settings, "bench")
     try:
-        (first,) = await claims.claim_next(connection, _terms(), ["default"], 1)
+        (first,) = await claims.claim_next(connection, terms(), ["default"], 1)
         await settlements.complete(connection, [Completion(first.lease)])
     finally:
         await connection.close()
@@ -87,15 +87,15 @@ async def _grown(stand: Stand, finished: int, opened: AsyncExitStack) -> Install
 
 
 async def _claims_ms(stand: Stand, installation: Installation, rounds: int) -> list[float]:
-    await _fill(installation, rounds * _BATCH)
+    await fill(installation, rounds * _BATCH)
     await stand.checkpoint()
     connection = await connect(installation.settings, "bench")
     try:
         rows = await connection.fetch("SELECT id FROM task WHERE status = 'pending' ORDER BY id")
-        terms, spent = _terms(), []
+        given, spent = terms(), []
         for start in range(0, len(rows), _BATCH):
             began = perf_counter()
-            taken = await claims.claim(connection, terms, [row["id"] for row in rows[start : start + _BATCH]])
+            taken = await claims.claim(connection, given, [row["id"] for row in rows[start : start + _BATCH]])
             spent.append(1000 * (perf_counter() - began))
             await settlements.complete(connection, [Completion(claimed.lease) for claimed in taken])
     finally:
@@ -103,10 +103,12 @@ async def _claims_ms(stand: Stand, installation: Installation, rounds: int) -> l
     return spent[_WARM:]
 
 
-async def _fill(installation: Installation, jobs: int) -> None:
+async def fill(installation: Installation, jobs: int) -> None:
+    """Submit so many jobs of one step that does nothing."""
     async with submitter(installation) as submitting:
         await submitting.fill(noop, jobs)
 
 
-def _terms() -> LeaseTerms:
+def terms() -> LeaseTerms:
+    """Of a worker of their own."""
     return LeaseTerms(new_id(), 30, 5, 5)

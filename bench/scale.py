@@ -15,6 +15,7 @@ class Scale:
     warm_up_jobs: int = 500
     finished: tuple[int, ...] = (10_000, 1_000_000)  # jobs that a claim is to cost the same beside
     claims: int = 1000  # of one growth run, 16 tasks each
+    under_snapshot: int = 100_000  # jobs that go through while an old snapshot is held
     paced_jobs: int = 200
     paced_rate: float = 20.0  # jobs a second
     picture_width: int = 4000

@@ -1,0 +1,87 @@
+"""`snapshot`: what claims and completions cost while somebody holds an old snapshot open, so that no dead row goes.
+
+First beside an empty table, then after so many jobs have gone through it under that snapshot.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from contextlib import AsyncExitStack
+from statistics import median
+from time import perf_counter
+
+from bench.figure import Figure, Goal
+from bench.growth import fill, terms
+from bench.scale import Scale
+from bench.stand import Installation, Stand
+from leasehold.database import Connection, connect
+from leasehold.transitions import claims, settlements
+from leasehold.transitions.settlements import Completion
+
+_BATCH = 16
+_MEASURED = 2 * 60 * _BATCH  # tasks of one measurement: half are looked for, half are hinted
+_AT_ONCE = 64
+_GOAL = Goal(1.2)
+_KINDS = ("a look", "a claim by hint", "a completion")
+
+
+async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+    ratios: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    milliseconds: dict[str, list[list[float]]] = {kind: [] for kind in _KINDS}
+    load = []
+    for _ in range(scale.runs):
+        load.append(os.getloadavg()[0])
+        before, after = await _run(stand, scale.under_snapshot)
+        for kind in _KINDS:
+            ratios[kind].append(after[kind] / before[kind])
+            milliseconds[kind].append([round(before[kind], 2), round(after[kind], 2)])
+    return [
+        Figure(
+            f"{kind} of {_BATCH} after {scale.under_snapshot:,} jobs under an old snapshot, to before, p50", "ratio",
+            tuple(ratios[kind]), tuple(load), _GOAL, {"ms_before_and_after": milliseconds[kind]},
+        )
+        for kind in _KINDS
+    ]  # fmt: skip
+
+
+async def _run(stand: Stand, jobs: int) -> tuple[dict[str, float], dict[str, float]]:
+    async with stand.installation(broker="postgres") as installation, AsyncExitStack() as opened:
+        connection = await connect(installation.settings, "bench")
+        opened.push_async_callback(connection.close)
+        holder = await opened.enter_async_context(installation.connection())
+        await opened.enter_async_context(holder.transaction(isolation="repeatable_read", readonly=True))
+        await holder.fetchval("SELECT count(*) FROM job")
+        await _measured(installation, connection)  # a warm-up
+        before = await _measured(installation, connection)
+        await fill(installation, jobs)
+        rows = await connection.fetch("SELECT id FROM task WHERE status = 'pending' ORDER BY id")
+        for start in range(0, len(rows), _AT_ONCE):
+            tasks = [row["id"] for row in rows[start : start + _AT_ONCE]]
+            await _complete(connection, await claims.claim(connection, terms(), tasks))
+        await stand.checkpoint()
+        return before, await _measured(installation, connection)
+
+
+async def _measured(installation: Installation, connection: Connection) -> dict[str, float]:
+    """Milliseconds, by kind."""
+    await fill(installation, _MEASURED)
+    spent: dict[str, list[float]] = {kind: [] for kind in _KINDS}
+    for _ in range(_MEASURED // _BATCH // 2):
+        began = perf_counter()
+        taken = await claims.claim_next(connection, terms(), ["default"], _BATCH)
+        spent["a look"].append(perf_counter() - began)
+        await _complete(connection, taken)
+    rows = await connection.fetch("SELECT id FROM task WHERE status = 'pending' ORDER BY id")
+    for start in range(0, len(rows), _BATCH):
+        began = perf_counter()
+        taken = await claims.claim(connection, terms(), [row["id"] for row in rows[start : start + _BATCH]])
+        spent["a claim by hint"].append(perf_counter() - began)
+        began = perf_counter()
+        await _complete(connection, taken)
+        spent["a completion"].append(perf_counter() - began)
+    return {kind: 1000 * median(times) for kind, times in spent.items()}
+
+
+async def _complete(connection: Connection, taken: Sequence[claims.Claimed]) -> None:
+    await settlements.complete(connection, [Completion(claimed.lease) for claimed in taken])
