@@ -114,7 +114,10 @@ WITH RECURSIVE served AS MATERIALIZED (
         ORDER BY t.tenant_id LIMIT 1
     ) AS next
 ), busy AS (
-    SELECT tenant_id, count(*) AS n FROM task WHERE status = 'running' GROUP BY tenant_id
+    -- Of no meaning to a tenant that is alone, and not for nothing: what ran and is not vacuumed yet is read, too.
+    SELECT tenant_id, count(*) AS n FROM task
+    WHERE status = 'running' AND (SELECT count(DISTINCT tenant_id) > 1 FROM tenants)
+    GROUP BY tenant_id
 ), candidates AS MATERIALIZED (
     SELECT head.id, head.job_id, head.was,
            head.nth + coalesce(busy.n, 0) AS turn,
