@@ -83,8 +83,7 @@ async def create_together(connection: Connection, new: Sequence[NewRun]) -> Made
     """
     assert all(one.known.pipeline.terms.concurrency == "allow" for one in new)
     tenant = new[0].tenant_id
-    limits = await _limits_of(connection, tenant)
-    watched = await _is_watched(connection, tenant)
+    limits, watched = await _surroundings(connection, tenant)
     made = [_job(one, _declared_gates(limits, one), notify=watched) for one in new]
     hints = await jobs.submit(connection, made)
     templates = [one.known.template for one in new]
@@ -125,7 +124,8 @@ async def create(connection: Connection, new: NewRun) -> Made:
     """
     terms = new.known.pipeline.terms
     same = _same_scope(new)
-    its_gates = _declared_gates(await _limits_of(connection, new.tenant_id), new)
+    limits, watched = await _surroundings(connection, new.tenant_id)
+    its_gates = _declared_gates(limits, new)
     exclusive = None
     replaced: Sequence[UUID] = ()
     ended: Sequence[JobEnded] = ()
@@ -135,7 +135,7 @@ async def create(connection: Connection, new: NewRun) -> Made:
         its_gates.append(Gate(new.tenant_id, f"scope:{new.known.template.type}:{same}", at_most=1))
     if terms.concurrency == "replace_same_scope":
         replaced, ended = await _replace(connection, new, its_gates[-1])
-    job = _job(new, its_gates, notify=await _is_watched(connection, new.tenant_id), exclusive=exclusive)
+    job = _job(new, its_gates, notify=watched, exclusive=exclusive)
     hints = await _submit(connection, job)
     template = new.known.template
     await connection.execute(
@@ -190,16 +190,20 @@ async def _replace(connection: Connection, new: NewRun, gate: Gate) -> tuple[lis
     return older, cancels.ended
 
 
-async def _is_watched(connection: Connection, tenant_id: str) -> bool:
-    return bool(await connection.fetchval("SELECT 1 FROM webhook WHERE tenant_id = $1 AND enabled LIMIT 1", tenant_id))
+# The limits that operators and the tenant have set, and whether a webhook wants to know how a run ends.
+_SURROUNDINGS = """
+-- run_surroundings
+SELECT EXISTS (SELECT 1 FROM webhook WHERE tenant_id = $1 AND enabled) AS watched,
+       (SELECT coalesce(jsonb_agg(g), '[]')
+        FROM (SELECT tenant_id, key, at_most, per_minute FROM gate
+              WHERE declared AND tenant_id = ANY($2::text[])) AS g) AS limits
+"""
 
 
-async def _limits_of(connection: Connection, tenant_id: str) -> list[Any]:
-    """The limits that operators and the tenant have set."""
-    return await connection.fetch(
-        "SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared AND tenant_id = ANY($1::text[])",
-        [tenant_id, EVERYBODY],
-    )
+async def _surroundings(connection: Connection, tenant_id: str) -> tuple[list[Any], bool]:
+    row = await connection.fetchrow(_SURROUNDINGS, tenant_id, [tenant_id, EVERYBODY])
+    assert row is not None  # it selects from nothing
+    return row["limits"], row["watched"]
 
 
 def _declared_gates(limits: Sequence[Any], new: NewRun) -> list[Gate]:
