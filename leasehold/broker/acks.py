@@ -1,4 +1,4 @@
-"""Acknowledgements of one channel, sent together."""
+"""Acknowledgements of one channel, sent together: no timer, whatever gathered while the last write ran."""
 
 from __future__ import annotations
 
@@ -8,10 +8,6 @@ from aiormq.abc import AbstractChannel, ChannelFrame
 
 from leasehold.broker.wire import ack
 from leasehold.errors import BrokerUnavailable
-
-#: Seconds that the first of them waits for others. Nobody waits for an ACK, and each write costs a system call here and
-#: a wake-up there: as much as twenty jobs.
-_GATHER = 0.005
 
 
 class Acks:
@@ -43,7 +39,6 @@ class Acks:
         try:
             while True:
                 await self._ready.wait()
-                await asyncio.sleep(_GATHER)
                 self._ready.clear()
                 settled, self._settled = self._settled, []
                 await self._send(sorted(settled))
