@@ -141,7 +141,7 @@ class Settings(BaseSettings):
     worker_labels: str = Field(
         "", description="Labels of this worker, comma-separated: it also does work that is pinned to one of them."
     )
-    worker_concurrency: int = Field(64, ge=1, le=4096, description="Inline steps at once in one worker.")
+    worker_concurrency: int = Field(128, ge=1, le=4096, description="Inline steps at once in one worker.")
     worker_children: int = Field(0, ge=0, le=256, description="Child processes for isolated steps; 0: one a core.")
     lease_seconds: float = Field(30.0, gt=0, description="Life of a lease unless it is renewed.")
     renew_seconds: float = Field(10.0, gt=0, description="How often leases are renewed.")
