@@ -227,22 +227,18 @@ class ObjectStore:
 
     async def read_head(self, key: str, count: int) -> bytes:
         """The first `count` bytes, or all of a shorter object. Raises ObjectMissing."""
-        taken = bytearray()
-        async with aclosing(self._pieces(key, first=count)) as pieces:
-            async for piece in pieces:
-                taken += piece
-                if len(taken) >= count:
-                    break
-        return bytes(taken[:count])
+        return (await self.look(key, count))[1]
 
     async def look(self, key: str, count: int) -> tuple[int, bytes]:
         """The object's size and its first `count` bytes, in one request. Raises ObjectMissing."""
         said: list[GetObjectOutputTypeDef] = []
-        taken = b""
+        taken = bytearray()
         async with aclosing(self._pieces(key, said.append, first=count)) as pieces:
             async for piece in pieces:
                 taken += piece
-        return _size_of(said[0]) if said else 0, taken[:count]  # an empty object has no range to answer with
+                if len(taken) >= count:  # a store that knows no ranges sends all of it
+                    break
+        return _size_of(said[0]) if said else 0, bytes(taken[:count])  # an empty object has no range to answer with
 
     async def fetch_file(
         self, key: str, path: Path, *, sha256: str | None = None, max_bytes: int | None = None

@@ -114,7 +114,7 @@ WITH RECURSIVE served AS MATERIALIZED (
         ORDER BY t.tenant_id LIMIT 1
     ) AS next
 ), busy AS (
-    -- Of no meaning to a tenant that is alone, and not for nothing: what ran and is not vacuumed yet is read, too.
+    -- Of no meaning to a tenant that is alone, and not free: what ran and is not vacuumed yet is read, too.
     SELECT tenant_id, count(*) AS n FROM task
     WHERE status = 'running' AND (SELECT count(DISTINCT tenant_id) > 1 FROM tenants)
     GROUP BY tenant_id
