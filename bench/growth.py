@@ -13,17 +13,13 @@ from time import perf_counter
 
 from sqlalchemy import Table
 
+from bench.by_hand import complete, fill, pending, terms
 from bench.figure import Figure, Goal, quantile
 from bench.scale import Scale
 from bench.stand import Installation, Stand
-from bench.submitter import submitter
 from leasehold.database import connect
-from leasehold.ids import new_id
 from leasehold.tables import job, task
-from leasehold.transitions import claims, settlements
-from leasehold.transitions.claims import LeaseTerms
-from leasehold.transitions.settlements import Completion
-from pipelines.demo.pipeline import noop
+from leasehold.transitions import claims
 
 _BATCH = 16
 _WARM = 20  # claims before those that count
@@ -76,7 +72,7 @@ async def _grown(stand: Stand, finished: int, opened: AsyncExitStack) -> Install
     connection = await connect(installation.settings, "bench")
     try:
         (first,) = await claims.claim_next(connection, terms(), ["default"], 1)
-        await settlements.complete(connection, [Completion(first.lease)])
+        await complete(connection, [first])
     finally:
         await connection.close()
     async with installation.connection() as unhurried:
@@ -91,24 +87,12 @@ async def _claims_ms(stand: Stand, installation: Installation, rounds: int) -> l
     await stand.checkpoint()
     connection = await connect(installation.settings, "bench")
     try:
-        rows = await connection.fetch("SELECT id FROM task WHERE status = 'pending' ORDER BY id")
         given, spent = terms(), []
-        for start in range(0, len(rows), _BATCH):
+        for tasks in await pending(connection, _BATCH):
             began = perf_counter()
-            taken = await claims.claim(connection, given, [row["id"] for row in rows[start : start + _BATCH]])
+            taken = await claims.claim(connection, given, tasks)
             spent.append(1000 * (perf_counter() - began))
-            await settlements.complete(connection, [Completion(claimed.lease) for claimed in taken])
+            await complete(connection, taken)
     finally:
         await connection.close()
     return spent[_WARM:]
-
-
-async def fill(installation: Installation, jobs: int) -> None:
-    """Submit so many jobs of one step that does nothing."""
-    async with submitter(installation) as submitting:
-        await submitting.fill(noop, jobs)
-
-
-def terms() -> LeaseTerms:
-    """Of a worker of their own."""
-    return LeaseTerms(new_id(), 30, 5, 5)

@@ -6,18 +6,16 @@ First beside an empty table, then after so many jobs have gone through it under 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from statistics import median
 from time import perf_counter
 
+from bench.by_hand import complete, fill, pending, terms
 from bench.figure import Figure, Goal
-from bench.growth import fill, terms
 from bench.scale import Scale
 from bench.stand import Installation, Stand
 from leasehold.database import Connection, connect
-from leasehold.transitions import claims, settlements
-from leasehold.transitions.settlements import Completion
+from leasehold.transitions import claims
 
 _BATCH = 16
 _MEASURED = 2 * 60 * _BATCH  # tasks of one measurement: half are looked for, half are hinted
@@ -55,10 +53,8 @@ async def _run(stand: Stand, jobs: int) -> tuple[dict[str, float], dict[str, flo
         await _measured(installation, connection)  # a warm-up
         before = await _measured(installation, connection)
         await fill(installation, jobs)
-        rows = await connection.fetch("SELECT id FROM task WHERE status = 'pending' ORDER BY id")
-        for start in range(0, len(rows), _AT_ONCE):
-            tasks = [row["id"] for row in rows[start : start + _AT_ONCE]]
-            await _complete(connection, await claims.claim(connection, terms(), tasks))
+        for tasks in await pending(connection, _AT_ONCE):
+            await complete(connection, await claims.claim(connection, terms(), tasks))
         await stand.checkpoint()
         return before, await _measured(installation, connection)
 
@@ -71,17 +67,12 @@ async def _measured(installation: Installation, connection: Connection) -> dict[
         began = perf_counter()
         taken = await claims.claim_next(connection, terms(), ["default"], _BATCH)
         spent["a look"].append(perf_counter() - began)
-        await _complete(connection, taken)
-    rows = await connection.fetch("SELECT id FROM task WHERE status = 'pending' ORDER BY id")
-    for start in range(0, len(rows), _BATCH):
+        await complete(connection, taken)
+    for tasks in await pending(connection, _BATCH):
         began = perf_counter()
-        taken = await claims.claim(connection, terms(), [row["id"] for row in rows[start : start + _BATCH]])
+        taken = await claims.claim(connection, terms(), tasks)
         spent["a claim by hint"].append(perf_counter() - began)
         began = perf_counter()
-        await _complete(connection, taken)
+        await complete(connection, taken)
         spent["a completion"].append(perf_counter() - began)
     return {kind: 1000 * median(times) for kind, times in spent.items()}
-
-
-async def _complete(connection: Connection, taken: Sequence[claims.Claimed]) -> None:
-    await settlements.complete(connection, [Completion(claimed.lease) for claimed in taken])
