@@ -14,7 +14,7 @@ import asyncpg
 import pytest
 
 from embedded.directories import remove_abandoned
-from tests.support.processes import Witness, command_of, descendants, users_of_servers
+from tests.support.processes import Witness, command_lines_of, descendants, users_of_servers
 
 Start = Callable[..., Coroutine[Any, Any, asyncio.subprocess.Process]]
 
@@ -83,7 +83,7 @@ async def test_nothing_outlives_a_killed_owner(start: Start) -> None:
     process = await start()
     await until_ready(process)
     below = descendants(process.pid)
-    commands = " ".join(command_of(pid) for pid in below)
+    commands = " ".join(command_lines_of(below))
     assert all(name in commands for name in ("postgres", "beam.smp", "epmd", "rclone"))
     assert 0 not in users_of_servers(below)
     witness = Witness(below)

@@ -7,6 +7,7 @@ import random
 import signal
 from collections import Counter
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -65,19 +66,18 @@ async def test_a_worker_killed_around_the_purchase_leaves_a_known_state(
 async def test_a_thousand_generations_under_random_kills_are_each_bought_once(
     fleet: Fleet, simulator: Simulator
 ) -> None:
+    """A worker dies eight times, each in the middle of buying an eighth."""
     chance = random.Random(20261121)
-    new = [ordered(TOKEN, f"picture {number} #slow=0.02", poll_seconds=0.5) for number in range(1000)]
-    for start in range(0, len(new), 250):
-        await jobs.submit(fleet.rows.connection, new[start : start + 250])
     workers = [await fleet.worker(**buying(simulator)) for _ in range(2)]
-    kills = 0
     async with asyncio.timeout(PATIENCE):
-        while left := await _unfinished(fleet):
-            await asyncio.sleep(chance.uniform(0.1, 0.6))
-            if left > 100:
-                workers.append(await _replaced(fleet, workers.pop(chance.randrange(len(workers))), simulator))
-                kills += 1
-    assert kills > 2
+        for begun in range(0, 1000, 125):
+            lot = [ordered(TOKEN, f"picture {begun + n} #slow=0.02", poll_seconds=0.5) for n in range(125)]
+            await jobs.submit(fleet.rows.connection, lot)
+            enough = begun + chance.randrange(1, 100)
+            while len(simulator.bought) < enough:
+                await asyncio.sleep(0.002)
+            workers.append(await _replaced(fleet, workers.pop(chance.randrange(2)), simulator))
+        await fleet.until(partial(_finished, fleet))
     outcomes = Counter(row["status"] for row in await fleet.rows.connection.fetch("SELECT status FROM job"))
     assert outcomes == {"succeeded": 1000}
     bought = Counter(one.prompt for one in simulator.bought)
@@ -86,9 +86,9 @@ async def test_a_thousand_generations_under_random_kills_are_each_bought_once(
     assert sum(simulator.studio.attempts.values()) >= 1000
 
 
-async def _unfinished(fleet: Fleet) -> int:
-    found: int = await fleet.rows.connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL")
-    return found
+async def _finished(fleet: Fleet) -> bool:
+    left: int = await fleet.rows.connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL")
+    return not left
 
 
 async def _replaced(fleet: Fleet, victim: Process, simulator: Simulator) -> Process:

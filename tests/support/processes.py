@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import select
+from contextlib import suppress
 from pathlib import Path
 
 END_SECONDS = 20.0
@@ -30,11 +31,29 @@ def descendants(root: int) -> set[int]:
 
 def users_of_servers(pids: set[int]) -> set[int]:
     """Who they run as, but for the guards: those must be able to end them."""
-    return {Path(f"/proc/{pid}").stat().st_uid for pid in pids if "guard.py" not in command_of(pid)}
+    users = set()
+    for pid in pids:
+        with suppress(OSError):  # it has ended: PostgreSQL's own processes come and go
+            if "guard.py" not in command_of(pid):
+                users.add(Path(f"/proc/{pid}").stat().st_uid)
+    return users
 
 
 def command_of(pid: int) -> str:
+    """What it was started with.
+
+    Raises:
+        OSError: it has ended.
+    """
     return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ").strip()
+
+
+def command_lines_of(pids: set[int]) -> list[str]:
+    lines = []
+    for pid in pids:
+        with suppress(OSError):  # it has ended
+            lines.append(command_of(pid))
+    return lines
 
 
 def command_lines() -> list[str]:
@@ -49,10 +68,13 @@ def command_lines() -> list[str]:
 
 
 class Witness:
-    """Sees processes end, whoever their parent is: made while they live."""
+    """Sees processes end, whoever their parent is: made while they live, or when they have ended already."""
 
     def __init__(self, pids: set[int]) -> None:
-        self._living = {os.pidfd_open(pid): pid for pid in pids}
+        self._living: dict[int, int] = {}
+        for pid in pids:
+            with suppress(ProcessLookupError):  # between the listing and here: PostgreSQL's own come and go
+                self._living[os.pidfd_open(pid)] = pid
 
     async def all_ended(self) -> None:
         """Wait until the last has ended.
@@ -66,6 +88,6 @@ class Witness:
         for ended, pid in self._living.items():
             poll = select.poll()
             poll.register(ended, select.POLLIN)
-            assert poll.poll(END_SECONDS * 1000), f"still there: {pid} {command_of(pid)}"
+            assert poll.poll(END_SECONDS * 1000), f"still there: {pid} {command_lines_of({pid})}"
             os.close(ended)
         self._living = {}
