@@ -69,7 +69,7 @@ async def create_runs(
 
 
 def _new(wanted: BatchRequest, known: Known, tenant_id: str, trace: dict[str, str], keep: int) -> list[NewRun]:
-    if known.pipeline.terms.concurrency != "allow":
+    if not known.independent:
         raise Invalid("batch_not_supported", "Runs of this template stand in each other's way: start them one by one.")
     new = []
     for place, item in enumerate(wanted.runs):

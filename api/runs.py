@@ -33,6 +33,7 @@ from leasehold.outbox import Announcement
 from leasehold.run_reads import Row
 from leasehold.states import JOB_TERMINAL, JobState
 from leasehold.telemetry.jobs import jobs_ended
+from leasehold.templates import Known
 from leasehold.transitions import gates, jobs, runs
 from leasehold.transitions.gates import GateName
 from leasehold.transitions.runs import Made, NewRun
@@ -61,39 +62,71 @@ async def create_run(
 ) -> Response:
     services = services_of(request)
     limited = await check_rate(services, caller)
-    made: list[Made] = []
+    trace = identity_of(request).trace
+    if idempotency_key is None:
+        known = await _known(services, caller, wanted)
+        new = _new_run(services, known, caller, wanted, trace)
+        if known.independent and await services.submissions.create(new):
+            _note(new)
+            return _accepted_response(_accepted(new), limited)
+    made: list[tuple[NewRun, Made]] = []
 
     async def work(connection: Connection) -> Answer:
-        known = await services.templates.find_usable(connection, caller.tenant_id, wanted.template, wanted.version)
-        await check_depth(services, connection, caller.tenant_id, known.pipeline)
-        new = NewRun(
-            known=known,
-            tenant_id=caller.tenant_id,
-            params=known.params(wanted.payload),
-            scope=wanted.scope,
-            scope_id=wanted.scope_id,
-            priority=BANDS.index(wanted.priority),
-            scheduled_at=wanted.scheduled_at,
-            trace=identity_of(request).trace,
-            keep_seconds=services.settings.retention_days * 86_400,
-        )
-        made.append(await runs.create(connection, new))
-        said = RunAccepted(
-            id=new.id, status=JobState.PENDING, template=known.template.type, version=known.template.version
-        )
-        return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
+        known = await _usable(services, connection, caller, wanted)
+        new = _new_run(services, known, caller, wanted, trace)
+        made.append((new, await runs.create(connection, new)))
+        return Answer(HTTPStatus.ACCEPTED, _accepted(new))
 
     asked = fingerprint(b"POST /v1/runs", wanted.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
-    for one in made:
+    for new, one in made:
         await tell_of(services, one)
-        SUBMITTED.labels(wanted.template).inc()
-        log.info("run submitted", job_id=str(one.id))
-    return json_response(answer.body, answer.status_code, limited | {"Location": _location(answer.body)})
+        _note(new)
+    return _accepted_response(answer.body, limited)
 
 
-def _location(body: bytes) -> str:
-    return f"/v1/runs/{orjson.loads(body)['id']}"
+async def _known(services: Services, caller: Caller, wanted: RunRequest) -> Known:
+    """As `_usable`, without the database where nothing has to be looked up."""
+    known = services.templates.by_code(wanted.template, wanted.version)
+    if known is not None and services.settings.queue_depth_limit is None:
+        return known
+    async with services.pool.acquire() as connection:
+        return await _usable(services, connection, caller, wanted)
+
+
+async def _usable(services: Services, connection: Connection, caller: Caller, wanted: RunRequest) -> Known:
+    known = await services.templates.find_usable(connection, caller.tenant_id, wanted.template, wanted.version)
+    await check_depth(services, connection, caller.tenant_id, known.pipeline)
+    return known
+
+
+def _new_run(services: Services, known: Known, caller: Caller, wanted: RunRequest, trace: dict[str, str]) -> NewRun:
+    return NewRun(
+        known=known,
+        tenant_id=caller.tenant_id,
+        params=known.params(wanted.payload),
+        scope=wanted.scope,
+        scope_id=wanted.scope_id,
+        priority=BANDS.index(wanted.priority),
+        scheduled_at=wanted.scheduled_at,
+        trace=trace,
+        keep_seconds=services.settings.retention_days * 86_400,
+    )
+
+
+def _accepted(new: NewRun) -> bytes:
+    template = new.known.template
+    said = RunAccepted(id=new.id, status=JobState.PENDING, template=template.type, version=template.version)
+    return said.model_dump_json().encode()
+
+
+def _note(new: NewRun) -> None:
+    SUBMITTED.labels(new.known.template.type).inc()
+    log.info("run submitted", job_id=str(new.id))
+
+
+def _accepted_response(body: bytes, limited: dict[str, str]) -> Response:
+    return json_response(body, HTTPStatus.ACCEPTED, limited | {"Location": f"/v1/runs/{orjson.loads(body)['id']}"})
 
 
 def encoded(said: Any) -> bytes:
@@ -295,16 +328,13 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
             keep_seconds=services.settings.retention_days * 86_400,
         )
         made.append(await runs.create(connection, new))
-        said = RunAccepted(
-            id=new.id, status=JobState.PENDING, template=known.template.type, version=known.template.version
-        )
-        return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
+        return Answer(HTTPStatus.ACCEPTED, _accepted(new))
 
     asked = fingerprint(b"POST /v1/runs/rerun", str(run_id).encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
     for one in made:
         await tell_of(services, one)
-    return json_response(answer.body, answer.status_code, limited | {"Location": _location(answer.body)})
+    return _accepted_response(answer.body, limited)
 
 
 @router.get(

@@ -15,6 +15,7 @@ from fastapi import Request
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from api.keyring import Keyring
+from api.submissions import Submissions
 from api.watch import JobWatch
 from leasehold.announcer import Announcer
 from leasehold.broker import make_broker
@@ -37,6 +38,7 @@ class Services:
     store: ObjectStore
     broker: Broker
     announcer: Announcer
+    submissions: Submissions
     keyring: Keyring
     watch: JobWatch
     templates: Templates
@@ -65,6 +67,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         announcer = Announcer(broker, _on_pool(pool))
         announcer.start()
         stack.push_async_callback(announcer.close)
+        submissions = await stack.enter_async_context(Submissions(settings, announcer).open())
         exporter = stack.enter_context(exporting(settings, new_id(), pool, broker))
         looking = asyncio.create_task(exporter.run())
         stack.push_async_callback(_end, looking)
@@ -77,6 +80,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             store=store,
             broker=broker,
             announcer=announcer,
+            submissions=submissions,
             keyring=Keyring(pool, cache_seconds=settings.api_key_cache_seconds),
             watch=watch,
             templates=Templates(Pipelines.from_source(settings.pipelines)),

@@ -29,9 +29,12 @@ class Submitter:
         """Write the jobs and have their hints published soon."""
         names = [(gate.tenant_id, gate.key) for job in jobs for gate in job.gates]
         async with self._pool.acquire() as connection:
-            async with connection.transaction():
+            if names:
+                async with connection.transaction():
+                    hints = await submit(connection, jobs)
+                hints += await gates.admit(connection, names, ())
+            else:
                 hints = await submit(connection, jobs)
-            hints += await gates.admit(connection, names, ())
         self.announcer.announce(hints)
 
     async def fill(self, pipeline: Pipeline, jobs: int) -> None:

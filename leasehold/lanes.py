@@ -90,7 +90,7 @@ class Lane(Generic[_In, _Out]):
         repeated = False
         while True:
             try:
-                if self._connection is None:
+                if self._connection is None or self._connection.is_closed():  # by the server, while nobody asked
                     self._connection = await self._connect()
                 return await self._statement(self._connection, items, repeated)
             except TRY_AGAIN as error:

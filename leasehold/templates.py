@@ -25,6 +25,11 @@ class Known:
     enabled: bool
     by_code: bool
 
+    @property
+    def independent(self) -> bool:
+        """Its runs leave each other alone."""
+        return self.pipeline.terms.concurrency == "allow"
+
     def params(self, payload: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of a run. Raises Invalid, naming what does not fit."""
         check_payload(self.template.payload_schema, payload)
@@ -56,11 +61,18 @@ class Templates:
             known = self._by_code[pipeline.name] = Known(declared(pipeline), pipeline, enabled=True, by_code=True)
         return known
 
-    async def find(self, connection: Connection, tenant_id: str, kind: str, version: int | None = None) -> Known:
-        """The version, else the newest enabled one. Raises NotFound `template_not_found`."""
+    def by_code(self, kind: str, version: int | None = None) -> Known | None:
+        """The template that code declares; it goes before any that a tenant wrote."""
         for known in self.of_code():
             if known.template.type == kind and version in (None, known.template.version):
                 return known
+        return None
+
+    async def find(self, connection: Connection, tenant_id: str, kind: str, version: int | None = None) -> Known:
+        """The version, else the newest enabled one. Raises NotFound `template_not_found`."""
+        known = self.by_code(kind, version)
+        if known is not None:
+            return known
         row = await connection.fetchrow(
             "SELECT declaration, enabled FROM template WHERE tenant_id = $1 AND type = $2"
             " AND CASE WHEN $3::int IS NULL THEN enabled ELSE version = $3 END ORDER BY version DESC LIMIT 1",

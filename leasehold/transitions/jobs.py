@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -20,6 +20,19 @@ from leasehold.transitions.endings import JobEnded, jobs_ended
 
 #: Queues of external workers: no hints are written for them, and each belongs to a tenant.
 EXTERNAL = "ext:"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOf:
+    """What makes a job a run: the template that it was made of, for whom, and whose tick or repetition it is."""
+
+    template: str
+    version: int
+    scope: str
+    scope_id: str
+    schedule_id: UUID | None = None
+    tick: datetime | None = None
+    rerun_of: UUID | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +55,26 @@ class NewJob:
     exclusive_key: str | None = None  # a second unfinished job with it raises asyncpg.UniqueViolationError
     notify: bool = False  # webhooks want to know how it ends
     pin: str | None = None  # only workers with this label do it: LEASEHOLD_WORKER_LABELS
+    run: RunOf | None = None
 
 
-# $1 the jobs, $2 the tasks, as JSON records: one round trip however many.
+# $1 the jobs, $2 the tasks, as JSON records: one round trip however many. Nothing is joined: the planner takes what a
+# CTE returns for one row, and would compare each task of a batch with each job of it.
 SUBMIT = """
 -- submit
-WITH written AS (
+WITH new_job AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset($1::jsonb) AS j(
+        id uuid, tenant_id text, pipeline text, pipeline_version smallint, status text, priority smallint,
+        steps smallint, keep_seconds int, params jsonb, inputs jsonb, output_prefix text, trace jsonb,
+        deadline_at timestamptz, not_before timestamptz, timeout_seconds float8, external smallint, gated bool,
+        notify bool, exclusive_key text, cancelable bool, grace_seconds int,
+        template text, version smallint, scope text, scope_id text, schedule_id uuid, tick timestamptz, rerun_of uuid)
+), new_task AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset($2::jsonb) AS t(
+        id uuid, job_id uuid, tenant_id text, step text, position smallint, queue text, priority smallint, status text,
+        waiting_on smallint, unblocks uuid[], max_attempts smallint, handler text, timeout_seconds int,
+        cancelable bool, not_before timestamptz, trace jsonb)
+), jobs AS (
     INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, priority, steps_left, event_seq, keep_seconds,
                      params, inputs, output_prefix, trace, deadline_at, external, held, gated, notify, exclusive_key,
                      cancelable, grace_seconds)
@@ -55,33 +82,26 @@ WITH written AS (
            params, inputs, output_prefix, trace,
            coalesce(deadline_at, coalesce(not_before, clock_timestamp()) + make_interval(secs => timeout_seconds)),
            external, gated, gated, notify, exclusive_key, cancelable, grace_seconds
-    FROM jsonb_to_recordset($1::jsonb) AS j(
-        id uuid, tenant_id text, pipeline text, pipeline_version smallint, status text, priority smallint,
-        steps smallint, keep_seconds int, params jsonb, inputs jsonb, output_prefix text, trace jsonb,
-        deadline_at timestamptz, not_before timestamptz, timeout_seconds float8, external smallint, gated bool,
-        notify bool, exclusive_key text, cancelable bool,
-        grace_seconds int)
-    RETURNING id, tenant_id, status, priority, trace
+    FROM new_job
+), runs AS (
+    INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id, scheduled_at, schedule_id, tick, rerun_of)
+    SELECT id, tenant_id, template, version, scope, scope_id, not_before, schedule_id, tick, rerun_of
+    FROM new_job WHERE template IS NOT NULL
 ), tasks AS (
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,
                       max_attempts, handler, timeout_seconds, cancelable, available_at, finished_at)
-    SELECT t.id, t.job_id, w.tenant_id, t.step, t.position, t.queue, w.priority, t.status, t.waiting_on, t.unblocks,
-           t.max_attempts, t.handler, t.timeout_seconds, t.cancelable, coalesce(t.not_before, clock_timestamp()),
-           CASE WHEN t.status = 'skipped' THEN clock_timestamp() END
-    FROM jsonb_to_recordset($2::jsonb) AS t(
-        id uuid, job_id uuid, step text, position smallint, queue text, status text, waiting_on smallint,
-        unblocks uuid[], max_attempts smallint, handler text, timeout_seconds int, cancelable bool,
-        not_before timestamptz)
-    JOIN written w ON w.id = t.job_id
-    RETURNING id, job_id, queue, priority, status
+    SELECT id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,
+           max_attempts, handler, timeout_seconds, cancelable, coalesce(not_before, clock_timestamp()),
+           CASE WHEN status = 'skipped' THEN clock_timestamp() END
+    FROM new_task
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
-    SELECT id, 1, tenant_id, 'submitted', status FROM written
+    SELECT id, 1, tenant_id, 'submitted', status FROM new_job
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
-SELECT t.id, t.job_id, t.queue, t.priority, w.trace, clock_timestamp() + interval '1 second'
-FROM tasks t JOIN written w ON w.id = t.job_id
-WHERE t.status = 'pending' AND NOT starts_with(t.queue, 'ext:')
+SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
+FROM new_task
+WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
 RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 
@@ -112,7 +132,7 @@ def _job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, An
         "exclusive_key": new.exclusive_key,
         "cancelable": terms.cancelable,
         "grace_seconds": int(terms.grace.total_seconds()),
-    }
+    } | (asdict(new.run) if new.run is not None else {})
 
 
 def _task_records(new: NewJob) -> list[dict[str, Any]]:
@@ -132,6 +152,9 @@ def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID]
     return {
         "id": ids[step.name],
         "job_id": new.id,
+        "tenant_id": new.tenant_id,
+        "priority": new.priority,
+        "trace": new.trace,
         "step": step.name,
         "position": position,
         "queue": external_queue(new.tenant_id, step.queue) if step.external else pinned_queue(step.queue, new.pin),
@@ -155,7 +178,7 @@ def _first_state(step: Step, waiting_on: int, not_before: datetime | None, skipp
 
 
 async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announcement]:
-    """- -> pending: the job, one task a step, the first event and the hints, in one statement.
+    """- -> pending: the job, its run, one task a step, the first event and the hints, in one statement.
 
     Publish the returned hints once the transaction has committed. A job id that exists already raises
     asyncpg.UniqueViolationError and writes nothing. Jobs with gates are held: call `gates.admit` after the commit.

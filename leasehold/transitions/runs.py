@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -20,7 +20,7 @@ from leasehold.outbox import Announcement
 from leasehold.templates import Known
 from leasehold.transitions import gates, jobs
 from leasehold.transitions.endings import JobEnded
-from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.jobs import NewJob, RunOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,44 +63,37 @@ class Made:
     ended: Sequence[JobEnded] = ()
 
 
-_REMEMBER = """
--- run
-INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id, scheduled_at, schedule_id, tick, rerun_of)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)
-"""
-
-
-_REMEMBER_ALL = """
--- runs
-INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id, scheduled_at)
-SELECT * FROM unnest($1::uuid[], $2::text[], $3::text[], $4::smallint[], $5::text[], $6::text[], $7::timestamptz[])
-"""
-
-
 async def create_together(connection: Connection, new: Sequence[NewRun]) -> MadeTogether:
-    """- -> pending for runs of one tenant that leave each other alone, all of them or none, in four statements
-    however many; in the caller's transaction, which this needs.
+    """- -> pending for runs that leave each other alone, all of them or none, in two statements however many. Where
+    limits are declared, in four and in the caller's transaction, which this then needs.
     """
-    assert all(one.known.pipeline.terms.concurrency == "allow" for one in new)
-    tenant = new[0].tenant_id
-    limits, watched = await _surroundings(connection, tenant)
-    made = [_job(one, _declared_gates(limits, one), notify=watched) for one in new]
+    assert all(one.known.independent for one in new)
+    return await _together(connection, new, await _surroundings(connection, {one.tenant_id for one in new}))
+
+
+async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tuple[list[bool], Sequence[Announcement]]:
+    """As `create_together`, and without a transaction, for those that no declared limit is for: whether each is one of
+    them, and their hints. Nothing is written of the others.
+    """
+    around = await _surroundings(connection, {one.tenant_id for one in new})
+    free = [not _declared_gates(around[one.tenant_id], one) for one in new]
+    if not any(free):
+        return free, []
+    made = await _together(connection, [one for one, is_free in zip(new, free, strict=True) if is_free], around)
+    return free, made.hints
+
+
+async def _together(connection: Connection, new: Sequence[NewRun], around: Mapping[str, _Surroundings]) -> MadeTogether:
+    made = []
+    for one in new:
+        its = around[one.tenant_id]
+        made.append(_job(one, _declared_gates(its, one), notify=its.watched))
     hints = await jobs.submit(connection, made)
-    templates = [one.known.template for one in new]
-    await connection.execute(
-        _REMEMBER_ALL,
-        [one.id for one in new],
-        [one.tenant_id for one in new],
-        [template.type for template in templates],
-        [template.version for template in templates],
-        [one.scope for one in new],
-        [one.scope_id for one in new],
-        [one.scheduled_at for one in new],
-    )
     return MadeTogether(hints, sorted({(gate.tenant_id, gate.key) for job in made for gate in job.gates}))
 
 
 def _job(new: NewRun, its_gates: Sequence[Gate], *, notify: bool, exclusive: str | None = None) -> NewJob:
+    template = new.known.template
     return NewJob(
         pipeline=new.known.pipeline,
         tenant_id=new.tenant_id,
@@ -113,6 +106,7 @@ def _job(new: NewRun, its_gates: Sequence[Gate], *, notify: bool, exclusive: str
         gates=its_gates,
         exclusive_key=exclusive,
         notify=notify,
+        run=RunOf(template.type, template.version, new.scope, new.scope_id, new.schedule_id, new.tick, new.rerun_of),
     )
 
 
@@ -124,8 +118,8 @@ async def create(connection: Connection, new: NewRun) -> Made:
     """
     terms = new.known.pipeline.terms
     same = _same_scope(new)
-    limits, watched = await _surroundings(connection, new.tenant_id)
-    its_gates = _declared_gates(limits, new)
+    around = (await _surroundings(connection, {new.tenant_id}))[new.tenant_id]
+    its_gates = _declared_gates(around, new)
     exclusive = None
     replaced: Sequence[UUID] = ()
     ended: Sequence[JobEnded] = ()
@@ -135,13 +129,7 @@ async def create(connection: Connection, new: NewRun) -> Made:
         its_gates.append(Gate(new.tenant_id, f"scope:{new.known.template.type}:{same}", at_most=1))
     if terms.concurrency == "replace_same_scope":
         replaced, ended = await _replace(connection, new, its_gates[-1])
-    job = _job(new, its_gates, notify=watched, exclusive=exclusive)
-    hints = await _submit(connection, job)
-    template = new.known.template
-    await connection.execute(
-        _REMEMBER, new.id, new.tenant_id, template.type, template.version, new.scope, new.scope_id, new.scheduled_at,
-        new.schedule_id, new.tick, new.rerun_of,
-    )  # fmt: skip
+    hints = await _submit(connection, _job(new, its_gates, notify=around.watched, exclusive=exclusive))
     return Made(new.id, hints, [(gate.tenant_id, gate.key) for gate in its_gates], replaced, ended)
 
 
@@ -190,31 +178,43 @@ async def _replace(connection: Connection, new: NewRun, gate: Gate) -> tuple[lis
     return older, cancels.ended
 
 
-# The limits that operators and the tenant have set, and whether a webhook wants to know how a run ends.
+@dataclass(frozen=True, slots=True)
+class _Surroundings:
+    """Of a tenant. `limits`: rows of gates that operators and the tenant have declared; `watched`: a webhook wants to
+    know how its runs end.
+    """
+
+    limits: Sequence[Any]
+    watched: bool
+
+
 _SURROUNDINGS = """
 -- run_surroundings
-SELECT EXISTS (SELECT 1 FROM webhook WHERE tenant_id = $1 AND enabled) AS watched,
+SELECT asked.tenant_id,
+       EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = asked.tenant_id AND w.enabled) AS watched,
        (SELECT coalesce(jsonb_agg(g), '[]')
         FROM (SELECT tenant_id, key, at_most, per_minute FROM gate
-              WHERE declared AND tenant_id = ANY($2::text[])) AS g) AS limits
+              WHERE declared AND tenant_id IN (asked.tenant_id, $2)) AS g) AS limits
+FROM unnest($1::text[]) AS asked(tenant_id)
 """
 
 
-async def _surroundings(connection: Connection, tenant_id: str) -> tuple[list[Any], bool]:
-    row = await connection.fetchrow(_SURROUNDINGS, tenant_id, [tenant_id, EVERYBODY])
-    assert row is not None  # it selects from nothing
-    return row["limits"], row["watched"]
+async def _surroundings(connection: Connection, tenants: Collection[str]) -> dict[str, _Surroundings]:
+    rows = await connection.fetch(_SURROUNDINGS, list(tenants), EVERYBODY)
+    return {row["tenant_id"]: _Surroundings(row["limits"], row["watched"]) for row in rows}
 
 
-def _declared_gates(limits: Sequence[Any], new: NewRun) -> list[Gate]:
+def _declared_gates(around: _Surroundings, new: NewRun) -> list[Gate]:
     """Those of the limits that are for such a run.
 
     Keys: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`: one gate for each value found there.
     """
+    if not around.limits:
+        return []
     queues = {f"queue:{step.queue}" for step in new.known.pipeline.steps}
     kind = new.known.template.type
     found = []
-    for row in limits:
+    for row in around.limits:
         key = row["key"]
         if key in queues or key in ("tenant", f"template:{kind}"):
             found.append(_gate_for(new, row, key))
