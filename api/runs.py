@@ -38,7 +38,6 @@ from leasehold.transitions import gates, jobs, runs
 from leasehold.transitions.gates import GateName
 from leasehold.transitions.runs import Made, NewRun
 
-log = structlog.get_logger(__name__)
 router = APIRouter(tags=["runs"], prefix="/v1/runs")
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
@@ -122,7 +121,7 @@ def _accepted(new: NewRun) -> bytes:
 
 def _note(new: NewRun) -> None:
     SUBMITTED.labels(new.known.template.type).inc()
-    log.info("run submitted", job_id=str(new.id))
+    structlog.contextvars.bind_contextvars(job_id=str(new.id))  # for the request's own line
 
 
 def _accepted_response(body: bytes, limited: dict[str, str]) -> Response:

@@ -91,7 +91,7 @@ class Template(_Declared):
         if len(orjson.dumps(schema)) > MAX_SCHEMA:
             raise ValueError(f"a payload schema has at most {MAX_SCHEMA} bytes")
         try:
-            _validator(schema)
+            payload_validator(schema)
         except (jsonschema_rs.ValidationError, jsonschema_rs.ReferencingError, ValueError) as error:
             raise ValueError(f"not a JSON Schema 2020-12: {str(error).splitlines()[0]}") from None
         return schema
@@ -149,19 +149,19 @@ class Template(_Declared):
         )
 
 
-def _validator(schema: Mapping[str, Any]) -> jsonschema_rs.Draft202012Validator:
+def payload_validator(schema: Mapping[str, Any]) -> jsonschema_rs.Draft202012Validator:
     """Offline, and with patterns that take linear time: schemas come from outside."""
     return jsonschema_rs.Draft202012Validator(
         dict(schema), validate_formats=True, pattern_options=jsonschema_rs.RegexOptions(), offline=True
     )
 
 
-def check_payload(schema: Mapping[str, Any], payload: Mapping[str, Any]) -> None:
+def check_payload(validator: jsonschema_rs.Draft202012Validator, payload: Mapping[str, Any]) -> None:
     """Raises Invalid `invalid_payload`, naming the path of what is wrong first."""
     size = len(orjson.dumps(payload))
     if size > MAX_PAYLOAD:
         raise Invalid("payload_too_large", f"The payload has {size} bytes; at most {MAX_PAYLOAD} are accepted.")
-    for error in _validator(schema).iter_errors(dict(payload)):
+    for error in validator.iter_errors(dict(payload)):
         path = "".join(f"/{part}" for part in error.instance_path)
         raise Invalid("invalid_payload", f"The payload does not fit at {path or 'its root'}: {_said(error)}")
 

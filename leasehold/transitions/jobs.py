@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -33,6 +33,17 @@ class RunOf:
     schedule_id: UUID | None = None
     tick: datetime | None = None
     rerun_of: UUID | None = None
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "template": self.template,
+            "version": self.version,
+            "scope": self.scope,
+            "scope_id": self.scope_id,
+            "schedule_id": self.schedule_id,
+            "tick": self.tick,
+            "rerun_of": self.rerun_of,
+        }
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +143,7 @@ def _job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, An
         "exclusive_key": new.exclusive_key,
         "cancelable": terms.cancelable,
         "grace_seconds": int(terms.grace.total_seconds()),
-    } | (asdict(new.run) if new.run is not None else {})
+    } | (new.run.record() if new.run is not None else {})
 
 
 def _task_records(new: NewJob) -> list[dict[str, Any]]:
