@@ -48,12 +48,12 @@ from leasehold.settings import Settings
 PUBLIC = frozenset({"/livez", "/readyz", "/metrics", generation_callbacks.ROUTE})
 
 _DOORS = (
+    run_batches.router,  # first what is asked most: routes are tried in order
+    runs.router,
     uploads.router,
     media.router,
     media_events.router,
     templates.router,
-    run_batches.router,
-    runs.router,
     run_events.router,
     schedules.router,
     conversion.router,

@@ -97,6 +97,6 @@ async def forget_downloads(connection: Connection, limit: int = 1000) -> None:
     """Those that no quota counts any more."""
     await connection.execute(
         "DELETE FROM download WHERE id IN (SELECT id FROM download"
-        " WHERE started_at < clock_timestamp() - interval '25 hours' ORDER BY started_at LIMIT $1)",
+        " WHERE started_at < statement_timestamp() - interval '25 hours' ORDER BY started_at LIMIT $1)",
         limit,
     )

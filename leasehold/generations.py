@@ -160,7 +160,7 @@ async def keep_source(connection: Connection, tenant_id: str, key: str, kept: ti
 async def expired_sources(connection: Connection, limit: int = 100) -> list[str]:
     """Keys of source images that nobody may use any more. Delete the objects, then `forget_sources`."""
     rows = await connection.fetch(
-        "SELECT key FROM source_image WHERE expires_at < clock_timestamp() ORDER BY expires_at LIMIT $1", limit
+        "SELECT key FROM source_image WHERE expires_at < statement_timestamp() ORDER BY expires_at LIMIT $1", limit
     )
     return [row["key"] for row in rows]
 

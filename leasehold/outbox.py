@@ -31,7 +31,7 @@ TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'
 FROM (
-    SELECT id FROM outbox WHERE relay_at <= clock_timestamp() ORDER BY relay_at LIMIT $1 FOR UPDATE SKIP LOCKED
+    SELECT id FROM outbox WHERE relay_at <= statement_timestamp() ORDER BY relay_at LIMIT $1 FOR UPDATE SKIP LOCKED
 ) AS due
 WHERE o.id = due.id
 RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers

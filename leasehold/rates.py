@@ -51,7 +51,7 @@ async def take(connection: Connection, key: str, per_minute: int, count: int = 1
 async def forget_rates(connection: Connection, limit: int = 1000) -> None:
     """Buckets without debt are as good as none."""
     await connection.execute(
-        "DELETE FROM rate_bucket WHERE key IN (SELECT key FROM rate_bucket WHERE full_at < clock_timestamp()"
+        "DELETE FROM rate_bucket WHERE key IN (SELECT key FROM rate_bucket WHERE full_at < statement_timestamp()"
         " ORDER BY full_at LIMIT $1)",
         limit,
     )

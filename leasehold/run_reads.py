@@ -160,7 +160,7 @@ CROSS JOIN LATERAL (
     SELECT count(*) AS n, min(available_at) AS oldest FROM (
         SELECT t.available_at FROM task t
         WHERE t.queue = a.queue AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at <= clock_timestamp() LIMIT {MOST_COUNTED}) AS counted
+          AND t.available_at <= statement_timestamp() LIMIT {MOST_COUNTED}) AS counted
 ) AS d
 ORDER BY a.queue LIMIT 1000
 """

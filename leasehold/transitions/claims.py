@@ -128,8 +128,8 @@ WITH RECURSIVE served AS MATERIALIZED (
         FROM task t
         WHERE t.queue = x.queue AND t.priority = x.band AND t.tenant_id = x.tenant_id
           AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at <= clock_timestamp()
-          AND (t.status <> 'pending' OR t.available_at <= clock_timestamp() - $5::interval)
+          AND t.available_at <= statement_timestamp()
+          AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - $5::interval)
         ORDER BY t.available_at
         LIMIT 4 * $4
     ) AS head

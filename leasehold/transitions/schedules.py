@@ -31,7 +31,7 @@ MOST_TICKS = 100
 _DUE = """
 -- schedules_due
 SELECT *, clock_timestamp() AS now FROM schedule
-WHERE next_run_at <= clock_timestamp() ORDER BY next_run_at LIMIT $1 FOR UPDATE SKIP LOCKED
+WHERE next_run_at <= statement_timestamp() ORDER BY next_run_at LIMIT $1 FOR UPDATE SKIP LOCKED
 """
 
 _BUFFERED = """

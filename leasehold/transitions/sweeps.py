@@ -1,7 +1,8 @@
 """What time does by itself: leases and deadlines that pass, and rows that nobody needs any more.
 
-Each statement takes a small batch, passes over what others hold, and is safe to run anywhere at any time; one
-elected worker runs them so that the work is not done twice.
+What is due is looked for by `statement_timestamp()`, which an index can be asked for; by `clock_timestamp()` it reads
+all that is not due, too. Each statement takes a small batch, passes over what others hold, and is safe to run anywhere
+at any time; one elected worker runs them so that the work is not done twice.
 """
 
 from __future__ import annotations
@@ -90,7 +91,7 @@ async def expire_leases(
 _LOCK_JOBS_PAST_DEADLINE = """
 -- expire_jobs_lock
 SELECT j.id FROM job j
-WHERE j.finished_at IS NULL AND j.deadline_at < clock_timestamp()
+WHERE j.finished_at IS NULL AND j.deadline_at < statement_timestamp()
 ORDER BY j.deadline_at LIMIT $1
 FOR UPDATE SKIP LOCKED
 """
@@ -177,7 +178,7 @@ class Forgettable:
 async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forgettable]:
     """Finished jobs past `expires_at`. Delete their objects first, then `forget_jobs`."""
     rows = await connection.fetch(
-        "SELECT id, tenant_id, output_prefix FROM job WHERE expires_at < clock_timestamp()"
+        "SELECT id, tenant_id, output_prefix FROM job WHERE expires_at < statement_timestamp()"
         " ORDER BY expires_at LIMIT $1",
         limit,
     )
@@ -200,8 +201,7 @@ async def forget_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
 async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
     """Media that nobody completed in time, and their keys. Delete the objects, then `forget_uploads`."""
     rows = await connection.fetch(
-        "SELECT id, original_key FROM media WHERE job_id IS NULL AND expires_at < clock_timestamp()"
-        " ORDER BY expires_at LIMIT $1",
+        "SELECT id, original_key FROM media WHERE expires_at < statement_timestamp() ORDER BY expires_at LIMIT $1",
         limit,
     )
     return [(row["id"], row["original_key"]) for row in rows]
@@ -217,7 +217,7 @@ async def forget_uploads(connection: Connection, media_ids: Sequence[UUID]) -> N
 async def forget_idempotency_keys(connection: Connection, limit: int = 1000) -> None:
     await connection.execute(
         "DELETE FROM idempotency WHERE (tenant_id, key) IN ("
-        "SELECT tenant_id, key FROM idempotency WHERE expires_at < clock_timestamp() ORDER BY expires_at LIMIT $1)",
+        "SELECT tenant_id, key FROM idempotency WHERE expires_at < statement_timestamp() ORDER BY expires_at LIMIT $1)",
         limit,
     )
 

@@ -1,0 +1,99 @@
+"""Who looks for what is due does not read what is not: neither a million finished jobs that are still kept, nor a
+hundred thousand tasks that wait for their next poll, cost a look or a sweep anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
+
+import pytest
+
+from leasehold import downloads, generations, outbox, rates
+from leasehold.database import Connection
+from leasehold.registry import Pipelines
+from leasehold.templates import Templates
+from leasehold.transitions import schedules, sweeps
+from tests.factories import Rows
+
+MANY = 1000
+#: What an index scan may read beside: its own first entries, and what a loose scan jumps to.
+FEW = 20
+LATER = "clock_timestamp() + interval '1 day'"
+
+Look: TypeAlias = Callable[[Rows], Awaitable[Any]]
+
+
+def on_connection(work: Callable[[Connection], Awaitable[Any]]) -> Look:
+    return lambda rows: work(rows.connection)
+
+
+async def fire_due(connection: Connection) -> Any:
+    return await schedules.fire_due(connection, Templates(Pipelines()), 60)
+
+
+FOR_EACH = f"FROM generate_series(1, {MANY}) AS n"
+#: The index -> rows of it that are not due, and the look for those that are.
+CASES: dict[str, tuple[str, Look]] = {
+    "task_runnable": (f"UPDATE task SET status = 'waiting', available_at = {LATER}", Rows.claim_all),
+    "outbox_relay_at": (f"UPDATE outbox SET relay_at = {LATER}", on_connection(lambda c: outbox.take(c, 10))),
+    "job_deadline": (f"UPDATE job SET deadline_at = {LATER}", on_connection(sweeps.expire_jobs)),
+    "job_expires": (
+        f"UPDATE job SET status = 'cancelled', finished_at = clock_timestamp(), expires_at = {LATER}",
+        on_connection(sweeps.forgettable_jobs),
+    ),
+    "media_expires": (
+        f"""INSERT INTO media (id, tenant_id, content_type, original_key, file_name, expires_at)
+        SELECT gen_random_uuid(), 't', 'image/jpeg', n::text, '', {LATER} {FOR_EACH}""",
+        on_connection(sweeps.abandoned_uploads),
+    ),
+    "idempotency_expires": (
+        f"""INSERT INTO idempotency (tenant_id, key, request_hash, locked_until, expires_at)
+        SELECT 't', n::text, '', {LATER}, {LATER} {FOR_EACH}""",
+        on_connection(sweeps.forget_idempotency_keys),
+    ),
+    "schedule_due": (
+        f"""INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority,
+        overlap, catch_up, catch_up_seconds, next_run_at)
+        SELECT gen_random_uuid(), 't', 'x', '* * * * *', 'UTC', 'null', 'tenant', '', 1, 'skip', 'skip', 60,
+        {LATER} {FOR_EACH}""",
+        on_connection(fire_due),
+    ),
+    "rate_bucket_full_at": (
+        f"INSERT INTO rate_bucket (key, full_at) SELECT n::text, {LATER} {FOR_EACH}",
+        on_connection(rates.forget_rates),
+    ),
+    "download_started": (
+        f"""INSERT INTO download (id, tenant_id, key_prefix, bytes, lapses_at)
+        SELECT gen_random_uuid(), 't', 'k', 1, {LATER} {FOR_EACH}""",
+        on_connection(downloads.forget_downloads),
+    ),
+    "source_image_expires": (
+        f"INSERT INTO source_image (key, tenant_id, expires_at) SELECT n::text, 't', {LATER} {FOR_EACH}",
+        on_connection(generations.expired_sources),
+    ),
+}
+
+
+async def entries_read(rows: Rows, index: str) -> int:
+    """Of any index of its table."""
+    await rows.connection.execute("SELECT pg_stat_force_next_flush()")
+    await rows.connection.execute("SELECT pg_stat_clear_snapshot()")
+    read: int = await rows.connection.fetchval(
+        "SELECT sum(i.idx_tup_read)::int FROM pg_stat_user_indexes i"
+        " WHERE i.relid = (SELECT x.relid FROM pg_stat_user_indexes x WHERE x.indexrelname = $1)",
+        index,
+    )
+    return read
+
+
+@pytest.mark.parametrize("index", CASES)
+async def test_a_look_for_what_is_due_reads_nothing_of_what_is_not(rows: Rows, index: str) -> None:
+    prepare, look = CASES[index]
+    if prepare.startswith("UPDATE"):
+        await rows.submit(count=MANY)
+    await rows.connection.execute(prepare)
+    await rows.connection.execute("VACUUM")  # of what the preparation left
+    before = await entries_read(rows, index)
+    assert not await look(rows)
+    assert await entries_read(rows, index) - before <= FEW
