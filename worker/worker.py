@@ -30,13 +30,14 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.exporter import exporting
 from leasehold.templates import Templates
-from leasehold.transitions import claims, workers
+from leasehold.transitions import workers
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from worker import metrics
 from worker.admitter import Admitter
 from worker.children import Children
 from worker.crew import Crew, claim_with_takeover
 from worker.heartbeat import Heartbeat
+from worker.horizon import Horizon, look
 from worker.lanes import ClaimLane, SettleLane
 from worker.relay import relay
 from worker.reporter import Reporter
@@ -252,7 +253,7 @@ class Worker:
             queues,
             slots,
             claim=self._claim,
-            claim_next=self._claim_next,
+            claim_next=partial(self._look, Horizon()),
             run=self._runner.run,
             holds=self._heartbeat.holds,
             broker=self._broker,
@@ -318,9 +319,9 @@ class Worker:
         except TRY_AGAIN:  # nobody can tell now; whoever gives up here keeps the hint, and the sweeper finds the task
             return None
 
-    async def _claim_next(self, queues: Sequence[str], limit: int, overdue: float) -> list[Claimed]:
+    async def _look(self, horizon: Horizon, queues: Sequence[str], limit: int, overdue: float) -> list[Claimed]:
         async with self._pool.acquire() as connection:
-            return await claims.claim_next(connection, self._terms, queues, min(limit, _BATCH), overdue)
+            return await look(horizon, connection, self._terms, queues, min(limit, _BATCH), overdue)
 
     async def _on_connection(self, work: Callable[[Connection], Awaitable[None]]) -> None:
         async with self._pool.acquire() as connection:

@@ -103,6 +103,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     FROM served s CROSS JOIN LATERAL (
         SELECT t.tenant_id FROM task t
         WHERE t.queue = s.queue AND t.priority = s.band AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.available_at >= statement_timestamp() - $6::interval
         ORDER BY t.tenant_id LIMIT 1
     ) AS first
     UNION ALL
@@ -110,7 +111,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     FROM tenants x CROSS JOIN LATERAL (
         SELECT t.tenant_id FROM task t
         WHERE t.queue = x.queue AND t.priority = x.band AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.tenant_id > x.tenant_id
+          AND t.tenant_id > x.tenant_id AND t.available_at >= statement_timestamp() - $6::interval
         ORDER BY t.tenant_id LIMIT 1
     ) AS next
 ), busy AS (
@@ -118,22 +119,23 @@ WITH RECURSIVE served AS MATERIALIZED (
     SELECT tenant_id, count(*) AS n FROM task
     WHERE status = 'running' AND (SELECT count(DISTINCT tenant_id) > 1 FROM tenants)
     GROUP BY tenant_id
-), candidates AS MATERIALIZED (
-    SELECT head.id, head.job_id, head.was,
-           head.nth + coalesce(busy.n, 0) AS turn,
-           head.available_at + x.band * interval '30 seconds' AS since
+), heads AS MATERIALIZED (
+    SELECT head.*, x.band, x.tenant_id
     FROM tenants x
     CROSS JOIN LATERAL (
         SELECT t.id, t.job_id, t.status AS was, t.available_at, row_number() OVER (ORDER BY t.available_at) AS nth
         FROM task t
         WHERE t.queue = x.queue AND t.priority = x.band AND t.tenant_id = x.tenant_id
           AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at <= statement_timestamp()
+          AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
           AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - $5::interval)
         ORDER BY t.available_at
         LIMIT 4 * $4
     ) AS head
-    LEFT JOIN busy ON busy.tenant_id = x.tenant_id
+), candidates AS MATERIALIZED (
+    SELECT h.id, h.job_id, h.was, h.nth + coalesce(busy.n, 0) AS turn,
+           h.available_at + h.band * interval '30 seconds' AS since
+    FROM heads h LEFT JOIN busy ON busy.tenant_id = h.tenant_id
     ORDER BY turn, since
     LIMIT 8 * $4
 ), due AS MATERIALIZED (
@@ -186,11 +188,20 @@ _MARK_CLAIMED = f"""
            c.becomes, c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
     FROM counted c
 )
-SELECT * FROM counted ORDER BY id
 """
 
-CLAIM = _HINTED + _MARK_CLAIMED
-CLAIM_NEXT = _DUE + _MARK_CLAIMED
+CLAIM = _HINTED + _MARK_CLAIMED + "SELECT * FROM counted ORDER BY id"
+# At least one row, which says how long the oldest that is due has been so.
+CLAIM_NEXT = (
+    _DUE
+    + _MARK_CLAIMED
+    + """
+SELECT counted.*, oldest.seconds AS oldest
+FROM (SELECT extract(epoch FROM max(statement_timestamp() - available_at))::float8 AS seconds FROM heads) AS oldest
+LEFT JOIN counted ON true
+ORDER BY counted.id
+"""
+)
 
 # A row that another statement holds at this moment is passed over (it is being settled): still held, not renewed.
 RENEW = """
@@ -288,12 +299,30 @@ async def claim_again(
     return {parents[claimed.lease.task_id]: claimed for claimed in found}
 
 
-async def claim_next(
-    connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float = 0.0
-) -> list[Claimed]:
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What a look claimed. `oldest`: seconds that the oldest task has been due, of those that it saw; None: of none."""
+
+    claimed: list[Claimed]
+    oldest: float | None
+
+
+_ALWAYS = timedelta(days=36_500)
+
+
+async def look(
+    connection: Connection,
+    terms: LeaseTerms,
+    queues: Sequence[str],
+    limit: int,
+    *,
+    overdue: float = 0.0,
+    back: float | None = None,
+) -> Looked:
     """Claim up to `limit` due tasks without any hint, tenants in turn.
 
-    Tasks that a hint tells of are left to it until they have been due for `overdue` seconds.
+    Tasks that a hint tells of are left to it until they have been due for `overdue` seconds. What has been due for
+    more than `back` seconds is not seen; None: everything is.
     """
     asked_at = monotonic()
     rows = await connection.fetch(
@@ -303,8 +332,15 @@ async def claim_next(
         timedelta(seconds=terms.ttl),
         limit,
         timedelta(seconds=overdue),
+        _ALWAYS if back is None else timedelta(seconds=back),
     )
-    return [claimed_of(row, terms, asked_at) for row in rows]
+    claimed = [claimed_of(row, terms, asked_at) for row in rows if row["id"] is not None]
+    return Looked(claimed, rows[0]["oldest"])
+
+
+async def claim_next(connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int) -> list[Claimed]:
+    """As `look`, at everything that is due."""
+    return (await look(connection, terms, queues, limit)).claimed
 
 
 @dataclass(frozen=True, slots=True)

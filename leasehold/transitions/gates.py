@@ -158,7 +158,8 @@ WITH jobs AS MATERIALIZED (
 ), freed AS (
     UPDATE task t
     SET waiting_on = t.waiting_on - 1,
-        status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END
+        status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
+        available_at = greatest(t.available_at, clock_timestamp())
     FROM jobs
     WHERE t.job_id = jobs.id AND t.status = 'blocked'
       AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks))

@@ -13,8 +13,10 @@ from leasehold import downloads, generations, outbox, rates
 from leasehold.database import Connection
 from leasehold.registry import Pipelines
 from leasehold.templates import Templates
-from leasehold.transitions import schedules, sweeps
+from leasehold.transitions import claims, schedules, settlements, sweeps
+from leasehold.transitions.settlements import Completion
 from tests.factories import Rows
+from tests.transitions.conftest import Open
 
 MANY = 1000
 #: What an index scan may read beside: its own first entries, and what a loose scan jumps to.
@@ -97,3 +99,33 @@ async def test_a_look_for_what_is_due_reads_nothing_of_what_is_not(rows: Rows, i
     before = await entries_read(rows, index)
     assert not await look(rows)
     assert await entries_read(rows, index) - before <= FEW
+
+
+async def test_a_look_reads_nothing_of_what_went_through_before_its_horizon(rows: Rows, another: Open) -> None:
+    """While an old snapshot keeps all of it in the index."""
+    old = (await another()).connection
+    async with old.transaction(isolation="repeatable_read"):
+        await old.fetchval("SELECT count(*) FROM task")
+        await rows.submit(count=MANY)
+        while taken := await rows.claim_all():
+            await settlements.complete(rows.connection, [Completion(claimed.lease) for claimed in taken])
+        before = await entries_read(rows, "task_runnable")
+        assert not (await claims.look(rows.connection, rows.terms, ["default"], 10, back=0.0)).claimed
+        assert await entries_read(rows, "task_runnable") - before <= FEW
+
+
+async def test_a_look_says_how_long_the_oldest_that_it_saw_has_been_due(rows: Rows) -> None:
+    """Also of what it could not take, so that the next look goes back far enough."""
+    assert (await claims.look(rows.connection, rows.terms, ["default"], 10)).oldest is None
+    for hint, minutes in zip(await rows.submit(count=2), (10, 20), strict=True):
+        await rows.connection.execute(
+            "UPDATE task SET available_at = available_at - make_interval(mins => $2) WHERE id = $1",
+            hint.hint.task_id,
+            minutes,
+        )
+    near = await claims.look(rows.connection, rows.terms, ["default"], 10, back=15 * 60)
+    assert len(near.claimed) == 1
+    assert near.oldest == pytest.approx(10 * 60, abs=60)
+    far = await claims.look(rows.connection, rows.terms, ["default"], 10)
+    assert len(far.claimed) == 1
+    assert far.oldest == pytest.approx(20 * 60, abs=60)

@@ -13,7 +13,12 @@ from leasehold.lanes import Lane
 
 
 class Wire:
-    """Stands for a connection: the lane only ever terminates it."""
+    """Stands for a connection: the lane asks whether it lives, and terminates it."""
+
+    closed = False
+
+    def is_closed(self) -> bool:
+        return self.closed
 
     def terminate(self) -> None:
         return
@@ -97,3 +102,17 @@ async def test_an_asker_gets_the_error_when_patience_ends() -> None:
             await opened.ask(1)
         with pytest.raises(ConnectionError):
             await opened.ask(2)  # and the lane goes on
+
+
+async def test_a_connection_that_the_server_closed_while_nobody_asked_is_replaced_and_costs_no_error() -> None:
+    used: list[Any] = []
+
+    async def statement(connection: Any, items: Sequence[int], _repeated: bool) -> list[int]:
+        used.append(connection)
+        return list(items)
+
+    async with lane(statement, patience=0.0) as opened:
+        await opened.ask(1)
+        used[0].closed = True
+        await opened.ask(2)
+    assert used[0] is not used[1]

@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import pytest
+
+from worker.horizon import SLACK_SECONDS, WHOLE_EVERY_SECONDS, Horizon
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def horizon(clock: Clock) -> Horizon:
+    return Horizon(clock)
+
+
+def test_the_first_look_sees_everything(horizon: Horizon) -> None:
+    assert horizon.back() is None
+
+
+def test_after_a_look_that_found_nothing_the_next_sees_what_has_become_due_since(
+    horizon: Horizon, clock: Clock
+) -> None:
+    horizon.looked(clock.now, whole=True, oldest=None, overdue=0.0)
+    clock.now += 0.5
+    assert horizon.back() == 0.5 + SLACK_SECONDS
+
+
+def test_what_a_look_saw_and_could_not_take_is_seen_by_the_next(horizon: Horizon, clock: Clock) -> None:
+    horizon.looked(clock.now, whole=True, oldest=600.0, overdue=0.0)
+    clock.now += 0.5
+    assert horizon.back() == 600.5 + SLACK_SECONDS
+
+
+def test_what_was_left_to_a_hint_is_seen_by_the_next_look(horizon: Horizon, clock: Clock) -> None:
+    horizon.looked(clock.now, whole=True, oldest=None, overdue=5.0)
+    clock.now += 0.5
+    assert horizon.back() == 5.5 + SLACK_SECONDS
+
+
+def test_now_and_then_a_look_sees_everything(horizon: Horizon, clock: Clock) -> None:
+    horizon.looked(clock.now, whole=True, oldest=None, overdue=0.0)
+    clock.now += WHOLE_EVERY_SECONDS / 2
+    back = horizon.back()
+    assert back is not None
+    horizon.looked(clock.now, whole=False, oldest=None, overdue=0.0)
+    clock.now += WHOLE_EVERY_SECONDS / 2
+    assert horizon.back() is None

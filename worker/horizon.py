@@ -1,0 +1,54 @@
+"""How far back a look into the database has to read: the look before it took, or saw, all that was due by then.
+
+Without it each look reads from the beginning of time, and so all that has gone through since the last vacuum, which
+an old snapshot may hold up for hours. A task can become visible later than it became due (its transaction was slow),
+or come back from far below (its queue was paused), so now and then a look reads everything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from time import monotonic
+
+from leasehold.database import Connection
+from leasehold.transitions import claims
+from leasehold.transitions.claims import Claimed, LeaseTerms
+
+#: A look reads everything when the last that did is so long ago: what was missed waits so long at most.
+WHOLE_EVERY_SECONDS = 5.0
+#: How much later than it was due a task may become visible, for the very next look to see it.
+SLACK_SECONDS = 2.0
+
+
+class Horizon:
+    """Of the looks for one set of queues."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self._clock = clock
+        self._seen_from: float | None = None  # nothing that was due before is left, as far as looks have seen
+        self._whole_at = 0.0
+
+    def back(self) -> float | None:
+        """Seconds that the next look has to go back; None: it shall see everything."""
+        now = self._clock()
+        if self._seen_from is None or now - self._whole_at >= WHOLE_EVERY_SECONDS:
+            return None
+        return now - self._seen_from
+
+    def looked(self, asked_at: float, *, whole: bool, oldest: float | None, overdue: float) -> None:
+        """A look, asked for at `asked_at`, found what was due for at most `oldest` seconds, or nothing (None); what
+        was due for less than `overdue` was not for it to find.
+        """
+        if whole:
+            self._whole_at = asked_at
+        self._seen_from = asked_at - max(oldest or 0.0, overdue) - SLACK_SECONDS
+
+
+async def look(
+    horizon: Horizon, connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float
+) -> list[Claimed]:
+    """As `claims.look`, no further back than it has to. `horizon`: of these queues."""
+    asked_at, back = monotonic(), horizon.back()
+    looked = await claims.look(connection, terms, queues, limit, overdue=overdue, back=back)
+    horizon.looked(asked_at, whole=back is None, oldest=looked.oldest, overdue=overdue)
+    return looked.claimed
