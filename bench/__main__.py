@@ -25,6 +25,7 @@ from bench import (
     report,
     runs,
     snapshot,
+    steady,
     submit,
     throughput,
     workflows,
@@ -49,11 +50,12 @@ FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
     "metrics": metrics_cost.measure,
     "runs": runs.measure,
     "snapshot": snapshot.measure,
+    "steady": steady.measure,
     "recovery": recovery.measure,
     "peers": peers.measure,
 }
-#: Not without being asked for: it installs others' packages.
-ASKED_FOR = {"peers"}
+#: Not without being asked for: they install others' packages, or take an hour.
+ASKED_FOR = {"peers", "steady"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -71,6 +73,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--finished", default=",".join(map(str, Scale().finished)), help="jobs in the table, of growth (%(default)s)"
     )
+    parser.add_argument("--minutes", type=float, default=Scale().steady_minutes, help="of steady (%(default)s)")
     asked = parser.parse_args(arguments)
     if unknown := [name for name in asked.figures if name not in FIGURES]:
         parser.error(f"no such figure: {', '.join(unknown)}")
@@ -94,6 +97,7 @@ async def run(asked: argparse.Namespace) -> None:
         runs=asked.runs,
         jobs=asked.jobs,
         peers=tuple(asked.peers.split(",")),
+        steady_minutes=asked.minutes,
         finished=tuple(int(count) for count in asked.finished.split(",")),
     )
     names = asked.figures or [name for name in FIGURES if name not in ASKED_FOR]

@@ -36,13 +36,13 @@ async def _paced(
         async with stand.installation(broker=broker, pipelines="bench.pipelines:benched") as installation:
             worker = await installation.start_worker()
             async with submitter(installation) as submitting:
-                await _submit_paced(submitting, _WARM_UP_JOBS, scale.paced_rate)
+                await submit_paced(submitting, _WARM_UP_JOBS, scale.paced_rate)
                 await until_finished(installation, worker)
                 load.append(os.getloadavg()[0])
                 with Meter() as meter:
-                    asked = await _submit_paced(submitting, scale.paced_jobs, scale.paced_rate)
+                    asked = await submit_paced(submitting, scale.paced_jobs, scale.paced_rate)
                 await until_finished(installation, worker)
-            waits.append(await _waits_ms(installation, asked))
+            waits.append(await waits_ms(installation, asked))
             meters.append(meter)
     details = {
         "jobs": scale.paced_jobs,
@@ -57,7 +57,7 @@ async def _paced(
     ]
 
 
-async def _submit_paced(submitting: Submitter, jobs: int, rate: float) -> dict[UUID, float]:
+async def submit_paced(submitting: Submitter, jobs: int, rate: float) -> dict[UUID, float]:
     """Job id -> when it was asked for."""
     loop = asyncio.get_running_loop()
     began = loop.time()
@@ -70,7 +70,7 @@ async def _submit_paced(submitting: Submitter, jobs: int, rate: float) -> dict[U
     return asked
 
 
-async def _waits_ms(installation: Installation, asked: dict[UUID, float]) -> list[float]:
+async def waits_ms(installation: Installation, asked: dict[UUID, float]) -> list[float]:
     async with installation.connection() as connection:
         rows = await connection.fetch(
             "SELECT t.job_id, (r.value->>'handler_at')::float8 AS at FROM result r JOIN task t ON t.id = r.task_id"

@@ -16,6 +16,8 @@ class Scale:
     finished: tuple[int, ...] = (10_000, 1_000_000)  # jobs that a claim is to cost the same beside
     claims: int = 1000  # of one growth run, 16 tasks each
     under_snapshot: int = 100_000  # jobs that go through while an old snapshot is held
+    steady_minutes: float = 60
+    steady_rate: float = 50.0  # jobs a second, in each of two installations
     paced_jobs: int = 200
     paced_rate: float = 20.0  # jobs a second
     picture_width: int = 4000

@@ -23,7 +23,7 @@ from leasehold.settings import Settings
 
 CHANNEL = "leasehold_hints"
 #: One process notifies at most this often; names that gather meanwhile go together.
-NOTIFY_INTERVAL_SECONDS = 0.02
+NOTIFY_INTERVAL_SECONDS = 0.005
 CONNECT_SECONDS = 10.0
 #: A listening connection is asked this often whether it still lives: a dead peer says nothing by itself.
 PROBE_SECONDS = 10.0

@@ -1,0 +1,92 @@
+"""`steady`: jobs at a steady pace for so long, under a snapshot that was taken before the first: is the end as the
+beginning? One installation with RabbitMQ and one without share the servers; each window is a twelfth of the time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from statistics import median
+from uuid import UUID
+
+from bench.figure import Figure, Goal, quantile
+from bench.jobs import until_finished
+from bench.latency import submit_paced, waits_ms
+from bench.processes import Meter
+from bench.scale import Scale
+from bench.stand import Installation, Stand
+from bench.submitter import Submitter, submitter
+from embedded.process import Server
+
+_BROKERS = ("amqp", "postgres")
+_WINDOWS = 12
+_GOAL = Goal(1.2)
+
+
+@dataclass
+class _Side:
+    """One installation, its worker, and what each window gave: p50 and p99 in ms."""
+
+    installation: Installation
+    worker: Server
+    submitting: Submitter
+    p50: list[float] = field(default_factory=list)
+    p99: list[float] = field(default_factory=list)
+
+
+async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+    """One run, however many are asked for: it is long."""
+    jobs = max(1, round(scale.steady_rate * 60 * scale.steady_minutes / _WINDOWS))
+    load, cpu, by_role = os.getloadavg()[0], [], []
+    async with AsyncExitStack() as opened:
+        sides = {broker: await opened.enter_async_context(_side(stand, broker)) for broker in _BROKERS}
+        await _window(sides, round(scale.steady_rate), scale.steady_rate)  # a warm-up
+        for _ in range(_WINDOWS):
+            with Meter() as meter:
+                waits = await _window(sides, jobs, scale.steady_rate)
+            for broker, found in waits.items():
+                sides[broker].p50.append(round(median(found), 2))
+                sides[broker].p99.append(round(quantile(found, 0.99), 2))
+            spent = sum(seconds for role, seconds in meter.by_role.items() if role != "bench")
+            by_role.append(meter.by_role)
+            cpu.append(round(1000 * spent / (jobs * len(sides)), 3))
+    long = f"{scale.steady_minutes:g} minutes of {scale.steady_rate:g} jobs/s under an old snapshot"
+    return [
+        *(
+            Figure(f"latency after {long}, {broker}, to the beginning, p50", "ratio", (side.p50[-1] / side.p50[0],),
+                   (load,), _GOAL, {"p50_ms": side.p50, "p99_ms": side.p99})
+            for broker, side in sides.items()
+        ),
+        Figure(f"CPU of a job after {long}, to the beginning", "ratio", (cpu[-1] / cpu[0],), (load,), _GOAL,
+               {"cpu_seconds_a_1000_jobs": cpu, "by_role": by_role}),
+    ]  # fmt: skip
+
+
+@asynccontextmanager
+async def _side(stand: Stand, broker: str) -> AsyncIterator[_Side]:
+    """With a snapshot of its database held open."""
+    async with (
+        stand.installation(broker=broker, pipelines="bench.pipelines:benched") as installation,
+        installation.connection() as holder,
+        holder.transaction(isolation="repeatable_read", readonly=True),
+    ):
+        await holder.fetchval("SELECT count(*) FROM job")
+        worker = await installation.start_worker()
+        async with submitter(installation) as submitting:
+            yield _Side(installation, worker, submitting)
+
+
+async def _window(sides: dict[str, _Side], jobs: int, rate: float) -> dict[str, list[float]]:
+    """How long each job waited for its handler, in ms, by broker."""
+
+    async def one(side: _Side) -> dict[UUID, float]:
+        return await submit_paced(side.submitting, jobs, rate)
+
+    asked = await asyncio.gather(*(one(side) for side in sides.values()))
+    await asyncio.gather(*(until_finished(side.installation, side.worker) for side in sides.values()))
+    return {
+        broker: await waits_ms(side.installation, its) for (broker, side), its in zip(sides.items(), asked, strict=True)
+    }
