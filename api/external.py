@@ -5,7 +5,6 @@ A lease is the worker's id and the task's epoch; a call with another epoch chang
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
 from datetime import timedelta
 from http import HTTPStatus
@@ -36,7 +35,6 @@ Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 
 #: Makes owners of leases out of worker ids: two tenants' workers of one name are two.
 _NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
-_LOOK_SECONDS = 0.25
 _MOST_LOSSES = 5
 WorkerId: TypeAlias = Annotated[
     str, Field(min_length=1, max_length=100, description="Of one process: fresh for every start of it.")
@@ -104,9 +102,8 @@ async def claim(request: Request, asked: ClaimRequest, caller: Worker) -> Respon
     while True:
         async with services.pool.acquire() as connection:
             found = await claims.claim_next(connection, terms, queues, asked.limit)
-        if found or services.draining or monotonic() >= until:
+        if found or not await services.queues.runnable(queues, max(0.0, until - monotonic())):
             return json_response({"tasks": [_task(claimed, asked.lease_seconds) for claimed in found]})
-        await asyncio.sleep(_LOOK_SECONDS)
 
 
 def _task(claimed: Claimed, lease_seconds: float) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 
 from api.keyring import Keyring
 from api.submissions import Submissions
-from api.watch import JobWatch
+from api.watch import JobWatch, QueueWatch
 from leasehold.announcer import Announcer
 from leasehold.broker import make_broker
 from leasehold.broker.base import Broker
@@ -41,14 +41,16 @@ class Services:
     submissions: Submissions
     keyring: Keyring
     watch: JobWatch
+    queues: QueueWatch
     templates: Templates
     catalogue: Catalogue
     draining: bool = False
 
     def drain(self) -> None:
-        """The process is about to stop: say so on /readyz, and let everybody who waits for a job go."""
+        """The process is about to stop: say so on /readyz, and let everybody go who waits for a job or for work."""
         self.draining = True
         self.watch.release_all()
+        self.queues.release_all()
 
 
 @asynccontextmanager
@@ -73,6 +75,8 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         stack.push_async_callback(_end, looking)
         watch = JobWatch(engine)
         stack.push_async_callback(watch.close)
+        queues = QueueWatch(pool)
+        stack.push_async_callback(queues.close)
         yield Services(
             settings=settings,
             pool=pool,
@@ -83,6 +87,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             submissions=submissions,
             keyring=Keyring(pool, cache_seconds=settings.api_key_cache_seconds),
             watch=watch,
+            queues=queues,
             templates=Templates(Pipelines.from_source(settings.pipelines)),
             catalogue=Catalogue(settings),
         )

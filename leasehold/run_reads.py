@@ -4,7 +4,7 @@ but for those of operators, who see the fleet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import TypeAlias
 from uuid import UUID
@@ -168,6 +168,25 @@ ORDER BY a.queue LIMIT 1000
 
 async def queues(connection: Connection) -> Sequence[Row]:
     return await connection.fetch(_QUEUES)
+
+
+_RUNNABLE = """
+-- queues_runnable
+SELECT asked.queue, (
+    SELECT count(*) FROM (
+        SELECT 1 FROM task t
+        WHERE t.queue = asked.queue AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.available_at <= statement_timestamp() LIMIT asked.most) AS counted
+)::int AS n
+FROM unnest($1::text[], $2::int[]) AS asked(queue, most)
+WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = asked.queue)
+"""
+
+
+async def runnable(connection: Connection, asked: Mapping[str, int]) -> dict[str, int]:
+    """Tasks that could be claimed, by queue, each counted up to its number in `asked`. Not of paused queues."""
+    rows = await connection.fetch(_RUNNABLE, list(asked), list(asked.values()))
+    return {row["queue"]: row["n"] for row in rows}
 
 
 async def depth(connection: Connection, queue: str, most: int) -> int:

@@ -158,7 +158,7 @@ async def test_every_line_of_a_request_has_its_id(settings: Settings, make_key: 
             await client.post("/upload-url", json=BODY, headers={"X-Request-Id": "my-request"})
         await process.stop()
     mine = [line for line in process.lines if "my-request" in line]
-    assert [("upload registered" in line, '"tenant_id": "acme"' in line) for line in mine] == [
+    assert [("upload registered" in line, '"tenant_id":"acme"' in line) for line in mine] == [
         (True, True),
         (False, True),
     ]

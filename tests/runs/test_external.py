@@ -150,3 +150,34 @@ async def test_the_reference_client_works_fails_and_stops_as_it_should(
         await client.post(f"/v1/runs/{stopped}/cancel")
         await working
         assert (await client.look(stopped))["status"] == "cancelled"
+
+
+async def test_of_many_who_wait_as_many_as_there_are_tasks_get_one(
+    client: Client, running: Running, template: str
+) -> None:
+    """And the others wait on, without asking the database each for itself."""
+
+    async def waiting(number: int) -> list[Any]:
+        answer = await client.post("/v1/external/claim", worker_id=f"w{number}", queues=["reports"], wait=3)
+        assert answer.status_code == 200, answer.text
+        return list(answer.json()["tasks"])
+
+    waiters = [asyncio.create_task(waiting(number)) for number in range(20)]
+    while running.services.queues.waiting < len(waiters):
+        await asyncio.sleep(0.01)
+    runs = {await client.start(template) for _ in range(3)}
+    found = [tasks for tasks in await asyncio.gather(*waiters) if tasks]
+    assert sorted(task["run_id"] for (task,) in found) == sorted(runs)
+    assert running.services.queues.waiting == 0
+
+
+async def test_nobody_is_woken_for_a_paused_queue_or_for_what_is_not_due(
+    client: Client, running: Running, rows: Connection, template: str
+) -> None:
+    await rows.execute("INSERT INTO paused_queue (queue, reason) VALUES ('ext:acme:reports', 'tests')")
+    await client.start(template)
+    assert not await running.services.queues.runnable(["ext:acme:reports"], 0.5)
+    await rows.execute("DELETE FROM paused_queue")
+    assert await running.services.queues.runnable(["ext:acme:reports", "ext:acme:others"], 5)
+    await rows.execute("UPDATE task SET available_at = clock_timestamp() + interval '1 hour'")
+    assert not await running.services.queues.runnable(["ext:acme:reports"], 0.5)
