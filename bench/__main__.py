@@ -13,6 +13,7 @@ from rich.console import Console
 
 from bench import (
     conversion,
+    fleet,
     generation,
     growth,
     idle,
@@ -28,6 +29,7 @@ from bench import (
     steady,
     submit,
     throughput,
+    waiting,
     workflows,
 )
 from bench.figure import Figure
@@ -39,12 +41,14 @@ from leasehold.garbage import freeze_loaded
 
 FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
     "throughput": throughput.measure,
+    "fleet": fleet.measure,
     "workflows": workflows.measure,
     "latency": latency.measure,
     "growth": growth.measure,
     "image": image.measure,
     "idle": idle.measure,
     "submit": submit.measure,
+    "waiting": waiting.measure,
     "conversion": conversion.measure,
     "generation": generation.measure,
     "metrics": metrics_cost.measure,

@@ -15,10 +15,12 @@ threestep = Pipeline(
 )
 #: Holds a slot for 50 ms.
 napping = Pipeline("napping", module="bench.steps", steps=[Step("nap")])
+#: For whoever asks over HTTP.
+outside = Pipeline("outside", module="bench.steps", steps=[Step("ask", queue="outside", external=True)])
 
 
 def benched() -> Pipelines:
     pipelines = shipped()
-    for pipeline in (stamped, twostep, threestep, napping):
+    for pipeline in (stamped, twostep, threestep, napping, outside):
         pipelines.add(pipeline)
     return pipelines

@@ -25,6 +25,7 @@ class Scale:
     picture_rounds: int = 5  # pictures of one run
     settle_seconds: float = 5.0  # after the start, for first housekeeping and first connections to be over
     idle_seconds: float = 20.0
+    waiting: int = 1000  # external workers
     requests_seconds: float = 10.0
     requests_at_once: int = 16
     model_width: int = 64  # 64 is ResNet-50: 102 MB

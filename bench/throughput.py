@@ -27,7 +27,7 @@ _PATIENT_HEARTBEAT = 60  # RabbitMQ keeps the connection of a worker that stands
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class Run:
     rate: float
     load: float
     meter: Meter
@@ -53,11 +53,11 @@ CASES = (
 
 
 async def measure(stand: Stand, scale: Scale, cases: Sequence[Case] = CASES) -> list[Figure]:
-    return [await _drain(stand, scale, case) for case in cases]
+    return [await _figure(stand, scale, case) for case in cases]
 
 
-async def _drain(stand: Stand, scale: Scale, case: Case) -> Figure:
-    runs = [await _run(stand, scale, case) for _ in range(scale.runs)]
+async def _figure(stand: Stand, scale: Scale, case: Case) -> Figure:
+    runs = [await drain(stand, scale, case) for _ in range(scale.runs)]
     return Figure(
         f"throughput, {case.name}, {case.workers} worker{'s' if case.workers > 1 else ''}",
         "jobs/s",
@@ -73,7 +73,8 @@ async def _drain(stand: Stand, scale: Scale, case: Case) -> Figure:
     )
 
 
-async def _run(stand: Stand, scale: Scale, case: Case) -> _Run:
+async def drain(stand: Stand, scale: Scale, case: Case) -> Run:
+    """Fill the queue while the workers stand still, then let them go."""
     async with stand.installation(amqp_heartbeat=_PATIENT_HEARTBEAT, **case.settings) as installation:
         ports = [free_port() for _ in range(case.workers)]
         servers = [await installation.start_worker(metrics_port=port) for port in ports]
@@ -89,4 +90,4 @@ async def _run(stand: Stand, scale: Scale, case: Case) -> _Run:
         with Meter() as meter:
             await until_finished(installation, *servers)
         claimed = {how: n - claimed_before.get(how, 0) for how, n in (await claims_by(ports)).items()}
-        return _Run(scale.jobs / await seconds_of(installation, since), load, meter, claimed)
+        return Run(scale.jobs / await seconds_of(installation, since), load, meter, claimed)

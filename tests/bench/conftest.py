@@ -32,6 +32,7 @@ def scale() -> Scale:
         idle_seconds=0.3,
         requests_seconds=0.3,
         requests_at_once=2,
+        waiting=12,
         model_width=4,
         model_images=2,
         model_downloads=1,

@@ -1,0 +1,116 @@
+"""`waiting`: a thousand external workers that wait for work at one API process, and how soon one of them gets it.
+
+Each holds a connection and asks again when its wait has ended; ten that wait are measured beside them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from statistics import median
+from time import monotonic
+
+import orjson
+
+from bench.figure import Figure, Goal, quantile
+from bench.http import Connection, request, until_ready
+from bench.processes import Meter
+from bench.scale import Scale
+from bench.stand import Installation, Stand
+from embedded.ports import free_port
+from leasehold.credentials import create_key
+
+_FEW = 10
+_GOAL = Goal(1.2)
+_CLAIM_SECONDS = 25
+_BETWEEN_SECONDS = 0.1  # runs
+
+
+async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+    cpu: dict[str, list[float]] = {"api": [], "postgres": []}
+    waits: dict[int, list[list[float]]] = {_FEW: [], scale.waiting: []}
+    load = []
+    for _ in range(scale.runs):
+        load.append(os.getloadavg()[0])
+        for workers, found in waits.items():
+            async with _crowd(stand, workers) as crowd:
+                await asyncio.sleep(scale.settle_seconds)
+                with Meter() as meter:
+                    await asyncio.sleep(scale.idle_seconds)
+                found.append(await crowd.serve(scale.paced_jobs))
+            if workers == scale.waiting:
+                for role, spent in cpu.items():
+                    spent.append(100 * meter.by_role[role] / meter.seconds)
+    many = f"{scale.waiting:,} external workers waiting"
+    p50 = {workers: tuple(median(run) for run in runs) for workers, runs in waits.items()}
+    ratios = tuple(a / b for a, b in zip(p50[scale.waiting], p50[_FEW], strict=True))
+    return [
+        *(Figure(f"{many}, {role}, CPU", "% of a core", tuple(spent), tuple(load)) for role, spent in cpu.items()),
+        Figure(f"a run's way to one of {scale.waiting:,} that wait, p50", "ms", p50[scale.waiting], tuple(load),
+               details={"p99_ms": [round(quantile(run, 0.99), 1) for run in waits[scale.waiting]]}),
+        Figure(f"the same, to one of {_FEW}", "ratio", ratios, tuple(load), _GOAL),
+    ]  # fmt: skip
+
+
+class _Crowd:
+    """External workers at one API."""
+
+    def __init__(self, port: int, key: str) -> None:
+        self._port = port
+        self._key = key
+        self._came: dict[str, float] = {}  # run -> when a worker got it
+
+    async def work(self, number: int) -> None:
+        """Ask, wait, note what came, complete it, ask again."""
+        connection = await Connection.open(self._port)
+        named = {"worker_id": f"bench-{number}"}
+        asks = self._request("/v1/external/claim", named | {"queues": ["outside"], "wait": _CLAIM_SECONDS})
+        while True:
+            status, body = await connection.send(asks)
+            if status != 200:  # noqa: PLR2004 - an HTTP status
+                raise RuntimeError(f"claim answered {status}: {body[:200]!r}")
+            for task in orjson.loads(body)["tasks"]:
+                self._came[task["run_id"]] = monotonic()
+                path = f"/v1/external/tasks/{task['task_id']}/complete"
+                await connection.send(self._request(path, named | {"epoch": task["epoch"]}))
+
+    async def serve(self, runs: int) -> list[float]:
+        """How long each run took from its acceptance to a worker, in ms."""
+        connection = await Connection.open(self._port)
+        asked: dict[str, float] = {}
+        for _ in range(runs):
+            _, body = await connection.send(self._request("/v1/runs", {"template": "outside"}))
+            asked[orjson.loads(body)["id"]] = monotonic()
+            await asyncio.sleep(_BETWEEN_SECONDS)
+        async with asyncio.timeout(_CLAIM_SECONDS):
+            while not asked.keys() <= self._came.keys():  # noqa: ASYNC110 - they come by hundreds of ways
+                await asyncio.sleep(_BETWEEN_SECONDS)
+        await connection.close()
+        return [1000 * (self._came[run] - at) for run, at in asked.items()]
+
+    def _request(self, path: str, body: object) -> bytes:
+        return request("POST", path, key=self._key, body=body)
+
+
+@asynccontextmanager
+async def _crowd(stand: Stand, workers: int) -> AsyncIterator[_Crowd]:
+    async with stand.installation(broker="postgres", pipelines="bench.pipelines:benched") as installation:
+        port = free_port()
+        await installation.start("api", api_port=port)
+        await until_ready(port)
+        crowd = _Crowd(port, await _key(installation))
+        working = [asyncio.create_task(crowd.work(number)) for number in range(workers)]
+        try:
+            yield crowd
+        finally:
+            for task in working:
+                task.cancel()
+            await asyncio.gather(*working, return_exceptions=True)
+
+
+async def _key(installation: Installation) -> str:
+    async with installation.connection() as connection:
+        scopes = ("runs:write", "external:work")
+        return (await create_key(connection, tenant_id="bench", client_id="bench", scopes=scopes)).text
