@@ -21,6 +21,7 @@ from bench import (
     latency,
     machine,
     metrics_cost,
+    pictures,
     plot,
     recovery,
     report,
@@ -57,9 +58,10 @@ FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
     "steady": steady.measure,
     "recovery": recovery.measure,
     "peers": peers.measure,
+    "pictures": pictures.measure,
 }
 #: Not without being asked for: they install others' packages, or take an hour.
-ASKED_FOR = {"peers", "steady"}
+ASKED_FOR = {"peers", "pictures", "steady"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -119,22 +119,27 @@ def _bare_process(picture: bytes) -> Iterator[Any]:
 async def _through_platform(
     client: httpx2.AsyncClient, connection: asyncpg.Connection[asyncpg.Record], picture: bytes
 ) -> Processed:
-    ticket = (await _ok(client.post("/upload-url", json={"content_type": _KIND, "file_name": "a.jpg"}))).json()
-    async with httpx2.AsyncClient(timeout=_WAIT_SECONDS) as store:
-        await _ok(store.put(ticket["upload_url"], content=picture, headers={"Content-Type": _KIND}))
+    named = await uploaded(client, picture)
     asked = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
-    named = {"media_id": ticket["media_id"], "original_key": ticket["original_key"]}
-    await _ok(client.post("/complete-upload", json=named))
+    await ok(client.post("/complete-upload", json=named))
     async with asyncio.timeout(_WAIT_SECONDS):
-        while (status := (await _ok(client.get(f"/media/{ticket['media_id']}?wait=10"))).json()["status"]) != "READY":
+        while (status := (await ok(client.get(f"/media/{named['media_id']}?wait=10"))).json()["status"]) != "READY":
             if status == "FAILED":
                 raise RuntimeError("the picture was refused")
-    rows = await connection.fetch(_TIMES, ticket["media_id"])
+    rows = await connection.fetch(_TIMES, named["media_id"])
     steps = {row["step"]: row["seconds"] for row in rows}
     return Processed(rows[0]["finished"] - asked, steps, rows[0]["final_sha256"])
 
 
-async def _ok(asking: Any) -> httpx2.Response:
+async def uploaded(client: httpx2.AsyncClient, picture: bytes) -> dict[str, str]:
+    """The body of its `POST /complete-upload`."""
+    ticket = (await ok(client.post("/upload-url", json={"content_type": _KIND, "file_name": "a.jpg"}))).json()
+    async with httpx2.AsyncClient(timeout=_WAIT_SECONDS) as store:
+        await ok(store.put(ticket["upload_url"], content=picture, headers={"Content-Type": _KIND}))
+    return {"media_id": ticket["media_id"], "original_key": ticket["original_key"]}
+
+
+async def ok(asking: Any) -> httpx2.Response:
     answer: httpx2.Response = await asking
     return answer.raise_for_status()
 

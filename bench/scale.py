@@ -23,6 +23,8 @@ class Scale:
     picture_width: int = 4000
     picture_height: int = 3000
     picture_rounds: int = 5  # pictures of one run
+    pictures: int = 40  # of one run of the platform, when pictures a second are counted
+    pictures_seconds: float = 10.0  # of one run of a library
     settle_seconds: float = 5.0  # after the start, for first housekeeping and first connections to be over
     idle_seconds: float = 20.0
     waiting: int = 1000  # external workers

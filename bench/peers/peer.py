@@ -6,8 +6,13 @@ import asyncio
 import hashlib
 import os
 import sys
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
+
+#: Puts requirements into a directory.
+Install: TypeAlias = Callable[[Path, tuple[str, ...]], Coroutine[None, None, None]]
 
 _DRIVERS = Path(__file__).parent / "drivers"
 _INSTALL_SECONDS = 600.0
@@ -27,14 +32,8 @@ class Peer:
         return _DRIVERS / f"{self.name}_driver.py"
 
     async def environment(self) -> Path:
-        """Its Python, installed once for these versions. Raises RuntimeError with what pip said."""
-        cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "leasehold" / "peers"
-        stamp = hashlib.sha256(" ".join(self.requirements).encode()).hexdigest()[:12]
-        home = cache / f"{self.name}-{stamp}"
-        if not (home / "done").exists():
-            await _run(sys.executable, "-m", "venv", "--clear", str(home))
-            await _run(str(home / "bin/python"), "-m", "pip", "install", "--quiet", *self.requirements)
-            (home / "done").touch()
+        """Its Python. Raises RuntimeError with what pip said."""
+        home = await installed(self.name, self.requirements, with_pip)
         return home / "bin/python"
 
 
@@ -52,10 +51,39 @@ PEERS = (
 )  # fmt: skip
 
 
-async def _run(*command: str) -> None:
-    process = await asyncio.create_subprocess_exec(
-        *command, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
-    )
+async def installed(name: str, requirements: tuple[str, ...], install: Install) -> Path:
+    """Where these versions were installed, once. Raises RuntimeError with what the installer said."""
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "leasehold" / "peers"
+    stamp = hashlib.sha256(" ".join(requirements).encode()).hexdigest()[:12]
+    home = cache / f"{name}-{stamp}"
+    if not (home / "done").exists():
+        await install(home, requirements)
+        (home / "done").touch()
+    return home
+
+
+async def with_pip(home: Path, requirements: tuple[str, ...]) -> None:
+    await _run(sys.executable, "-m", "venv", "--clear", str(home))
+    await _run(str(home / "bin/python"), "-m", "pip", "install", "--quiet", *requirements)
+
+
+async def with_npm(home: Path, requirements: tuple[str, ...]) -> None:
+    await asyncio.to_thread(_package, home)
+    await _run("npm", "install", "--silent", "--no-audit", "--no-fund", *requirements, cwd=home)
+
+
+def _package(home: Path) -> None:
+    home.mkdir(parents=True, exist_ok=True)
+    (home / "package.json").write_text("{}")  # or npm looks for one in the directories above
+
+
+async def _run(*command: str, cwd: Path | None = None) -> None:
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *command, cwd=cwd, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT
+        )
+    except FileNotFoundError:
+        raise RuntimeError(f"there is no {command[0]} here") from None
     try:
         said, _ = await asyncio.wait_for(process.communicate(), _INSTALL_SECONDS)
     except TimeoutError:

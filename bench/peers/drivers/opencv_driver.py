@@ -1,0 +1,39 @@
+"""OpenCV: PICTURE DIRECTORY SECONDS; prints pictures a second."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from time import perf_counter
+
+import cv2
+
+_LARGE = [cv2.IMWRITE_JPEG_QUALITY, 90, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
+_SMALL = [
+    cv2.IMWRITE_JPEG_QUALITY, 80, cv2.IMWRITE_JPEG_PROGRESSIVE, 1, cv2.IMWRITE_JPEG_OPTIMIZE, 1,
+    cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_420,
+]  # fmt: skip
+
+
+def make(picture: Path, directory: Path) -> None:
+    pixels = cv2.imread(str(picture))
+    height, width = pixels.shape[:2]
+    scale = 2048 / max(width, height)
+    small = cv2.resize(pixels, (round(width * scale), round(height * scale)), interpolation=cv2.INTER_AREA)
+    cv2.imwrite(str(directory / "resize.jpg"), small, _LARGE)
+    cv2.imwrite(str(directory / "compress.jpg"), small, _SMALL)
+    cv2.imwrite(str(directory / "final.webp"), small, [cv2.IMWRITE_WEBP_QUALITY, 80])
+
+
+def main() -> None:
+    picture, directory, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
+    cv2.setNumThreads(1)  # a process a core
+    make(picture, directory)
+    began, made = perf_counter(), 0
+    while perf_counter() - began < seconds:
+        make(picture, directory)
+        made += 1
+    sys.stdout.write(f"{made / (perf_counter() - began)}\n")
+
+
+main()
