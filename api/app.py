@@ -38,7 +38,7 @@ from api import (
 from api.body_limit import BodyLimit
 from api.edge import Edge, identity_of
 from api.openapi import document
-from api.problems import problem_of
+from api.problems import NOT_STORABLE, problem_of
 from api.security import refuse_open_routes
 from api.services import open_services
 from leasehold.errors import LeaseholdError
@@ -99,7 +99,7 @@ def make_app(settings: Settings) -> FastAPI:
         refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], PUBLIC)
         app.include_router(router)
     app.openapi = partial(document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
-    for kind in (LeaseholdError, RequestValidationError, HTTPException):
+    for kind in (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE):
         app.add_exception_handler(kind, _answer_problem)
     app.add_middleware(BodyLimit, streaming=frozenset({conversion.PATH, source_images.PATH}))
     app.add_middleware(Edge)  # added last, so outermost

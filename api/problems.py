@@ -61,6 +61,9 @@ _DATABASE_AWAY: tuple[type[BaseException], ...] = (
     NoConnectionInTime,
 )
 
+#: PostgreSQL's words for a NUL in text, and in JSON.
+NOT_STORABLE = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
+
 _SENTENCES = {
     HTTPStatus.NOT_FOUND: ("not_found", "There is nothing at this address."),
     HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", "This address does not know that method."),
@@ -106,6 +109,14 @@ def problem_of(error: Exception) -> Problem:
         return _of_validation(error)
     if isinstance(error, HTTPException):
         return _of_http_exception(error)
+    if isinstance(error, NOT_STORABLE):
+        return Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", "A text holds a NUL character, which cannot be stored."
+        )
+    return _of_others(error)
+
+
+def _of_others(error: Exception) -> Problem:
     if isinstance(error, StoreError):
         return _unavailable("store_unavailable", "The object store does not answer.")
     if is_database_away(error):

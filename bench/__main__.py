@@ -80,6 +80,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         "--finished", default=",".join(map(str, Scale().finished)), help="jobs in the table, of growth (%(default)s)"
     )
     parser.add_argument("--minutes", type=float, default=Scale().steady_minutes, help="of steady (%(default)s)")
+    parser.add_argument(
+        "--rate", type=float, default=Scale().steady_rate, help="jobs a second, of steady (%(default)s)"
+    )
     asked = parser.parse_args(arguments)
     if unknown := [name for name in asked.figures if name not in FIGURES]:
         parser.error(f"no such figure: {', '.join(unknown)}")
@@ -104,6 +107,7 @@ async def run(asked: argparse.Namespace) -> None:
         jobs=asked.jobs,
         peers=tuple(asked.peers.split(",")),
         steady_minutes=asked.minutes,
+        steady_rate=asked.rate,
         finished=tuple(int(count) for count in asked.finished.split(",")),
     )
     names = asked.figures or [name for name in FIGURES if name not in ASKED_FOR]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -38,6 +39,9 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
 )
+
+#: Longer ago than anything.
+ALWAYS = timedelta(days=36_500)
 
 #: The transitions find rows by key, in the order that their joins are written in. Statistics of a young table must not
 #: talk the planner into reading it as a whole, and planning these statements anew costs more than running them.

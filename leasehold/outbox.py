@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 from leasehold.broker.base import Hint
-from leasehold.database import Connection
+from leasehold.database import ALWAYS, Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,8 @@ TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'
 FROM (
-    SELECT id FROM outbox WHERE relay_at <= statement_timestamp() ORDER BY relay_at LIMIT $1 FOR UPDATE SKIP LOCKED
+    SELECT id FROM outbox WHERE relay_at BETWEEN statement_timestamp() - $2::interval AND statement_timestamp()
+    ORDER BY relay_at LIMIT $1 FOR UPDATE SKIP LOCKED
 ) AS due
 WHERE o.id = due.id
 RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
@@ -54,9 +56,12 @@ SELECT id, event_seq, tenant_id, 'queued', 'queued' FROM queued
 """
 
 
-async def take(connection: Connection, limit: int) -> list[Announcement]:
-    """Rows that nobody published in time; they come again in ten seconds unless `announced` removes them."""
-    return [Announcement.from_row(row) for row in await connection.fetch(TAKE, limit)]
+async def take(connection: Connection, limit: int, back: float | None = None) -> list[Announcement]:
+    """Rows that nobody published in time; they come again in ten seconds unless `announced` removes them. What has been
+    due for more than `back` seconds is not seen; None: everything is.
+    """
+    rows = await connection.fetch(TAKE, limit, ALWAYS if back is None else timedelta(seconds=back))
+    return [Announcement.from_row(row) for row in rows]
 
 
 async def announced(connection: Connection, outbox_ids: Sequence[int]) -> None:

@@ -21,7 +21,7 @@ SLACK_SECONDS = 2.0
 
 
 class Horizon:
-    """Of the looks for one set of queues."""
+    """Of the looks for one set of queues, or of the relay's."""
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
@@ -42,6 +42,10 @@ class Horizon:
         if whole:
             self._whole_at = asked_at
         self._seen_from = asked_at - max(oldest or 0.0, overdue) - SLACK_SECONDS
+
+    def forget(self) -> None:
+        """There was more than a look could take: the next shall see everything."""
+        self._seen_from = None
 
 
 async def look(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 from time import monotonic
 from uuid import UUID
@@ -23,6 +24,12 @@ log = structlog.get_logger(__name__)
 
 #: Lost workers, and a lost leader, are looked for this often, so that what they held runs elsewhere within a second.
 _WATCH_SECONDS = 0.5
+#: Leases that pass are looked for every `sweep_seconds`, but for at most this share of the time, and at the latest
+#: after so many seconds.
+_MOST_BUSY = 0.05
+_LATEST_SECONDS = 8.0
+#: For so long after a worker was missed they are looked for at every turn: some may be locked, or more than one ends.
+_HURRY_SECONDS = 5.0
 #: Retention, partitions and old rows: this often.
 _HOUSEKEEPING_SECONDS = 60.0
 _PROBES_KEPT = timedelta(hours=1)
@@ -37,6 +44,9 @@ class Sweeper:
         self._announcer = announcer
         self._housekept_at = -_HOUSEKEEPING_SECONDS
         self._last_gate = ("", "")
+        self._missed: frozenset[UUID] = frozenset()
+        self._hurry_until = 0.0
+        self._expire_at = 0.0
 
     async def run(self) -> None:
         """For ever; a sweep that fails is tried again at the next turn."""
@@ -53,18 +63,30 @@ class Sweeper:
 
     async def _sweep(self, connection: Connection) -> None:
         gone = await workers.gone(connection) if self._settings.presence else []
-        ended, hints, failed = await sweeps.expire_leases(connection, gone, self._settings.max_losses)
-        jobs_ended(failed)
-        if ended:
-            log.warning("leases of lost workers ended", leases=ended, workers=[str(owner) for owner in gone])
-            metrics.EXPIRED.inc(ended)
-            self._announcer.announce(hints)
+        if not self._missed.issuperset(gone):
+            self._hurry_until = monotonic() + _HURRY_SECONDS
+        self._missed = frozenset(gone)
+        if monotonic() < self._hurry_until or monotonic() >= self._expire_at:
+            await self._expire_leases(connection, gone)
         jobs_ended(await sweeps.end_cancels(connection, gone))
         jobs_ended(await sweeps.expire_jobs(connection))
         await self._let_in(connection)
         if monotonic() - self._housekept_at >= _HOUSEKEEPING_SECONDS:
             await self._keep_house(connection)
             self._housekept_at = monotonic()
+
+    async def _expire_leases(self, connection: Connection, gone: Sequence[UUID]) -> None:
+        """At once when a worker is missed, else now and then: it reads all that has run since the last vacuum."""
+        began = monotonic()
+        ended, hints, failed = await sweeps.expire_leases(connection, gone, self._settings.max_losses)
+        jobs_ended(failed)
+        if ended:
+            log.warning("leases of lost workers ended", leases=ended, workers=[str(owner) for owner in gone])
+            metrics.EXPIRED.inc(ended)
+            self._announcer.announce(hints)
+        now = monotonic()
+        pause = max(self._settings.sweep_seconds, (now - began) / _MOST_BUSY)
+        self._expire_at = now + min(pause, _LATEST_SECONDS)
 
     async def _let_in(self, connection: Connection) -> None:
         """Jobs at gates that nobody asked again, such as those with a rate, some at each sweep."""

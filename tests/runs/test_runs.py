@@ -52,6 +52,22 @@ async def test_what_cannot_be_run_is_refused(client: Client, body: dict[str, obj
         assert "/number" in said["detail"] or "unknown" in said["detail"]
 
 
+@pytest.mark.parametrize("key", [{}, {"Idempotency-Key": "k"}])
+@pytest.mark.parametrize("body", [{"scope_id": "a\0"}, {"payload": {"text": "a\0"}}])
+async def test_a_text_that_cannot_be_stored_is_refused_and_costs_those_beside_it_nothing(
+    client: Client, body: dict[str, object], key: dict[str, str]
+) -> None:
+    steps = [{"id": "outside", "queue": "reports"}]
+    assert (await client.post("/v1/templates", type="plain", steps=steps)).status_code == 201
+    ask = client.http.post
+    bodies = [{"template": "plain"}, {"template": "plain"} | body, {"template": "plain"}]
+    first, broken, last = await asyncio.gather(
+        *(ask("/v1/runs", json=one, headers=key if one is bodies[1] else {}) for one in bodies)
+    )
+    assert (first.status_code, last.status_code) == (202, 202)
+    problem(broken, 422, "invalid_request")
+
+
 @pytest.mark.parametrize(
     ("do", "code"),
     [("fail", "broken"), ("fail always", "unlucky"), ("raise", "handler_error"), ("odd answer", "bad_answer"),
