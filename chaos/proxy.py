@@ -164,7 +164,8 @@ class Link:
             if source.at_eof():
                 connection.over()
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._freed.wait(), _LOOK_SECONDS)
+                async with asyncio.timeout(_LOOK_SECONDS):
+                    await self._freed.wait()
                 self._freed.clear()
 
     async def _pass_on(self, connection: _Connection, data: bytes, sink: asyncio.StreamWriter, *, asks: bool) -> None:

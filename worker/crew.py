@@ -170,10 +170,10 @@ class Crew:
             if plenty and (hintless or not hinted or not self._broker.connected):
                 await self._a_slot()
                 continue
+            pause = min(_FAIR_SECONDS, self._poll_seconds) if self._hints else self._poll_seconds
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(
-                    self._look.wait(), min(_FAIR_SECONDS, self._poll_seconds) if self._hints else self._poll_seconds
-                )
+                async with asyncio.timeout(pause):  # wait_for loses a cancellation before Python 3.12
+                    await self._look.wait()
 
     async def _take_fairly(self) -> None:
         """Keep the next slot that becomes free from the hints, and give it to whose turn it is."""

@@ -200,7 +200,8 @@ class Heartbeat:
 
     async def _pause(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._woken.wait(), seconds)
+            async with asyncio.timeout(seconds):  # wait_for loses a cancellation before Python 3.12
+                await self._woken.wait()
         self._woken.clear()
         if self._connection is not None and self._connection.is_closed():
             self._disconnect()  # ended by the other side: presence is gone until we are back

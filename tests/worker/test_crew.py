@@ -8,6 +8,8 @@ from time import monotonic
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from leasehold.broker import make_broker
 from leasehold.broker.base import Delivery, Hint
 from leasehold.ids import new_id
@@ -122,4 +124,40 @@ async def test_a_job_of_many_steps_gives_its_slot_up_between_two_when_others_wai
         await asyncio.wait_for(other_ran.wait(), SECONDS)
         assert steps > 1  # it went on while nobody's turn had come
     finally:
+        await crew.close()
+
+
+@pytest.mark.parametrize("turns", range(5))
+async def test_a_crew_ends_though_it_is_told_to_look_at_that_very_moment(turns: int) -> None:
+    """Before Python 3.12 `asyncio.wait_for` loses a cancellation that comes with what it waits for."""
+    looked = asyncio.Event()
+
+    async def claim(_delivery: Delivery) -> Claimed | None:
+        raise AssertionError("there are no hints")
+
+    async def claim_next(_queues: Sequence[str], _limit: int, _overdue: float) -> list[Claimed]:
+        looked.set()
+        return []
+
+    async def run(_claimed: Claimed, _headers: object, _may_go_on: object) -> None:
+        raise AssertionError("nothing was claimed")
+
+    crew = Crew(
+        ["q"],
+        1,
+        claim=claim,
+        claim_next=claim_next,
+        run=run,
+        broker=make_broker(Settings(_env_file=None, broker="postgres")),
+        poll_seconds=NEVER,
+        holds=lambda _task: False,
+    )
+    crew.start()
+    await asyncio.wait_for(looked.wait(), SECONDS)
+    for _ in range(5):  # it waits now
+        await asyncio.sleep(0)
+    crew.look()
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    async with asyncio.timeout(SECONDS):
         await crew.close()
