@@ -93,6 +93,12 @@ def _first_words(value: ast.expr) -> str | None:
     return value.value if isinstance(value, ast.Constant) and isinstance(value.value, str) else None
 
 
+@pytest.mark.parametrize("package", ["leasehold", "api", "worker"])
+def test_what_runs_for_long_waits_by_timeout_and_not_by_wait_for(package: str) -> None:
+    """Before Python 3.12 `asyncio.wait_for` loses a cancellation that comes with what it waits for."""
+    assert [path for path in (ROOT / package).rglob("*.py") if "wait_for(" in path.read_text()] == []
+
+
 def test_a_declaration_loads_no_image_or_model_library() -> None:
     """The API imports declarations only, so that its image carries none."""
     light = [
