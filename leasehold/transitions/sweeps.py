@@ -88,6 +88,16 @@ async def expire_leases(
     return len(rows), hints, jobs_ended(rows)
 
 
+async def _locked_first(connection: Connection, statement: str, limit: int) -> list[UUID]:
+    """Ids by the index that has them in the order that is asked for.
+
+    Of several indexes of unfinished jobs the planner takes any, for its statistics say that there are few; but in one
+    of all of them lies everything that has ended since the last vacuum.
+    """
+    await connection.execute("SET LOCAL enable_sort = off")
+    return [row["id"] for row in await connection.fetch(statement, limit)]
+
+
 _LOCK_JOBS_PAST_DEADLINE = """
 -- expire_jobs_lock
 SELECT j.id FROM job j
@@ -132,24 +142,29 @@ SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced
 async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded]:
     """Unfinished jobs past `deadline_at` -> expired; their steps end with them."""
     async with connection.transaction():
-        locked = [row["id"] for row in await connection.fetch(_LOCK_JOBS_PAST_DEADLINE, limit)]
+        locked = await _locked_first(connection, _LOCK_JOBS_PAST_DEADLINE, limit)
         return jobs_ended(await connection.fetch(EXPIRE_JOBS, locked) if locked else [])
 
 
-# Steps of a job that is being cancelled whose worker is lost, or that did not stop within the grace.
+_LOCK_CANCELLED_JOBS = """
+-- end_cancels_lock
+SELECT j.id FROM job j
+WHERE j.cancel_by IS NOT NULL AND j.finished_at IS NULL
+ORDER BY j.cancel_by LIMIT $1
+FOR UPDATE SKIP LOCKED
+"""
+
+# Of the locked jobs $2 the steps whose worker is lost, or that did not stop within the grace.
 END_CANCELS = (
     f"""
 -- end_cancels
 WITH jobs AS MATERIALIZED (
-    SELECT j.id, j.cancel_by < clock_timestamp() AS overdue FROM job j
-    WHERE j.cancel_by IS NOT NULL AND j.finished_at IS NULL
-    ORDER BY j.cancel_by LIMIT $2
-    FOR UPDATE SKIP LOCKED
+    SELECT j.id, j.cancel_by < clock_timestamp() AS overdue FROM job j WHERE j.id = ANY($2::uuid[])
 ), stopped AS (
     UPDATE task t
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM jobs
-    WHERE t.job_id = jobs.id AND t.status = 'running'
+    WHERE t.job_id = jobs.id AND t.job_id = ANY($2::uuid[]) AND t.status = 'running'
       AND ((jobs.overdue AND t.cancelable) OR t.lease_until < clock_timestamp() OR {is_of_gone("$1::uuid[]")})
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, jsonb_build_object('forced', true,
               'because', CASE WHEN jobs.overdue THEN 'the grace passed' ELSE 'the worker was lost' END) AS data
@@ -163,7 +178,9 @@ SELECT id AS ended_job, pipeline, status AS outcome, seconds FROM advanced WHERE
 
 async def end_cancels(connection: Connection, gone: Sequence[UUID], limit: int = 100) -> list[JobEnded]:
     """cancel_requested -> cancelled where nobody acknowledges: past the grace, or with a lost worker."""
-    return jobs_ended(await connection.fetch(END_CANCELS, list(gone), limit))
+    async with connection.transaction():
+        locked = await _locked_first(connection, _LOCK_CANCELLED_JOBS, limit)
+        return jobs_ended(await connection.fetch(END_CANCELS, list(gone), locked) if locked else [])
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,6 +114,23 @@ async def test_a_look_reads_nothing_of_what_went_through_before_its_horizon(rows
         assert await entries_read(rows, "task_runnable") - before <= FEW
 
 
+@pytest.mark.parametrize("sweep", [sweeps.expire_jobs, lambda connection: sweeps.end_cancels(connection, [])])
+async def test_a_sweep_reads_nothing_of_what_has_ended(rows: Rows, another: Open, sweep: Any) -> None:
+    """Whatever an old snapshot keeps, and whichever index the statistics speak for."""
+    old = (await another()).connection
+    async with old.transaction(isolation="repeatable_read"):
+        await old.fetchval("SELECT count(*) FROM task")
+        await rows.submit(count=MANY)
+        await rows.connection.execute(f"UPDATE job SET deadline_at = {LATER}")
+        while taken := await rows.claim_all():
+            await settlements.complete(rows.connection, [Completion(claimed.lease) for claimed in taken])
+        await rows.connection.execute("ANALYZE job, task")
+        before = await entries_read(rows, "job_deadline"), await entries_read(rows, "task_running")
+        assert not await sweep(rows.connection)
+        after = await entries_read(rows, "job_deadline"), await entries_read(rows, "task_running")
+        assert sum(after) - sum(before) <= FEW
+
+
 async def test_a_look_says_how_long_the_oldest_that_it_saw_has_been_due(rows: Rows) -> None:
     """Also of what it could not take, so that the next look goes back far enough."""
     assert (await claims.look(rows.connection, rows.terms, ["default"], 10)).oldest is None
