@@ -23,15 +23,16 @@ SLACK_SECONDS = 2.0
 class Horizon:
     """Of the looks for one set of queues, or of the relay's."""
 
-    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic, whole_every: float = WHOLE_EVERY_SECONDS) -> None:
         self._clock = clock
+        self._whole_every = whole_every
         self._seen_from: float | None = None  # nothing that was due before is left, as far as looks have seen
         self._whole_at = 0.0
 
     def back(self) -> float | None:
         """Seconds that the next look has to go back; None: it shall see everything."""
         now = self._clock()
-        if self._seen_from is None or now - self._whole_at >= WHOLE_EVERY_SECONDS:
+        if self._seen_from is None or now - self._whole_at >= self._whole_every:
             return None
         return now - self._seen_from
 

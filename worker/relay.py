@@ -18,11 +18,13 @@ from worker.horizon import Horizon
 log = structlog.get_logger(__name__)
 
 _BATCH = 500
+#: A hint that was written too late to be seen is sent at the latest after this; its task is found by a look before.
+_WHOLE_EVERY_SECONDS = 60.0
 
 
 async def relay(pool: Pool, broker: Broker, announcer: Announcer, pause: float) -> None:
     """Run for ever. While the broker is away the rows wait in the table; work goes on by looking."""
-    horizon = Horizon()
+    horizon = Horizon(whole_every=_WHOLE_EVERY_SECONDS)
     while True:
         sent = 0
         if broker.connected:
