@@ -10,9 +10,9 @@ import asyncio
 import multiprocessing
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,8 +27,9 @@ from bench.figure import Figure, Goal
 from bench.http import until_ready
 from bench.picture import photograph
 from bench.scale import Scale
-from bench.stand import Stand
+from bench.stand import Installation, Stand
 from embedded.ports import free_port
+from embedded.process import Server
 from leasehold.credentials import create_key
 from pipelines.media.pipeline import media
 
@@ -77,12 +78,22 @@ async def measure(stand: Stand, scale: Scale) -> list[Figure]:
     ]
 
 
-async def _turns(stand: Stand, scale: Scale, picture: bytes) -> list[tuple[Processed, Bare]]:
-    """One run: a fresh installation, a warm-up of both, then turn by turn."""
+@dataclass(frozen=True, slots=True)
+class Platform:
+    """A fresh installation with an API and a worker, a client of its media door, and a look into its database."""
+
+    installation: Installation
+    worker: Server
+    client: httpx2.AsyncClient
+    connection: asyncpg.Connection[asyncpg.Record]
+
+
+@asynccontextmanager
+async def serving(stand: Stand) -> AsyncIterator[Platform]:
     async with stand.installation() as installation:
         port = free_port()
         await installation.start("api", api_port=port)
-        await installation.start_worker()
+        worker = await installation.start_worker()
         await until_ready(port)
         async with installation.connection() as connection:
             scopes = ("media:read", "media:write")
@@ -91,16 +102,20 @@ async def _turns(stand: Stand, scale: Scale, picture: bytes) -> list[tuple[Proce
             async with httpx2.AsyncClient(
                 base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=_WAIT_SECONDS
             ) as client:
-                with _bare_process(picture) as bare:
-                    await _through_platform(client, connection, picture)
-                    await bare()
-                    return [await _turn(client, connection, picture, bare) for _ in range(scale.picture_rounds)]
+                yield Platform(installation, worker, client, connection)
 
 
-async def _turn(
-    client: httpx2.AsyncClient, connection: asyncpg.Connection[asyncpg.Record], picture: bytes, bare: Any
-) -> tuple[Processed, Bare]:
-    processed, called = await _through_platform(client, connection, picture), await bare()
+async def _turns(stand: Stand, scale: Scale, picture: bytes) -> list[tuple[Processed, Bare]]:
+    """One run: a fresh installation, a warm-up of both, then turn by turn."""
+    async with serving(stand) as platform:
+        with _bare_process(picture) as bare:
+            await _through_platform(platform, picture)
+            await bare()
+            return [await _turn(platform, picture, bare) for _ in range(scale.picture_rounds)]
+
+
+async def _turn(platform: Platform, picture: bytes, bare: Any) -> tuple[Processed, Bare]:
+    processed, called = await _through_platform(platform, picture), await bare()
     if processed.final_sha256 != called.final_sha256:
         raise RuntimeError("the pipeline and the bare steps made different pictures")
     return processed, called
@@ -116,9 +131,8 @@ def _bare_process(picture: bytes) -> Iterator[Any]:
         yield lambda: asyncio.get_running_loop().run_in_executor(process_pool, call)
 
 
-async def _through_platform(
-    client: httpx2.AsyncClient, connection: asyncpg.Connection[asyncpg.Record], picture: bytes
-) -> Processed:
+async def _through_platform(platform: Platform, picture: bytes) -> Processed:
+    client, connection = platform.client, platform.connection
     named = await uploaded(client, picture)
     asked = await connection.fetchval("SELECT extract(epoch FROM clock_timestamp())::float8")
     await ok(client.post("/complete-upload", json=named))

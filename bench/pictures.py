@@ -11,18 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-import httpx2
-
 from bench.figure import Figure, Goal
-from bench.http import until_ready
-from bench.image import ok, uploaded
+from bench.image import ok, serving, uploaded
 from bench.jobs import until_finished
 from bench.peers.peer import Install, installed, with_npm, with_pip
 from bench.picture import photograph
 from bench.scale import Scale
 from bench.stand import Stand
-from embedded.ports import free_port
-from leasehold.credentials import create_key
 
 _DRIVERS = Path(__file__).parent / "peers/drivers"
 _PATIENCE = 180.0
@@ -80,25 +75,13 @@ async def measure(stand: Stand, scale: Scale) -> list[Figure]:
 
 async def _platform(stand: Stand, scale: Scale, picture: bytes) -> float:
     """One worker with a child a core, all pictures uploaded before the first is completed."""
-    async with stand.installation() as installation:
-        port = free_port()
-        await installation.start("api", api_port=port)
-        worker = await installation.start_worker()
-        await until_ready(port)
-        async with installation.connection() as connection:
-            scopes = ("media:read", "media:write")
-            key = await create_key(connection, tenant_id="bench", client_id="bench", scopes=scopes)
-            headers = {"Authorization": f"Bearer {key.text}"}
-            async with httpx2.AsyncClient(
-                base_url=f"http://127.0.0.1:{port}", headers=headers, timeout=_PATIENCE
-            ) as client:
-                cores = os.cpu_count() or 1
-                for count in (cores, scale.pictures):  # the first warm the children up
-                    tickets = [await uploaded(client, picture) for _ in range(count)]
-                    await asyncio.gather(*(ok(client.post("/complete-upload", json=ticket)) for ticket in tickets))
-                    await until_finished(installation, worker)
-                rate: float = await connection.fetchval(_RATE)
-                return rate
+    async with serving(stand) as platform:
+        for count in (os.cpu_count() or 1, scale.pictures):  # the first warm the children up
+            tickets = [await uploaded(platform.client, picture) for _ in range(count)]
+            await asyncio.gather(*(ok(platform.client.post("/complete-upload", json=ticket)) for ticket in tickets))
+            await until_finished(platform.installation, platform.worker)
+        rate: float = await platform.connection.fetchval(_RATE)
+        return rate
 
 
 async def _library(library: _Library, picture: bytes, seconds: float) -> float:

@@ -22,6 +22,20 @@ SECONDS = 10.0
 NEVER = 3600.0
 
 
+def crew_of(claim: Any, claim_next: Any, run: Any) -> Crew:
+    """Of one slot, without a broker; it looks when it is told to."""
+    return Crew(
+        ["q"],
+        1,
+        claim=claim,
+        claim_next=claim_next,
+        run=run,
+        broker=make_broker(Settings(_env_file=None, broker="postgres")),
+        poll_seconds=NEVER,
+        holds=lambda _task: False,
+    )
+
+
 async def test_a_hint_that_comes_during_a_look_that_finds_nothing_is_followed_at_once() -> None:
     looking, look_on, followed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
@@ -39,17 +53,7 @@ async def test_a_hint_that_comes_during_a_look_that_finds_nothing_is_followed_at
     async def ack() -> None:
         followed.set()
 
-    broker = make_broker(Settings(_env_file=None, broker="postgres"))
-    crew = Crew(
-        ["q"],
-        1,
-        claim=claim,
-        claim_next=claim_next,
-        run=run,
-        broker=broker,
-        poll_seconds=NEVER,
-        holds=lambda _task: False,
-    )
+    crew = crew_of(claim, claim_next, run)
     crew.start()
     try:
         await asyncio.wait_for(looking.wait(), SECONDS)
@@ -109,16 +113,7 @@ async def test_a_job_of_many_steps_gives_its_slot_up_between_two_when_others_wai
         await asyncio.sleep(0.01)
         return claimed("endless") if may_go_on() else None
 
-    crew = Crew(
-        ["q"],
-        1,
-        claim=claim,
-        claim_next=claim_next,
-        run=run,
-        broker=make_broker(Settings(_env_file=None, broker="postgres")),
-        poll_seconds=NEVER,
-        holds=lambda _task: False,
-    )
+    crew = crew_of(claim, claim_next, run)
     crew.start()
     try:
         await asyncio.wait_for(other_ran.wait(), SECONDS)
@@ -142,16 +137,7 @@ async def test_a_crew_ends_though_it_is_told_to_look_at_that_very_moment(turns: 
     async def run(_claimed: Claimed, _headers: object, _may_go_on: object) -> None:
         raise AssertionError("nothing was claimed")
 
-    crew = Crew(
-        ["q"],
-        1,
-        claim=claim,
-        claim_next=claim_next,
-        run=run,
-        broker=make_broker(Settings(_env_file=None, broker="postgres")),
-        poll_seconds=NEVER,
-        holds=lambda _task: False,
-    )
+    crew = crew_of(claim, claim_next, run)
     crew.start()
     await asyncio.wait_for(looked.wait(), SECONDS)
     for _ in range(5):  # it waits now

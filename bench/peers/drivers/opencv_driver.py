@@ -1,12 +1,11 @@
-"""OpenCV: PICTURE DIRECTORY SECONDS; prints pictures a second."""
+"""OpenCV, as `pictures_a_second` asks."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from time import perf_counter
 
 import cv2
+from pictures_a_second import measure
 
 _LARGE = [cv2.IMWRITE_JPEG_QUALITY, 90, cv2.IMWRITE_JPEG_SAMPLING_FACTOR, cv2.IMWRITE_JPEG_SAMPLING_FACTOR_444]
 _SMALL = [
@@ -25,15 +24,5 @@ def make(picture: Path, directory: Path) -> None:
     cv2.imwrite(str(directory / "final.webp"), small, [cv2.IMWRITE_WEBP_QUALITY, 80])
 
 
-def main() -> None:
-    picture, directory, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
-    cv2.setNumThreads(1)  # a process a core
-    make(picture, directory)
-    began, made = perf_counter(), 0
-    while perf_counter() - began < seconds:
-        make(picture, directory)
-        made += 1
-    sys.stdout.write(f"{made / (perf_counter() - began)}\n")
-
-
-main()
+cv2.setNumThreads(1)  # a process a core
+measure(make)

@@ -1,11 +1,10 @@
-"""Pillow, called directly: PICTURE DIRECTORY SECONDS; prints pictures a second."""
+"""Pillow, called directly, as `pictures_a_second` asks."""
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
-from time import perf_counter
 
+from pictures_a_second import measure
 from PIL import Image
 
 
@@ -18,14 +17,4 @@ def make(picture: Path, directory: Path) -> None:
         opened.save(directory / "final.webp", quality=80, method=4)
 
 
-def main() -> None:
-    picture, directory, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
-    make(picture, directory)
-    began, made = perf_counter(), 0
-    while perf_counter() - began < seconds:
-        make(picture, directory)
-        made += 1
-    sys.stdout.write(f"{made / (perf_counter() - began)}\n")
-
-
-main()
+measure(make)

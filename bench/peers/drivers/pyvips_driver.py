@@ -1,15 +1,14 @@
-"""libvips by pyvips: PICTURE DIRECTORY SECONDS; prints pictures a second."""
+"""libvips by pyvips, as `pictures_a_second` asks."""
 
 from __future__ import annotations
 
 import os
-import sys
 from pathlib import Path
-from time import perf_counter
 
-os.environ["VIPS_CONCURRENCY"] = "1"  # a process a core
+os.environ["VIPS_CONCURRENCY"] = "1"  # a process a core; libvips reads it when it is loaded
 
 import pyvips
+from pictures_a_second import measure
 
 
 def make(picture: Path, directory: Path) -> None:
@@ -19,15 +18,5 @@ def make(picture: Path, directory: Path) -> None:
     small.webpsave(str(directory / "final.webp"), Q=80, effort=4)
 
 
-def main() -> None:
-    picture, directory, seconds = Path(sys.argv[1]), Path(sys.argv[2]), float(sys.argv[3])
-    pyvips.cache_set_max(0)  # or it would make each picture once
-    make(picture, directory)
-    began, made = perf_counter(), 0
-    while perf_counter() - began < seconds:
-        make(picture, directory)
-        made += 1
-    sys.stdout.write(f"{made / (perf_counter() - began)}\n")
-
-
-main()
+pyvips.cache_set_max(0)  # or it would make each picture once
+measure(make)
