@@ -40,8 +40,7 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
     asyncpg.SerializationError,
 )
 
-#: Longer ago than anything.
-ALWAYS = timedelta(days=36_500)
+_LONGER_THAN_ANYTHING = timedelta(days=36_500)
 
 #: The transitions find rows by key, in the order that their joins are written in. Statistics of a young table must not
 #: talk the planner into reading it as a whole, and planning these statements anew costs more than running them.
@@ -164,6 +163,11 @@ async def until_answered(work: Callable[[], Awaitable[_T]], *, within: float, pa
             if asyncio.get_running_loop().time() + pause > deadline:
                 raise
             await asyncio.sleep(pause)
+
+
+def lookback(seconds: float | None) -> timedelta:
+    """How far back a statement shall look; None: to the beginning."""
+    return _LONGER_THAN_ANYTHING if seconds is None else timedelta(seconds=seconds)
 
 
 def _upgrade(url: str, revision: str) -> None:

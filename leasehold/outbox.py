@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any
 
 from leasehold.broker.base import Hint
-from leasehold.database import ALWAYS, Connection
+from leasehold.database import Connection, lookback
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +59,7 @@ async def take(connection: Connection, limit: int, back: float | None = None) ->
     """Rows that nobody published in time; they come again in ten seconds unless `announced` removes them. What has been
     due for more than `back` seconds is not seen; None: everything is.
     """
-    rows = await connection.fetch(TAKE, limit, ALWAYS if back is None else timedelta(seconds=back))
+    rows = await connection.fetch(TAKE, limit, lookback(back))
     return [Announcement.from_row(row) for row in rows]
 
 

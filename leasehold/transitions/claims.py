@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 from uuid import UUID
 
-from leasehold.database import ALWAYS, Connection
+from leasehold.database import Connection, lookback
 from leasehold.lease import Lease
 from leasehold.transitions.workers import is_of_gone
 
@@ -329,7 +329,7 @@ async def look(
         timedelta(seconds=terms.ttl),
         limit,
         timedelta(seconds=overdue),
-        ALWAYS if back is None else timedelta(seconds=back),
+        lookback(back),
     )
     claimed = [claimed_of(row, terms, asked_at) for row in rows if row["id"] is not None]
     return Looked(claimed, rows[0]["oldest"])
