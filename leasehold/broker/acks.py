@@ -1,13 +1,25 @@
-"""Acknowledgements of one channel, sent together: no timer, whatever gathered while the last write ran."""
+"""Acknowledgements of one channel, sent together: no timer, whatever gathered while the last write ran.
+
+Source of the layout: AMQP 0-9-1, section 1.8.3.12 (basic.ack).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import struct
 
 from aiormq.abc import AbstractChannel, ChannelFrame
 
-from leasehold.broker.wire import ack
+from leasehold.broker.wire import METHOD, frame
 from leasehold.errors import BrokerUnavailable
+
+_ACK = struct.Struct(">IQ?")
+_BASIC_ACK = 0x3C0050
+
+
+def ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
+    """The frame that does it, for all up to `tag` if `multiple`."""
+    return frame(METHOD, channel, _ACK.pack(_BASIC_ACK, tag, multiple))
 
 
 class Acks:

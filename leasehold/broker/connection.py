@@ -21,7 +21,7 @@ from aiormq.abc import AbstractChannel, AbstractConnection
 from pydantic import SecretStr
 
 from leasehold.backoff import delay_after
-from leasehold.broker.wire import Deliveries, Wire
+from leasehold.broker.wire import Wire
 from leasehold.errors import BrokerUnavailable
 
 #: Waits between attempts, jittered: quick after a blink, kind to a broker that 500 workers come back to.
@@ -97,7 +97,7 @@ class Link:
         url: SecretStr,
         role: str,
         heartbeat: int,
-        serve: Callable[[AbstractConnection, Deliveries], Awaitable[None]],
+        serve: Callable[[AbstractConnection, Wire], Awaitable[None]],
     ) -> None:
         self._url = url
         self._role = role
@@ -146,7 +146,7 @@ class Link:
             self.connection = connection
             self.connects += 1
             self._report_up()
-            await self._serve_until_lost(connection, wire.deliveries)
+            await self._serve_until_lost(connection, wire)
         finally:
             self.connection = None
             # A broker that does not answer the farewell either is left without.
@@ -154,10 +154,10 @@ class Link:
                 async with guarded(CLOSE_SECONDS):
                     await connection.close()
 
-    async def _serve_until_lost(self, connection: AbstractConnection, deliveries: Deliveries) -> None:
+    async def _serve_until_lost(self, connection: AbstractConnection, wire: Wire) -> None:
         self._drop.clear()
         tasks = {
-            asyncio.ensure_future(self._serve(connection, deliveries)),
+            asyncio.ensure_future(self._serve(connection, wire)),
             asyncio.create_task(until_closed(connection)),
             asyncio.create_task(self._drop.wait()),
         }

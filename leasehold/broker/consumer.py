@@ -15,10 +15,11 @@ from aiormq.abc import AbstractConnection
 from leasehold.broker.acks import Acks
 from leasehold.broker.base import Delivery
 from leasehold.broker.connection import Link
+from leasehold.broker.deliveries import Message
 from leasehold.broker.envelope import Garbage, decode
 from leasehold.broker.subscription import Subscription
 from leasehold.broker.topology import Topology
-from leasehold.broker.wire import Deliveries, Message
+from leasehold.broker.wire import Wire
 from leasehold.settings import Settings
 
 #: Shares of the prefetch window, by band. Deliveries wait their turn in one line, so when every band has more
@@ -79,10 +80,10 @@ class Consumer:
         await self.link.close()
         self._subscriptions = []
 
-    async def _serve(self, connection: AbstractConnection, deliveries: Deliveries) -> None:
+    async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
         async with asyncio.TaskGroup() as group:
             for subscription in self._subscriptions:
-                serving = subscription.serve(connection, deliveries, self._receive, self._resumed)
+                serving = subscription.serve(connection, wire, self._receive, self._resumed)
                 group.create_task(serving, name=subscription.name)
         await asyncio.Event().wait()  # stopped subscriptions: the connection stays, for the ACKs
 

@@ -4,41 +4,63 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
-from aiormq import spec
 from aiormq.abc import AbstractChannel, AbstractConnection
-from aiormq.exceptions import PublishError
 
 from leasehold.broker.base import Hint
+from leasehold.broker.confirms import Confirms, Window, publish
 from leasehold.broker.connection import Ladder, Link, guarded, until_closed
 from leasehold.broker.envelope import encode
 from leasehold.broker.topology import RPC_SECONDS, Topology
-from leasehold.broker.wire import Deliveries
+from leasehold.broker.wire import Wire
 from leasehold.errors import BrokerUnavailable
 from leasehold.settings import Settings
 
 #: Publishes in flight at once: enough to hide the broker's fsync, few enough to bound memory.
 WINDOW = 500
-PERSISTENT = 2
 
 log = structlog.get_logger(__name__)
 
 
-@dataclass(eq=False, slots=True)
 class _Session:
     """One open channel: what was declared over it and what is being sent on it."""
 
-    connection: AbstractConnection
-    channel: AbstractChannel
-    declared: set[str] = field(default_factory=set)
-    sending: set[asyncio.Task[None]] = field(default_factory=set)
+    def __init__(
+        self, connection: AbstractConnection, channel: AbstractChannel, wire: Wire, confirms: Confirms
+    ) -> None:
+        self.connection = connection
+        self.declared: set[str] = set()
+        self.sending = 0
+        self._channel = channel
+        self._wire = wire
+        self._confirms = confirms
 
-    def abandon(self) -> None:
-        """End what is being sent: no confirm will come, so nobody shall wait for one until the timeout."""
-        for task in self.sending:
-            task.cancel()
+    def encode(self, queue: str, hint: Hint) -> _Message | None:
+        """None, which is told: it has no form."""
+        body = encode(hint)
+        try:
+            return _Message(queue, body, publish(self._channel.number, queue, hint.headers, body))
+        except ValueError as error:
+            log.warning("hint cannot be sent", queue=queue, reason=str(error))
+            return None
+
+    def send(self, messages: Sequence[_Message]) -> Window:
+        """Write them at once. Raises BrokerUnavailable."""
+        if self._channel.is_closed:
+            raise BrokerUnavailable("the channel closed")
+        self._wire.write(b"".join(message.frames for message in messages))
+        return self._confirms.sent([(message.queue, message.body) for message in messages])
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A hint as it is sent. `queue`: its name on the broker."""
+
+    queue: str
+    body: bytes
+    frames: bytes
 
 
 class Publisher:
@@ -72,44 +94,34 @@ class Publisher:
         except Exception:  # noqa: BLE001 - a doubt is a False
             return [False] * len(hints)
         await self._declare_missing(session, set(names) - session.declared)
-        tasks = [asyncio.create_task(self._send(session, name, hint)) for name, hint in zip(names, hints, strict=True)]
-        session.sending.update(tasks)
-        if session is not self._session:
-            session.abandon()
+        sendable: dict[int, _Message] = {}
+        for place, (name, hint) in enumerate(zip(names, hints, strict=True)):
+            if name in session.declared and (message := session.encode(name, hint)) is not None:
+                sendable[place] = message
+        confirmed = await self._send(session, list(sendable.values()))
+        sure = {place for place, ok in zip(sendable, confirmed, strict=True) if ok}
+        return [place in sure for place in range(len(hints))]
+
+    async def _send(self, session: _Session, messages: Sequence[_Message]) -> list[bool]:
+        """Return once all are confirmed, or nothing more will be heard of them in time."""
+        if not messages:
+            return []
         try:
-            # A child that a dying connection cancelled is a result here; only our own cancellation raises.
-            outcomes = await asyncio.gather(*tasks, return_exceptions=True)
+            window = session.send(messages)
+        except BrokerUnavailable:
+            return [False] * len(messages)
+        session.sending += 1
+        try:
+            await asyncio.wait({window.settled}, timeout=self._timeout)
         finally:
-            session.sending.difference_update(tasks)
-        return [outcome is None for outcome in outcomes]
+            session.sending -= 1
+        return window.confirmed
 
-    async def _send(self, session: _Session, name: str, hint: Hint) -> None:
-        """Return once confirmed; raise for everything else.
-
-        Straight to the AMQP layer: aio-pika's Exchange.publish costs half as much again.
-        """
-        if name not in session.declared:
-            raise BrokerUnavailable("the queue is not declared")
-        properties = spec.Basic.Properties(
-            delivery_mode=PERSISTENT, content_type="application/json", headers=dict(hint.headers) or None
-        )
-        try:
-            await session.channel.basic_publish(
-                encode(hint),
-                routing_key=name,
-                properties=properties,
-                mandatory=True,
-                timeout=self._timeout,
-            )
-        except PublishError:
-            self._returned(session, name)
-            raise
-
-    def _returned(self, session: _Session, name: str) -> None:
+    def _returned(self, name: str) -> None:
         """Count it. The queue is gone (deleted, or a fresh broker), so the next batch declares it again."""
         self.unroutable += 1
-        if name in session.declared:
-            session.declared.discard(name)
+        if self._session is not None and name in self._session.declared:
+            self._session.declared.discard(name)
             log.warning("hint was unroutable; the queue will be declared again", queue=name)
 
     async def _declare_missing(self, session: _Session, names: set[str]) -> None:
@@ -123,18 +135,21 @@ class Publisher:
         else:
             session.declared.add(name)
 
-    async def _serve(self, connection: AbstractConnection, _deliveries: Deliveries) -> None:
+    async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
         ladder = Ladder()
         while True:
             ladder.begin()
             async with guarded(RPC_SECONDS):
-                channel: AbstractChannel = await connection.channel(publisher_confirms=True, on_return_raises=True)
-            session = self._session = _Session(connection, channel)
+                channel: AbstractChannel = await connection.channel(publisher_confirms=True)
+            confirms = Confirms(self._returned)
+            self._session = _Session(connection, channel, wire, confirms)
+            wire.sieve.take(channel.number, confirms)
             try:
                 await until_closed(channel)
             finally:
                 self._session = None
-                session.abandon()
+                wire.sieve.leave(channel.number, confirms)
+                confirms.abandon()
             if not connection.is_opened:
                 return await until_closed(connection)  # the link tells why, and serves us the next one
             log.warning("publishing channel was closed; opening another")

@@ -13,8 +13,9 @@ from aiormq.abc import AbstractChannel, AbstractConnection, DeliveredMessage
 
 from leasehold.broker.acks import Acks
 from leasehold.broker.connection import CLOSE_SECONDS, Ladder, guarded, until_closed
+from leasehold.broker.deliveries import Deliveries, Message
 from leasehold.broker.topology import RPC_SECONDS, Topology
-from leasehold.broker.wire import Deliveries, Message
+from leasehold.broker.wire import Wire
 
 #: What a subscription does with a message: `receive(subscription, message, acks)`, called in the event loop.
 Receive = Callable[["Subscription", Message, Acks], None]
@@ -47,7 +48,7 @@ class Subscription:
     async def serve(
         self,
         connection: AbstractConnection,
-        deliveries: Deliveries,
+        wire: Wire,
         receive: Receive,
         on_resumed: Callable[[Subscription], None],
     ) -> None:
@@ -57,7 +58,7 @@ class Subscription:
             ladder.begin()
             reason: Exception | None = None
             try:
-                await self._consume(connection, deliveries, receive, on_resumed)
+                await self._consume(connection, wire, receive, on_resumed)
             # Whatever goes wrong with a subscription, the answer is the same: say it and try again.
             except Exception as error:  # noqa: BLE001
                 reason = error
@@ -85,7 +86,7 @@ class Subscription:
     async def _consume(
         self,
         connection: AbstractConnection,
-        deliveries: Deliveries,
+        wire: Wire,
         receive: Receive,
         on_resumed: Callable[[Subscription], None],
     ) -> None:
@@ -99,10 +100,8 @@ class Subscription:
         over = asyncio.create_task(cancelled.wait())
         self._channel, self._acks = channel, acks
 
-        def take(message: Message) -> None:
-            receive(self, message, acks)
-
-        deliveries.take(channel.number, take)
+        deliveries = Deliveries(lambda message: receive(self, message, acks))
+        wire.sieve.take(channel.number, deliveries)
         try:
             async with guarded(RPC_SECONDS):
                 await channel.basic_qos(prefetch_count=self._prefetch)
@@ -118,7 +117,7 @@ class Subscription:
         finally:
             self._consumer_tag = self._channel = self._acks = None
             await self._leave(channel, sender, over)
-            deliveries.leave(channel.number, take)
+            wire.sieve.leave(channel.number, deliveries)
 
     async def _leave(self, channel: AbstractChannel, *tasks: asyncio.Task[object]) -> None:
         for task in tasks:

@@ -13,7 +13,9 @@ from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
-from leasehold.broker.wire import Deliveries, Message, _Reader, ack
+from leasehold.broker.acks import ack
+from leasehold.broker.deliveries import Deliveries, Message
+from leasehold.broker.wire import Sieve, _Reader
 
 TAKEN, OTHER = 3, 4
 PROPERTIES = [
@@ -35,9 +37,9 @@ def frames_of(channel: int, tag: int, body: bytes, properties: spec.Basic.Proper
 
 
 def sifted(pieces: list[bytes]) -> tuple[bytes, list[Message]]:
-    deliveries, messages = Deliveries(), list[Message]()
-    deliveries.take(TAKEN, messages.append)
-    return b"".join(deliveries.sift(piece) for piece in pieces), messages
+    sieve, messages = Sieve(), list[Message]()
+    sieve.take(TAKEN, Deliveries(messages.append))
+    return b"".join(sieve.sift(piece) for piece in pieces), messages
 
 
 PARTS = st.lists(
@@ -77,11 +79,11 @@ def test_wherever_the_stream_is_cut_the_same_is_taken_and_the_same_is_left(
 
 
 def test_two_channels_may_deliver_in_between_each_other() -> None:
-    deliveries, first, second = Deliveries(), list[Message](), list[Message]()
-    deliveries.take(1, first.append)
-    deliveries.take(2, second.append)
+    sieve, first, second = Sieve(), list[Message](), list[Message]()
+    sieve.take(1, Deliveries(first.append))
+    sieve.take(2, Deliveries(second.append))
     one, two = frames_of(1, 1, b"one", PROPERTIES[1]), frames_of(2, 2, b"two", PROPERTIES[1])
-    assert deliveries.sift(one[0] + two[0] + one[1] + two[1] + two[2] + one[2]) == b""
+    assert sieve.sift(one[0] + two[0] + one[1] + two[1] + two[2] + one[2]) == b""
     assert [m.body for m in (*first, *second)] == [b"one", b"two"]
 
 
@@ -104,15 +106,15 @@ def test_what_is_no_frame_is_left_to_the_client_with_all_that_follows(broken: by
 
 
 def test_a_channel_that_was_left_and_one_whose_number_is_anothers_now() -> None:
-    deliveries, mine, theirs = Deliveries(), list[Message](), list[Message]()
-    take_mine, take_theirs = mine.append, theirs.append
+    sieve, mine, theirs = Sieve(), list[Message](), list[Message]()
+    take_mine, take_theirs = Deliveries(mine.append), Deliveries(theirs.append)
     frames = b"".join(frames_of(TAKEN, 1, b"body", PROPERTIES[0]))
-    deliveries.take(TAKEN, take_mine)
-    deliveries.leave(TAKEN, take_mine)
-    assert deliveries.sift(frames) == frames
-    deliveries.take(TAKEN, take_theirs)
-    deliveries.leave(TAKEN, take_mine)
-    assert deliveries.sift(frames) == b""
+    sieve.take(TAKEN, take_mine)
+    sieve.leave(TAKEN, take_mine)
+    assert sieve.sift(frames) == frames
+    sieve.take(TAKEN, take_theirs)
+    sieve.leave(TAKEN, take_mine)
+    assert sieve.sift(frames) == b""
     assert (len(mine), len(theirs)) == (0, 1)
 
 
@@ -127,9 +129,9 @@ def test_an_ack_is_what_the_client_would_have_written() -> None:
 async def test_the_client_hears_that_a_connection_lives_on_which_only_deliveries_come() -> None:
     """RabbitMQ sends no heartbeats while it sends anything else; the client would give the connection up."""
     now = 0.0
-    deliveries = Deliveries()
-    deliveries.take(TAKEN, lambda _message: None)
-    reader = _Reader(deliveries, asyncio.get_running_loop())
+    sieve = Sieve()
+    sieve.take(TAKEN, Deliveries(lambda _message: None))
+    reader = _Reader(sieve, asyncio.get_running_loop())
     reader._clock, reader._fed_at = lambda: now, 0.0
     frames = b"".join(frames_of(TAKEN, 1, b"body", PROPERTIES[0]))
     for now in (0.5, 0.9, 1.5, 1.9, 2.6):  # noqa: B007 - the clock reads it
