@@ -14,7 +14,7 @@ from typing import Any
 
 import structlog
 from fastapi import Request
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.metrics import IN_FLIGHT, REQUESTS, method_label
@@ -27,12 +27,13 @@ log = structlog.get_logger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-_ALWAYS = {
-    "X-Content-Type-Options": "nosniff",
-    "Cache-Control": "no-store",
-    "Referrer-Policy": "no-referrer",
-    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
-}
+#: Unless the answer says otherwise.
+_ALWAYS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+)
 #: Asked every few seconds by machines: their successes are not worth a line.
 _QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 
@@ -117,10 +118,11 @@ class _Answer:
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
-            headers = MutableHeaders(scope=message)
-            headers["X-Request-Id"] = self._identity.request_id
-            for name, value in _ALWAYS.items():
-                headers.setdefault(name, value)
+            headers = list(message.get("headers", ()))
+            said = {name for name, _ in headers}
+            headers += [header for header in _ALWAYS if header[0] not in said]
+            headers.append((b"x-request-id", self._identity.request_id.encode()))
+            message["headers"] = headers
         await self._send(message)
 
 

@@ -67,7 +67,7 @@ async def create_run(
         new = _new_run(services, known, caller, wanted, trace)
         if known.independent and await services.submissions.create(new):
             _note(new)
-            return _accepted_response(_accepted(new), limited)
+            return _accepted_response(new.id, _accepted(new), limited)
     made: list[tuple[NewRun, Made]] = []
 
     async def work(connection: Connection) -> Answer:
@@ -81,7 +81,7 @@ async def create_run(
     for new, one in made:
         await tell_of(services, one)
         _note(new)
-    return _accepted_response(answer.body, limited)
+    return _accepted_response(orjson.loads(answer.body)["id"], answer.body, limited)
 
 
 async def _known(services: Services, caller: Caller, wanted: RunRequest) -> Known:
@@ -114,9 +114,10 @@ def _new_run(services: Services, known: Known, caller: Caller, wanted: RunReques
 
 
 def _accepted(new: NewRun) -> bytes:
+    """A RunAccepted."""
     template = new.known.template
-    said = RunAccepted(id=new.id, status=JobState.PENDING, template=template.type, version=template.version)
-    return said.model_dump_json().encode()
+    said = {"id": new.id, "status": JobState.PENDING, "template": template.type, "version": template.version}
+    return encoded(said)
 
 
 def _note(new: NewRun) -> None:
@@ -124,8 +125,8 @@ def _note(new: NewRun) -> None:
     structlog.contextvars.bind_contextvars(job_id=str(new.id))  # for the request's own line
 
 
-def _accepted_response(body: bytes, limited: dict[str, str]) -> Response:
-    return json_response(body, HTTPStatus.ACCEPTED, limited | {"Location": f"/v1/runs/{orjson.loads(body)['id']}"})
+def _accepted_response(run_id: UUID | str, body: bytes, limited: dict[str, str]) -> Response:
+    return json_response(body, HTTPStatus.ACCEPTED, limited | {"Location": f"/v1/runs/{run_id}"})
 
 
 def encoded(said: Any) -> bytes:
@@ -333,7 +334,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
     answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
     for one in made:
         await tell_of(services, one)
-    return _accepted_response(answer.body, limited)
+    return _accepted_response(orjson.loads(answer.body)["id"], answer.body, limited)
 
 
 @router.get(
