@@ -152,7 +152,9 @@ class Crew:
         return not self._stopping and not self._yields
 
     async def _begin(self, claimed: Claimed) -> None:
-        await self._go_on(await self._run(claimed, None, self._may_go_on))
+        following = await self._run(claimed, None, self._may_go_on)
+        failpoints.reach("after_commit")
+        await self._go_on(following)
 
     async def _watch(self) -> None:
         """Look when told to, and every `poll_seconds` in any case; again at once while looking finds plenty that no

@@ -22,8 +22,11 @@ from worker.kept import Kept
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An object that a step reads; `sha256` is known when a step of this job made it."""
+    """An object that a step reads, for what it declares: an input, or the step of this job that made it. `sha256` is
+    known of the latter.
+    """
 
+    read: str
     name: str
     key: str
     sha256: str | None
@@ -36,11 +39,11 @@ async def sources_of(pool: Pool, pipeline: Pipeline, step: Step, claimed: Claime
         if name in pipeline.inputs:
             if name not in claimed.inputs:
                 raise Permanent("input_missing", f"the job has no input {name!r}")
-            sources.append(Source(name, claimed.inputs[name], None))
+            sources.append(Source(name, name, claimed.inputs[name], None))
     if steps := [name for name in step.reads if name not in pipeline.inputs]:
         async with pool.acquire() as connection:
             made = await artifacts_of(connection, claimed.job_id, steps)
-        sources += [Source(artifact.name, artifact.key, artifact.sha256) for artifact in made]
+        sources += [Source(artifact.step, artifact.name, artifact.key, artifact.sha256) for artifact in made]
     return sources
 
 

@@ -46,11 +46,9 @@ from worker import frames, inline, metrics
 from worker.admitter import Admitter
 from worker.children import Children
 from worker.heartbeat import Heartbeat, Held
-from worker.inputs import fetch, sources_of, work_digest
-from worker.kept import Kept
+from worker.isolated import IsolatedAttempts
 from worker.lanes import Acknowledgement, Answer, Release, SettleLane, Settlement
 from worker.reporter import Reporter
-from worker.stores import adopt, store_outputs
 
 log = structlog.get_logger(__name__)
 
@@ -78,16 +76,15 @@ class Runner:
     ) -> None:
         self._pipelines = pipelines
         self._store = store
-        self._kept = Kept()
         self._pool = pool
-        self._children = children
         self._heartbeat = heartbeat
         self._settle = settle
         self._reporter = reporter
         self._admitter = admitter
-        self._work_dir = work_dir
+        self._isolated = IsolatedAttempts(
+            store=store, pool=pool, children=children, reporter=reporter, work_dir=work_dir, settings=settings
+        )
         self._opened = opened
-        self._settings = settings
         self._running: set[asyncio.Task[Settlement]] = set()
         self._giving_back = False
 
@@ -121,16 +118,17 @@ class Runner:
             leasehold_job_id=str(claimed.job_id),
             leasehold_attempt=claimed.lease.attempt,
         ) as span:
-            settlement, held = await self._attempt(claimed)
+            settlement, held = await self._attempt(claimed, may_go_on)
             held.settling = settlement is not None
             if isinstance(settlement, Completion) and may_go_on():
                 settlement = replace(settlement, goes_on=True)
+            outcome, following = "lost", None
             try:
-                outcome, following = "lost", None
                 if settlement is not None:
                     outcome, following = await self._settled(claimed, settlement)
             finally:
                 self._heartbeat.drop(held)
+                self._isolated.forget(claimed, following)
             span.tell(leasehold_outcome=outcome)
             if isinstance(settlement, Failure):
                 span.failed(settlement.code)
@@ -140,7 +138,7 @@ class Runner:
         metrics.ended(claimed.pipeline, claimed.step, outcome, seconds, traces.exemplar_of(trace))
         return following
 
-    async def _attempt(self, claimed: Claimed) -> tuple[Settlement | None, Held]:
+    async def _attempt(self, claimed: Claimed, may_go_on: Callable[[], bool]) -> tuple[Settlement | None, Held]:
         failpoints.reach("after_claim")
         known = self._declared(claimed)
         seconds = _limit(claimed, known[1]) if known else 0.0
@@ -148,7 +146,7 @@ class Runner:
         if known is None:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
             return Parking(claimed.lease, _UNKNOWN_PAUSE), held
-        work = asyncio.ensure_future(self._perform(claimed, *known, held))
+        work = asyncio.ensure_future(self._perform(claimed, *known, held, may_go_on))
         held.on_stop(work.cancel, partial(self._ask_to_stop, claimed, work))
         if self._giving_back:
             work.cancel()
@@ -160,13 +158,10 @@ class Runner:
 
     def _ask_to_stop(self, claimed: Claimed, work: asyncio.Future[Settlement]) -> None:
         """The handler sees it at its next checkpoint; what has none is stopped at the end of the grace."""
-        sign = self._directory(claimed) / frames.CANCEL
+        sign = self._isolated.directory(claimed) / frames.CANCEL
         if sign.parent.exists():
             sign.touch()
         asyncio.get_running_loop().call_later(claimed.grace_seconds, work.cancel)
-
-    def _directory(self, claimed: Claimed) -> Path:
-        return self._work_dir / f"{claimed.lease.task_id}-{claimed.lease.epoch}"
 
     def _declared(self, claimed: Claimed) -> tuple[Pipeline, Step] | None:
         """The code that does it: its job's own pipeline, or what its template names as the handler."""
@@ -179,9 +174,11 @@ class Runner:
             return None  # another worker has loaded it
         return None if step is None else (pipeline, step)
 
-    async def _perform(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Settlement:
+    async def _perform(
+        self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held, may_go_on: Callable[[], bool]
+    ) -> Settlement:
         if step.isolated:
-            return await self._isolated(claimed, pipeline, step, held)
+            return await self._isolated.perform(claimed, pipeline, step, held, _limit(claimed, step), may_go_on)
         return await self._inline(claimed, pipeline, step, held)
 
     async def _inline(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Settlement:
@@ -194,58 +191,15 @@ class Runner:
             self._pool,
             self._reporter,
             opened=self._opened.get(pipeline.name),
-            directory=partial(self._directory, claimed),
+            directory=partial(self._isolated.directory, claimed),
         )
         try:
             return await inline.perform(attempt, _limit(claimed, step))
         finally:
             if attempt.used_directory:  # few inline handlers need one
-                await asyncio.shield(asyncio.to_thread(shutil.rmtree, self._directory(claimed), ignore_errors=True))
-
-    async def _isolated(self, claimed: Claimed, pipeline: Pipeline, step: Step, held: Held) -> Completion:
-        directory = self._directory(claimed)
-        inputs, outputs = directory / "in", directory / "out"
-        try:
-            inputs.mkdir(parents=True)
-            outputs.mkdir()
-            with traces.span("fetch"):
-                files = await fetch(
-                    self._store,
-                    self._kept,
-                    await sources_of(self._pool, pipeline, step, claimed),
-                    inputs,
-                    step.limits.file_bytes,
+                await asyncio.shield(
+                    asyncio.to_thread(shutil.rmtree, self._isolated.directory(claimed), ignore_errors=True)
                 )
-            failpoints.reach("after_download")
-            digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in files.items()})
-            if claimed.lease.epoch > 1:
-                adopted = await adopt(self._store, claimed.output_prefix, step, digest, held)
-                if adopted is not None:
-                    metrics.ADOPTED.labels(claimed.pipeline, step.name).inc()
-                    return adopted
-            failpoints.reach_during("mid_process")
-            with traces.span("run"):
-                done = await self._children.run(
-                    pipeline=pipeline.name,
-                    step=step.name,
-                    params=claimed.params,
-                    files={name: path for name, (path, _) in files.items()},
-                    directory=outputs,
-                    timeout=_limit(claimed, step),
-                    limits=step.limits,
-                    item=await inline.item_of(self._pool, claimed) if step.part else None,
-                    on_progress=partial(self._reporter.say, claimed.lease),
-                )
-            if (finisher := pipeline.finishers.get(step.name)) is not None:
-                paths = {name: file.path for name, file in done.files.items()}
-                await asyncio.to_thread(finisher, self._settings, paths)
-            with traces.span("store"):
-                kept = self._kept if any(step.name in other.reads for other in pipeline.steps) else None
-                completion = await store_outputs(self._store, kept, claimed.output_prefix, step, done, digest, held)
-            failpoints.reach("after_upload")
-            return completion
-        finally:
-            await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))
 
     async def _outcome(
         self, work: asyncio.Future[Settlement], claimed: Claimed, step: Step, held: Held

@@ -25,7 +25,7 @@ async def stored(store: ObjectStore, kept: Kept | None, directory: Path) -> Sour
         store, kept, "prefix", STEP, Done({"made.txt": File(path, "text/plain")}), "digest", held(1)
     )
     (output,) = completion.outputs
-    return Source(output.name, output.key, output.sha256)
+    return Source("step", output.name, output.key, output.sha256)
 
 
 async def test_the_next_step_in_the_same_worker_downloads_nothing(store: ObjectStore, tmp_path: Path) -> None:

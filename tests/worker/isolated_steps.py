@@ -1,0 +1,54 @@
+"""A pipeline of two isolated steps, of which the second reads what the first made."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+
+from pydantic import BaseModel
+
+from leasehold.errors import Permanent
+from leasehold.pipeline import Pipeline, Step
+from leasehold.registry import Pipelines
+from leasehold.verdicts import Done, File
+from leasehold.work import Work
+
+
+class Script(BaseModel):
+    second: str = "ok"
+
+
+halves = Pipeline(
+    "halves",
+    params=Script,
+    module="tests.worker.isolated_steps",
+    steps=[
+        Step("first", writes="a.txt", isolated=True, retry_ladder=(timedelta(milliseconds=1),)),
+        Step("second", needs=("first",), reads=("first",), writes="b.txt", isolated=True),
+    ],
+)
+
+
+def pipelines() -> Pipelines:
+    return Pipelines(halves)
+
+
+@halves.handles("first")
+def first(work: Work) -> Done:
+    path = work.directory / "a.txt"
+    path.write_text("made by the first")
+    return Done({"a.txt": File(path, "text/plain")})
+
+
+@halves.handles("second")
+def second(work: Work) -> Done:
+    read = work.files["a.txt"].read_text()
+    if work.params.second == "refuse":
+        raise Permanent("not_wanted", "said the second")
+    if work.params.second == "wait":
+        while True:  # until it is asked to stop
+            work.checkpoint()
+            time.sleep(0.01)
+    path = work.directory / "b.txt"
+    path.write_text(f"{read}, and by the second")
+    return Done({"b.txt": File(path, "text/plain")})

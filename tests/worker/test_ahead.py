@@ -1,0 +1,214 @@
+"""A step begun before its lease is there counts for the attempt that holds it, or not at all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from leasehold.database import connect
+from leasehold.lease import Lease
+from leasehold.settings import Settings
+from leasehold.storage.store import ObjectStore, Stored
+from leasehold.transitions import jobs
+from leasehold.transitions.claims import Claimed
+from pipelines.conversion.pipeline import conversion
+from pipelines.media.pipeline import media
+from tests.factories import Rows, assert_history
+from tests.worker.isolated_steps import halves, pipelines
+from worker.ahead import Ahead, step_after
+from worker.inputs import Source
+from worker.isolated import IsolatedAttempts
+from worker.worker import Worker
+
+SECONDS = 30.0
+
+
+@pytest.fixture
+async def rows(settings: Settings) -> AsyncIterator[Rows]:
+    connection = await connect(settings, "test")
+    yield Rows(connection)
+    await connection.close()
+
+
+@pytest.fixture
+async def worker(settings: Settings, tmp_path: Path) -> AsyncIterator[Worker]:
+    changes: dict[str, Any] = {
+        "poll_seconds": 0.1,
+        "work_dir": str(tmp_path),
+        "worker_children": 1,
+        "pipelines": "tests.worker.isolated_steps:pipelines",
+    }
+    async with Worker(settings.model_copy(update=changes), pipelines()) as running:
+        yield running
+
+
+@dataclass
+class Gatekeeper:
+    """Between the worker and its store: lets `a.txt` through only when it is told to."""
+
+    store: ObjectStore
+    attempts: IsolatedAttempts
+    open: asyncio.Event
+    asked: asyncio.Event
+
+    async def put(self, key: str, *rest: Any, **options: Any) -> Stored:
+        if key.endswith("a.txt"):
+            self.asked.set()
+            await self.open.wait()
+        return await self.store.put(key, *rest, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.store, name)
+
+    async def ahead(self) -> Ahead:
+        """What was begun by the attempt whose output waits here."""
+        await self.asked.wait()
+        (one,) = self.attempts._ahead.values()
+        return one
+
+
+@pytest.fixture
+def store(worker: Worker) -> Gatekeeper:
+    attempts = worker._runner._isolated
+    keeper = Gatekeeper(attempts._store, attempts, asyncio.Event(), asyncio.Event())
+    attempts._store = keeper  # type: ignore[assignment]  # it does what is asked of a store here
+    return keeper
+
+
+async def begin(rows: Rows, **params: Any) -> jobs.NewJob:
+    new = jobs.NewJob(halves, "t", params=params)
+    await jobs.submit(rows.connection, [new])
+    return new
+
+
+async def ended(rows: Rows, new: jobs.NewJob) -> dict[str, Any]:
+    async with asyncio.timeout(SECONDS):
+        while not (row := await rows.job(new.id))["finished_at"]:
+            await asyncio.sleep(0.02)
+    await assert_history(rows, new.id)
+    return row
+
+
+async def nothing_left(attempts: IsolatedAttempts, directory: Path) -> None:
+    async with asyncio.timeout(SECONDS):
+        while await asyncio.to_thread(lambda: list(directory.rglob("*.txt"))):
+            await asyncio.sleep(0.02)
+    assert not attempts._ahead
+
+
+async def test_the_next_step_has_run_before_the_first_is_stored_and_is_not_run_again(
+    worker: Worker, store: Gatekeeper, rows: Rows, tmp_path: Path
+) -> None:
+    """The first's output is let through only when the second has run: without it this test would wait for ever."""
+    new = await begin(rows)
+    async with asyncio.timeout(SECONDS):
+        ahead = await store.ahead()
+        await asyncio.wait({ahead.running})
+    assert await rows.connection.fetchval("SELECT count(*) FROM output") == 0
+    store.open.set()
+    assert (await ended(rows, new))["status"] == "succeeded"
+    key = await rows.connection.fetchval("SELECT key FROM output WHERE job_id = $1 AND step = 'second'", new.id)
+    path = tmp_path / "fetched"
+    await store.fetch_file(key, path)
+    assert path.read_text() == "made by the first, and by the second"
+    assert ahead.taken_by is not None
+    await nothing_left(store.attempts, tmp_path / str(worker.id))
+
+
+async def test_an_error_of_a_step_begun_ahead_is_that_of_its_attempt(
+    worker: Worker, store: Gatekeeper, rows: Rows
+) -> None:
+    new = await begin(rows, second="refuse")
+    store.open.set()
+    job = await ended(rows, new)
+    assert job["status"] == "failed"
+    assert job["error"]["code"] == "not_wanted"
+
+
+async def test_of_a_job_that_was_cancelled_meanwhile_nothing_more_is_stored_and_the_child_lives_on(
+    worker: Worker, store: Gatekeeper, rows: Rows, tmp_path: Path
+) -> None:
+    children = worker._children.pids
+    new = await begin(rows, second="wait")
+    async with asyncio.timeout(SECONDS):
+        ahead = await store.ahead()
+    await jobs.request_cancel(rows.connection, [new.id], "t", reason="", by="test")
+    store.open.set()
+    assert (await ended(rows, new))["status"] == "cancelled"
+    await asyncio.wait({ahead.running}, timeout=SECONDS)
+    assert ahead.running.done()
+    assert ahead.taken_by is None
+    assert await rows.connection.fetchval("SELECT count(*) FROM output WHERE step = 'second'") == 0
+    assert (await ended(rows, await begin(rows)))["status"] == "succeeded"
+    assert worker._children.pids == children
+    await nothing_left(store.attempts, tmp_path / str(worker.id))
+
+
+async def test_a_first_step_that_could_not_be_stored_takes_what_came_after_it_along(
+    worker: Worker, store: Gatekeeper, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second attempt at the first step begins another."""
+    seen: list[Ahead] = []
+    real = ObjectStore.put
+
+    async def fail_once(self: ObjectStore, key: str, *rest: Any, **options: Any) -> Stored:
+        if key.endswith("a.txt") and len(seen) < 2:
+            seen.append(await store.ahead())
+            if len(seen) == 1:
+                raise OSError("no way")
+        return await real(self, key, *rest, **options)
+
+    monkeypatch.setattr(ObjectStore, "put", fail_once)
+    store.open.set()
+    assert (await ended(rows, await begin(rows)))["status"] == "succeeded"
+    thrown_away, taken = seen
+    assert thrown_away.taken_by is None
+    assert taken.taken_by is not None
+    await nothing_left(store.attempts, tmp_path / str(worker.id))
+
+
+async def test_without_links_the_next_step_begins_when_it_is_claimed(
+    worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError("no links here")
+
+    monkeypatch.setattr("worker.isolated.os.link", refuse)
+    assert (await ended(rows, await begin(rows)))["status"] == "succeeded"
+
+
+def test_it_is_begun_only_where_nothing_else_stands_before_it() -> None:
+    resize, compress, webp = media.steps
+    assert step_after(media, resize) is compress
+    assert step_after(media, compress) is webp  # which reads what compress read
+    assert step_after(media, webp) is None
+    for step in conversion.steps:
+        after = step_after(conversion, step)
+        assert after is None or set(after.reads) <= {step.name, *step.reads}
+
+
+async def test_it_serves_only_an_attempt_that_would_do_the_very_same() -> None:
+    claimed = Claimed(
+        Lease(uuid4(), uuid4(), 1, 1, 0.0), uuid4(), "t", "halves", 1, "second", "default", 1, 0, 0, "blocked", 0.0,
+        params={"n": 1}, inputs={}, output_prefix="", trace=None, handler=None, timeout_seconds=None, gated=False,
+        grace_seconds=30,
+    )  # fmt: skip
+    sources = [Source("first", "a.txt", "key", "abc")]
+    ahead = Ahead(uuid4(), {"n": 1}, Path("/nowhere"), {"a.txt": Path("/nowhere/in/0")}, {"a.txt": "abc"})
+    assert ahead.serves(claimed, sources)
+    others = [
+        (replace(claimed, params={"n": 2}), sources),
+        (replace(claimed, lease=replace(claimed.lease, epoch=2)), sources),
+        (replace(claimed, handler="other.step"), sources),
+        (replace(claimed, timeout_seconds=1), sources),
+        (claimed, [replace(sources[0], sha256="abd")]),
+        (claimed, [*sources, Source("first", "c.txt", "key", "abc")]),
+        (claimed, []),
+    ]
+    assert not any(ahead.serves(*other) for other in others)

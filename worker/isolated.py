@@ -1,0 +1,201 @@
+"""Attempts at isolated steps: fetch, run in a child, store, and begin the next step ahead."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from uuid import UUID
+
+import structlog
+
+from leasehold import failpoints
+from leasehold.database import Pool
+from leasehold.logs import say_with_every_line
+from leasehold.pipeline import Pipeline, Step
+from leasehold.settings import Settings
+from leasehold.storage.store import ObjectStore
+from leasehold.telemetry import traces
+from leasehold.transitions.claims import Claimed
+from leasehold.transitions.settlements import Completion
+from leasehold.verdicts import Done
+from worker import inline, metrics
+from worker.ahead import Ahead, step_after
+from worker.children import Children
+from worker.heartbeat import Held
+from worker.inputs import Source, fetch, sources_of, work_digest
+from worker.kept import Kept
+from worker.reporter import Reporter
+from worker.stores import adopt, store_outputs
+
+log = structlog.get_logger(__name__)
+
+#: What an attempt reads: name -> (file, sha256).
+Fetched = Mapping[str, tuple[Path, str]]
+
+
+class IsolatedAttempts:
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        pool: Pool,
+        children: Children,
+        reporter: Reporter,
+        work_dir: Path,
+        settings: Settings,
+    ) -> None:
+        self._store = store
+        self._kept = Kept()
+        self._pool = pool
+        self._children = children
+        self._reporter = reporter
+        self._work_dir = work_dir
+        self._settings = settings
+        self._ahead: dict[tuple[UUID, str], Ahead] = {}  # by job and step
+
+    def directory(self, claimed: Claimed) -> Path:
+        """Where the attempt keeps its files."""
+        ahead = self._ahead.get((claimed.job_id, claimed.step))
+        if ahead is not None and ahead.taken_by == claimed.lease.task_id:
+            return ahead.directory
+        return self._work_dir / f"{claimed.lease.task_id}-{claimed.lease.epoch}"
+
+    async def perform(
+        self,
+        claimed: Claimed,
+        pipeline: Pipeline,
+        step: Step,
+        held: Held,
+        timeout: float,
+        may_go_on: Callable[[], bool],
+    ) -> Completion:
+        """Raises what the handler, the child and the store raise. What it begins ahead, if its worker `may_go_on` with
+        the next step, is there until `forget`.
+        """
+        sources = await sources_of(self._pool, pipeline, step, claimed)
+        ahead = self._taken(claimed, sources)
+        directory = self.directory(claimed)
+        try:
+            if ahead is None:
+                fetched = await self._fetch(sources, step, directory)
+            else:
+                fetched = {name: (path, ahead.sha256[name]) for name, path in ahead.files.items()}
+            failpoints.reach("after_download")
+            digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in fetched.items()})
+            if claimed.lease.epoch > 1:
+                adopted = await adopt(self._store, claimed.output_prefix, step, digest, held)
+                if adopted is not None:
+                    metrics.ADOPTED.labels(claimed.pipeline, step.name).inc()
+                    return adopted
+            failpoints.reach_during("mid_process")
+            with traces.span("run"):
+                done = await (ahead.running if ahead else self._run(claimed, pipeline, step, fetched, timeout))
+            if (finisher := pipeline.finishers.get(step.name)) is not None:
+                paths = {name: file.path for name, file in done.files.items()}
+                await asyncio.to_thread(finisher, self._settings, paths)
+            begun = self._begun(claimed, pipeline, step, sources, fetched, done) if may_go_on() else None
+            with traces.span("store"):
+                kept = self._kept if any(step.name in other.reads for other in pipeline.steps) else None
+                completion = await store_outputs(self._store, kept, claimed.output_prefix, step, done, digest, held)
+            if begun is not None:
+                made = {output.name: output.sha256 for output in completion.outputs}
+                begun.sha256 |= {name: sha256 for name, sha256 in made.items() if name in begun.files}
+            failpoints.reach("after_upload")
+            return completion
+        finally:
+            if ahead is not None:
+                del self._ahead[claimed.job_id, claimed.step]
+                ahead.running.cancel()
+            await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))
+
+    def forget(self, claimed: Claimed, following: Claimed | None) -> None:
+        """The attempt is settled: what was begun ahead for it, or by it, is discarded, unless the step is what its
+        completion has claimed.
+        """
+        wanted = None if following is None else (following.job_id, following.step)
+        for key, ahead in list(self._ahead.items()):
+            its = key == (claimed.job_id, claimed.step) or ahead.begun_by == claimed.lease.task_id
+            if its and key != wanted:
+                del self._ahead[key]
+                ahead.discard()
+
+    async def _fetch(self, sources: list[Source], step: Step, directory: Path) -> Fetched:
+        (directory / "in").mkdir(parents=True)
+        (directory / "out").mkdir()
+        with traces.span("fetch"):
+            return await fetch(self._store, self._kept, sources, directory / "in", step.limits.file_bytes)
+
+    async def _run(self, claimed: Claimed, pipeline: Pipeline, step: Step, fetched: Fetched, timeout: float) -> Done:
+        return await self._children.run(
+            pipeline=pipeline.name,
+            step=step.name,
+            params=claimed.params,
+            files={name: path for name, (path, _) in fetched.items()},
+            directory=self.directory(claimed) / "out",
+            timeout=timeout,
+            limits=step.limits,
+            item=await inline.item_of(self._pool, claimed) if step.part else None,
+            on_progress=partial(self._reporter.say, claimed.lease),
+        )
+
+    def _taken(self, claimed: Claimed, sources: list[Source]) -> Ahead | None:
+        ahead = self._ahead.get((claimed.job_id, claimed.step))
+        if ahead is None:
+            return None
+        if not ahead.serves(claimed, sources):
+            del self._ahead[claimed.job_id, claimed.step]
+            ahead.discard()
+            return None
+        ahead.take(claimed, partial(self._reporter.say, claimed.lease))
+        return ahead
+
+    def _begun(
+        self, claimed: Claimed, pipeline: Pipeline, step: Step, sources: list[Source], fetched: Fetched, done: Done
+    ) -> Ahead | None:
+        """Begin the step after this one, in the child that has just become free."""
+        after = step_after(pipeline, step)
+        if after is None or claimed.handler is not None or (claimed.job_id, after.name) in self._ahead:
+            return None
+        known = {source.name: fetched[source.name] for source in sources if source.read in after.reads}
+        paths = {name: path for name, (path, _) in known.items()}
+        if step.name in after.reads:
+            paths |= {name: file.path for name, file in done.files.items()}
+        directory = self._work_dir / f"{claimed.lease.task_id}-{claimed.lease.epoch}-ahead"
+        try:
+            linked = _linked(paths, directory / "in")
+            (directory / "out").mkdir()
+        except OSError as error:  # it would only have saved time
+            log.warning("the next step is not begun ahead", step=after.name, reason=str(error))
+            shutil.rmtree(directory, ignore_errors=True)
+            return None
+        sha256 = {name: digest for name, (_, digest) in known.items()}
+        ahead = Ahead(claimed.lease.task_id, claimed.params, directory, linked, sha256)
+        ahead.begin(self._run_ahead(claimed, pipeline, after, ahead))
+        self._ahead[claimed.job_id, after.name] = ahead
+        return ahead
+
+    async def _run_ahead(self, claimed: Claimed, pipeline: Pipeline, step: Step, ahead: Ahead) -> Done:
+        say_with_every_line({"job_id": claimed.job_id, "step": step.name, "ahead": True})
+        return await self._children.run(
+            pipeline=pipeline.name,
+            step=step.name,
+            params=claimed.params,
+            files=ahead.files,
+            directory=ahead.directory / "out",
+            timeout=step.timeout.total_seconds(),
+            limits=step.limits,
+            on_progress=ahead.progress,
+        )
+
+
+def _linked(paths: Mapping[str, Path], directory: Path) -> dict[str, Path]:
+    """The same files once more, for those of the attempt before go with it."""
+    directory.mkdir(parents=True)
+    linked = {name: directory / str(number) for number, name in enumerate(paths)}
+    for name, path in linked.items():
+        os.link(paths[name], path, follow_symlinks=False)
+    return linked
