@@ -46,7 +46,7 @@ media = Pipeline(
     steps=[
         Step(
             "resize", reads=("original",), writes="resize.jpg", queue="media", isolated=True,
-            limits=_LIMITS, timeout=_TIMEOUT,
+            limits=_LIMITS, timeout=_TIMEOUT, version=2,
         ),
         Step(
             "compress", needs=("resize",), reads=("resize",), writes="compress.jpg", queue="media",
@@ -54,7 +54,7 @@ media = Pipeline(
         ),
         Step(
             "webp", needs=("compress",), reads=("resize",), writes="final.webp", queue="media",
-            isolated=True, limits=_LIMITS, timeout=_TIMEOUT,
+            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, version=2,
         ),
     ],
 )  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops, ImageStat
 
+from pipelines.media.pixels import shrink
 from tests import pictures
 from tests.unit.media.conftest import RunMedia
 
@@ -75,6 +76,16 @@ def test_shrinking_while_loading_gives_the_picture_that_plain_shrinking_gives(ru
             wanted = plain.getpixel((x, y))
             assert isinstance(wanted, tuple)
             assert close(quick.getpixel((x, y)), wanted, within=8)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "CMYK"])
+@pytest.mark.parametrize("size", [(1201, 801), (900, 600), (601, 401), (301, 201)])
+def test_whoever_resamples_the_picture_is_the_same(mode: str, size: tuple[int, int]) -> None:
+    """In every mode and for odd factors, as Pillow alone would have made it."""
+    image = pictures.noisy(1203, 803).resize((1202, 802)).convert(mode)
+    ours, pillows = shrink(image, size), image.resize(size, Image.Resampling.LANCZOS)
+    assert (ours.mode, ours.size) == (mode, size)
+    assert max(ImageStat.Stat(ImageChops.difference(ours, pillows)).rms) < 3
 
 
 def test_a_transparent_png_keeps_its_alpha(run_media: RunMedia) -> None:
