@@ -28,6 +28,7 @@ _GAP = 2.0
 
 pyvips.voperation.concurrency_set(1)  # a process a core
 pyvips.cache_set_max(0)  # no two pictures are the same
+pyvips.operation_block_set("VipsForeignLoad", True)  # it is given pixels, never files
 
 
 def plain(image: Image.Image) -> Image.Image:
