@@ -79,7 +79,8 @@ WITH jobs AS MATERIALIZED (
     SELECT t.id, t.status AS was, {_of_job("jobs")}
     FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks) AS hinted(id) JOIN task t ON t.id = hinted.id
     WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
-      -- A CASE, which no index matches: by one of statuses the planner reads a whole backlog to find a few tasks.
+      -- A CASE, which no index matches: by one of statuses the planner reads a whole backlog, or all that has gone
+      -- through since the last vacuum, to find a few tasks.
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
                WHEN t.status = 'running' THEN t.losses < $4
                    AND (t.lease_until < clock_timestamp() OR (t.lease_owner = $2 AND $6) OR {is_of_gone("$5::uuid[]")})
@@ -141,14 +142,14 @@ WITH RECURSIVE served AS MATERIALIZED (
 ), due AS MATERIALIZED (
     SELECT c.id, c.was, {_of_job("j")}
     FROM candidates c JOIN job j ON j.id = c.job_id
-    WHERE j.status IN ('pending', 'queued', 'running', 'waiting_worker')
+    WHERE CASE WHEN j.status IN ('pending', 'queued', 'running', 'waiting_worker') THEN true ELSE false END
     ORDER BY c.turn, c.since
     LIMIT $4
     FOR UPDATE OF j SKIP LOCKED
 ), found AS MATERIALIZED (
     SELECT t.id, due.was, {_of_job("due")}
     FROM due JOIN task t ON t.id = due.id
-    WHERE t.status IN ('pending', 'retry', 'waiting')
+    WHERE CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END  -- as above
     ORDER BY t.id
     FOR UPDATE OF t
 )"""
@@ -211,7 +212,7 @@ WITH held AS (
 ), mine AS MATERIALIZED (
     SELECT t.id
     FROM held JOIN task t ON t.id = held.id
-    WHERE t.status = 'running' AND t.lease_owner = $1 AND t.epoch = held.epoch
+    WHERE CASE WHEN t.status = 'running' THEN t.lease_owner = $1 AND t.epoch = held.epoch ELSE false END
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
 ), renewed AS (

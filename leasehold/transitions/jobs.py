@@ -214,8 +214,8 @@ def external_queue(tenant_id: str, queue: str) -> str:
 _LOCK = """
 -- cancel_lock
 SELECT j.id FROM job j
-WHERE j.id = ANY($1::uuid[]) AND j.tenant_id = $2 AND j.finished_at IS NULL AND j.status <> 'cancel_requested'
-  AND (j.cancelable OR $3)
+WHERE j.id = ANY($1::uuid[]) AND j.tenant_id = $2 AND j.status <> 'cancel_requested' AND (j.cancelable OR $3)
+  AND CASE WHEN j.finished_at IS NULL THEN true ELSE false END  -- which no index of unfinished jobs matches
 ORDER BY j.id
 FOR UPDATE
 """

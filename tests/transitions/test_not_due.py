@@ -13,9 +13,10 @@ from leasehold import downloads, generations, outbox, rates
 from leasehold.database import Connection
 from leasehold.registry import Pipelines
 from leasehold.templates import Templates
-from leasehold.transitions import claims, schedules, settlements, sweeps
-from leasehold.transitions.settlements import Completion
-from tests.factories import Rows
+from leasehold.transitions import claims, jobs, notes, progress, schedules, settlements, sweeps, wakes
+from leasehold.transitions.progress import Progress
+from leasehold.transitions.settlements import Completion, Failure, Parking, Part, Spreading
+from tests.factories import THREE, Rows
 from tests.transitions.conftest import Open
 
 MANY = 1000
@@ -24,6 +25,8 @@ FEW = 20
 LATER = "clock_timestamp() + interval '1 day'"
 
 Look: TypeAlias = Callable[[Rows], Awaitable[Any]]
+Work: TypeAlias = Callable[[], Awaitable[Any]]
+Prepare: TypeAlias = Callable[[Rows], Awaitable[Work]]
 
 
 def on_connection(work: Callable[[Connection], Awaitable[Any]]) -> Look:
@@ -129,6 +132,131 @@ async def test_a_sweep_reads_nothing_of_what_has_ended(rows: Rows, another: Open
         assert not await sweep(rows.connection)
         after = await entries_read(rows, "job_deadline"), await entries_read(rows, "task_running")
         assert sum(after) - sum(before) <= FEW
+
+
+async def _look(rows: Rows) -> Work:
+    await rows.submit()
+    return lambda: claims.look(rows.connection, rows.terms, ["default"], 10, back=5.0)
+
+
+async def _claim(rows: Rows) -> Work:
+    (hint,) = await rows.submit()
+    return lambda: claims.claim(rows.connection, rows.terms, [hint.hint.task_id])
+
+
+async def _announce(rows: Rows) -> Work:
+    (hint,) = await rows.submit()
+    return lambda: outbox.announced(rows.connection, [hint.outbox_id])
+
+
+async def _renew(rows: Rows) -> Work:
+    lease = (await rows.leased()).lease
+    return lambda: claims.renew(rows.connection, rows.terms.owner, [lease], 30.0)
+
+
+async def _complete(rows: Rows) -> Work:
+    lease = (await rows.leased()).lease
+    return lambda: settlements.complete(rows.connection, [Completion(lease)])
+
+
+async def _complete_and_go_on(rows: Rows) -> Work:
+    lease = (await rows.leased(THREE)).lease
+    return lambda: settlements.complete(rows.connection, [Completion(lease, goes_on=True)], rows.terms)
+
+
+async def _fail(rows: Rows) -> Work:
+    lease = (await rows.leased()).lease
+    return lambda: settlements.fail(rows.connection, [Failure(lease, "error", "x", "", True, 60.0)])
+
+
+async def _park(rows: Rows) -> Work:
+    lease = (await rows.leased()).lease
+    return lambda: settlements.wait_until(rows.connection, [Parking(lease, 60.0)])
+
+
+async def _release(rows: Rows) -> Work:
+    lease = (await rows.leased()).lease
+    return lambda: settlements.release(rows.connection, [lease])
+
+
+async def _cancel(rows: Rows) -> Work:
+    claimed = await rows.leased()
+    return lambda: jobs.request_cancel(rows.connection, [claimed.job_id], "t", reason="", by="test")
+
+
+async def _acknowledge(rows: Rows) -> Work:
+    claimed = await rows.leased()
+    await jobs.request_cancel(rows.connection, [claimed.job_id], "t", reason="", by="test")
+    return lambda: settlements.acknowledge_cancel(rows.connection, [claimed.lease])
+
+
+async def _replay(rows: Rows) -> Work:
+    claimed = await rows.leased()
+    await settlements.fail(rows.connection, [Failure(claimed.lease, "error", "x", "", False, 0.0)])
+    return lambda: jobs.replay(rows.connection, claimed.job_id, "t")
+
+
+async def _wake(rows: Rows) -> Work:
+    claimed = await rows.leased()
+    await settlements.wait_until(rows.connection, [Parking(claimed.lease, 60.0)])
+    return lambda: wakes.wake(rows.connection, claimed.job_id, "t", "only")
+
+
+async def _say(rows: Rows) -> Work:
+    lease = (await rows.leased()).lease
+    return lambda: progress.report(rows.connection, [Progress(lease, 1.0, "")])
+
+
+async def _remember(rows: Rows) -> Work:
+    lease = (await rows.leased()).lease
+    return lambda: notes.remember(rows.connection, lease, {"a": 1})
+
+
+async def _spread(rows: Rows) -> Work:
+    lease = (await rows.leased()).lease
+    part = Part("part", "default", 1, "one.only", 1)
+    return lambda: settlements.fan_out(rows.connection, [Spreading(lease, [part])])
+
+
+VERBS = (
+    _look, _claim, _announce, _renew, _complete, _complete_and_go_on, _fail, _park, _release, _cancel, _acknowledge,
+    _replay, _wake, _say, _remember, _spread,
+)  # fmt: skip
+#: Rows and entries that a verb may read of a job of one step, beside a thousand that are over.
+OF_ONE_JOB = 60
+
+
+@pytest.mark.parametrize("verb", VERBS, ids=lambda verb: verb.__name__.strip("_"))
+async def test_a_verb_reads_nothing_but_its_own_job(rows: Rows, another: Open, verb: Prepare) -> None:
+    """While an old snapshot keeps what went through, and the statistics say that nothing is left to do: then an index
+    of what is left seems short, and to read all of it cheaper than to look a row up.
+    """
+    old = (await another()).connection
+    await rows.submit(count=MANY)
+    await rows.connection.execute("UPDATE task SET available_at = available_at - interval '1 minute'")
+    await rows.connection.execute("VACUUM task")
+    async with old.transaction(isolation="repeatable_read"):
+        await old.fetchval("SELECT count(*) FROM task")
+        while taken := await rows.claim_all():
+            await settlements.complete(rows.connection, [Completion(claimed.lease) for claimed in taken])
+        await rows.connection.execute("DELETE FROM outbox")
+        await rows.connection.execute("ANALYZE job, task, outbox")
+        work = await verb(rows)
+        before = await rows_read(rows)
+        assert await work() != []
+        assert await rows_read(rows) - before <= OF_ONE_JOB
+
+
+async def rows_read(rows: Rows) -> int:
+    """Entries of indexes, and rows of tables that were read from end to end."""
+    await rows.connection.execute("SELECT pg_stat_force_next_flush()")
+    await rows.connection.execute("SELECT pg_stat_clear_snapshot()")
+    read: int = await rows.connection.fetchval(
+        "SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = ANY($1))::int"
+        " + (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE relname = ANY($1))::int",
+        ["job", "task", "outbox"],
+    )
+    return read
 
 
 async def test_a_look_says_how_long_the_oldest_that_it_saw_has_been_due(rows: Rows) -> None:
