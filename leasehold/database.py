@@ -170,6 +170,15 @@ def lookback(seconds: float | None) -> timedelta:
     return _LONGER_THAN_ANYTHING if seconds is None else timedelta(seconds=seconds)
 
 
+def unindexed(condition: str) -> str:
+    """A condition for rows that are found by their id, in a form that no partial index matches.
+
+    Where the statistics say that an index of what is left has next to nothing, the planner reads all of it for each
+    row, rather than to look the row up; and all that has gone through since the last vacuum is still in there.
+    """
+    return f"CASE WHEN {condition} THEN true ELSE false END"
+
+
 def _upgrade(url: str, revision: str) -> None:
     from alembic import command  # noqa: PLC0415 - only migrations need alembic; it costs every process 10 MB
     from alembic.config import Config  # noqa: PLC0415 - as above

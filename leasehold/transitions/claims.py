@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Any
 from uuid import UUID
 
-from leasehold.database import Connection, lookback
+from leasehold.database import Connection, lookback, unindexed
 from leasehold.lease import Lease
 from leasehold.transitions.workers import is_of_gone
 
@@ -79,8 +79,7 @@ WITH jobs AS MATERIALIZED (
     SELECT t.id, t.status AS was, {_of_job("jobs")}
     FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks) AS hinted(id) JOIN task t ON t.id = hinted.id
     WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
-      -- A CASE, which no index matches: by one of statuses the planner reads a whole backlog, or all that has gone
-      -- through since the last vacuum, to find a few tasks.
+      -- A CASE, as `unindexed` has: by one of statuses the planner would read a whole backlog to find a few tasks.
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
                WHEN t.status = 'running' THEN t.losses < $4
                    AND (t.lease_until < clock_timestamp() OR (t.lease_owner = $2 AND $6) OR {is_of_gone("$5::uuid[]")})
@@ -142,14 +141,14 @@ WITH RECURSIVE served AS MATERIALIZED (
 ), due AS MATERIALIZED (
     SELECT c.id, c.was, {_of_job("j")}
     FROM candidates c JOIN job j ON j.id = c.job_id
-    WHERE CASE WHEN j.status IN ('pending', 'queued', 'running', 'waiting_worker') THEN true ELSE false END
+    WHERE {unindexed("j.status IN ('pending', 'queued', 'running', 'waiting_worker')")}
     ORDER BY c.turn, c.since
     LIMIT $4
     FOR UPDATE OF j SKIP LOCKED
 ), found AS MATERIALIZED (
     SELECT t.id, due.was, {_of_job("due")}
     FROM due JOIN task t ON t.id = due.id
-    WHERE CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END  -- as above
+    WHERE {unindexed("t.status IN ('pending', 'retry', 'waiting')")}
     ORDER BY t.id
     FOR UPDATE OF t
 )"""
@@ -205,14 +204,14 @@ ORDER BY counted.id
 )
 
 # A row that another statement holds at this moment is passed over (it is being settled): still held, not renewed.
-RENEW = """
+RENEW = f"""
 -- renew
 WITH held AS (
     SELECT l.id, l.epoch FROM unnest($2::uuid[], $3::int[]) AS l(id, epoch)
 ), mine AS MATERIALIZED (
     SELECT t.id
     FROM held JOIN task t ON t.id = held.id
-    WHERE CASE WHEN t.status = 'running' THEN t.lease_owner = $1 AND t.epoch = held.epoch ELSE false END
+    WHERE t.lease_owner = $1 AND t.epoch = held.epoch AND {unindexed("t.status = 'running'")}
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
 ), renewed AS (

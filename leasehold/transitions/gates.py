@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
-from leasehold.database import Connection
+from leasehold.database import Connection, unindexed
 from leasehold.gate import Gate
 from leasehold.outbox import Announcement
 
@@ -148,11 +148,12 @@ CROSS JOIN LATERAL (
 """
 
 # The gates were one more step that each first step needed. What is told of a job is taken along from its lock.
-ADMIT = """
+ADMIT = f"""
 -- gates_admit
 WITH jobs AS MATERIALIZED (
     SELECT j.id, j.tenant_id, j.status, j.event_seq, j.trace
-    FROM job j WHERE j.id = ANY($1::uuid[]) AND j.held AND j.finished_at IS NULL ORDER BY j.id FOR UPDATE
+    FROM job j WHERE j.id = ANY($1::uuid[]) AND j.held AND {unindexed("j.finished_at IS NULL")}
+    ORDER BY j.id FOR UPDATE
 ), passed AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
 ), freed AS (

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from leasehold.database import Connection
+from leasehold.database import Connection, unindexed
 from leasehold.errors import Invalid
 from leasehold.gate import Gate
 from leasehold.ids import new_id
@@ -211,11 +211,11 @@ def external_queue(tenant_id: str, queue: str) -> str:
 
 # In a transaction of its own two statements: a statement that waited for the job's lock would read steps as they
 # were before.
-_LOCK = """
+_LOCK = f"""
 -- cancel_lock
 SELECT j.id FROM job j
 WHERE j.id = ANY($1::uuid[]) AND j.tenant_id = $2 AND j.status <> 'cancel_requested' AND (j.cancelable OR $3)
-  AND CASE WHEN j.finished_at IS NULL THEN true ELSE false END  -- which no index of unfinished jobs matches
+  AND {unindexed("j.finished_at IS NULL")}
 ORDER BY j.id
 FOR UPDATE
 """

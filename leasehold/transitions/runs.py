@@ -12,7 +12,7 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from leasehold.database import Connection
+from leasehold.database import Connection, unindexed
 from leasehold.errors import Conflict
 from leasehold.gate import EVERYBODY, Gate
 from leasehold.ids import new_id
@@ -167,7 +167,7 @@ async def _replace(connection: Connection, new: NewRun, gate: Gate) -> tuple[lis
     )
     rows = await connection.fetch(
         "SELECT g.job_id FROM gate_job g JOIN job j ON j.id = g.job_id"
-        " WHERE g.tenant_id = $1 AND g.key = $2 AND j.finished_at IS NULL",
+        f" WHERE g.tenant_id = $1 AND g.key = $2 AND {unindexed('j.finished_at IS NULL')}",
         gate.tenant_id,
         gate.key,
     )

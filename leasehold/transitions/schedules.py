@@ -13,7 +13,7 @@ import asyncpg
 import structlog
 
 from leasehold import cron
-from leasehold.database import Connection
+from leasehold.database import Connection, unindexed
 from leasehold.errors import RequestError
 from leasehold.templates import Templates
 from leasehold.transitions import jobs, runs
@@ -34,12 +34,12 @@ SELECT *, clock_timestamp() AS now FROM schedule
 WHERE next_run_at <= statement_timestamp() ORDER BY next_run_at LIMIT $1 FOR UPDATE SKIP LOCKED
 """
 
-_BUFFERED = """
+_BUFFERED = f"""
 -- schedules_buffered
 SELECT s.*, clock_timestamp() AS now FROM schedule s
 WHERE s.buffered_at IS NOT NULL
   AND NOT EXISTS (SELECT 1 FROM run r JOIN job j ON j.id = r.job_id
-                  WHERE r.schedule_id = s.id AND j.finished_at IS NULL)
+                  WHERE r.schedule_id = s.id AND {unindexed("j.finished_at IS NULL")})
 LIMIT $1 FOR UPDATE SKIP LOCKED
 """
 
@@ -135,7 +135,8 @@ async def _start(
 
 async def _unfinished(connection: Connection, schedule_id: UUID) -> list[UUID]:
     rows = await connection.fetch(
-        "SELECT r.job_id FROM run r JOIN job j ON j.id = r.job_id WHERE r.schedule_id = $1 AND j.finished_at IS NULL",
+        "SELECT r.job_id FROM run r JOIN job j ON j.id = r.job_id"
+        f" WHERE r.schedule_id = $1 AND {unindexed('j.finished_at IS NULL')}",
         schedule_id,
     )
     return [row["job_id"] for row in rows]

@@ -118,7 +118,7 @@ _LEASED = """WITH asked AS MATERIALIZED (
     FROM jobs
     CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
     JOIN task t ON t.id = a.id
-    -- A CASE, as in claims: no index of what runs is to be read for it.
+    -- A CASE, as `unindexed` has: no index of what runs is to be read for it.
     WHERE CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END
       {condition}
     ORDER BY t.id

@@ -14,7 +14,7 @@ from uuid import UUID
 
 import asyncpg
 
-from leasehold.database import Connection
+from leasehold.database import Connection, unindexed
 from leasehold.outbox import Announcement
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
 from leasehold.transitions.workers import is_of_gone
@@ -164,7 +164,8 @@ WITH jobs AS MATERIALIZED (
     UPDATE task t
     SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM jobs
-    WHERE t.job_id = jobs.id AND t.job_id = ANY($2::uuid[]) AND t.status = 'running'
+    WHERE t.job_id = jobs.id AND t.job_id = ANY($2::uuid[])
+      AND {unindexed("t.status = 'running'")}
       AND ((jobs.overdue AND t.cancelable) OR t.lease_until < clock_timestamp() OR {is_of_gone("$1::uuid[]")})
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, jsonb_build_object('forced', true,
               'because', CASE WHEN jobs.overdue THEN 'the grace passed' ELSE 'the worker was lost' END) AS data

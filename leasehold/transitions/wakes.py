@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from leasehold.database import Connection
+from leasehold.database import Connection, unindexed
 from leasehold.outbox import Announcement
 
-WAKE = """
+WAKE = f"""
 -- wake
 WITH woken AS (
     UPDATE task t SET available_at = clock_timestamp()
     FROM job j
-    WHERE j.id = $1 AND j.tenant_id = $2 AND CASE WHEN j.finished_at IS NULL THEN true ELSE false END
+    WHERE j.id = $1 AND j.tenant_id = $2 AND {unindexed("j.finished_at IS NULL")}
       AND t.job_id = j.id AND t.step = $3 AND NOT starts_with(t.queue, 'ext:')
-      AND CASE WHEN t.status = 'waiting' THEN true ELSE false END  -- which no index of what is due matches
+      AND {unindexed("t.status = 'waiting'")}
     RETURNING t.id, t.job_id, t.queue, t.priority, j.trace
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)

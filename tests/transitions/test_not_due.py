@@ -11,9 +11,10 @@ import pytest
 
 from leasehold import downloads, generations, outbox, rates
 from leasehold.database import Connection
+from leasehold.gate import Gate
 from leasehold.registry import Pipelines
 from leasehold.templates import Templates
-from leasehold.transitions import claims, jobs, notes, progress, schedules, settlements, sweeps, wakes
+from leasehold.transitions import claims, gates, jobs, notes, progress, schedules, settlements, sweeps, wakes
 from leasehold.transitions.progress import Progress
 from leasehold.transitions.settlements import Completion, Failure, Parking, Part, Spreading
 from tests.factories import THREE, Rows
@@ -218,9 +219,27 @@ async def _spread(rows: Rows) -> Work:
     return lambda: settlements.fan_out(rows.connection, [Spreading(lease, [part])])
 
 
+async def _admit(rows: Rows) -> Work:
+    async with rows.connection.transaction():
+        await rows.submit(gates=[Gate("t", "tenant", at_most=1)])
+    return lambda: gates.admit(rows.connection, [("t", "tenant")], ())
+
+
+async def _end_cancels(rows: Rows) -> Work:
+    claimed = await rows.leased()
+    await jobs.request_cancel(rows.connection, [claimed.job_id], "t", reason="", by="test")
+    return lambda: sweeps.end_cancels(rows.connection, [rows.terms.owner])
+
+
+async def _expire_jobs(rows: Rows) -> Work:
+    claimed = await rows.leased()
+    await rows.connection.execute("UPDATE job SET deadline_at = now() WHERE id = $1", claimed.job_id)
+    return lambda: sweeps.expire_jobs(rows.connection)
+
+
 VERBS = (
     _look, _claim, _announce, _renew, _complete, _complete_and_go_on, _fail, _park, _release, _cancel, _acknowledge,
-    _replay, _wake, _say, _remember, _spread,
+    _replay, _wake, _say, _remember, _spread, _admit, _end_cancels, _expire_jobs,
 )  # fmt: skip
 #: Rows and entries that a verb may read of a job of one step, beside a thousand that are over.
 OF_ONE_JOB = 60
