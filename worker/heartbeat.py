@@ -122,12 +122,20 @@ class Heartbeat:
         self._thread.join(timeout=5)
 
     def hold(self, lease: Lease, seconds: float) -> Held:
-        """Renew `lease` from now on, for at most `seconds`."""
+        """Renew `lease` from now on, for at most `seconds`. A claim that was heard of only when it could not be trusted
+        any more, or after a later one of the same task, is lost from the beginning.
+        """
         held = Held(lease, monotonic() + seconds)
         with self._lock:
             before = self._held.get(lease.task_id)
-            self._held[lease.task_id] = held
-        if before is not None and not before.lost:  # the new claim tells that the older one is no longer ours
+            is_newest = before is None or before.lease.epoch <= lease.epoch
+            held.lost = not is_newest or not held.trusted()
+            if is_newest:
+                self._held[lease.task_id] = held
+        if held.lost:
+            metrics.LOST.inc()
+            log.warning("lease lost")
+        if is_newest and before is not None and not before.lost:  # the new claim tells that the older one is not ours
             before.lost = True
             before.stop()
         return held

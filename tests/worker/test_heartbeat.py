@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from time import monotonic
 from urllib.parse import urlsplit
 
 import pytest
@@ -191,6 +193,26 @@ async def test_a_new_claim_of_a_task_stops_the_older_attempt_of_the_same_worker(
     await asyncio.wait_for(stopped.wait(), SECONDS)
     assert heartbeat.holds(lease.task_id)
     assert not again.lost
+
+
+async def test_a_claim_that_was_heard_of_too_late_to_be_trusted_is_not_begun(heartbeat: Heartbeat, rows: Rows) -> None:
+    """Its answer was on a slow link; meanwhile somebody else may have taken the task."""
+    lease = replace((await rows.leased()).lease, trusted_until=monotonic())
+    stopped: list[str] = []
+    held = heartbeat.hold(lease, 600)
+    held.on_stop(lambda: stopped.append("at once"), lambda: None)
+    assert stopped == ["at once"]
+    assert not heartbeat.holds(lease.task_id)
+
+
+async def test_a_claim_that_was_heard_of_after_a_later_one_does_not_stop_that(heartbeat: Heartbeat, rows: Rows) -> None:
+    later, stopped = await held_and_renewed(heartbeat, rows)
+    earlier = heartbeat.hold(replace(later, epoch=later.epoch - 1), 600)
+    assert earlier.lost
+    assert heartbeat.holds(later.task_id)
+    heartbeat.drop(earlier)
+    assert heartbeat.holds(later.task_id)
+    assert not stopped.is_set()
 
 
 async def test_a_worker_that_comes_back_learns_at_once_what_it_has_lost_meanwhile(
