@@ -77,7 +77,8 @@ class IsolatedAttempts:
         the next step, is there until `forget`.
         """
         sources = await sources_of(self._pool, pipeline, step, claimed)
-        ahead = self._taken(claimed, sources)
+        say = partial(self._reporter.say, claimed.lease)
+        ahead = self._taken(claimed, sources, say)
         directory = self.directory(claimed)
         try:
             if ahead is None:
@@ -93,7 +94,11 @@ class IsolatedAttempts:
                     return adopted
             failpoints.reach_during("mid_process")
             with traces.span("run"):
-                done = await (ahead.running if ahead else self._run(claimed, pipeline, step, fetched, timeout))
+                if ahead is not None:
+                    done = await ahead.running
+                else:
+                    files = {name: path for name, (path, _) in fetched.items()}
+                    done = await self._run(claimed, pipeline, step, files, directory, timeout, say)
             if (finisher := pipeline.finishers.get(step.name)) is not None:
                 paths = {name: file.path for name, file in done.files.items()}
                 await asyncio.to_thread(finisher, self._settings, paths)
@@ -129,20 +134,31 @@ class IsolatedAttempts:
         with traces.span("fetch"):
             return await fetch(self._store, self._kept, sources, directory / "in", step.limits.file_bytes)
 
-    async def _run(self, claimed: Claimed, pipeline: Pipeline, step: Step, fetched: Fetched, timeout: float) -> Done:
+    async def _run(
+        self,
+        claimed: Claimed,
+        pipeline: Pipeline,
+        step: Step,
+        files: Mapping[str, Path],
+        directory: Path,
+        timeout: float,
+        on_progress: Callable[[float, str], None],
+    ) -> Done:
         return await self._children.run(
             pipeline=pipeline.name,
             step=step.name,
             params=claimed.params,
-            files={name: path for name, (path, _) in fetched.items()},
-            directory=self.directory(claimed) / "out",
+            files=files,
+            directory=directory / "out",
             timeout=timeout,
             limits=step.limits,
             item=await inline.item_of(self._pool, claimed) if step.part else None,
-            on_progress=partial(self._reporter.say, claimed.lease),
+            on_progress=on_progress,
         )
 
-    def _taken(self, claimed: Claimed, sources: list[Source]) -> Ahead | None:
+    def _taken(
+        self, claimed: Claimed, sources: list[Source], on_progress: Callable[[float, str], None]
+    ) -> Ahead | None:
         ahead = self._ahead.get((claimed.job_id, claimed.step))
         if ahead is None:
             return None
@@ -150,7 +166,7 @@ class IsolatedAttempts:
             del self._ahead[claimed.job_id, claimed.step]
             ahead.discard()
             return None
-        ahead.take(claimed, partial(self._reporter.say, claimed.lease))
+        ahead.take(claimed, on_progress)
         return ahead
 
     def _begun(
@@ -180,16 +196,8 @@ class IsolatedAttempts:
 
     async def _run_ahead(self, claimed: Claimed, pipeline: Pipeline, step: Step, ahead: Ahead) -> Done:
         say_with_every_line({"job_id": claimed.job_id, "step": step.name, "ahead": True})
-        return await self._children.run(
-            pipeline=pipeline.name,
-            step=step.name,
-            params=claimed.params,
-            files=ahead.files,
-            directory=ahead.directory / "out",
-            timeout=step.timeout.total_seconds(),
-            limits=step.limits,
-            on_progress=ahead.progress,
-        )
+        timeout = step.timeout.total_seconds()
+        return await self._run(claimed, pipeline, step, ahead.files, ahead.directory, timeout, ahead.progress)
 
 
 def _linked(paths: Mapping[str, Path], directory: Path) -> dict[str, Path]:

@@ -32,7 +32,6 @@ class _Session:
     ) -> None:
         self.connection = connection
         self.declared: set[str] = set()
-        self.sending = 0
         self._channel = channel
         self._wire = wire
         self._confirms = confirms
@@ -110,11 +109,7 @@ class Publisher:
             window = session.send(messages)
         except BrokerUnavailable:
             return [False] * len(messages)
-        session.sending += 1
-        try:
-            await asyncio.wait({window.settled}, timeout=self._timeout)
-        finally:
-            session.sending -= 1
+        await asyncio.wait({window.settled}, timeout=self._timeout)
         return window.confirmed
 
     def _returned(self, name: str) -> None:

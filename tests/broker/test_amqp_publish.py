@@ -25,7 +25,7 @@ from tests.support.broker_node import BrokerNode
 def in_flight(broker: Broker) -> bool:
     assert isinstance(broker, AmqpBroker)
     session = broker._publisher._session
-    return session is not None and bool(session.sending)
+    return session is not None and bool(session._confirms._waiting)
 
 
 @pytest.mark.parametrize("queue_type", ["classic", "quorum"])

@@ -83,13 +83,19 @@ CASES: dict[str, tuple[str, Look]] = {
 
 async def entries_read(rows: Rows, index: str) -> int:
     """Of any index of its table."""
-    await rows.connection.execute("SELECT pg_stat_force_next_flush()")
-    await rows.connection.execute("SELECT pg_stat_clear_snapshot()")
-    read: int = await rows.connection.fetchval(
+    return await counted(
+        rows,
         "SELECT sum(i.idx_tup_read)::int FROM pg_stat_user_indexes i"
         " WHERE i.relid = (SELECT x.relid FROM pg_stat_user_indexes x WHERE x.indexrelname = $1)",
         index,
     )
+
+
+async def counted(rows: Rows, query: str, of: Any) -> int:
+    """By PostgreSQL, up to this moment."""
+    await rows.connection.execute("SELECT pg_stat_force_next_flush()")
+    await rows.connection.execute("SELECT pg_stat_clear_snapshot()")
+    read: int = await rows.connection.fetchval(query, of)
     return read
 
 
@@ -268,14 +274,12 @@ async def test_a_verb_reads_nothing_but_its_own_job(rows: Rows, another: Open, v
 
 async def rows_read(rows: Rows) -> int:
     """Entries of indexes, and rows of tables that were read from end to end."""
-    await rows.connection.execute("SELECT pg_stat_force_next_flush()")
-    await rows.connection.execute("SELECT pg_stat_clear_snapshot()")
-    read: int = await rows.connection.fetchval(
+    return await counted(
+        rows,
         "SELECT (SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = ANY($1))::int"
         " + (SELECT sum(seq_tup_read) FROM pg_stat_user_tables WHERE relname = ANY($1))::int",
         ["job", "task", "outbox"],
     )
-    return read
 
 
 async def test_a_look_says_how_long_the_oldest_that_it_saw_has_been_due(rows: Rows) -> None:

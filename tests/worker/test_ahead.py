@@ -11,7 +11,6 @@ from uuid import uuid4
 
 import pytest
 
-from leasehold.database import connect
 from leasehold.lease import Lease
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore, Stored
@@ -19,21 +18,13 @@ from leasehold.transitions import jobs
 from leasehold.transitions.claims import Claimed
 from pipelines.conversion.pipeline import conversion
 from pipelines.media.pipeline import media
-from tests.factories import Rows, assert_history
+from tests.factories import Rows
+from tests.worker.conftest import SECONDS, end_of
 from tests.worker.isolated_steps import halves, pipelines
 from worker.ahead import Ahead, step_after
 from worker.inputs import Source
 from worker.isolated import IsolatedAttempts
 from worker.worker import Worker
-
-SECONDS = 30.0
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Rows]:
-    connection = await connect(settings, "test")
-    yield Rows(connection)
-    await connection.close()
 
 
 @pytest.fixture
@@ -87,14 +78,6 @@ async def begin(rows: Rows, **params: Any) -> jobs.NewJob:
     return new
 
 
-async def ended(rows: Rows, new: jobs.NewJob) -> dict[str, Any]:
-    async with asyncio.timeout(SECONDS):
-        while not (row := await rows.job(new.id))["finished_at"]:
-            await asyncio.sleep(0.02)
-    await assert_history(rows, new.id)
-    return row
-
-
 async def nothing_left(attempts: IsolatedAttempts, directory: Path) -> None:
     async with asyncio.timeout(SECONDS):
         while await asyncio.to_thread(lambda: list(directory.rglob("*.txt"))):
@@ -112,7 +95,7 @@ async def test_the_next_step_has_run_before_the_first_is_stored_and_is_not_run_a
         await asyncio.wait({ahead.running})
     assert await rows.connection.fetchval("SELECT count(*) FROM output") == 0
     store.open.set()
-    assert (await ended(rows, new))["status"] == "succeeded"
+    assert (await end_of(rows, new.id))["status"] == "succeeded"
     key = await rows.connection.fetchval("SELECT key FROM output WHERE job_id = $1 AND step = 'second'", new.id)
     path = tmp_path / "fetched"
     await store.fetch_file(key, path)
@@ -126,7 +109,7 @@ async def test_an_error_of_a_step_begun_ahead_is_that_of_its_attempt(
 ) -> None:
     new = await begin(rows, second="refuse")
     store.open.set()
-    job = await ended(rows, new)
+    job = await end_of(rows, new.id)
     assert job["status"] == "failed"
     assert job["error"]["code"] == "not_wanted"
 
@@ -140,12 +123,12 @@ async def test_of_a_job_that_was_cancelled_meanwhile_nothing_more_is_stored_and_
         ahead = await store.ahead()
     await jobs.request_cancel(rows.connection, [new.id], "t", reason="", by="test")
     store.open.set()
-    assert (await ended(rows, new))["status"] == "cancelled"
+    assert (await end_of(rows, new.id))["status"] == "cancelled"
     await asyncio.wait({ahead.running}, timeout=SECONDS)
     assert ahead.running.done()
     assert ahead.taken_by is None
     assert await rows.connection.fetchval("SELECT count(*) FROM output WHERE step = 'second'") == 0
-    assert (await ended(rows, await begin(rows)))["status"] == "succeeded"
+    assert (await end_of(rows, (await begin(rows)).id))["status"] == "succeeded"
     assert worker._children.pids == children
     await nothing_left(store.attempts, tmp_path / str(worker.id))
 
@@ -166,7 +149,7 @@ async def test_a_first_step_that_could_not_be_stored_takes_what_came_after_it_al
 
     monkeypatch.setattr(ObjectStore, "put", fail_once)
     store.open.set()
-    assert (await ended(rows, await begin(rows)))["status"] == "succeeded"
+    assert (await end_of(rows, (await begin(rows)).id))["status"] == "succeeded"
     thrown_away, taken = seen
     assert thrown_away.taken_by is None
     assert taken.taken_by is not None
@@ -180,7 +163,7 @@ async def test_without_links_the_next_step_begins_when_it_is_claimed(
         raise OSError("no links here")
 
     monkeypatch.setattr("worker.isolated.os.link", refuse)
-    assert (await ended(rows, await begin(rows)))["status"] == "succeeded"
+    assert (await end_of(rows, (await begin(rows)).id))["status"] == "succeeded"
 
 
 def test_it_is_begun_only_where_nothing_else_stands_before_it() -> None:

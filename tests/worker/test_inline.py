@@ -9,21 +9,12 @@ from typing import Any
 
 import pytest
 
-from leasehold.database import connect
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from tests.factories import Rows, assert_history
+from tests.worker.conftest import SECONDS, end_of
 from tests.worker.inline_steps import OPENED, pipelines, scripted
 from worker.worker import Worker
-
-SECONDS = 30.0
-
-
-@pytest.fixture
-async def rows(settings: Settings) -> AsyncIterator[Rows]:
-    connection = await connect(settings, "test")
-    yield Rows(connection)
-    await connection.close()
 
 
 @pytest.fixture
@@ -41,11 +32,7 @@ async def ended(rows: Rows, does: str) -> dict[str, Any]:
     """Submit a job that does so, and wait for its end; the job's row."""
     new = jobs.NewJob(scripted, "t", params={"does": does})
     await jobs.submit(rows.connection, [new])
-    async with asyncio.timeout(SECONDS):
-        while not (row := await rows.job(new.id))["finished_at"]:
-            await asyncio.sleep(0.02)
-    await assert_history(rows, new.id)
-    return row
+    return await end_of(rows, new.id)
 
 
 async def value_of(rows: Rows, job: dict[str, Any], step: str) -> Any:
