@@ -1,8 +1,10 @@
-"""The step that a completion is about to claim, begun while what it reads is still being stored.
+"""The step that a completion is about to claim, begun while what it reads is still being stored; and those after it
+that read nothing else, beside it, for as many as there are idle children.
 
 An isolated step is a function of its files and parameters, and changes nothing outside its directory. So it may run
 before its lease is there: what it makes counts only for an attempt that holds the lease of that very step, with the
-very same inputs; else it is thrown away. It saves a picture the time in which its child would wait for the store.
+very same inputs; else it is thrown away. It saves a picture the time in which its child would wait for the store, and
+on a worker with little to do that of its second step.
 """
 
 from __future__ import annotations
@@ -23,20 +25,27 @@ from worker import frames
 from worker.inputs import Source
 
 
-def step_after(pipeline: Pipeline, step: Step) -> Step | None:
-    """The one that can be begun with nothing but what `step` read and made, and that nothing else stands before."""
-    after = [other for other in pipeline.steps if step.name in other.needs]
-    if len(after) != 1 or after[0].needs != (step.name,):
-        return None
-    (one,) = after
-    may = one.isolated and one.queue == step.queue and one.skip_if is None and not one.external
-    return one if may and set(one.reads) <= {step.name, *step.reads} else None
+def steps_after(pipeline: Pipeline, step: Step) -> list[Step]:
+    """Those, in their order, that can be begun with nothing but what `step` read and made, and that nothing else stands
+    before.
+    """
+    known, found = {step.name, *step.reads}, [step]
+    while True:
+        after = [other for other in pipeline.steps if found[-1].name in other.needs]
+        if len(after) != 1 or after[0].needs != (found[-1].name,):
+            break
+        (one,) = after
+        may = one.isolated and one.queue == step.queue and one.skip_if is None and not one.external
+        if not may or not set(one.reads) <= known:
+            break
+        found.append(one)
+    return found[1:]
 
 
 @dataclass(slots=True)
 class Ahead:
-    """`begun_by`: the task after which it comes. `files`: what it reads, in its own `directory`. `sha256`: theirs, all
-    of them once the task before has stored its outputs.
+    """`begun_by`: the task that it comes after, or after whose next. `files`: what it reads, in its own `directory`.
+    `sha256`: theirs, all of them once the task that made them has stored its outputs.
     """
 
     begun_by: UUID

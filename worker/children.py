@@ -59,6 +59,11 @@ class Children:
         """The process ids of the children that are up."""
         return frozenset(child.pid for child in self._alive)
 
+    @property
+    def idle(self) -> int:
+        """Children that would begin a run at once."""
+        return self._free.qsize()
+
     async def start(self) -> None:
         """Start all children in parallel and wait until they are warm.
 

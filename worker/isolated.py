@@ -1,4 +1,4 @@
-"""Attempts at isolated steps: fetch, run in a child, store, and begin the next step ahead."""
+"""Attempts at isolated steps: fetch, run in a child, store, and begin what comes next ahead."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion
 from leasehold.verdicts import Done
 from worker import inline, metrics
-from worker.ahead import Ahead, step_after
+from worker.ahead import Ahead, steps_after
 from worker.children import Children
 from worker.heartbeat import Held
 from worker.inputs import Source, fetch, sources_of, work_digest
@@ -102,13 +102,13 @@ class IsolatedAttempts:
             if (finisher := pipeline.finishers.get(step.name)) is not None:
                 paths = {name: file.path for name, file in done.files.items()}
                 await asyncio.to_thread(finisher, self._settings, paths)
-            begun = self._begun(claimed, pipeline, step, sources, fetched, done) if may_go_on() else None
+            begun = self._begin(claimed, pipeline, step, sources, fetched, done) if may_go_on() else []
             with traces.span("store"):
                 kept = self._kept if any(step.name in other.reads for other in pipeline.steps) else None
                 completion = await store_outputs(self._store, kept, claimed.output_prefix, step, done, digest, held)
-            if begun is not None:
-                made = {output.name: output.sha256 for output in completion.outputs}
-                begun.sha256 |= {name: sha256 for name, sha256 in made.items() if name in begun.files}
+            made = {output.name: output.sha256 for output in completion.outputs}
+            for one in begun:
+                one.sha256 |= {name: sha256 for name, sha256 in made.items() if name in one.files}
             failpoints.reach("after_upload")
             return completion
         finally:
@@ -118,13 +118,15 @@ class IsolatedAttempts:
             await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))
 
     def forget(self, claimed: Claimed, following: Claimed | None) -> None:
-        """The attempt is settled: what was begun ahead for it, or by it, is discarded, unless the step is what its
-        completion has claimed.
+        """The attempt is settled: what was begun ahead for it, or by it, is discarded, unless the job goes on here with
+        the step that its completion has claimed.
         """
-        wanted = None if following is None else (following.job_id, following.step)
         for key, ahead in list(self._ahead.items()):
-            its = key == (claimed.job_id, claimed.step) or ahead.begun_by == claimed.lease.task_id
-            if its and key != wanted:
+            if key != (claimed.job_id, claimed.step) and ahead.begun_by != claimed.lease.task_id:
+                continue
+            if following is not None and key[0] == following.job_id and key[1] != claimed.step:
+                ahead.begun_by = following.lease.task_id
+            else:
                 del self._ahead[key]
                 ahead.discard()
 
@@ -169,30 +171,29 @@ class IsolatedAttempts:
         ahead.take(claimed, on_progress)
         return ahead
 
-    def _begun(
+    def _begin(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, sources: list[Source], fetched: Fetched, done: Done
-    ) -> Ahead | None:
-        """Begin the step after this one, in the child that has just become free."""
-        after = step_after(pipeline, step)
-        if after is None or claimed.handler is not None or (claimed.job_id, after.name) in self._ahead:
-            return None
-        known = {source.name: fetched[source.name] for source in sources if source.read in after.reads}
-        paths = {name: path for name, (path, _) in known.items()}
-        if step.name in after.reads:
-            paths |= {name: file.path for name, file in done.files.items()}
-        directory = self._work_dir / f"{claimed.lease.task_id}-{claimed.lease.epoch}-ahead"
-        try:
-            linked = _linked(paths, directory / "in")
-            (directory / "out").mkdir()
-        except OSError as error:  # it would only have saved time
-            log.warning("the next step is not begun ahead", step=after.name, reason=str(error))
-            shutil.rmtree(directory, ignore_errors=True)
-            return None
-        sha256 = {name: digest for name, (_, digest) in known.items()}
-        ahead = Ahead(claimed.lease.task_id, claimed.params, directory, linked, sha256)
-        ahead.begin(self._run_ahead(claimed, pipeline, after, ahead))
-        self._ahead[claimed.job_id, after.name] = ahead
-        return ahead
+    ) -> list[Ahead]:
+        """Begin the step after this one, in the child that has just become free, and further ones in idle children."""
+        after = [] if claimed.handler is not None else steps_after(pipeline, step)
+        begun: list[Ahead] = []
+        for one in after[: max(1, self._children.idle)]:
+            if (claimed.job_id, one.name) in self._ahead:
+                continue
+            known = {source.name: fetched[source.name] for source in sources if source.read in one.reads}
+            paths = {name: path for name, (path, _) in known.items()}
+            if step.name in one.reads:
+                paths |= {name: file.path for name, file in done.files.items()}
+            directory = self._work_dir / f"{claimed.lease.task_id}-{claimed.lease.epoch}-{one.name}"
+            files = _linked(paths, directory)
+            if files is None:
+                continue
+            sha256 = {name: digest for name, (_, digest) in known.items()}
+            ahead = Ahead(claimed.lease.task_id, claimed.params, directory, files, sha256)
+            ahead.begin(self._run_ahead(claimed, pipeline, one, ahead))
+            self._ahead[claimed.job_id, one.name] = ahead
+            begun.append(ahead)
+        return begun
 
     async def _run_ahead(self, claimed: Claimed, pipeline: Pipeline, step: Step, ahead: Ahead) -> Done:
         say_with_every_line({"job_id": claimed.job_id, "step": step.name, "ahead": True})
@@ -200,10 +201,18 @@ class IsolatedAttempts:
         return await self._run(claimed, pipeline, step, ahead.files, ahead.directory, timeout, ahead.progress)
 
 
-def _linked(paths: Mapping[str, Path], directory: Path) -> dict[str, Path]:
-    """The same files once more, for those of the attempt before go with it."""
-    directory.mkdir(parents=True)
-    linked = {name: directory / str(number) for number, name in enumerate(paths)}
-    for name, path in linked.items():
-        os.link(paths[name], path, follow_symlinks=False)
+def _linked(paths: Mapping[str, Path], directory: Path) -> dict[str, Path] | None:
+    """The same files once more, for those of the attempt before go with it; None, and no `directory`, where that cannot
+    be done.
+    """
+    linked = {name: directory / "in" / str(number) for number, name in enumerate(paths)}
+    try:
+        (directory / "in").mkdir(parents=True)
+        (directory / "out").mkdir()
+        for name, path in linked.items():
+            os.link(paths[name], path, follow_symlinks=False)
+    except OSError as error:  # to begin ahead would only have saved time
+        log.warning("a step is not begun ahead", reason=str(error))
+        shutil.rmtree(directory, ignore_errors=True)
+        return None
     return linked

@@ -1,4 +1,4 @@
-"""A pipeline of two isolated steps, of which the second reads what the first made."""
+"""Pipelines of isolated steps, of which the later ones read what the first made."""
 
 from __future__ import annotations
 
@@ -29,11 +29,24 @@ halves = Pipeline(
 )
 
 
+thirds = Pipeline(
+    "thirds",
+    params=Script,
+    module="tests.worker.isolated_steps",
+    steps=[
+        Step("first", writes="a.txt", isolated=True),
+        Step("second", needs=("first",), reads=("first",), writes="b.txt", isolated=True),
+        Step("third", needs=("second",), reads=("first",), writes="c.txt", isolated=True),
+    ],
+)
+
+
 def pipelines() -> Pipelines:
-    return Pipelines(halves)
+    return Pipelines(halves, thirds)
 
 
 @halves.handles("first")
+@thirds.handles("first")
 def first(work: Work) -> Done:
     path = work.directory / "a.txt"
     path.write_text("made by the first")
@@ -41,6 +54,7 @@ def first(work: Work) -> Done:
 
 
 @halves.handles("second")
+@thirds.handles("second")
 def second(work: Work) -> Done:
     read = work.files["a.txt"].read_text()
     if work.params.second == "refuse":
@@ -52,3 +66,10 @@ def second(work: Work) -> Done:
     path = work.directory / "b.txt"
     path.write_text(f"{read}, and by the second")
     return Done({"b.txt": File(path, "text/plain")})
+
+
+@thirds.handles("third")
+def third(work: Work) -> Done:
+    path = work.directory / "c.txt"
+    path.write_text(f"{work.files['a.txt'].read_text()}, and by the third")
+    return Done({"c.txt": File(path, "text/plain")})

@@ -12,6 +12,7 @@ from uuid import uuid4
 import pytest
 
 from leasehold.lease import Lease
+from leasehold.pipeline import Pipeline
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore, Stored
 from leasehold.transitions import jobs
@@ -20,19 +21,24 @@ from pipelines.conversion.pipeline import conversion
 from pipelines.media.pipeline import media
 from tests.factories import Rows
 from tests.worker.conftest import SECONDS, end_of
-from tests.worker.isolated_steps import halves, pipelines
-from worker.ahead import Ahead, step_after
+from tests.worker.isolated_steps import halves, pipelines, thirds
+from worker.ahead import Ahead, steps_after
 from worker.inputs import Source
 from worker.isolated import IsolatedAttempts
 from worker.worker import Worker
 
 
 @pytest.fixture
-async def worker(settings: Settings, tmp_path: Path) -> AsyncIterator[Worker]:
+def children() -> int:
+    return 1
+
+
+@pytest.fixture
+async def worker(settings: Settings, tmp_path: Path, children: int) -> AsyncIterator[Worker]:
     changes: dict[str, Any] = {
         "poll_seconds": 0.1,
         "work_dir": str(tmp_path),
-        "worker_children": 1,
+        "worker_children": children,
         "pipelines": "tests.worker.isolated_steps:pipelines",
     }
     async with Worker(settings.model_copy(update=changes), pipelines()) as running:
@@ -59,9 +65,13 @@ class Gatekeeper:
 
     async def ahead(self) -> Ahead:
         """What was begun by the attempt whose output waits here."""
-        await self.asked.wait()
-        (one,) = self.attempts._ahead.values()
+        (one,) = (await self.all_ahead()).values()
         return one
+
+    async def all_ahead(self) -> dict[str, Ahead]:
+        """By step."""
+        await self.asked.wait()
+        return {step: ahead for (_, step), ahead in self.attempts._ahead.items()}
 
 
 @pytest.fixture
@@ -72,8 +82,8 @@ def store(worker: Worker) -> Gatekeeper:
     return keeper
 
 
-async def begin(rows: Rows, **params: Any) -> jobs.NewJob:
-    new = jobs.NewJob(halves, "t", params=params)
+async def begin(rows: Rows, pipeline: Pipeline = halves, **params: Any) -> jobs.NewJob:
+    new = jobs.NewJob(pipeline, "t", params=params)
     await jobs.submit(rows.connection, [new])
     return new
 
@@ -156,6 +166,50 @@ async def test_a_first_step_that_could_not_be_stored_takes_what_came_after_it_al
     await nothing_left(store.attempts, tmp_path / str(worker.id))
 
 
+@pytest.mark.parametrize("children", [2])
+async def test_idle_children_run_all_that_reads_nothing_else(
+    worker: Worker, store: Gatekeeper, rows: Rows, tmp_path: Path
+) -> None:
+    """The first's output is let through only when both others have run."""
+    new = await begin(rows, thirds)
+    async with asyncio.timeout(SECONDS):
+        ahead = await store.all_ahead()
+        await asyncio.wait({one.running for one in ahead.values()})
+    assert await rows.connection.fetchval("SELECT count(*) FROM output") == 0
+    store.open.set()
+    assert (await end_of(rows, new.id))["status"] == "succeeded"
+    stored = await rows.connection.fetch("SELECT step, key FROM output WHERE job_id = $1 ORDER BY step", new.id)
+    for row in stored:
+        await store.fetch_file(row["key"], tmp_path / row["step"])
+    assert [(tmp_path / row["step"]).read_text() for row in stored] == [
+        "made by the first", "made by the first, and by the second", "made by the first, and by the third",
+    ]  # fmt: skip
+    tasks = dict(await rows.connection.fetch("SELECT step, id FROM task WHERE job_id = $1", new.id))
+    assert {step: one.taken_by for step, one in ahead.items()} == {step: tasks[step] for step in ("second", "third")}
+    await nothing_left(store.attempts, tmp_path / str(worker.id))
+
+
+async def test_without_an_idle_child_only_the_next_step_is_begun(store: Gatekeeper, rows: Rows) -> None:
+    new = await begin(rows, thirds)
+    async with asyncio.timeout(SECONDS):
+        assert set(await store.all_ahead()) == {"second"}
+    store.open.set()
+    assert (await end_of(rows, new.id))["status"] == "succeeded"
+
+
+@pytest.mark.parametrize("children", [2])
+async def test_a_second_step_that_fails_takes_what_was_begun_beside_it_along(
+    worker: Worker, store: Gatekeeper, rows: Rows, tmp_path: Path
+) -> None:
+    new = await begin(rows, thirds, second="refuse")
+    async with asyncio.timeout(SECONDS):
+        ahead = await store.all_ahead()
+    store.open.set()
+    assert (await end_of(rows, new.id))["status"] == "failed"
+    assert ahead["third"].taken_by is None
+    await nothing_left(store.attempts, tmp_path / str(worker.id))
+
+
 async def test_without_links_the_next_step_begins_when_it_is_claimed(
     worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,12 +222,12 @@ async def test_without_links_the_next_step_begins_when_it_is_claimed(
 
 def test_it_is_begun_only_where_nothing_else_stands_before_it() -> None:
     resize, compress, webp = media.steps
-    assert step_after(media, resize) is compress
-    assert step_after(media, compress) is webp  # which reads what compress read
-    assert step_after(media, webp) is None
+    assert steps_after(media, resize) == [compress, webp]  # which reads what compress reads
+    assert steps_after(media, compress) == [webp]
+    assert steps_after(media, webp) == []
     for step in conversion.steps:
-        after = step_after(conversion, step)
-        assert after is None or set(after.reads) <= {step.name, *step.reads}
+        for after in steps_after(conversion, step):
+            assert set(after.reads) <= {step.name, *step.reads}
 
 
 async def test_it_serves_only_an_attempt_that_would_do_the_very_same() -> None:
