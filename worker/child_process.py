@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import socket
 import sys
@@ -130,7 +131,18 @@ class ChildProcess:
 
     @property
     def usable(self) -> bool:
-        return not self.killed and self._process.returncode is None and not self._reader.at_eof()
+        return not self.killed and self._process.returncode is None and not self._has_hung_up()
+
+    def _has_hung_up(self) -> bool:
+        """As the kernel knows it, which is before the event loop hears of it: a run given to a child that died while it
+        was idle would count as crashed.
+        """
+        descriptor = self._writer.get_extra_info("socket").fileno()
+        if descriptor < 0:
+            return True
+        poll = select.poll()
+        poll.register(descriptor, 0)  # a hang-up is told without being asked for
+        return bool(poll.poll(0))
 
     async def call(
         self, run: bytes, *, timeout: float, limits: Limits, on_progress: Callable[[float, str], None]
