@@ -156,6 +156,7 @@ async def test_hints_that_a_killed_broker_did_not_confirm_can_be_sent_again(
     broker, inbox = await open_broker(rabbitmq_node.url), Inbox()
     confirmed = hints(50)
     await publish_until_confirmed(broker, confirmed)
+    await rabbitmq_node.flush_definitions()  # else the node may come back without the queue, and what was in it
     await rabbitmq_node.kill()
     lost = hints(50)
     assert await broker.publish(lost) == [False] * 50

@@ -28,6 +28,7 @@ def told(report: Report) -> dict[str, tuple[str, ...]]:
     return {verdict.number: verdict.why for verdict in report.violated}
 
 
+@pytest.mark.timeout(300)
 async def test_a_broken_installation_loses_nothing_and_doubles_nothing(servers: Servers) -> None:
     report = await run(servers, make_plan(SEED))
     assert told(report) == {}

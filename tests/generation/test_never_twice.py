@@ -63,13 +63,14 @@ async def test_a_worker_killed_around_the_purchase_leaves_a_known_state(
     assert simulator.purchases("a cat") == bought
 
 
+@pytest.mark.timeout(300)
 async def test_a_thousand_generations_under_random_kills_are_each_bought_once(
     fleet: Fleet, simulator: Simulator
 ) -> None:
     """A worker dies eight times, each in the middle of buying an eighth."""
     chance = random.Random(20261121)
     workers = [await fleet.worker(**buying(simulator)) for _ in range(2)]
-    async with asyncio.timeout(PATIENCE):
+    async with asyncio.timeout(4 * PATIENCE):  # ten workers start, one after the other
         for begun in range(0, 1000, 125):
             lot = [ordered(TOKEN, f"picture {begun + n} #slow=0.02", poll_seconds=0.5) for n in range(125)]
             await jobs.submit(fleet.rows.connection, lot)
