@@ -48,7 +48,8 @@ from leasehold.settings import Settings
 PUBLIC = frozenset({"/livez", "/readyz", "/metrics", generation_callbacks.ROUTE})
 
 _DOORS = (
-    run_batches.router,  # first what is asked most: routes are tried in order
+    runs.quick,  # first what is asked most: routes are tried in order
+    run_batches.router,
     runs.router,
     uploads.router,
     media.router,

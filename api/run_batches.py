@@ -12,6 +12,7 @@ from api.idempotent import Answer, IdempotencyKey, once
 from api.limits import check_depth, check_rate
 from api.metrics import SUBMITTED
 from api.openapi import problems
+from api.quick import QuickRoute
 from api.run_schemas import BatchAccepted, BatchRequest
 from api.runs import Writer, json_response, tell
 from api.services import services_of
@@ -24,7 +25,7 @@ from leasehold.transitions import runs
 from leasehold.transitions.runs import MadeTogether, NewRun
 
 log = structlog.get_logger(__name__)
-router = APIRouter(tags=["runs"], prefix="/v1/runs")
+router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
 
 
 @router.post(

@@ -21,6 +21,7 @@ from api.keyring import Caller
 from api.limits import check_depth, check_rate
 from api.metrics import SUBMITTED
 from api.openapi import problems
+from api.quick import QuickRoute
 from api.run_schemas import Reason, ReplayRequest, RunAccepted, RunList, RunRequest, run_answer, run_summary
 from api.security import RUNS_READ, RUNS_WRITE, Require
 from api.services import Services, services_of
@@ -39,11 +40,12 @@ from leasehold.transitions.gates import GateName
 from leasehold.transitions.runs import Made, NewRun
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs")
+quick = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 
 
-@router.post(
+@quick.post(
     "",
     operation_id="createRun",
     summary="Start a run of a template",

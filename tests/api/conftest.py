@@ -12,6 +12,7 @@ from uuid import UUID
 import httpx2
 import pytest
 import uvicorn
+from fastapi import APIRouter
 
 from api.app import make_app
 from api.security import MEDIA_READ, MEDIA_WRITE
@@ -39,8 +40,11 @@ class Running:
 
 
 @asynccontextmanager
-async def serving(settings: Settings) -> AsyncIterator[Running]:
+async def serving(settings: Settings, *routers: APIRouter) -> AsyncIterator[Running]:
+    """With `routers` beside the doors."""
     app = make_app(settings)
+    for router in routers:
+        app.include_router(router)
     server = QuietServer(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
     task = asyncio.create_task(server.serve())
     while not server.started:
