@@ -11,28 +11,49 @@ _START_SECONDS = 60.0
 _OK = 200
 
 
-class Connection:
-    """One kept-alive connection; `send` repeats ready-made bytes."""
+class Connection(asyncio.Protocol):
+    """One kept-alive connection; `send` repeats ready-made bytes. A stream would cost more than the socket."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self) -> None:
+        self._transport: asyncio.Transport
+        self._closed = asyncio.get_running_loop().create_future()
+        self._answer: asyncio.Future[tuple[int, bytes]] | None = None
+        self._received = b""
 
     @classmethod
     async def open(cls, port: int) -> Self:
-        return cls(*await asyncio.open_connection("127.0.0.1", port))
+        _, connection = await asyncio.get_running_loop().create_connection(cls, "127.0.0.1", port)
+        return connection
 
-    async def send(self, request: bytes) -> tuple[int, bytes]:
+    def send(self, request: bytes) -> asyncio.Future[tuple[int, bytes]]:
         """Status and body of the answer."""
-        self._writer.write(request)
-        head = (await self._reader.readuntil(b"\r\n\r\n")).lower()
-        _, _, length = head.partition(b"\r\ncontent-length:")
-        body = await self._reader.readexactly(int(length.partition(b"\r\n")[0])) if length else b""
-        return int(head.split(b" ", 2)[1]), body
+        self._answer = asyncio.get_running_loop().create_future()
+        self._transport.write(request)
+        return self._answer
 
     async def close(self) -> None:
-        self._writer.close()
-        await self._writer.wait_closed()
+        self._transport.close()
+        await self._closed
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self._received += data
+        head, found, body = self._received.partition(b"\r\n\r\n")
+        if not found:
+            return
+        _, _, length = head.lower().partition(b"\r\ncontent-length:")
+        missing = int(length.partition(b"\r\n")[0] or 0) - len(body)
+        if missing <= 0 and self._answer is not None:
+            self._received = b""
+            self._answer.set_result((int(head.split(b" ", 2)[1]), body))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._closed.set_result(None)
+        if self._answer is not None and not self._answer.done():
+            self._answer.set_exception(error or ConnectionResetError("the server hung up"))
 
 
 def request(method: str, path: str, *, key: str = "", body: object = None) -> bytes:
