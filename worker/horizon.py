@@ -14,8 +14,12 @@ from leasehold.database import Connection
 from leasehold.transitions import claims
 from leasehold.transitions.claims import Claimed, LeaseTerms
 
-#: A look reads everything when the last that did is so long ago: what was missed waits so long at most.
+#: A look reads everything when the last that did is so long ago: what was missed waits so long.
 WHOLE_EVERY_SECONDS = 5.0
+#: Where much has gone through since a vacuum that takes long, and whoever submits meanwhile waits for it: so it is done
+#: as seldom as takes this share of the time, but not more seldom than every so many seconds.
+WHOLE_SHARE = 1 / 200
+WHOLE_AT_LEAST_EVERY_SECONDS = 60.0
 #: How much later than it was due a task may become visible, for the very next look to see it.
 SLACK_SECONDS = 2.0
 
@@ -28,20 +32,23 @@ class Horizon:
         self._whole_every = whole_every
         self._seen_from: float | None = None  # nothing that was due before is left, as far as looks have seen
         self._whole_at = 0.0
+        self._pause = whole_every
 
     def back(self) -> float | None:
         """Seconds that the next look has to go back; None: it shall see everything."""
         now = self._clock()
-        if self._seen_from is None or now - self._whole_at >= self._whole_every:
+        if self._seen_from is None or now - self._whole_at >= self._pause:
             return None
         return now - self._seen_from
 
     def looked(self, asked_at: float, *, whole: bool, oldest: float | None, overdue: float) -> None:
-        """A look, asked for at `asked_at`, found what was due for at most `oldest` seconds, or nothing (None); what
-        was due for less than `overdue` was not for it to find.
+        """A look, asked for at `asked_at` and answered now, found what was due for at most `oldest` seconds, or nothing
+        (None); what was due for less than `overdue` was not for it to find.
         """
         if whole:
-            self._whole_at = asked_at
+            self._whole_at = self._clock()
+            wanted = (self._whole_at - asked_at) / WHOLE_SHARE
+            self._pause = max(self._whole_every, min(wanted, WHOLE_AT_LEAST_EVERY_SECONDS))
         self._seen_from = asked_at - max(oldest or 0.0, overdue) - SLACK_SECONDS
 
     def forget(self) -> None:

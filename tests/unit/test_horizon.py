@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from worker.horizon import SLACK_SECONDS, WHOLE_EVERY_SECONDS, Horizon
+from worker.horizon import SLACK_SECONDS, WHOLE_AT_LEAST_EVERY_SECONDS, WHOLE_EVERY_SECONDS, WHOLE_SHARE, Horizon
 
 
 class Clock:
@@ -54,4 +54,24 @@ def test_now_and_then_a_look_sees_everything(horizon: Horizon, clock: Clock) -> 
     assert back is not None
     horizon.looked(clock.now, whole=False, oldest=None, overdue=0.0)
     clock.now += WHOLE_EVERY_SECONDS / 2
+    assert horizon.back() is None
+
+
+@pytest.mark.parametrize(
+    ("took", "pause"),
+    [
+        (WHOLE_EVERY_SECONDS * WHOLE_SHARE / 2, WHOLE_EVERY_SECONDS),
+        (WHOLE_EVERY_SECONDS * WHOLE_SHARE * 2, WHOLE_EVERY_SECONDS * 2),
+        (3600, WHOLE_AT_LEAST_EVERY_SECONDS),
+    ],
+)
+def test_seeing_everything_takes_a_small_share_of_the_time_however_long_it_takes(
+    horizon: Horizon, clock: Clock, took: float, pause: float
+) -> None:
+    asked_at = clock.now
+    clock.now += took
+    horizon.looked(asked_at, whole=True, oldest=None, overdue=0.0)
+    clock.now += pause * 0.99
+    assert horizon.back() is not None
+    clock.now += pause * 0.01
     assert horizon.back() is None
