@@ -34,6 +34,7 @@ from bench import (
     workflows,
 )
 from bench.figure import Figure
+from bench.peers import delays
 from bench.peers import measure as peers
 from bench.scale import Scale
 from bench.stand import Stand
@@ -58,10 +59,11 @@ FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
     "steady": steady.measure,
     "recovery": recovery.measure,
     "peers": peers.measure,
+    "delays": delays.measure,
     "pictures": pictures.measure,
 }
 #: Not without being asked for: they install others' packages, or take an hour.
-ASKED_FOR = {"peers", "pictures", "steady"}
+ASKED_FOR = {"peers", "delays", "pictures", "steady"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -75,7 +77,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as .svg or .png")
     parser.add_argument("--runs", type=int, default=Scale().runs, help="runs of each figure (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=Scale().jobs, help="jobs of one throughput run (%(default)s)")
-    parser.add_argument("--peers", default=",".join(Scale().peers), help="of the figure peers (%(default)s)")
+    parser.add_argument("--peers", default=",".join(Scale().peers), help="of peers and delays (%(default)s)")
     parser.add_argument(
         "--finished", default=",".join(map(str, Scale().finished)), help="jobs in the table, of growth (%(default)s)"
     )

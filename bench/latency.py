@@ -21,7 +21,7 @@ from bench.submitter import Submitter, submitter
 from leasehold.transitions.jobs import NewJob
 
 _P50_MS, _P99_MS = Goal(3), Goal(8)
-_WARM_UP_JOBS = 20
+WARM_UP_JOBS = 20
 
 
 async def measure(stand: Stand, scale: Scale) -> list[Figure]:
@@ -33,17 +33,10 @@ async def _paced(
 ) -> list[Figure]:
     waits, load, meters = [], [], []
     for _ in range(scale.runs):
-        async with stand.installation(broker=broker, pipelines="bench.pipelines:benched") as installation:
-            worker = await installation.start_worker()
-            async with submitter(installation) as submitting:
-                await submit_paced(submitting, _WARM_UP_JOBS, scale.paced_rate)
-                await until_finished(installation, worker)
-                load.append(os.getloadavg()[0])
-                with Meter() as meter:
-                    asked = await submit_paced(submitting, scale.paced_jobs, scale.paced_rate)
-                await until_finished(installation, worker)
-            waits.append(await waits_ms(installation, asked))
-            meters.append(meter)
+        load.append(os.getloadavg()[0])
+        with Meter() as meter:
+            waits.append(await paced_run(stand, scale, broker))
+        meters.append(meter)
     details = {
         "jobs": scale.paced_jobs,
         "jobs_per_second": scale.paced_rate,
@@ -55,6 +48,18 @@ async def _paced(
         Figure(f"{name}, p50", "ms", tuple(median(run) for run in waits), tuple(load), p50, details),
         Figure(f"{name}, p99", "ms", tuple(quantile(run, 0.99) for run in waits), tuple(load), p99, details),
     ]
+
+
+async def paced_run(stand: Stand, scale: Scale, broker: str) -> list[float]:
+    """How long each job waited for its handler, in ms; after a warm-up."""
+    async with stand.installation(broker=broker, pipelines="bench.pipelines:benched") as installation:
+        worker = await installation.start_worker()
+        async with submitter(installation) as submitting:
+            await submit_paced(submitting, WARM_UP_JOBS, scale.paced_rate)
+            await until_finished(installation, worker)
+            asked = await submit_paced(submitting, scale.paced_jobs, scale.paced_rate)
+            await until_finished(installation, worker)
+        return await waits_ms(installation, asked)
 
 
 async def submit_paced(submitting: Submitter, jobs: int, rate: float) -> dict[UUID, float]:

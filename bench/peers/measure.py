@@ -76,18 +76,24 @@ async def _theirs(stand: Stand, scale: Scale, peer: Peer, runs: _Runs) -> None:
     python = str(await peer.environment())
     jobs = min(peer.jobs, scale.jobs)
     async with stand.installation() as installation:
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")} | {
-            "PEER_DATABASE_URL": installation.url,
-            "PEER_AMQP_URL": installation.environment["LEASEHOLD_AMQP_URL"],
-        }
+        environment = environment_of(installation)
         for said in (["prepare"], ["submit", str(jobs)]):
-            await _driven(python, peer, said, environment)
+            await driven(python, peer, said, environment)
         await stand.checkpoint()
-        async with _worker(python, peer, environment) as start:
+        async with worker_of(python, peer, environment) as start:
             await _drained(installation, peer.done, jobs, start, runs)
 
 
-async def _driven(python: str, peer: Peer, said: list[str], environment: dict[str, str]) -> None:
+def environment_of(installation: Installation) -> dict[str, str]:
+    """What its driver is told."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")} | {
+        "PEER_DATABASE_URL": installation.url,
+        "PEER_AMQP_URL": installation.environment["LEASEHOLD_AMQP_URL"],
+    }
+
+
+async def driven(python: str, peer: Peer, said: list[str], environment: dict[str, str]) -> None:
+    """Have its driver do something. Raises RuntimeError with what it printed, or TimeoutError."""
     process = await asyncio.create_subprocess_exec(
         python, str(peer.driver), *said, env=environment,
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
@@ -102,7 +108,9 @@ async def _driven(python: str, peer: Peer, said: list[str], environment: dict[st
 
 
 @asynccontextmanager
-async def _worker(python: str, peer: Peer, environment: dict[str, str]) -> AsyncIterator[Callable[[], Awaitable[None]]]:
+async def worker_of(
+    python: str, peer: Peer, environment: dict[str, str]
+) -> AsyncIterator[Callable[[], Awaitable[None]]]:
     """Its worker, in a process group that is ended as a whole."""
     started: list[asyncio.subprocess.Process] = []
 

@@ -4,6 +4,7 @@ import os
 import sys
 
 from celery import Celery
+from stamps import note, paced
 
 database = os.environ["PEER_DATABASE_URL"].partition("://")[2]
 app = Celery("peer", broker=os.environ["PEER_AMQP_URL"], backend=f"db+postgresql+psycopg2://{database}")
@@ -20,12 +21,20 @@ def noop():
     return None
 
 
+@app.task(name="stamped")
+def stamped(asked):
+    note(asked)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "prepare":
         app.backend.ResultSession()
     elif sys.argv[1] == "submit":
         for _ in range(int(sys.argv[2])):
             noop.delay()
+    elif sys.argv[1] == "pace":
+        for now in paced(int(sys.argv[2]), float(sys.argv[3])):
+            stamped.delay(now)
     else:
         app.worker_main(["worker", "--pool=prefork", "--concurrency=2", "--loglevel=ERROR", "--without-gossip",
                          "--without-mingle", "--without-heartbeat"])  # fmt: skip

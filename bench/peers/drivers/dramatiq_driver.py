@@ -7,6 +7,7 @@ import threading
 import dramatiq
 import psycopg
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
+from stamps import note, paced
 
 URL = os.environ["PEER_DATABASE_URL"]
 own = threading.local()
@@ -29,6 +30,11 @@ def noop():
     return None
 
 
+@dramatiq.actor
+def stamped(asked):
+    note(asked)
+
+
 if __name__ == "__main__":
     if sys.argv[1] == "prepare":
         with psycopg.connect(URL, autocommit=True) as connection:
@@ -36,6 +42,9 @@ if __name__ == "__main__":
     elif sys.argv[1] == "submit":
         for _ in range(int(sys.argv[2])):
             noop.send()
+    elif sys.argv[1] == "pace":
+        for now in paced(int(sys.argv[2]), float(sys.argv[3])):
+            stamped.send(now)
     else:
         os.execv(sys.executable, [sys.executable, "-m", "dramatiq", "dramatiq_driver", "--processes", "2",
                                   "--threads", "8", "--path", os.path.dirname(__file__)])  # fmt: skip

@@ -6,6 +6,7 @@ import sys
 
 import asyncpg
 from pgqueuer import AsyncpgDriver, PgQueuer, Queries
+from stamps import note, paced_async
 
 
 async def main():
@@ -18,12 +19,19 @@ async def main():
         for start in range(0, jobs, 1000):
             some = min(1000, jobs - start)
             await Queries(driver).enqueue(["noop"] * some, [None] * some, [0] * some)
+    elif sys.argv[1] == "pace":
+        async for now in paced_async(int(sys.argv[2]), float(sys.argv[3]), asyncio.sleep):
+            await Queries(driver).enqueue("stamped", str(now).encode(), 0)
     else:
         queue = PgQueuer(driver)
 
         @queue.entrypoint("noop")
         async def noop(job):
             return None
+
+        @queue.entrypoint("stamped")
+        async def stamped(job):
+            note(float(job.payload))
 
         await queue.run(batch_size=100)
 

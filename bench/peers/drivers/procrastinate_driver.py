@@ -5,6 +5,7 @@ import os
 import sys
 
 import procrastinate
+from stamps import note, paced_async
 
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.environ["PEER_DATABASE_URL"]))
 
@@ -12,6 +13,11 @@ app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.env
 @app.task(name="noop")
 async def noop():
     return None
+
+
+@app.task(name="stamped")
+async def stamped(asked):
+    note(asked)
 
 
 async def main():
@@ -22,6 +28,9 @@ async def main():
             jobs = int(sys.argv[2])
             for start in range(0, jobs, 500):
                 await noop.batch_defer_async(*({} for _ in range(min(500, jobs - start))))
+        elif sys.argv[1] == "pace":
+            async for now in paced_async(int(sys.argv[2]), float(sys.argv[3]), asyncio.sleep):
+                await stamped.defer_async(asked=now)
         else:
             await app.run_worker_async(concurrency=20, install_signal_handlers=True)
 

@@ -4,6 +4,7 @@ import asyncio
 import os
 import sys
 
+from stamps import note, paced_async
 from taskiq_aio_pika import AioPikaBroker
 from taskiq_pg.asyncpg import AsyncpgResultBackend
 
@@ -15,6 +16,11 @@ broker = AioPikaBroker(os.environ["PEER_AMQP_URL"], qos=100).with_result_backend
 @broker.task(task_name="noop")
 async def noop():
     return None
+
+
+@broker.task(task_name="stamped")
+async def stamped(asked):
+    note(asked)
 
 
 async def submit(jobs):
@@ -29,9 +35,18 @@ async def submit(jobs):
     await broker.shutdown()
 
 
+async def pace(jobs, rate):
+    await broker.startup()
+    async for now in paced_async(jobs, rate, asyncio.sleep):
+        await stamped.kiq(now)
+    await broker.shutdown()
+
+
 if __name__ == "__main__":
     if sys.argv[1] in ("prepare", "submit"):
         asyncio.run(submit(int(sys.argv[2]) if sys.argv[1] == "submit" else 0))
+    elif sys.argv[1] == "pace":
+        asyncio.run(pace(int(sys.argv[2]), float(sys.argv[3])))
     else:
         os.chdir(os.path.dirname(os.path.abspath(__file__)))
         os.execv(sys.executable, [sys.executable, "-m", "taskiq", "worker", "taskiq_driver:broker", "--workers", "1",
