@@ -16,8 +16,8 @@ from leasehold.transitions.claims import Claimed, LeaseTerms
 
 #: A look reads everything when the last that did is so long ago: what was missed waits so long.
 WHOLE_EVERY_SECONDS = 5.0
-#: Where much has gone through since a vacuum that takes long, and whoever submits meanwhile waits for it: so it is done
-#: as seldom as takes this share of the time, but not more seldom than every so many seconds.
+#: Where much has gone through since a vacuum that takes long, and whoever submits meanwhile waits for it: then it comes
+#: so seldom that it takes no more than this share of the time, but so often at least.
 WHOLE_SHARE = 1 / 200
 WHOLE_AT_LEAST_EVERY_SECONDS = 60.0
 #: How much later than it was due a task may become visible, for the very next look to see it.
