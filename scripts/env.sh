@@ -82,7 +82,8 @@ make_environment() {
     (
         unset VIRTUAL_ENV
         export UV_PROJECT_ENVIRONMENT="$venv" UV_PYTHON_DOWNLOADS=never
-        "$uv" sync --quiet --frozen --project "$root" --python "$python" "${wanted[@]}"
+        # With bytecode: a child process must not write any, and where nobody may each process would compile all it loads.
+        "$uv" sync --quiet --frozen --compile-bytecode --project "$root" --python "$python" "${wanted[@]}"
     )
     stamp_of "$profile" >"$venv/leasehold-stamp"
 }

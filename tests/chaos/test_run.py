@@ -15,6 +15,9 @@ from chaos.run import Report, run
 from chaos.servers import Servers
 
 SEED = 101
+#: A plan waits for a moment, such as a lease that is taken anew before its old holder is heard: a busy machine may let it
+#: pass.
+TRIES = 3
 IN_CI = ("ack", "epoch", "outbox")
 
 
@@ -36,8 +39,12 @@ async def test_a_broken_installation_loses_nothing_and_doubles_nothing(servers: 
     assert sum(report.jobs.values()) > 50
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", IN_CI)
 async def test_a_guard_that_is_taken_away_is_missed(servers: Servers, name: str) -> None:
-    report = await run(servers, DIRECTED[name], mutate=name)
-    assert report.fired
-    assert CAUGHT_BY[name] in told(report)
+    for _ in range(TRIES):
+        report = await run(servers, DIRECTED[name], mutate=name)
+        assert report.fired
+        if CAUGHT_BY[name] in told(report):
+            return
+    pytest.fail(f"{CAUGHT_BY[name]} was not violated in any of {TRIES} runs")
