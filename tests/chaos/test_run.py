@@ -15,8 +15,7 @@ from chaos.run import Report, run
 from chaos.servers import Servers
 
 SEED = 101
-#: A plan waits for a moment, such as a lease that is taken anew before its old holder is heard: a busy machine may let it
-#: pass.
+#: A plan waits for a moment, such as a lease taken anew before its old holder is heard: a busy machine may let it pass.
 TRIES = 3
 IN_CI = ("ack", "epoch", "outbox")
 
