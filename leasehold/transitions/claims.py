@@ -358,15 +358,14 @@ async def renew(connection: Connection, owner: UUID, leases: Sequence[Lease], tt
     return [Renewal(row["id"], row["renewed"], row["still_ours"], row["cancel"]) for row in rows]
 
 
-# Nearly always nothing: the index holds only jobs that are being cancelled.
-CANCELLED = """
+CANCELLED = f"""
 -- cancelled
-SELECT t.id FROM job j JOIN task t ON t.job_id = j.id
-WHERE j.cancel_by IS NOT NULL AND j.finished_at IS NULL
-  AND t.status = 'running' AND t.lease_owner = $1 AND t.cancelable
+SELECT t.id FROM unnest($2::uuid[]) AS held(id) JOIN task t ON t.id = held.id JOIN job j ON j.id = t.job_id
+WHERE t.lease_owner = $1 AND t.cancelable AND {unindexed("t.status = 'running'")}
+  AND {unindexed("j.cancel_by IS NOT NULL AND j.finished_at IS NULL")}
 """
 
 
-async def to_cancel(connection: Connection, owner: UUID) -> list[UUID]:
-    """The owner's running tasks whose job was asked to stop. Cheap enough to ask twice a second."""
-    return [row["id"] for row in await connection.fetch(CANCELLED, owner)]
+async def to_cancel(connection: Connection, owner: UUID, held: Sequence[UUID]) -> list[UUID]:
+    """Those of the tasks `held` by the owner whose job was asked to stop. Cheap enough to ask twice a second."""
+    return [row["id"] for row in await connection.fetch(CANCELLED, owner, list(held))]

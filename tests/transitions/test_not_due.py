@@ -191,6 +191,12 @@ async def _cancel(rows: Rows) -> Work:
     return lambda: jobs.request_cancel(rows.connection, [claimed.job_id], "t", reason="", by="test")
 
 
+async def _hear(rows: Rows) -> Work:
+    claimed = await rows.leased()
+    await jobs.request_cancel(rows.connection, [claimed.job_id], "t", reason="", by="test")
+    return lambda: claims.to_cancel(rows.connection, rows.terms.owner, [claimed.lease.task_id])
+
+
 async def _acknowledge(rows: Rows) -> Work:
     claimed = await rows.leased()
     await jobs.request_cancel(rows.connection, [claimed.job_id], "t", reason="", by="test")
@@ -244,8 +250,8 @@ async def _expire_jobs(rows: Rows) -> Work:
 
 
 VERBS = (
-    _look, _claim, _announce, _renew, _complete, _complete_and_go_on, _fail, _park, _release, _cancel, _acknowledge,
-    _replay, _wake, _say, _remember, _spread, _admit, _end_cancels, _expire_jobs,
+    _look, _claim, _announce, _renew, _complete, _complete_and_go_on, _fail, _park, _release, _cancel, _hear,
+    _acknowledge, _replay, _wake, _say, _remember, _spread, _admit, _end_cancels, _expire_jobs,
 )  # fmt: skip
 #: Rows and entries that a verb may read of a job of one step, beside a thousand that are over.
 OF_ONE_JOB = 60
