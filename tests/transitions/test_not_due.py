@@ -156,6 +156,12 @@ async def _announce(rows: Rows) -> Work:
     return lambda: outbox.announced(rows.connection, [hint.outbox_id])
 
 
+async def _relay(rows: Rows) -> Work:
+    await rows.submit()
+    await rows.connection.execute("UPDATE outbox SET relay_at = clock_timestamp()")
+    return lambda: outbox.take(rows.connection, 10, 5.0)
+
+
 async def _renew(rows: Rows) -> Work:
     lease = (await rows.leased()).lease
     return lambda: claims.renew(rows.connection, rows.terms.owner, [lease], 30.0)
@@ -250,8 +256,8 @@ async def _expire_jobs(rows: Rows) -> Work:
 
 
 VERBS = (
-    _look, _claim, _announce, _renew, _complete, _complete_and_go_on, _fail, _park, _release, _cancel, _hear,
-    _acknowledge, _replay, _wake, _say, _remember, _spread, _admit, _end_cancels, _expire_jobs,
+    _look, _claim, _announce, _relay, _renew, _complete, _complete_and_go_on, _fail, _park, _release, _cancel,
+    _hear, _acknowledge, _replay, _wake, _say, _remember, _spread, _admit, _end_cancels, _expire_jobs,
 )  # fmt: skip
 #: Rows and entries that a verb may read of a job of one step, beside a thousand that are over.
 OF_ONE_JOB = 60
