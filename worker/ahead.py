@@ -29,17 +29,21 @@ def steps_after(pipeline: Pipeline, step: Step) -> list[Step]:
     """Those, in their order, that can be begun with nothing but what `step` read and made, and that nothing else stands
     before.
     """
-    known, found = {step.name, *step.reads}, [step]
-    while True:
-        after = [other for other in pipeline.steps if found[-1].name in other.needs]
-        if len(after) != 1 or after[0].needs != (found[-1].name,):
-            break
-        (one,) = after
-        may = one.isolated and one.queue == step.queue and one.skip_if is None and not one.external
-        if not may or not set(one.reads) <= known:
-            break
+    known, found = {step.name, *step.reads}, []
+    one = _next(pipeline, step)
+    while one is not None and set(one.reads) <= known:
         found.append(one)
-    return found[1:]
+        one = _next(pipeline, one)
+    return found
+
+
+def _next(pipeline: Pipeline, step: Step) -> Step | None:
+    after = [other for other in pipeline.steps if step.name in other.needs]
+    if len(after) != 1 or after[0].needs != (step.name,):
+        return None
+    (one,) = after
+    may = one.isolated and one.queue == step.queue and one.skip_if is None and not one.external
+    return one if may else None
 
 
 @dataclass(slots=True)

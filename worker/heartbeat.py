@@ -274,7 +274,7 @@ class Heartbeat:
         with self._lock:
             held = dict(self._held)
         if held:
-            for task_id in await claims.to_cancel(self._connection, self._worker, list(held)):
+            for task_id in await claims.to_cancel(self._connection, self._worker, held):
                 if task_id in held:
                     self._cancel(held[task_id])
 

@@ -13,6 +13,7 @@ from time import monotonic
 from leasehold.database import Connection
 from leasehold.transitions import claims
 from leasehold.transitions.claims import Claimed, LeaseTerms
+from worker.easing import pause_after
 
 #: A look reads everything when the last that did is so long ago: what was missed waits so long.
 WHOLE_EVERY_SECONDS = 5.0
@@ -47,8 +48,10 @@ class Horizon:
         """
         if whole:
             self._whole_at = self._clock()
-            wanted = (self._whole_at - asked_at) / WHOLE_SHARE
-            self._pause = max(self._whole_every, min(wanted, WHOLE_AT_LEAST_EVERY_SECONDS))
+            took = self._whole_at - asked_at
+            self._pause = pause_after(
+                took, share=WHOLE_SHARE, least=self._whole_every, most=WHOLE_AT_LEAST_EVERY_SECONDS
+            )
         self._seen_from = asked_at - max(oldest or 0.0, overdue) - SLACK_SECONDS
 
     def forget(self) -> None:

@@ -19,6 +19,7 @@ from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.jobs import jobs_ended
 from leasehold.transitions import gates, sweeps, workers
 from worker import metrics
+from worker.easing import pause_after
 
 log = structlog.get_logger(__name__)
 
@@ -85,8 +86,9 @@ class Sweeper:
             metrics.EXPIRED.inc(ended)
             self._announcer.announce(hints)
         now = monotonic()
-        pause = max(self._settings.sweep_seconds, (now - began) / _MOST_BUSY)
-        self._expire_at = now + min(pause, _LATEST_SECONDS)
+        self._expire_at = now + pause_after(
+            now - began, share=_MOST_BUSY, least=self._settings.sweep_seconds, most=_LATEST_SECONDS
+        )
 
     async def _let_in(self, connection: Connection) -> None:
         """Jobs at gates that nobody asked again, such as those with a rate, some at each sweep."""

@@ -6,7 +6,7 @@ under its job's lock, so that order is never turned round.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
@@ -366,6 +366,6 @@ WHERE t.lease_owner = $1 AND t.cancelable AND {unindexed("t.status = 'running'")
 """
 
 
-async def to_cancel(connection: Connection, owner: UUID, held: Sequence[UUID]) -> list[UUID]:
+async def to_cancel(connection: Connection, owner: UUID, held: Iterable[UUID]) -> list[UUID]:
     """Those of the tasks `held` by the owner whose job was asked to stop. Cheap enough to ask twice a second."""
     return [row["id"] for row in await connection.fetch(CANCELLED, owner, list(held))]

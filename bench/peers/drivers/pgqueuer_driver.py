@@ -20,7 +20,7 @@ async def main():
             some = min(1000, jobs - start)
             await Queries(driver).enqueue(["noop"] * some, [None] * some, [0] * some)
     elif sys.argv[1] == "pace":
-        async for now in paced_async(int(sys.argv[2]), float(sys.argv[3]), asyncio.sleep):
+        async for now in paced_async(int(sys.argv[2]), float(sys.argv[3])):
             await Queries(driver).enqueue("stamped", str(now).encode(), 0)
     else:
         queue = PgQueuer(driver)

@@ -29,7 +29,7 @@ async def main():
             for start in range(0, jobs, 500):
                 await noop.batch_defer_async(*({} for _ in range(min(500, jobs - start))))
         elif sys.argv[1] == "pace":
-            async for now in paced_async(int(sys.argv[2]), float(sys.argv[3]), asyncio.sleep):
+            async for now in paced_async(int(sys.argv[2]), float(sys.argv[3])):
                 await stamped.defer_async(asked=now)
         else:
             await app.run_worker_async(concurrency=20, install_signal_handlers=True)

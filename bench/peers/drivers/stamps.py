@@ -1,5 +1,6 @@
 """When a job was asked for, by who submits it, and how long it took from then to the first line of its handler."""
 
+import asyncio
 import os
 import time
 from pathlib import Path
@@ -19,8 +20,8 @@ def paced(jobs, rate):
         yield time.time()
 
 
-async def paced_async(jobs, rate, sleep):
+async def paced_async(jobs, rate):
     began = time.monotonic()
     for number in range(jobs):
-        await sleep(max(0.0, began + number / rate - time.monotonic()))
+        await asyncio.sleep(max(0.0, began + number / rate - time.monotonic()))
         yield time.time()

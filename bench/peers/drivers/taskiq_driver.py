@@ -37,7 +37,7 @@ async def submit(jobs):
 
 async def pace(jobs, rate):
     await broker.startup()
-    async for now in paced_async(jobs, rate, asyncio.sleep):
+    async for now in paced_async(jobs, rate):
         await stamped.kiq(now)
     await broker.shutdown()
 
