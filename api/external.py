@@ -101,7 +101,7 @@ async def claim(request: Request, asked: ClaimRequest, caller: Worker) -> Respon
     until = monotonic() + asked.wait
     while True:
         async with services.pool.acquire() as connection:
-            found = await claims.claim_next(connection, terms, queues, asked.limit)
+            found = await claims.claim_due(connection, terms, queues, asked.limit)
         if found or not await services.queues.runnable(queues, max(0.0, until - monotonic())):
             return json_response({"tasks": [_task(claimed, asked.lease_seconds) for claimed in found]})
 

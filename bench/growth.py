@@ -1,44 +1,22 @@
-"""`growth`: what a claim of sixteen hinted tasks takes beside so many finished jobs, in turns of claim and completion.
-
-The finished rows are copies of one that the platform wrote, with ids in the order of time; the tables are vacuumed as
-autovacuum does in life.
-"""
+"""`growth`: what a claim of sixteen hinted tasks takes beside so many finished jobs, in turns with completions."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from time import perf_counter
 
-from sqlalchemy import Table
-
 from bench.by_hand import complete, fill, pending, terms
 from bench.figure import Figure, Goal, quantile
+from bench.finished import grow
 from bench.scale import Scale
 from bench.stand import Installation, Stand
 from leasehold.database import connect
-from leasehold.tables import job, task
 from leasehold.transitions import claims
 
 _BATCH = 16
 _WARM = 20  # claims before those that count
 _GOAL = Goal(1.2)
-
-
-def _copy(table: Table, source: str, instead: Mapping[str, str]) -> str:
-    """$1 copies of the row of `table` whose `source` is $2, with ids in order."""
-    columns = [column.name for column in table.columns]
-    taken = ", ".join(instead.get(name, f"one.{name}") for name in columns)
-    return (
-        f"INSERT INTO {table.name} ({', '.join(columns)}) SELECT {taken}"
-        " FROM (SELECT ('01900000' || lpad(to_hex(g), 24, '0'))::uuid AS id FROM generate_series(1, $1::int) AS g) AS n"
-        f" CROSS JOIN {table.name} AS one WHERE one.{source} = $2"
-    )
-
-
-_COPY_JOBS = _copy(job, "id", {"id": "n.id"})
-_COPY_TASKS = _copy(task, "job_id", {"id": "n.id", "job_id": "n.id"})
 
 
 async def measure(stand: Stand, scale: Scale) -> list[Figure]:
@@ -68,17 +46,7 @@ def _ratio(many: Figure, few: Figure) -> Figure:
 async def _grown(stand: Stand, finished: int, opened: AsyncExitStack) -> Installation:
     """An installation with so many finished jobs beside the first."""
     installation = await opened.enter_async_context(stand.installation(broker="postgres"))
-    await fill(installation, 1)
-    connection = await connect(installation.settings, "bench")
-    try:
-        (first,) = await claims.claim_next(connection, terms(), ["default"], 1)
-        await complete(connection, [first])
-    finally:
-        await connection.close()
-    async with installation.connection() as unhurried:
-        await unhurried.execute(_COPY_JOBS, finished, first.job_id)
-        await unhurried.execute(_COPY_TASKS, finished, first.job_id)
-        await unhurried.execute("VACUUM ANALYZE job, task")
+    await grow(installation, finished)
     return installation
 
 

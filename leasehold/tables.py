@@ -147,7 +147,7 @@ task = Table(
     ),
     CheckConstraint(f"({_in('status', TASK_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
     CheckConstraint("(status = 'blocked') <= (waiting_on > 0)", name="blocked_waits"),
-    # claim_next: what is due, per queue, band and tenant, oldest first.
+    # claim_due: what is due, per queue, band and tenant, oldest first.
     Index(
         "task_runnable",
         "queue",

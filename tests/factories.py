@@ -49,7 +49,7 @@ class Rows:
         return await jobs.submit(self.connection, [jobs.NewJob(pipeline, "t", **columns) for _ in range(count)])
 
     async def claim_all(self) -> list[Claimed]:
-        return await claims.claim_next(self.connection, self.terms, ["default"], 100)
+        return await claims.claim_due(self.connection, self.terms, ["default"], 100)
 
     async def leased(self, pipeline: Pipeline = ONE, **columns: Any) -> Claimed:
         """A new job whose first step is claimed."""

@@ -1,6 +1,6 @@
 """A number of slots that serve some queues: each takes a hint, claims the task, runs it, and only then ACKs.
 
-Hints are the fast way. The sure one is a look into the database (`claim_next`), every few seconds, or whenever the
+Hints are the fast way. The sure one is a look into the database (`claim_due`), every few seconds, or whenever the
 broker says that it cannot tell: it finds due retries and polls, lost hints, and everything while the broker is away.
 """
 
@@ -33,7 +33,7 @@ _FAIR_SECONDS = 0.5
 
 #: How the crew claims: by hint, and by looking for at most `n` tasks overdue by `seconds`.
 Claim = Callable[[Delivery], Awaitable[Claimed | None]]
-ClaimNext = Callable[[Sequence[str], int, float], Awaitable[list[Claimed]]]
+ClaimDue = Callable[[Sequence[str], int, float], Awaitable[list[Claimed]]]
 Run = Callable[[Claimed, Mapping[str, str] | None, Callable[[], bool]], Coroutine[Any, Any, Claimed | None]]
 
 
@@ -44,7 +44,7 @@ class Crew:
         slots: int,
         *,
         claim: Claim,
-        claim_next: ClaimNext,
+        claim_due: ClaimDue,
         run: Run,
         holds: Callable[[UUID], bool],
         broker: Broker,
@@ -53,7 +53,7 @@ class Crew:
         self.queues = tuple(queues)
         self.slots = slots
         self._claim = claim
-        self._claim_next = claim_next
+        self._claim_due = claim_due
         self._run = run
         self._holds = holds
         self._broker = broker
@@ -204,7 +204,7 @@ class Crew:
         self._keep_free(wanted)
         try:
             asked = perf_counter()
-            found = await self._claim_next(self.queues, wanted, overdue)
+            found = await self._claim_due(self.queues, wanted, overdue)
             metrics.took("look", asked)
         except TRY_AGAIN as error:
             log.warning("could not look for work", error=type(error).__name__)

@@ -253,7 +253,7 @@ class Worker:
             queues,
             slots,
             claim=self._claim,
-            claim_next=partial(self._look, Horizon()),
+            claim_due=partial(self._look, Horizon()),
             run=self._runner.run,
             holds=self._heartbeat.holds,
             broker=self._broker,

@@ -1,4 +1,4 @@
-"""Taking and keeping leases: claim (by hint), claim_next (by looking), renew.
+"""Taking and keeping leases: claim (by hint), claim_due (by looking), renew.
 
 Lock order, here and in every transition: job rows by ascending id, then task rows. A task's status changes only
 under its job's lock, so that order is never turned round.
@@ -192,7 +192,7 @@ _MARK_CLAIMED = f"""
 
 CLAIM = _HINTED + _MARK_CLAIMED + "SELECT * FROM counted ORDER BY id"
 # At least one row, which says how long the oldest that is due has been so.
-CLAIM_NEXT = (
+LOOK = (
     _DUE
     + _MARK_CLAIMED
     + """
@@ -323,7 +323,7 @@ async def look(
     """
     asked_at = monotonic()
     rows = await connection.fetch(
-        CLAIM_NEXT,
+        LOOK,
         list(queues),
         terms.owner,
         timedelta(seconds=terms.ttl),
@@ -335,7 +335,7 @@ async def look(
     return Looked(claimed, rows[0]["oldest"])
 
 
-async def claim_next(connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int) -> list[Claimed]:
+async def claim_due(connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int) -> list[Claimed]:
     """As `look`, at everything that is due."""
     return (await look(connection, terms, queues, limit)).claimed
 

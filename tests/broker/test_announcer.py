@@ -43,5 +43,5 @@ async def test_who_is_woken_without_a_broker_finds_the_job_at_once(database_url:
             assert left == [0]
             assert inbox.is_empty  # the hint was forgotten before anybody was woken
             assert await inbox.next_wake() == "default"
-            assert len(await claims.claim_next(connection, TERMS, ["default"], 10)) == 1
+            assert len(await claims.claim_due(connection, TERMS, ["default"], 10)) == 1
         await broker.close()

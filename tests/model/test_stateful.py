@@ -154,7 +154,7 @@ class Verbs(RuleBasedStateMachine):
     @rule(target=leases, worker=WORKERS, most=st.integers(1, 3), task=tasks)
     def look(self, worker: int, most: int, task: UUID) -> Any:
         """Without any hint. Who finds fewer than wanted has left nothing that could be claimed."""
-        found = self.run(claims.claim_next(self.connections[worker], self.workers[worker], ["default"], most))
+        found = self.run(claims.claim_due(self.connections[worker], self.workers[worker], ["default"], most))
         assert len(found) <= most
         if len(found) < most:
             left = self.run(
@@ -337,7 +337,7 @@ class Verbs(RuleBasedStateMachine):
             await connection.execute(_GRACE_PASSES)
             await sweeps.end_cancels(connection, [])
             await connection.execute(_DUE)
-            found = await claims.claim_next(connection, worker, ["default"], 20)
+            found = await claims.claim_due(connection, worker, ["default"], 20)
             await settlements.complete(connection, [Completion(claimed.lease) for claimed in found])
             if not await connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL"):
                 break

@@ -88,7 +88,7 @@ async def test_no_more_run_at_once_than_the_limit_lets_in(rows: Connection, sett
         mine = terms()
         while await connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL"):
             await gates.admit(connection, names)
-            for claimed in await claims.claim_next(connection, mine, ["default"], 10):
+            for claimed in await claims.claim_due(connection, mine, ["default"], 10):
                 inside = await connection.fetchval(
                     "SELECT count(*) FROM gate_job g JOIN job j ON j.id = g.job_id"
                     " WHERE g.admitted_at IS NOT NULL AND j.finished_at IS NULL"
@@ -205,7 +205,7 @@ async def test_a_flood_delays_its_own_tenant_only(rows: Connection) -> None:
     """Whoever looks for work takes tenants in turn, however old and many one tenant's tasks are."""
     await jobs.submit(rows, [NewJob(ONE, "hostile") for _ in range(300)])
     await jobs.submit(rows, [NewJob(ONE, "quiet")])
-    taken = await claims.claim_next(rows, terms(), ["default"], 4)
+    taken = await claims.claim_due(rows, terms(), ["default"], 4)
     assert {claimed.tenant_id for claimed in taken} == {"hostile", "quiet"}
-    more = await claims.claim_next(rows, terms(), ["default"], 4)
+    more = await claims.claim_due(rows, terms(), ["default"], 4)
     assert {claimed.tenant_id for claimed in more} == {"hostile"}

@@ -74,7 +74,7 @@ async def test_workers_that_look_at_once_share_the_work_without_overlap(rows: Ro
 
     async def take(one: Rows) -> list[claims.Claimed]:
         taken: list[claims.Claimed] = []
-        while found := await claims.claim_next(one.connection, one.terms, ["default"], 7):
+        while found := await claims.claim_due(one.connection, one.terms, ["default"], 7):
             taken += found
         return taken
 
@@ -217,14 +217,14 @@ async def test_a_low_band_task_that_waited_goes_before_a_new_high_one(rows: Rows
     (low,) = await rows.submit(ONE, priority=2)
     await rows.connection.execute("UPDATE task SET available_at = available_at - interval '2 minutes'")
     await rows.submit(ONE, count=3, priority=0)
-    (first,) = await claims.claim_next(rows.connection, rows.terms, ["default"], 1)
+    (first,) = await claims.claim_due(rows.connection, rows.terms, ["default"], 1)
     assert first.lease.task_id == low.hint.task_id
 
 
 async def test_an_urgent_task_goes_before_an_older_normal_one(rows: Rows) -> None:
     await rows.submit(ONE, count=3)
     (urgent,) = await rows.submit(ONE, priority=0)
-    (first,) = await claims.claim_next(rows.connection, rows.terms, ["default"], 1)
+    (first,) = await claims.claim_due(rows.connection, rows.terms, ["default"], 1)
     assert first.lease.task_id == urgent.hint.task_id
 
 

@@ -22,13 +22,13 @@ SECONDS = 10.0
 NEVER = 3600.0
 
 
-def crew_of(claim: Any, claim_next: Any, run: Any) -> Crew:
+def crew_of(claim: Any, claim_due: Any, run: Any) -> Crew:
     """Of one slot, without a broker; it looks when it is told to."""
     return Crew(
         ["q"],
         1,
         claim=claim,
-        claim_next=claim_next,
+        claim_due=claim_due,
         run=run,
         broker=make_broker(Settings(_env_file=None, broker="postgres")),
         poll_seconds=NEVER,
@@ -42,7 +42,7 @@ async def test_a_hint_that_comes_during_a_look_that_finds_nothing_is_followed_at
     async def claim(_delivery: Delivery) -> Claimed | None:
         return None  # somebody else has done it: the hint is spent
 
-    async def claim_next(_queues: Sequence[str], _limit: int, _overdue: float) -> list[Claimed]:
+    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float) -> list[Claimed]:
         looking.set()
         await look_on.wait()
         return []
@@ -53,7 +53,7 @@ async def test_a_hint_that_comes_during_a_look_that_finds_nothing_is_followed_at
     async def ack() -> None:
         followed.set()
 
-    crew = crew_of(claim, claim_next, run)
+    crew = crew_of(claim, claim_due, run)
     crew.start()
     try:
         await asyncio.wait_for(looking.wait(), SECONDS)
@@ -100,7 +100,7 @@ async def test_a_job_of_many_steps_gives_its_slot_up_between_two_when_others_wai
     async def claim(_delivery: Delivery) -> Claimed | None:
         raise AssertionError("there are no hints")
 
-    async def claim_next(_queues: Sequence[str], limit: int, _overdue: float) -> list[Claimed]:
+    async def claim_due(_queues: Sequence[str], limit: int, _overdue: float) -> list[Claimed]:
         found, waiting[:] = waiting[:limit], waiting[limit:]
         return found
 
@@ -113,7 +113,7 @@ async def test_a_job_of_many_steps_gives_its_slot_up_between_two_when_others_wai
         await asyncio.sleep(0.01)
         return claimed("endless") if may_go_on() else None
 
-    crew = crew_of(claim, claim_next, run)
+    crew = crew_of(claim, claim_due, run)
     crew.start()
     try:
         await asyncio.wait_for(other_ran.wait(), SECONDS)
@@ -130,14 +130,14 @@ async def test_a_crew_ends_though_it_is_told_to_look_at_that_very_moment(turns: 
     async def claim(_delivery: Delivery) -> Claimed | None:
         raise AssertionError("there are no hints")
 
-    async def claim_next(_queues: Sequence[str], _limit: int, _overdue: float) -> list[Claimed]:
+    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float) -> list[Claimed]:
         looked.set()
         return []
 
     async def run(_claimed: Claimed, _headers: object, _may_go_on: object) -> None:
         raise AssertionError("nothing was claimed")
 
-    crew = crew_of(claim, claim_next, run)
+    crew = crew_of(claim, claim_due, run)
     crew.start()
     await asyncio.wait_for(looked.wait(), SECONDS)
     for _ in range(5):  # it waits now

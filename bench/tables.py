@@ -1,0 +1,157 @@
+"""`tables`: what the storage and the indexes of the hot tables save, each choice beside the one it was made against.
+
+An installation a choice, all at once and at one pace, beside finished jobs: for some minutes, so that autovacuum comes
+as it does in life (once a minute), jobs are submitted, looked for, renewed once and completed. What is counted is
+PostgreSQL's own counters, which other work on the machine does not change: pages touched, vacuums included.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+
+import asyncpg
+
+from bench.by_hand import complete, terms
+from bench.figure import Figure, quantile
+from bench.finished import grow
+from bench.scale import Scale
+from bench.stand import Installation, Stand
+from bench.submitter import submitter
+from leasehold.database import connect
+from leasehold.transitions import claims
+from pipelines.demo.pipeline import noop
+from worker.horizon import Horizon, look
+
+_BATCH = 16
+_BATCHES_A_SECOND = 4
+_COUNTED_LATER = 2.0  # seconds until a session that has ended is in the counters
+
+#: By what is done instead.
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "as migrated": (),
+    "pages filled up": ("ALTER TABLE task SET (fillfactor = 100)", "ALTER TABLE job SET (fillfactor = 100)"),
+    "PostgreSQL's own autovacuum": tuple(
+        f"ALTER TABLE {name} RESET (autovacuum_vacuum_scale_factor, autovacuum_vacuum_threshold,"
+        " autovacuum_vacuum_cost_delay)"
+        for name in ("task", "outbox")
+    ),
+    "an index of when leases end": ("CREATE INDEX ON task (lease_until) WHERE status = 'running'",),
+    "what can run, in an index of all tasks": (
+        "DROP INDEX task_runnable",
+        "CREATE INDEX ON task (queue, priority, tenant_id, available_at)",
+    ),
+    "an index of jobs by status": ("CREATE INDEX ON job (tenant_id, status, id DESC)",),
+}
+
+_COUNTERS = """
+SELECT (SELECT blks_hit + blks_read FROM pg_stat_database WHERE datname = current_database()) AS pages,
+       pg_total_relation_size('task') + pg_total_relation_size('job') AS bytes,
+       t.n_tup_upd AS of_task, t.n_tup_hot_upd AS of_task_heap_only,
+       j.n_tup_upd AS of_job, j.n_tup_hot_upd AS of_job_heap_only
+FROM pg_stat_user_tables t CROSS JOIN pg_stat_user_tables j WHERE t.relname = 'task' AND j.relname = 'job'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """Of one run."""
+
+    looks: list[float]  # ms
+    pages: float  # a job
+    bytes: float  # a job
+    task_heap_only: float  # percent of the updates
+    job_heap_only: float
+
+
+async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+    found: dict[str, list[_Found]] = {choice: [] for choice in CHOICES}
+    load = []
+    for _ in range(scale.runs):
+        load.append(os.getloadavg()[0])
+        async with AsyncExitStack() as opened:
+            chosen = {}
+            for choice, statements in CHOICES.items():
+                chosen[choice] = await opened.enter_async_context(stand.installation(broker="postgres"))
+                await _prepare(chosen[choice], statements, scale.finished_beside)
+            await stand.checkpoint()
+            runs = await asyncio.gather(*(_run(one, scale.choice_minutes) for one in chosen.values()))
+            for choice, run in zip(chosen, runs, strict=True):
+                found[choice].append(run)
+    return [figure for choice, runs in found.items() for figure in _figures(choice, runs, tuple(load))]
+
+
+def _figures(choice: str, runs: list[_Found], load: tuple[float, ...]) -> list[Figure]:
+    return [
+        Figure(f"tables, {choice}, {what}", unit, values, load)
+        for what, unit, values in (
+            ("touched a job", "pages", tuple(run.pages for run in runs)),
+            ("task and job grow a job by", "bytes", tuple(run.bytes for run in runs)),
+            ("updates of task that are heap-only", "%", tuple(run.task_heap_only for run in runs)),
+            ("updates of job that are heap-only", "%", tuple(run.job_heap_only for run in runs)),
+            (f"a look of {_BATCH}, p50", "ms", tuple(median(run.looks) for run in runs)),
+            (f"a look of {_BATCH}, p99", "ms", tuple(quantile(run.looks, 0.99) for run in runs)),
+        )
+    ]
+
+
+async def _prepare(installation: Installation, statements: tuple[str, ...], finished: int) -> None:
+    async with installation.connection() as connection:
+        for statement in statements:
+            await connection.execute(statement)
+    await grow(installation, finished)
+
+
+async def _run(installation: Installation, minutes: float) -> _Found:
+    batches = round(60 * minutes * _BATCHES_A_SECOND)
+    before = await _counters(installation)
+    looks = await _worked(installation, batches)
+    after = await _counters(installation)
+    jobs = batches * _BATCH
+
+    def gone(name: str) -> int:
+        return int(after[name] - before[name])
+
+    return _Found(
+        looks=looks,
+        pages=gone("pages") / jobs,
+        bytes=gone("bytes") / jobs,
+        task_heap_only=100 * gone("of_task_heap_only") / gone("of_task"),
+        job_heap_only=100 * gone("of_job_heap_only") / gone("of_job"),
+    )
+
+
+async def _counters(installation: Installation) -> asyncpg.Record:
+    await asyncio.sleep(_COUNTED_LATER)
+    async with installation.connection() as connection:
+        row = await connection.fetchrow(_COUNTERS)
+    assert row is not None
+    return row
+
+
+async def _worked(installation: Installation, batches: int) -> list[float]:
+    """How long each look took, in ms."""
+    loop = asyncio.get_running_loop()
+    given, horizon, spent = terms(), Horizon(), []
+    connection = await connect(installation.settings, "bench")
+    try:
+        async with submitter(installation) as submitting:
+            began = loop.time()
+            for number in range(batches):
+                await asyncio.sleep(began + number / _BATCHES_A_SECOND - loop.time())
+                await submitting.fill(noop, _BATCH)
+                asked = perf_counter()
+                taken = await look(horizon, connection, given, ["default"], _BATCH, 0.0)
+                spent.append(1000 * (perf_counter() - asked))
+                if len(taken) != _BATCH:
+                    raise RuntimeError(f"a look found {len(taken)} of {_BATCH}")
+                await claims.renew(connection, given.owner, [one.lease for one in taken], given.ttl)
+                await complete(connection, taken)
+    finally:
+        await connection.close()
+    return spent
