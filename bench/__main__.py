@@ -65,7 +65,7 @@ FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
     "pictures": pictures.measure,
 }
 #: Not without being asked for: they install others' packages, or take an hour.
-ASKED_FOR = {"peers", "delays", "pictures", "steady"}
+ASKED_FOR = {"peers", "delays", "pictures", "steady", "tables"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

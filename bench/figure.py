@@ -23,8 +23,20 @@ class Goal:
 
 
 @dataclass(frozen=True, slots=True)
+class Curve:
+    """How `label`, in `unit`, went `along` something. Those along the same in the same unit are one picture."""
+
+    label: str
+    unit: str
+    along: str
+    points: tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Figure:
-    """`load`: the machine's load average (1 minute) just before each run; `details`: what explains the value."""
+    """`load`: the machine's load average (1 minute) just before each run; `details`: what explains the value; `curve`:
+    what a picture shows in its place.
+    """
 
     name: str
     unit: str
@@ -32,6 +44,7 @@ class Figure:
     load: tuple[float, ...]
     goal: Goal | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    curve: Curve | None = None
 
     @property
     def median(self) -> float:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from contextlib import AsyncExitStack
+from statistics import median
 from time import perf_counter
 
 from bench.by_hand import complete, fill, pending, terms
-from bench.figure import Figure, Goal, quantile
+from bench.figure import Curve, Figure, Goal, quantile
 from bench.finished import grow
 from bench.scale import Scale
 from bench.stand import Installation, Stand
@@ -29,13 +30,15 @@ async def measure(stand: Stand, scale: Scale) -> list[Figure]:
             load.append(os.getloadavg()[0])
             for finished, installation in grown.items():
                 found[finished].append(await _claims_ms(stand, installation, scale.claims + _WARM))
-    figures = [
-        Figure(f"a claim of {_BATCH} beside {finished:,} finished jobs, p99", "ms",
-               tuple(quantile(run, 0.99) for run in runs), tuple(load))
-        for finished, runs in found.items()
-    ]  # fmt: skip
+    figures = [_figure(finished, runs, tuple(load)) for finished, runs in found.items()]
     few, *more = figures
     return [*figures, *(_ratio(one, few) for one in more)]
+
+
+def _figure(finished: int, runs: list[list[float]], load: tuple[float, ...]) -> Figure:
+    worst = tuple(quantile(run, 0.99) for run in runs)
+    curve = Curve(f"a claim of {_BATCH}, p99", "ms", "finished jobs beside", ((finished, median(worst)),))
+    return Figure(f"a claim of {_BATCH} beside {finished:,} finished jobs, p99", "ms", worst, load, curve=curve)
 
 
 def _ratio(many: Figure, few: Figure) -> Figure:

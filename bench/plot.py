@@ -1,4 +1,7 @@
-"""The figures as a picture: a bar each, from the slowest to the fastest run a line, and the goal; one panel a unit."""
+"""The figures as a picture: a bar each, from the slowest to the fastest run a line, and the goal; one panel a unit.
+
+Those that have a curve are drawn as that, in panels of what they go along.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,31 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Picture
 
-from bench.figure import Figure
+from bench.figure import Curve, Figure
 
-_WIDTH, _BAR, _PANEL = 9.0, 0.34, 0.9  # inches
+_WIDTH, _BAR, _PANEL, _LINES = 9.0, 0.34, 0.9, 2.6  # inches
+_WIDE = 100  # what goes from one to so many times that is drawn along its logarithm
 _MET, _MISSED, _PLAIN, _RANGE = "#3b7d4f", "#b8453a", "#5a6b7d", "#20262d"
 
 
 def draw(path: Path, figures: Sequence[Figure]) -> None:
     """Write the picture; the file's ending says which kind."""
     by_unit: dict[str, list[Figure]] = {}
+    by_axes: dict[tuple[str, str], list[Curve]] = {}
     for figure in figures:
-        by_unit.setdefault(figure.unit, []).append(figure)
-    heights = [_PANEL + _BAR * len(some) for some in by_unit.values()]
+        if figure.curve is None:
+            by_unit.setdefault(figure.unit, []).append(figure)
+        else:
+            by_axes.setdefault((figure.curve.along, figure.curve.unit), []).append(figure.curve)
+    heights = [_PANEL + _BAR * len(some) for some in by_unit.values()] + [_LINES] * len(by_axes)
     with mpl.rc_context({"font.size": 9, "svg.fonttype": "none", "svg.hashsalt": "bench", "axes.spines.top": False,
                          "axes.spines.right": False}):  # fmt: skip
         picture = Picture(figsize=(_WIDTH, sum(heights)), layout="constrained")
-        panels = picture.subplots(len(by_unit), squeeze=False, gridspec_kw={"height_ratios": heights})
-        for (axes,), (unit, some) in zip(panels, by_unit.items(), strict=True):
-            _panel(axes, unit, some)
+        panels = iter(picture.subplots(len(heights), squeeze=False, gridspec_kw={"height_ratios": heights})[:, 0])
+        for unit, some in by_unit.items():
+            _panel(next(panels), unit, some)
+        for (along, unit), curves in by_axes.items():
+            _lines(next(panels), along, unit, curves)
         picture.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
 
 
@@ -43,6 +53,21 @@ def _panel(axes: Axes, unit: str, figures: Sequence[Figure]) -> None:
     axes.set_yticks(places, [figure.name for figure in figures])
     axes.invert_yaxis()
     axes.set_xlabel(unit)
+
+
+def _lines(axes: Axes, along: str, unit: str, curves: Sequence[Curve]) -> None:
+    by_label: dict[str, list[tuple[float, float]]] = {}
+    for curve in curves:
+        by_label.setdefault(curve.label, []).extend(curve.points)
+    for label, points in by_label.items():
+        axes.plot(*zip(*sorted(points), strict=True), marker="o", markersize=3, linewidth=1.4, label=label)
+    places = [place for points in by_label.values() for place, _ in points]
+    if max(places) >= _WIDE * min(places) > 0:
+        axes.set_xscale("log")
+    axes.set_ylim(bottom=0)
+    axes.set_xlabel(along)
+    axes.set_ylabel(unit)
+    axes.legend(frameon=False)
 
 
 def _color(figure: Figure) -> str:

@@ -16,9 +16,10 @@ class Scale:
     finished: tuple[int, ...] = (10_000, 1_000_000)  # jobs that a claim is to cost the same beside
     claims: int = 1000  # of one growth run, 16 tasks each
     finished_beside: int = 200_000  # jobs, where choices of storage and indexes are compared
-    choice_minutes: float = 4  # autovacuum looks at each database once a minute
+    choice_minutes: float = 3  # autovacuum looks at each database once a minute
     under_snapshot: int = 100_000  # jobs that go through while an old snapshot is held
     steady_minutes: float = 60
+    steady_windows: int = 12  # of that time, each told by itself
     steady_rate: float = 50.0  # jobs a second, in each of two installations
     paced_jobs: int = 200
     paced_rate: float = 20.0  # jobs a second

@@ -1,5 +1,5 @@
 """`steady`: jobs at a steady pace for so long, under a snapshot that was taken before the first: is the end as the
-beginning? One installation with RabbitMQ and one without share the servers; each window is a twelfth of the time.
+beginning? One installation with RabbitMQ and one without share the servers; the time is cut into windows.
 """
 
 from __future__ import annotations
@@ -7,14 +7,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from time import monotonic
 from uuid import UUID
 
-from bench.figure import Figure, Goal, quantile
+from bench.figure import Curve, Figure, Goal, quantile
 from bench.latency import submit_paced, waits_ms
 from bench.processes import Meter
 from bench.scale import Scale
@@ -22,7 +22,6 @@ from bench.stand import Installation, Stand
 from bench.submitter import Submitter, submitter
 
 _BROKERS = ("amqp", "postgres")
-_WINDOWS = 12
 _LAST_SECONDS = 2.0  # for the last jobs of a window: to ask again and again would cost what is measured
 _LATE_SECONDS = 60.0  # for those that are late
 _GOAL = Goal(1.2)
@@ -40,12 +39,12 @@ class _Side:
 
 async def measure(stand: Stand, scale: Scale) -> list[Figure]:
     """One run, however many are asked for: it is long."""
-    jobs = max(1, round(scale.steady_rate * 60 * scale.steady_minutes / _WINDOWS))
+    jobs = max(1, round(scale.steady_rate * 60 * scale.steady_minutes / scale.steady_windows))
     load, cpu, by_role = os.getloadavg()[0], [], []
     async with AsyncExitStack() as opened:
         sides = {broker: await opened.enter_async_context(_side(stand, broker)) for broker in _BROKERS}
         await _window(sides, round(scale.steady_rate), scale.steady_rate)  # a warm-up
-        for _ in range(_WINDOWS):
+        for _ in range(scale.steady_windows):
             with Meter() as meter:
                 waits = await _window(sides, jobs, scale.steady_rate)
             for broker, found in waits.items():
@@ -54,15 +53,20 @@ async def measure(stand: Stand, scale: Scale) -> list[Figure]:
             spent = sum(seconds for role, seconds in meter.by_role.items() if role != "bench")
             by_role.append(meter.by_role)
             cpu.append(round(1000 * spent / (jobs * len(sides)), 3))
+    ends = [scale.steady_minutes * (number + 1) / scale.steady_windows for number in range(scale.steady_windows)]
+
+    def curve(label: str, unit: str, values: Sequence[float]) -> Curve:
+        return Curve(label, unit, "minutes under an old snapshot", tuple(zip(ends, values, strict=True)))
+
     long = f"{scale.steady_minutes:g} minutes of {scale.steady_rate:g} jobs/s under an old snapshot"
     return [
         *(
             Figure(f"latency after {long}, {broker}, to the beginning, p50", "ratio", (side.p50[-1] / side.p50[0],),
-                   (load,), _GOAL, {"p50_ms": side.p50, "p99_ms": side.p99})
+                   (load,), _GOAL, {"p50_ms": side.p50, "p99_ms": side.p99}, curve(f"p50, {broker}", "ms", side.p50))
             for broker, side in sides.items()
         ),
         Figure(f"CPU of a job after {long}, to the beginning", "ratio", (cpu[-1] / cpu[0],), (load,), _GOAL,
-               {"cpu_seconds_a_1000_jobs": cpu, "by_role": by_role}),
+               {"cpu_seconds_a_1000_jobs": cpu, "by_role": by_role}, curve("CPU", "seconds a 1,000 jobs", cpu)),
     ]  # fmt: skip
 
 

@@ -9,14 +9,15 @@ import pytest
 
 from bench import plot, report, throughput
 from bench.__main__ import FIGURES, parse
-from bench.figure import Figure, Goal
+from bench.figure import Curve, Figure, Goal
 from bench.machine import describe
 from bench.scale import Scale
 from bench.stand import Stand
 
 FIELDS = {"name", "unit", "median", "min", "max", "runs", "load", "goal", "met", "details"}
 #: figure -> how many rows it gives
-ROWS = {"latency": 4, "image": 3, "idle": 7, "submit": 3, "conversion": 7, "generation": 5, "metrics": 5, "waiting": 4}
+ROWS = {"latency": 4, "image": 3, "idle": 7, "submit": 3, "conversion": 7, "generation": 5, "metrics": 5, "waiting": 4,
+        "growth": 3, "steady": 3, "tables": 36}  # fmt: skip
 
 
 def test_the_figures_can_be_drawn(tmp_path: Path) -> None:
@@ -24,11 +25,16 @@ def test_the_figures_can_be_drawn(tmp_path: Path) -> None:
         Figure("first", "jobs/s", (1.0, 2.0, 4.0), (0.1,) * 3, Goal(3, at_least=True)),
         Figure("second", "jobs/s", (5.0,), (0.1,)),
         Figure("third", "ms", (7.0, 9.0), (0.1,) * 2, Goal(8)),
+        *(
+            Figure("grown", "ms", (y,), (0.1,), curve=Curve("how it grows", "ms", "jobs beside", ((x, y),)))
+            for x, y in ((10, 1.0), (1000, 1.5))
+        ),
     ]
     drawn = tmp_path / "figures.svg"
     plot.draw(drawn, figures)
     text = drawn.read_text()
-    assert all(word in text for word in ("first", "second", "third", "jobs/s", "ms"))
+    assert all(word in text for word in ("first", "second", "third", "jobs/s", "ms", "how it grows", "jobs beside"))
+    assert "grown" not in text
     again = tmp_path / "again.svg"
     plot.draw(again, figures)
     assert again.read_text() == text
