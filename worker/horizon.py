@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 from time import monotonic
 
 from leasehold.database import Connection
+from leasehold.easing import pause_after
 from leasehold.transitions import claims
 from leasehold.transitions.claims import Claimed, LeaseTerms
-from worker.easing import pause_after
 
 #: A look reads everything when the last that did is so long ago: what was missed waits so long.
 WHOLE_EVERY_SECONDS = 5.0

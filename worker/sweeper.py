@@ -13,13 +13,13 @@ import structlog
 from leasehold import downloads, generations, rates
 from leasehold.announcer import Announcer
 from leasehold.database import TRY_AGAIN, Connection, Pool
+from leasehold.easing import pause_after
 from leasehold.errors import StoreError
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.jobs import jobs_ended
 from leasehold.transitions import gates, sweeps, workers
 from worker import metrics
-from worker.easing import pause_after
 
 log = structlog.get_logger(__name__)
 
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 _WATCH_SECONDS = 0.5
 #: Leases that pass are looked for every `sweep_seconds`, but for at most this share of the time, and at the latest
 #: after so many seconds.
-_MOST_BUSY = 0.05
+_MOST_BUSY = 1 / 100
 _LATEST_SECONDS = 8.0
 #: For so long after a worker was missed they are looked for at every turn: some may be locked, or more than one ends.
 _HURRY_SECONDS = 5.0

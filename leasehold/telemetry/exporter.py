@@ -23,6 +23,7 @@ from prometheus_client.registry import Collector
 
 from leasehold.broker.base import Broker
 from leasehold.database import TRY_AGAIN, Connection, Pool
+from leasehold.easing import pause_after
 from leasehold.generations import UNDER_WAY
 from leasehold.settings import Settings
 from leasehold.telemetry import queries
@@ -34,6 +35,10 @@ log = structlog.get_logger(__name__)
 
 #: Seconds between looks. Beside a backlog of ten thousand tasks one takes PostgreSQL up to a tenth of a second.
 EVERY = 10.0
+#: Beside much that has gone through and is not vacuumed yet a look takes longer, and then comes so seldom that it takes
+#: no more than this share of the time; but so often at least.
+_SHARE = 1 / 50
+_AT_LEAST_EVERY = 60.0
 #: The most queues that are told of.
 MOST_QUEUES = 100
 #: The most servers of generations: those with most to do.
@@ -78,7 +83,8 @@ class Exporter(Collector):
         self._silent = 3 * settings.renew_seconds
         self._on = settings.metrics
         self._seen: Rows | None = None
-        self._seen_at = 0.0
+        self._look_at = 0.0
+        self._fresh_until = 0.0
         self._away = False
 
     async def run(self) -> None:
@@ -97,11 +103,16 @@ class Exporter(Collector):
         leads = await workers.lead(connection, "exporter", self._owner, 3 * EVERY)
         LEADS.set(leads)
         if not leads:
-            self._seen = None
+            self._seen, self._look_at = None, 0.0
+            return
+        began = monotonic()
+        if began < self._look_at:
             return
         with LOOK_SECONDS.time():
             self._seen = await look(connection, self._silent)
-        self._seen_at = monotonic()
+        now = monotonic()
+        pause = pause_after(now - began, share=_SHARE, least=EVERY, most=_AT_LEAST_EVERY)
+        self._look_at, self._fresh_until = now + pause, now + 3 * pause
 
     def describe(self) -> list[Metric]:
         """Nothing is promised: who leads, changes."""
@@ -110,7 +121,7 @@ class Exporter(Collector):
     def collect(self) -> Iterator[Metric]:
         """Nothing, unless we lead and what we saw is fresh: an old number is worse than none."""
         seen = self._seen
-        if seen is not None and monotonic() - self._seen_at < 3 * EVERY:
+        if seen is not None and monotonic() < self._fresh_until:
             yield from families(seen)
 
 
