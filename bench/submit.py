@@ -1,4 +1,4 @@
-"""`submit`: requests a second that one API process takes: upload URLs (a row and a signature), runs, batches of runs.
+"""`submit`: requests a second that the API takes: upload URLs (a row and a signature), runs, batches of runs.
 
 No call goes to the store, and no worker runs: what is measured is the door and its commit.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from http import HTTPStatus
 from time import monotonic
@@ -21,11 +22,12 @@ from leasehold.credentials import create_key
 
 _WARM_UP_SECONDS = 1.0
 _TOGETHER = 1000
+_ONE_BY_ONE = Goal(2500, at_least=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Door:
-    """`jobs`: made by one request."""
+    """`jobs`: made by one request; `processes` of the API share the connections."""
 
     name: str
     unit: str
@@ -35,13 +37,15 @@ class _Door:
     connections: int | None = None
     jobs: int = 1
     goal: Goal | None = None
+    processes: int = 1
 
 
 _DOORS = (
     _Door("POST /upload-url", "requests/s", "/upload-url", {"content_type": "image/jpeg", "file_name": "a.jpg"},
           HTTPStatus.CREATED),
-    _Door("POST /v1/runs", "runs/s", "/v1/runs", {"template": "noop"}, HTTPStatus.ACCEPTED,
-          goal=Goal(2500, at_least=True)),
+    _Door("POST /v1/runs", "runs/s", "/v1/runs", {"template": "noop"}, HTTPStatus.ACCEPTED, goal=_ONE_BY_ONE),
+    _Door("POST /v1/runs", "runs/s", "/v1/runs", {"template": "noop"}, HTTPStatus.ACCEPTED, goal=_ONE_BY_ONE,
+          processes=2),
     _Door("POST /v1/runs/batch of 1,000", "runs/s", "/v1/runs/batch",
           {"template": "noop", "runs": [{"payload": {}}] * _TOGETHER}, HTTPStatus.ACCEPTED, 2, _TOGETHER,
           Goal(30_000, at_least=True)),
@@ -57,21 +61,23 @@ async def _figure(stand: Stand, scale: Scale, door: _Door) -> Figure:
     connections = door.connections or scale.requests_at_once
     for _ in range(scale.runs):
         async with stand.installation() as installation:
-            port = free_port()
-            await installation.start("api", api_port=port)
-            await until_ready(port)
+            ports = [free_port() for _ in range(door.processes)]
+            for port in ports:
+                await installation.start("api", api_port=port)
+            await asyncio.gather(*(until_ready(port) for port in ports))
             async with installation.connection() as connection:
                 scopes = ("media:write", "runs:write")
                 key = await create_key(connection, tenant_id="bench", client_id="bench", scopes=scopes)
             asked = request("POST", door.path, key=key.text, body=door.body)
-            await _send(port, door, asked, min(_WARM_UP_SECONDS, scale.requests_seconds), connections)
+            await _send(ports, door, asked, min(_WARM_UP_SECONDS, scale.requests_seconds), connections)
             load.append(os.getloadavg()[0])
             with Meter() as meter:
-                took = await _send(port, door, asked, scale.requests_seconds, connections)
+                took = await _send(ports, door, asked, scale.requests_seconds, connections)
             rates.append(door.jobs * len(took) / meter.seconds)
             p50s.append(round(1000 * quantile(took, 0.5), 2))
             meters.append(meter)
-    return Figure(f"submit, {door.name}, 1 API process", door.unit, tuple(rates), tuple(load), door.goal, {
+    name = f"submit, {door.name}, {door.processes} API process{'es' if door.processes > 1 else ''}"
+    return Figure(name, door.unit, tuple(rates), tuple(load), door.goal, {
         "connections": connections,
         "p50_ms": p50s,
         "cpu_seconds": [meter.by_role for meter in meters],
@@ -79,11 +85,11 @@ async def _figure(stand: Stand, scale: Scale, door: _Door) -> Figure:
     })  # fmt: skip
 
 
-async def _send(port: int, door: _Door, asked: bytes, seconds: float, connections: int) -> list[float]:
+async def _send(ports: Sequence[int], door: _Door, asked: bytes, seconds: float, connections: int) -> list[float]:
     """How long each request took."""
     until = monotonic() + seconds
 
-    async def repeat() -> list[float]:
+    async def repeat(port: int) -> list[float]:
         connection = await Connection.open(port)
         took = []
         while (began := monotonic()) < until:
@@ -94,4 +100,5 @@ async def _send(port: int, door: _Door, asked: bytes, seconds: float, connection
         await connection.close()
         return took
 
-    return [one for took in await asyncio.gather(*(repeat() for _ in range(connections))) for one in took]
+    all_took = await asyncio.gather(*(repeat(ports[number % len(ports)]) for number in range(connections)))
+    return [one for took in all_took for one in took]
