@@ -16,7 +16,7 @@ from bench.scale import Scale
 from bench.stand import Installation, Stand
 from leasehold.database import Connection, connect
 from leasehold.transitions import claims
-from worker.horizon import Horizon, look
+from worker.looks import Looks
 
 _BATCH = 16
 _MEASURED = 2 * 60 * _BATCH  # tasks of one measurement: half are looked for, half are hinted
@@ -64,10 +64,10 @@ async def _measured(installation: Installation, connection: Connection) -> dict[
     """Milliseconds, by kind."""
     await fill(installation, _MEASURED)
     spent: dict[str, list[float]] = {kind: [] for kind in _KINDS}
-    horizon = Horizon()
+    looks = Looks()
     for _ in range(_MEASURED // _BATCH // 2):
         began = perf_counter()
-        taken = await look(horizon, connection, terms(), ["default"], _BATCH, 0.0)
+        taken = await looks.take(connection, terms(), ["default"], _BATCH, 0.0)
         spent["a look"].append(perf_counter() - began)
         await complete(connection, taken)
     for tasks in await pending(connection, _BATCH):

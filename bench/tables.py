@@ -26,7 +26,7 @@ from bench.submitter import submitter
 from leasehold.database import connect
 from leasehold.transitions import claims
 from pipelines.demo.pipeline import noop
-from worker.horizon import Horizon, look
+from worker.looks import Looks
 
 _BATCH = 16
 _BATCHES_A_SECOND = 4
@@ -137,7 +137,7 @@ async def _counters(installation: Installation) -> asyncpg.Record:
 async def _worked(installation: Installation, batches: int) -> list[float]:
     """How long each look took, in ms."""
     loop = asyncio.get_running_loop()
-    given, horizon, spent = terms(), Horizon(), []
+    given, looks, spent = terms(), Looks(), []
     connection = await connect(installation.settings, "bench")
     try:
         async with submitter(installation) as submitting:
@@ -146,7 +146,7 @@ async def _worked(installation: Installation, batches: int) -> list[float]:
                 await asyncio.sleep(began + number / _BATCHES_A_SECOND - loop.time())
                 await submitting.fill(noop, _BATCH)
                 asked = perf_counter()
-                taken = await look(horizon, connection, given, ["default"], _BATCH, 0.0)
+                taken = await looks.take(connection, given, ["default"], _BATCH, 0.0)
                 spent.append(1000 * (perf_counter() - asked))
                 if len(taken) != _BATCH:
                     raise RuntimeError(f"a look found {len(taken)} of {_BATCH}")

@@ -45,8 +45,10 @@ class Rows:
     connection: asyncpg.Connection[asyncpg.Record]
     terms: LeaseTerms = field(default_factory=terms)
 
-    async def submit(self, pipeline: Pipeline = ONE, count: int = 1, **columns: Any) -> list[Announcement]:
-        return await jobs.submit(self.connection, [jobs.NewJob(pipeline, "t", **columns) for _ in range(count)])
+    async def submit(
+        self, pipeline: Pipeline = ONE, count: int = 1, tenant: str = "t", **columns: Any
+    ) -> list[Announcement]:
+        return await jobs.submit(self.connection, [jobs.NewJob(pipeline, tenant, **columns) for _ in range(count)])
 
     async def claim_all(self) -> list[Claimed]:
         return await claims.claim_due(self.connection, self.terms, ["default"], 100)

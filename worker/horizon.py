@@ -7,13 +7,10 @@ or come back from far below (its queue was paused), so now and then a look reads
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from time import monotonic
 
-from leasehold.database import Connection
 from leasehold.easing import pause_after
-from leasehold.transitions import claims
-from leasehold.transitions.claims import Claimed, LeaseTerms
 
 #: A look reads everything when the last that did is so long ago: what was missed waits so long.
 WHOLE_EVERY_SECONDS = 5.0
@@ -57,13 +54,3 @@ class Horizon:
     def forget(self) -> None:
         """There was more than a look could take: the next shall see everything."""
         self._seen_from = None
-
-
-async def look(
-    horizon: Horizon, connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float
-) -> list[Claimed]:
-    """As `claims.look`, no further back than it has to. `horizon`: of these queues."""
-    asked_at, back = monotonic(), horizon.back()
-    looked = await claims.look(connection, terms, queues, limit, overdue=overdue, back=back)
-    horizon.looked(asked_at, whole=back is None, oldest=looked.oldest, overdue=overdue)
-    return looked.claimed

@@ -37,8 +37,8 @@ from worker.admitter import Admitter
 from worker.children import Children
 from worker.crew import Crew, claim_with_takeover
 from worker.heartbeat import Heartbeat
-from worker.horizon import Horizon, look
 from worker.lanes import ClaimLane, SettleLane
+from worker.looks import Looks
 from worker.relay import relay
 from worker.reporter import Reporter
 from worker.runner import Runner
@@ -253,7 +253,7 @@ class Worker:
             queues,
             slots,
             claim=self._claim,
-            claim_due=partial(self._look, Horizon()),
+            claim_due=partial(self._look, Looks()),
             run=self._runner.run,
             holds=self._heartbeat.holds,
             broker=self._broker,
@@ -319,9 +319,9 @@ class Worker:
         except TRY_AGAIN:  # nobody can tell now; whoever gives up here keeps the hint, and the sweeper finds the task
             return None
 
-    async def _look(self, horizon: Horizon, queues: Sequence[str], limit: int, overdue: float) -> list[Claimed]:
+    async def _look(self, looks: Looks, queues: Sequence[str], limit: int, overdue: float) -> list[Claimed]:
         async with self._pool.acquire() as connection:
-            return await look(horizon, connection, self._terms, queues, min(limit, _BATCH), overdue)
+            return await looks.take(connection, self._terms, queues, min(limit, _BATCH), overdue)
 
     async def _on_connection(self, work: Callable[[Connection], Awaitable[None]]) -> None:
         async with self._pool.acquire() as connection:

@@ -6,7 +6,7 @@ under its job's lock, so that order is never turned round.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
@@ -114,11 +114,15 @@ WITH RECURSIVE served AS MATERIALIZED (
           AND t.tenant_id > x.tenant_id AND t.available_at >= statement_timestamp() - $6::interval
         ORDER BY t.tenant_id LIMIT 1
     ) AS next
-), busy AS (
+), counting AS MATERIALIZED (
     -- Of no meaning to a tenant that is alone, and not free: what ran and is not vacuumed yet is read, too.
+    SELECT $7::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS now FROM tenants
+), busy AS MATERIALIZED (
     SELECT tenant_id, count(*) AS n FROM task
-    WHERE status = 'running' AND (SELECT count(DISTINCT tenant_id) > 1 FROM tenants)
+    WHERE status = 'running' AND (SELECT counting.now FROM counting)
     GROUP BY tenant_id
+    UNION ALL
+    SELECT known.tenant_id, known.n FROM unnest($7::text[], $8::bigint[]) AS known(tenant_id, n)
 ), heads AS MATERIALIZED (
     SELECT head.*, x.band, x.tenant_id
     FROM tenants x
@@ -191,13 +195,15 @@ _MARK_CLAIMED = f"""
 """
 
 CLAIM = _HINTED + _MARK_CLAIMED + "SELECT * FROM counted ORDER BY id"
-# At least one row, which says how long the oldest that is due has been so.
+# At least one row, which says how long the oldest that is due has been so, and what was counted.
 LOOK = (
     _DUE
     + _MARK_CLAIMED
     + """
-SELECT counted.*, oldest.seconds AS oldest
+SELECT counted.*, oldest.seconds AS oldest,
+       CASE WHEN counting.now THEN coalesce((SELECT jsonb_object_agg(tenant_id, n) FROM busy), '{}') END AS running
 FROM (SELECT extract(epoch FROM max(statement_timestamp() - available_at))::float8 AS seconds FROM heads) AS oldest
+CROSS JOIN counting
 LEFT JOIN counted ON true
 ORDER BY counted.id
 """
@@ -301,10 +307,13 @@ async def claim_again(
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What a look claimed. `oldest`: seconds that the oldest task has been due, of those that it saw; None: of none."""
+    """What a look claimed. `oldest`: seconds that the oldest task has been due, of those that it saw; None: of none.
+    `running`: how much each tenant has running, if it was counted.
+    """
 
     claimed: list[Claimed]
     oldest: float | None
+    running: dict[str, int] | None
 
 
 async def look(
@@ -315,11 +324,13 @@ async def look(
     *,
     overdue: float = 0.0,
     back: float | None = None,
+    running: Mapping[str, int] | None = None,
 ) -> Looked:
     """Claim up to `limit` due tasks without any hint, tenants in turn.
 
     Tasks that a hint tells of are left to it until they have been due for `overdue` seconds. What has been due for
-    more than `back` seconds is not seen; None: everything is.
+    more than `back` seconds is not seen; None: everything is. `running`: how much each tenant has running, for turns;
+    None: it is counted, if several tenants have work.
     """
     asked_at = monotonic()
     rows = await connection.fetch(
@@ -330,9 +341,11 @@ async def look(
         limit,
         timedelta(seconds=overdue),
         lookback(back),
+        None if running is None else list(running.keys()),
+        None if running is None else list(running.values()),
     )
     claimed = [claimed_of(row, terms, asked_at) for row in rows if row["id"] is not None]
-    return Looked(claimed, rows[0]["oldest"])
+    return Looked(claimed, rows[0]["oldest"], rows[0]["running"])
 
 
 async def claim_due(connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int) -> list[Claimed]:

@@ -146,6 +146,12 @@ async def _look(rows: Rows) -> Work:
     return lambda: claims.look(rows.connection, rows.terms, ["default"], 10, back=5.0)
 
 
+async def _look_among_tenants(rows: Rows) -> Work:
+    for tenant in ("t", "u"):
+        await rows.submit(tenant=tenant)
+    return lambda: claims.look(rows.connection, rows.terms, ["default"], 10, back=5.0, running={"t": 1})
+
+
 async def _claim(rows: Rows) -> Work:
     (hint,) = await rows.submit()
     return lambda: claims.claim(rows.connection, rows.terms, [hint.hint.task_id])
@@ -256,8 +262,9 @@ async def _expire_jobs(rows: Rows) -> Work:
 
 
 VERBS = (
-    _look, _claim, _announce, _relay, _renew, _complete, _complete_and_go_on, _fail, _park, _release, _cancel,
-    _hear, _acknowledge, _replay, _wake, _say, _remember, _spread, _admit, _end_cancels, _expire_jobs,
+    _look, _look_among_tenants, _claim, _announce, _relay, _renew, _complete, _complete_and_go_on,
+    _fail, _park, _release, _cancel, _hear, _acknowledge, _replay, _wake,
+    _say, _remember, _spread, _admit, _end_cancels, _expire_jobs,
 )  # fmt: skip
 #: Rows and entries that a verb may read of a job of one step, beside a thousand that are over.
 OF_ONE_JOB = 60
@@ -309,3 +316,23 @@ async def test_a_look_says_how_long_the_oldest_that_it_saw_has_been_due(rows: Ro
     far = await claims.look(rows.connection, rows.terms, ["default"], 10)
     assert len(far.claimed) == 1
     assert far.oldest == pytest.approx(20 * 60, abs=60)
+
+
+async def test_a_look_counts_what_runs_only_where_tenants_take_turns(rows: Rows) -> None:
+    """And only when it is not told."""
+
+    async def look(running: dict[str, int] | None = None) -> claims.Looked:
+        return await claims.look(rows.connection, rows.terms, ["default"], 1, running=running)
+
+    await rows.submit(count=3)
+    assert (await look()).running is None
+    await rows.submit(tenant="u")
+    assert (await look({})).running is None
+    assert (await look()).running == {"t": 2}
+
+
+async def test_a_tenant_that_has_more_running_comes_later(rows: Rows) -> None:
+    await rows.submit()
+    await rows.submit(tenant="u")
+    looked = await claims.look(rows.connection, rows.terms, ["default"], 1, running={"t": 1})
+    assert [claimed.tenant_id for claimed in looked.claimed] == ["u"]

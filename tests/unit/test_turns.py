@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+import pytest
+
+from worker.turns import COUNTING_SHARE, OLDEST_SECONDS, Turns
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def turns(clock: Clock) -> Turns:
+    return Turns(clock)
+
+
+def test_the_first_look_counts(turns: Turns) -> None:
+    assert turns.running() is None
+
+
+def test_where_a_tenant_is_alone_each_look_may_count(turns: Turns, clock: Clock) -> None:
+    """None does; the first that finds another tenant's work shall know whose turn it is."""
+    asked_at = clock.now
+    clock.now += 1
+    turns.looked(asked_at, None)
+    assert turns.running() is None
+
+
+@pytest.mark.parametrize(("took", "pause"), [(0.002, 0.002 / COUNTING_SHARE), (3600.0, OLDEST_SECONDS)])
+def test_looks_go_by_what_was_counted_the_longer_the_longer_it_took(
+    turns: Turns, clock: Clock, took: float, pause: float
+) -> None:
+    asked_at = clock.now
+    clock.now += took
+    turns.looked(asked_at, {"t": 3})
+    clock.now += pause * 0.99
+    assert turns.running() == {"t": 3}
+    turns.looked(clock.now, None)  # a look that went by it
+    assert turns.running() == {"t": 3}
+    clock.now += pause * 0.02
+    assert turns.running() is None
