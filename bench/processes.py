@@ -6,8 +6,9 @@ import contextlib
 import os
 import signal
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
 from typing import Self
@@ -57,6 +58,10 @@ def cpu_seconds(pid: int) -> float:
     return sum(int(field) for field in fields[11:15]) / _TICKS
 
 
+def _parent(pid: int) -> int:
+    return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+
+
 def resident_bytes(pid: int) -> int:
     return int((Path("/proc") / str(pid) / "statm").read_text().split()[1]) * _PAGE
 
@@ -91,20 +96,37 @@ class Meter:
 
     def __exit__(self, *_error: object) -> None:
         self.seconds = monotonic() - self._began
+        after = _spent()
         by_role: defaultdict[str, float] = defaultdict(float)
-        for pid, (role, seconds) in _spent().items():
-            by_role[role] += max(0.0, seconds - self._before.get(pid, ("", 0.0))[1])
-        self.by_role = {role: round(seconds, 2) for role, seconds in sorted(by_role.items())}
+        for pid, now in after.items():
+            by_role[now.role] += now.seconds - (self._before[pid].seconds if pid in self._before else 0.0)
+        for pid in self._before.keys() - after.keys():
+            by_role[_reaper(pid, self._before, after)] -= self._before[pid].seconds
+        self.by_role = {role: round(max(0.0, seconds), 2) for role, seconds in sorted(by_role.items())}
         others = _machine_busy() - self._busy - sum(by_role.values())
         self.others_cores = round(max(0.0, others) / self.seconds, 2)
 
 
-def _spent() -> dict[int, tuple[str, float]]:
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    role: str
+    parent: int
+    seconds: float
+
+
+def _spent() -> dict[int, _Spent]:
     spent = {}
     for pid, role in ours():
         with contextlib.suppress(OSError):
-            spent[pid] = (role, cpu_seconds(pid))
+            spent[pid] = _Spent(role, _parent(pid), cpu_seconds(pid))
     return spent
+
+
+def _reaper(pid: int, before: Mapping[int, _Spent], after: Mapping[int, _Spent]) -> str:
+    """The role of whom all that `pid` ever spent is counted with, since it has ended."""
+    while pid in before and pid not in after:
+        pid = before[pid].parent
+    return after[pid].role if pid in after else "other"
 
 
 def _machine_busy() -> float:
