@@ -12,13 +12,11 @@ import os
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from statistics import median
-from time import perf_counter
 
 import asyncpg
 
 from bench.by_hand import complete, terms
-from bench.figure import Figure, quantile
+from bench.figure import Figure
 from bench.finished import grow
 from bench.scale import Scale
 from bench.stand import Installation, Stand
@@ -62,7 +60,6 @@ FROM pg_stat_user_tables t CROSS JOIN pg_stat_user_tables j WHERE t.relname = 't
 class _Found:
     """Of one run."""
 
-    looks: list[float]  # ms
     pages: float  # a job
     bytes: float  # a job
     task_heap_only: float  # percent of the updates
@@ -94,8 +91,6 @@ def _figures(choice: str, runs: list[_Found], load: tuple[float, ...]) -> list[F
             ("task and job grow a job by", "bytes", tuple(run.bytes for run in runs)),
             ("updates of task that are heap-only", "%", tuple(run.task_heap_only for run in runs)),
             ("updates of job that are heap-only", "%", tuple(run.job_heap_only for run in runs)),
-            (f"a look of {_BATCH}, p50", "ms", tuple(median(run.looks) for run in runs)),
-            (f"a look of {_BATCH}, p99", "ms", tuple(quantile(run.looks, 0.99) for run in runs)),
         )
     ]
 
@@ -110,7 +105,7 @@ async def _prepare(installation: Installation, statements: tuple[str, ...], fini
 async def _run(installation: Installation, minutes: float) -> _Found:
     batches = round(60 * minutes * _BATCHES_A_SECOND)
     before = await _counters(installation)
-    looks = await _worked(installation, batches)
+    await _work(installation, batches)
     after = await _counters(installation)
     jobs = batches * _BATCH
 
@@ -118,7 +113,6 @@ async def _run(installation: Installation, minutes: float) -> _Found:
         return int(after[name] - before[name])
 
     return _Found(
-        looks=looks,
         pages=gone("pages") / jobs,
         bytes=gone("bytes") / jobs,
         task_heap_only=100 * gone("of_task_heap_only") / gone("of_task"),
@@ -134,10 +128,9 @@ async def _counters(installation: Installation) -> asyncpg.Record:
     return row
 
 
-async def _worked(installation: Installation, batches: int) -> list[float]:
-    """How long each look took, in ms."""
+async def _work(installation: Installation, batches: int) -> None:
     loop = asyncio.get_running_loop()
-    given, looks, spent = terms(), Looks(), []
+    given, looks = terms(), Looks()
     connection = await connect(installation.settings, "bench")
     try:
         async with submitter(installation) as submitting:
@@ -145,13 +138,10 @@ async def _worked(installation: Installation, batches: int) -> list[float]:
             for number in range(batches):
                 await asyncio.sleep(began + number / _BATCHES_A_SECOND - loop.time())
                 await submitting.fill(noop, _BATCH)
-                asked = perf_counter()
                 taken = await looks.take(connection, given, ["default"], _BATCH, 0.0)
-                spent.append(1000 * (perf_counter() - asked))
                 if len(taken) != _BATCH:
                     raise RuntimeError(f"a look found {len(taken)} of {_BATCH}")
                 await claims.renew(connection, given.owner, [one.lease for one in taken], given.ttl)
                 await complete(connection, taken)
     finally:
         await connection.close()
-    return spent
