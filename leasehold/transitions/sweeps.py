@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, date, datetime, time, timedelta
 from uuid import UUID
 
 import asyncpg
@@ -257,23 +257,34 @@ async def keep_event_days(connection: Connection, *, ahead: int, behind: int) ->
     for day in (today + timedelta(days=n) for n in range(ahead + 1)):
         if _partition(day) not in present:
             await _add_day(connection, day)
-    oldest = _partition(today - timedelta(days=behind))
+    oldest = today - timedelta(days=behind)
     for name in sorted(present - {"event_default"}):
-        if name < oldest:
+        if name < _partition(oldest):
             await connection.execute(f"DROP TABLE {name}")  # a name that this module made
+    await connection.execute("DELETE FROM event_default WHERE at < $1", _start(oldest))
 
 
 def _partition(day: date) -> str:
     return f"event_{day:%Y%m%d}"
 
 
+def _start(day: date) -> datetime:
+    return datetime.combine(day, time(), UTC)
+
+
 async def _add_day(connection: Connection, day: date) -> None:
-    start, end = day.isoformat(), (day + timedelta(days=1)).isoformat()
+    """Not when the default partition has events of that day already (no sweeper ran before it began): they stay there.
+
+    To find that out by trying, every minute, would read all of them under a lock that every new event waits for.
+    """
+    start, end = _start(day), _start(day + timedelta(days=1))
+    of_the_day = "SELECT EXISTS (SELECT 1 FROM event_default WHERE at >= $1 AND at < $2)"
+    if await connection.fetchval(of_the_day, start, end):
+        return
     try:
         await connection.execute(
             f"CREATE TABLE IF NOT EXISTS {_partition(day)} PARTITION OF event"
-            f" FOR VALUES FROM ('{start} 00:00+00') TO ('{end} 00:00+00')"
+            f" FOR VALUES FROM ('{start.isoformat()}') TO ('{end.isoformat()}')"
         )
-    except asyncpg.CheckViolationError:
-        # The default partition already holds events of that day (no sweeper ran before it began): they stay there.
+    except asyncpg.CheckViolationError:  # one has just come
         return

@@ -285,6 +285,25 @@ async def test_event_days_are_made_ahead_and_dropped_when_old(rows: Rows) -> Non
     assert "event_20200101" not in names
 
 
+async def test_events_that_came_before_their_day_was_made_keep_nobody_waiting(rows: Rows, another: Open) -> None:
+    """They stay in the default partition, and nothing locks that to find out so."""
+    await rows.submit()
+    writer = (await another()).connection
+    async with writer.transaction():
+        await writer.execute("LOCK TABLE event_default IN ROW EXCLUSIVE MODE")  # as each new event does
+        async with asyncio.timeout(10):
+            await sweeps.keep_event_days(rows.connection, ahead=0, behind=8)
+    assert await rows.connection.fetchval("SELECT count(*) FROM event_default") == 1
+
+
+async def test_they_are_dropped_when_old_as_all_others(rows: Rows) -> None:
+    await rows.submit()
+    await rows.connection.execute("UPDATE event SET at = at - interval '9 days'")
+    await rows.submit()
+    await sweeps.keep_event_days(rows.connection, ahead=0, behind=8)
+    assert await rows.connection.fetchval("SELECT count(*) FROM event") == 1
+
+
 async def test_a_finished_job_is_forgotten_with_everything_of_it(rows: Rows) -> None:
     claimed = await rows.leased(ONE, keep_seconds=0)
     output = Output("o", "k", 1, "00", "text/plain")
