@@ -2,20 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.clock import Clock
 from worker.horizon import SLACK_SECONDS, WHOLE_AT_LEAST_EVERY_SECONDS, WHOLE_EVERY_SECONDS, WHOLE_SHARE, Horizon
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture

@@ -2,20 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.support.clock import Clock
 from worker.turns import COUNTING_SHARE, OLDEST_SECONDS, Turns
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock() -> Clock:
-    return Clock()
 
 
 @pytest.fixture
