@@ -64,7 +64,7 @@ FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
     "delays": delays.measure,
     "pictures": pictures.measure,
 }
-#: Not without being asked for: they install others' packages, or take an hour.
+#: Not without being asked for: they install others' packages, or take a quarter of an hour and more.
 ASKED_FOR = {"peers", "delays", "pictures", "steady", "tables"}
 
 

@@ -275,8 +275,7 @@ class Heartbeat:
             held = dict(self._held)
         if held:
             for task_id in await claims.to_cancel(self._connection, self._worker, held):
-                if task_id in held:
-                    self._cancel(held[task_id])
+                self._cancel(held[task_id])
 
     def _cancel(self, held: Held) -> None:
         if not held.cancelled:
