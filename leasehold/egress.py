@@ -11,27 +11,32 @@ import asyncio
 import ipaddress
 import socket
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Self, TypeAlias
+from typing import Self
 
 import httpx2
 
+from leasehold.addresses import Address, Network, is_public
 from leasehold.errors import LeaseholdError
 from leasehold.settings import Settings
 
-_Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
-_Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
+__all__ = ["Answer", "AnswerTooLarge", "Downloaded", "Egress", "EgressFailed", "EgressRefused", "Target", "is_public"]
 
 #: Ports of addresses that are not allowed by setting.
 PORTS = frozenset({80, 443})
-_NAT64 = (ipaddress.IPv6Network("64:ff9b::/96"), ipaddress.IPv6Network("64:ff9b:1::/48"))
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CONNECT_SECONDS = 5.0
 _OK = 200
 _HEAD_BYTES = 512
 _PIECE_BYTES = 256 * 1024
+
+#: Threads of their own: a name server that does not answer holds one for half a minute, and the loop's default
+#: executor, which files and digests of everybody need, has six on two cores.
+_resolvers = ThreadPoolExecutor(32, "egress-resolver")
 
 
 class EgressRefused(LeaseholdError):
@@ -90,7 +95,7 @@ class Egress:
     are kept for the next request; of use only where one host is asked often.
     """
 
-    def __init__(self, allowed: tuple[_Network, ...] = (), *, keepalive: int = 0) -> None:
+    def __init__(self, allowed: tuple[Network, ...] = (), *, keepalive: int = 0) -> None:
         self._allowed = allowed
         self._http = httpx2.AsyncClient(
             trust_env=False, follow_redirects=False, limits=httpx2.Limits(max_keepalive_connections=keepalive)
@@ -216,10 +221,10 @@ class Egress:
         )
         return await self._http.send(request, stream=True)
 
-    def _may_be_asked(self, address: _Address) -> bool:
+    def _may_be_asked(self, address: Address) -> bool:
         return self._is_allowed(address) or is_public(address)
 
-    def _is_allowed(self, address: _Address) -> bool:
+    def _is_allowed(self, address: Address) -> bool:
         return any(address in network for network in self._allowed)
 
 
@@ -232,20 +237,10 @@ async def _pieces(answer: httpx2.Response, max_bytes: int) -> AsyncIterator[byte
         yield piece
 
 
-def is_public(address: _Address) -> bool:
-    """Whether it is one of the Internet's, and so are the addresses hidden in it."""
-    if isinstance(address, ipaddress.IPv6Address):
-        inner = address.ipv4_mapped or address.sixtofour or (address.teredo and address.teredo[1])
-        if any(address in network for network in _NAT64):
-            inner = ipaddress.IPv4Address(int(address) & 0xFFFFFFFF)
-        if inner is not None:
-            return is_public(inner)
-    return address.is_global and not address.is_multicast and not address.is_reserved
-
-
-async def _resolve(host: str, port: int) -> list[_Address]:
+async def _resolve(host: str, port: int) -> list[Address]:
+    resolving = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        found = await asyncio.get_running_loop().run_in_executor(_resolvers, resolving)
     except (OSError, UnicodeError):
         raise EgressRefused("host_unknown", "The host has no address.") from None
     return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]

@@ -61,11 +61,11 @@ def resolving(monkeypatch: pytest.MonkeyPatch, *answers: list[str]) -> list[str]
     asked: list[str] = []
     left = list(answers)
 
-    async def getaddrinfo(_loop: Any, host: str, port: int, **_more: Any) -> list[Any]:
+    def getaddrinfo(host: str, port: int, *_family: Any, **_more: Any) -> list[Any]:
         asked.append(host)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in left.pop(0)]
 
-    monkeypatch.setattr(asyncio.BaseEventLoop, "getaddrinfo", getaddrinfo)
+    monkeypatch.setattr(socket, "getaddrinfo", getaddrinfo)
     return asked
 
 
