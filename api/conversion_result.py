@@ -92,7 +92,7 @@ def _suffix(name: str) -> str:
 
 async def _begin(services: Services, caller: Caller, size: int) -> UUID:
     async with services.pool.acquire() as connection:
-        return await downloads.begin(connection, caller.tenant_id, caller.key_prefix, size)
+        return await downloads.begin(connection, caller.tenant_id, caller.quota_key, size)
 
 
 def _word(error: LeaseholdError) -> str:

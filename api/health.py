@@ -2,6 +2,8 @@
 
 The broker and the store are reported but decide nothing: submissions need no broker, and when the shared store is
 away, taking every API process out of service would help nobody.
+
+Both need no key. Versions and settings of the servers are told to operators alone: `/readyz?verbose` needs a key.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from fastapi.responses import JSONResponse
 
 from api.migration_head import known_revisions
 from api.problems import is_database_away
+from api.security import OPERATE, Require, bearer
 from api.services import Services, services_of
 from leasehold.database import TRY_AGAIN, connect
 from leasehold.errors import StoreError
@@ -29,6 +32,7 @@ from leasehold.telemetry import database
 
 log = structlog.get_logger(__name__)
 router = APIRouter(include_in_schema=False)
+_operator = Require(OPERATE)
 
 #: Probes are public, and one of them writes: within this many seconds all share one answer.
 _SHARED_SECONDS = 1.0
@@ -151,15 +155,21 @@ async def livez() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """`?verbose` adds what was checked, and what the parts can promise (as `leasehold doctor` says it)."""
+    """`?verbose` adds what was checked, and what the parts can promise (as `leasehold doctor` says it).
+
+    Raises Unauthenticated and Forbidden where `?verbose` is asked for without a key that has `fleet:operate`.
+    """
+    verbose = "verbose" in request.query_params
+    if verbose:
+        await _operator(request, await bearer(request))
     checks = await readiness_of(request).checks()
     ready = all(check.ok for check in checks if check.required)
     said: dict[str, Any] = {"status": "ok" if ready else "unavailable"}
-    if not ready or "verbose" in request.query_params:
+    if not ready or verbose:
         said["checks"] = {
             check.name: {"ok": check.ok, "required": check.required, "detail": check.detail} for check in checks
         }
-    if "verbose" in request.query_params:
+    if verbose:
         said["findings"] = [asdict(finding) for finding in await readiness_of(request).findings()]
     return JSONResponse(said, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 

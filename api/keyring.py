@@ -18,11 +18,12 @@ _MOST_REMEMBERED = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Whose request this is, and what its key may do."""
+    """Whose request this is, and what its key may do. Limits and quotas of a key count by `quota_key`."""
 
     tenant_id: str
     client_id: str
     key_prefix: str
+    quota_key: str
     scopes: frozenset[str]
 
 
@@ -49,7 +50,7 @@ class Keyring:
             stored = await self._load(presented)
         elif not matches(presented, stored):
             raise _refused()
-        return Caller(stored.tenant_id, stored.client_id, stored.prefix, stored.scopes)
+        return Caller(stored.tenant_id, stored.client_id, stored.prefix, stored.quota_key, stored.scopes)
 
     def _recall(self, prefix: str) -> StoredKey | None:
         stored, until = self._remembered.get(prefix, (None, 0.0))

@@ -18,7 +18,7 @@ async def check_rate(services: Services, caller: Caller, count: int = 1) -> dict
     settings = services.settings
     fields: dict[str, str] = {}
     for key, per_minute in (
-        (f"submit:key:{caller.key_prefix}", settings.submissions_per_key),
+        (f"submit:key:{caller.quota_key}", settings.submissions_per_key),
         (f"submit:tenant:{caller.tenant_id}", settings.submissions_per_tenant),
     ):
         if per_minute is None:

@@ -28,7 +28,7 @@ download = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
-    Column("key_prefix", Text, nullable=False),  # the API key: what limits and quotas count by
+    Column("key_prefix", Text, nullable=False),  # the first of the keys that were rotated: what limits count by
     Column("bytes", BigInteger, nullable=False),  # the whole artifact while it is sent, then what was sent
     Column("started_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     Column("lapses_at", TIMESTAMP(timezone=True), nullable=False),  # a process that died ends no download

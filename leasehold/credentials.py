@@ -46,10 +46,14 @@ class PresentedKey:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key's row. `usable`: neither revoked nor expired when it was read."""
+    """A key's row. `usable`: neither revoked nor expired when it was read.
+
+    `quota_key`: what limits and quotas count its use by. Keys that were rotated from one another share one.
+    """
 
     id: UUID
     prefix: str
+    quota_key: str
     tenant_id: str
     client_id: str
     scopes: frozenset[str]
@@ -81,12 +85,12 @@ def _generate() -> tuple[str, str]:
 
 
 INSERT = """
-INSERT INTO api_key (id, prefix, secret_hash, tenant_id, client_id, scopes, expires_at)
-VALUES ($1, $2, $3, $4, $5, $6, $7)
+INSERT INTO api_key (id, prefix, secret_hash, tenant_id, client_id, scopes, expires_at, quota_key)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
 """
 
 FIND = """
-SELECT id, prefix, tenant_id, client_id, scopes, secret_hash,
+SELECT id, prefix, coalesce(quota_key, prefix) AS quota_key, tenant_id, client_id, scopes, secret_hash,
        revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp()) AS usable,
        coalesce(last_used_at > clock_timestamp() - interval '1 minute', false) AS used_lately
 FROM api_key WHERE prefix = $1
@@ -98,11 +102,17 @@ UPDATE api_key SET last_used_at = clock_timestamp()
 WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= clock_timestamp() - interval '1 minute')
 """
 
-# The old key lives on for the overlap, or until it would have expired anyway.
+# The old key lives on for the overlap, or until it would have expired anyway. The answer has the end that it had
+# before: its successor's. The CTE takes the row's lock, so of two rotations at once the second sees the first's end.
 RETIRE = """
-UPDATE api_key SET expires_at = least(coalesce(expires_at, 'infinity'), clock_timestamp() + $2::interval)
-WHERE prefix = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())
-RETURNING tenant_id, client_id, scopes
+WITH old AS (
+    SELECT id, expires_at FROM api_key
+    WHERE prefix = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())
+    FOR UPDATE
+)
+UPDATE api_key k SET expires_at = least(coalesce(old.expires_at, 'infinity'), clock_timestamp() + $2::interval)
+FROM old WHERE k.id = old.id
+RETURNING k.tenant_id, k.client_id, k.scopes, old.expires_at AS ends_at, coalesce(k.quota_key, k.prefix) AS quota_key
 """
 
 REVOKE = """
@@ -117,8 +127,12 @@ async def create_key(
     client_id: str,
     scopes: Sequence[str],
     expires_at: datetime | None = None,
+    quota_key: str | None = None,
 ) -> NewKey:
-    """A new key. Raises Invalid for a scope that is not of the form `area:right`, and for an empty tenant."""
+    """A new key. Raises Invalid for a scope that is not of the form `area:right`, and for an empty tenant.
+
+    `quota_key`: the key whose limits and quotas its use counts against; None: it has its own.
+    """
     if not tenant_id or not client_id:
         raise Invalid("key_owner_missing", "A key needs a tenant and a client.")
     if wrong := [scope for scope in scopes if not _SCOPE.fullmatch(scope)]:
@@ -126,7 +140,7 @@ async def create_key(
     prefix, secret = _generate()
     key = NewKey(new_id(), prefix, f"lh_{prefix}_{secret}")
     await connection.execute(
-        INSERT, key.id, prefix, _hash(secret), tenant_id, client_id, sorted(set(scopes)), expires_at
+        INSERT, key.id, prefix, _hash(secret), tenant_id, client_id, sorted(set(scopes)), expires_at, quota_key
     )
     return key
 
@@ -138,6 +152,7 @@ async def find_key(connection: Connection, prefix: str) -> StoredKey | None:
     return StoredKey(
         id=row["id"],
         prefix=row["prefix"],
+        quota_key=row["quota_key"],
         tenant_id=row["tenant_id"],
         client_id=row["client_id"],
         scopes=frozenset(row["scopes"]),
@@ -153,7 +168,9 @@ async def mark_used(connection: Connection, key_id: UUID) -> None:
 
 
 async def rotate_key(connection: Connection, prefix: str, *, overlap: timedelta) -> NewKey:
-    """A new key with the old one's owner and scopes; the old one stops after `overlap`.
+    """A new key with the old one's owner, scopes, quotas and end; the old one stops after `overlap`.
+
+    A key that was rotated before ends with its overlap, and so does what is rotated from it then.
 
     Raises NotFound when no usable key has the prefix.
     """
@@ -162,7 +179,12 @@ async def rotate_key(connection: Connection, prefix: str, *, overlap: timedelta)
         if old is None:
             raise NotFound("key_not_found", "No usable key has this prefix.")
         return await create_key(
-            connection, tenant_id=old["tenant_id"], client_id=old["client_id"], scopes=old["scopes"]
+            connection,
+            tenant_id=old["tenant_id"],
+            client_id=old["client_id"],
+            scopes=old["scopes"],
+            expires_at=old["ends_at"],
+            quota_key=old["quota_key"],
         )
 
 

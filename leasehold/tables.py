@@ -314,6 +314,7 @@ api_key = Table(
     Column("expires_at", _INSTANT),
     Column("revoked_at", _INSTANT),
     Column("last_used_at", _INSTANT),
+    Column("quota_key", Text),  # the first of the keys that it was rotated from; NULL: its own prefix
 )
 
 idempotency = Table(

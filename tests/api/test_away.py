@@ -8,6 +8,7 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import SecretStr
 
+from api.security import OPERATE
 from leasehold.database import Connection
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, client_of, serving
@@ -102,8 +103,8 @@ async def test_a_database_that_was_not_migrated_is_not_ready(settings: Settings,
         assert answer.json()["checks"]["migrations"]["ok"] is False
 
 
-async def test_a_healthy_api_is_ready_and_can_say_what_it_checked(settings: Settings) -> None:
-    async with serving(settings) as api, client_of(api.url) as client:
+async def test_a_healthy_api_is_ready_and_can_say_what_it_checked(settings: Settings, make_key: MakeKey) -> None:
+    async with serving(settings) as api, client_of(api.url, (await make_key(scopes=(OPERATE,))).text) as client:
         assert (await client.get("/livez")).json() == {"status": "ok"}
         assert (await client.get("/readyz")).json() == {"status": "ok"}
         checks = (await client.get("/readyz?verbose")).json()["checks"]
@@ -123,7 +124,7 @@ async def test_neither_broker_nor_store_decides_readiness(settings: Settings, ma
     alone = settings.model_copy(
         update={"amqp_url": SecretStr("amqp://guest:guest@127.0.0.1:1/"), "s3_endpoint": "http://127.0.0.1:1"}
     )
-    async with serving(alone) as api, client_of(api.url, (await make_key()).text) as client:
+    async with serving(alone) as api, client_of(api.url, (await make_key(scopes=(OPERATE,))).text) as client:
         answer = await client.get("/readyz?verbose")
         assert answer.status_code == 200
         checks = answer.json()["checks"]
@@ -144,8 +145,10 @@ async def test_while_the_store_is_away_uploads_are_not_taken_in_nor_refused(
         assert (await door.look(ticket)).json()["status"] == "INIT"
 
 
-async def test_the_verbose_readiness_says_what_the_parts_promise_and_no_secret(settings: Settings) -> None:
-    async with serving(settings) as api, client_of(api.url) as client:
+async def test_the_verbose_readiness_says_what_the_parts_promise_and_no_secret(
+    settings: Settings, make_key: MakeKey
+) -> None:
+    async with serving(settings) as api, client_of(api.url, (await make_key(scopes=(OPERATE,))).text) as client:
         answer = await client.get("/readyz?verbose")
     said = answer.json()
     assert {finding["part"] for finding in said["findings"]} >= {"database", "presence", "broker", "store"}

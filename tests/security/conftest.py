@@ -1,0 +1,7 @@
+"""The parts that attacks are tried on: those of the API's tests."""
+
+from __future__ import annotations
+
+from tests.api.conftest import api, make_key, rows
+
+__all__ = ["api", "make_key", "rows"]
