@@ -21,6 +21,7 @@ from api.keyring import Caller
 from api.metrics import SUBMITTED
 from api.openapi import problems
 from api.problems import Problem
+from api.runs import tell
 from api.security import CONVERSION_READ, CONVERSION_WRITE
 from api.services import Services, services_of
 from leasehold import conversions
@@ -28,8 +29,8 @@ from leasehold.conversions import Busy, NewConversion, Row
 from leasehold.database import Connection
 from leasehold.errors import BadGateway, LeaseholdError, NotFound, RequestError, StoreError
 from leasehold.ids import new_id
-from leasehold.outbox import Announcement
 from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.limits import Submitted
 from pipelines.conversion.pipeline import conversion
 
 log = structlog.get_logger(__name__)
@@ -87,20 +88,20 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
 async def _created(
     services: Services, caller: Caller, new: NewConversion, sent: Sent, idempotency_key: str | None
 ) -> Response:
-    hints: list[Announcement] = []
+    made: list[Submitted] = []
 
     async def work(connection: Connection) -> Answer:
-        hints.extend(await conversions.create(connection, new))
+        made.append(await conversions.create(connection, new))
         row = await conversions.find(connection, caller.tenant_id, new.job.id)
         assert row is not None
         return Answer(HTTPStatus.CREATED, encoded(record(row)))
 
     answer = await once(services.pool, caller.tenant_id, idempotency_key, sent.fingerprint, work)
-    if hints:
-        services.announcer.announce(hints)
+    for submitted in made:
+        await tell(services, submitted.hints, submitted.gates)
         SUBMITTED.labels(conversion.name).inc()
         log.info("job submitted", job_id=str(new.job.id), bytes=sent.model_bytes)
-    else:  # the first answer again: what was just stored is nobody's
+    if not made:  # the first answer again: what was just stored is nobody's
         await _clean_up(services, dict(new.job.inputs))
     location = {"Location": f"{PATH}/{orjson.loads(answer.body)['job_id']}"}
     return Response(answer.body, answer.status_code, location, media_type="application/json")

@@ -34,9 +34,10 @@ from leasehold.outbox import Announcement
 from leasehold.sealing import Sealing
 from leasehold.settings import Settings
 from leasehold.telemetry.jobs import jobs_ended
-from leasehold.transitions import jobs
+from leasehold.transitions import gates, jobs
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.limits import Submitted
 from pipelines.generation.pipeline import BACKSTOP, GenerationParams, Source, generation, withdrawal
 from pipelines.generation.provider import Kind
 from pipelines.generation.providers import Catalogue, ProviderTerms
@@ -103,18 +104,18 @@ async def _create(
     params = _params(services.settings, kind, wanted, terms, sealed)
     asked = fingerprint(kind.encode(), wanted.model_dump_json().encode())
     new = _new(services.settings, caller, wanted, params, asked, terms, identity_of(request).trace)
-    made: list[list[Announcement]] = []
+    made: list[Submitted] = []
 
     async def work(connection: Connection) -> Answer:
         await check_depth(services, connection, caller.tenant_id, generation)
-        hints = await generations.create(connection, new)
-        made.extend([] if hints is None else [hints])
+        submitted = await generations.create(connection, new)
+        made.extend([] if submitted is None else [submitted])
         said = GenerationAccepted(created=int(time()), data=Ordered(task_id=new.task_id))
         return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
 
     said = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
-    for hints in made:
-        await tell(services, hints, [(gate.tenant_id, gate.key) for gate in new.job.gates])
+    for submitted in made:
+        await tell(services, submitted.hints, submitted.gates)
         SUBMITTED.labels(generation.name).inc()
         log.info("generation ordered", job_id=str(new.job.id), kind=kind, provider=params.provider)
     return Response(said.body, said.status_code, limited, media_type="application/json")
@@ -215,14 +216,14 @@ async def _cancel(request: Request, kind: Kind, wanted: CancelRequest, caller: C
         row = await find()
         if row is None:
             raise NotFound("task_not_found", "There is no such generation.")
+        left = await gates.gates_of(connection, [row["job_id"]])
         off = None if is_finished(row) else await _call_off(connection, services, caller, row["job_id"], wanted)
         if off is None:
             raise Conflict("resource_invalid_state", "The generation has ended, or is being cancelled.")
         said = await find()
     hints, ended = off
     jobs_ended(ended)
-    gates = [(EVERYBODY, f"server:{row['server_id']}")]
-    await tell(services, hints, gates, [row["job_id"]])
+    await tell(services, hints, left, [row["job_id"]])
     return await answer(services, said or row)
 
 

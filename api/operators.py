@@ -17,7 +17,10 @@ from api.services import services_of
 from leasehold import run_reads
 from leasehold.errors import NotFound
 from leasehold.gate import EVERYBODY, Gate
-from leasehold.transitions import fleet, runs, workers
+from leasehold.transitions import fleet, limits, workers
+from pipelines.conversion.pipeline import conversion
+from pipelines.generation.pipeline import generation
+from pipelines.media.pipeline import media
 
 router = APIRouter(tags=["operators"], prefix="/v1")
 Operator = Annotated[Caller, Depends(Require(OPERATE))]
@@ -30,9 +33,10 @@ class Pause(BaseModel):
 
 
 class Limit(BaseModel):
-    """`key`: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer` for one limit a value found there.
+    """`key`: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer` for one limit a value found there. T is a
+    template, or a kind: `media`, `conversion`, `generation`.
 
-    `tenant_id`: whose runs it counts; `*`: all tenants' together (`tenant` of `*`: each tenant's by itself).
+    `tenant_id`: whose jobs it counts; `*`: all tenants' together (`tenant` of `*`: each tenant's by itself).
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -42,8 +46,8 @@ class Limit(BaseModel):
         pattern=r"^(tenant|queue:[a-z][a-z0-9_-]{0,62}|template:[a-z][a-z0-9_-]{0,62}"
         r"|payload:[a-z][a-z0-9_-]{0,62}:(/[^/\n]{1,100}){1,5})$"
     )
-    at_most: int | None = Field(None, ge=0, le=1_000_000, description="Runs at once.")
-    per_minute: int | None = Field(None, ge=0, le=1_000_000, description="Runs that start within any minute.")
+    at_most: int | None = Field(None, ge=0, le=1_000_000, description="Jobs at once.")
+    per_minute: int | None = Field(None, ge=0, le=1_000_000, description="Jobs that start within any minute.")
 
     @model_validator(mode="after")
     def _bounds_something(self) -> Limit:
@@ -111,11 +115,19 @@ async def list_limits(request: Request, _caller: Operator) -> Response:
     return json_response({"limits": [dict(row) for row in rows]})
 
 
-@router.put("/limits", operation_id="setLimit", summary="Set a limit", responses=problems({}))
+@router.put(
+    "/limits",
+    operation_id="setLimit",
+    summary="Set a limit",
+    responses=problems({
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`limit_without_effect`: no job could ever pass it; `invalid_request`",
+    }),
+)  # fmt: skip
 async def set_limit(request: Request, wanted: Limit, _caller: Operator) -> Response:
-    async with services_of(request).pool.acquire() as connection:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
         gate = Gate(wanted.tenant_id, wanted.key, wanted.at_most, wanted.per_minute)
-        await runs.declare_gate(connection, gate)
+        await limits.declare(connection, (*services.templates.pipelines, media, conversion, generation), gate)
     return json_response(wanted.model_dump())
 
 
@@ -128,7 +140,8 @@ async def set_limit(request: Request, wanted: Limit, _caller: Operator) -> Respo
 async def lift_limit(request: Request, tenant_id: str, key: str, _caller: Operator) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection:
-        if not await runs.withdraw_gate(connection, tenant_id, key):
-            raise NotFound("limit_not_found", "There is no such limit.")
-    await tell(services, [], [(tenant_id, key)])
+        freed = await limits.withdraw(connection, tenant_id, key)
+    if not freed:
+        raise NotFound("limit_not_found", "There is no such limit.")
+    await tell(services, [], freed)
     return json_response({"tenant_id": tenant_id, "key": key})

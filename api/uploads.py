@@ -17,6 +17,7 @@ from api.inspection import Refusal, inspect_upload
 from api.keyring import Caller
 from api.metrics import REFUSED, SUBMITTED
 from api.openapi import problems
+from api.runs import tell
 from api.schemas import Accepted, CompleteRequest, UploadRequest, UploadTicket
 from api.security import MEDIA_WRITE, Require
 from api.services import Services, services_of
@@ -166,12 +167,12 @@ async def _take_in(
         priority=BANDS.index(done.priority),
         trace=trace | {"media_id": str(found.id)},
     )
-    async with services.pool.acquire() as connection:
-        hints = await transitions.complete_upload(connection, found.id, caller.tenant_id, inspected, job)
-    if hints is None:
+    async with services.pool.acquire() as connection, connection.transaction():
+        submitted = await transitions.complete_upload(connection, found.id, caller.tenant_id, inspected, job)
+    if submitted is None:
         return await _decided_elsewhere(services, caller, found.id)
     failpoints.reach("after_submit")
-    services.announcer.announce(hints)
+    await tell(services, submitted.hints, submitted.gates)
     SUBMITTED.labels(media.name).inc()
     log.info("job submitted", job_id=str(job.id), bytes=inspected)
     return job.id

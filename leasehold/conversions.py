@@ -10,9 +10,9 @@ from uuid import UUID
 import asyncpg
 
 from leasehold.database import Connection
-from leasehold.outbox import Announcement
-from leasehold.transitions import jobs
+from leasehold.transitions import limits
 from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.limits import Submitted
 
 Row: TypeAlias = asyncpg.Record
 #: A list's total is counted up to this.
@@ -36,11 +36,11 @@ class NewConversion:
     input: Mapping[str, Any]
 
 
-async def create(connection: Connection, new: NewConversion) -> list[Announcement]:
-    """Write the job and its row; announce what is answered. Raises Busy, and then nothing is written."""
+async def create(connection: Connection, new: NewConversion) -> Submitted:
+    """Write the job and its row. Raises Busy, and then nothing is written."""
     try:
         async with connection.transaction():
-            hints = await jobs.submit(connection, [new.job])
+            submitted = await limits.submit(connection, new.job)
             await connection.execute(
                 "INSERT INTO conversion (job_id, tenant_id, user_id, owner_tenant, source_filename, input)"
                 " VALUES ($1, $2, $3, $4, $5, $6)",
@@ -50,7 +50,7 @@ async def create(connection: Connection, new: NewConversion) -> list[Announcemen
         if error.constraint_name != "job_exclusive":
             raise
         raise Busy(await _unfinished(connection, new)) from None
-    return hints
+    return submitted
 
 
 async def _unfinished(connection: Connection, new: NewConversion) -> UUID | None:

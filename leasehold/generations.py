@@ -12,9 +12,9 @@ import asyncpg
 
 from leasehold.database import Connection
 from leasehold.errors import Conflict
-from leasehold.outbox import Announcement
-from leasehold.transitions import jobs
+from leasehold.transitions import limits
 from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.limits import Submitted
 
 Row: TypeAlias = asyncpg.Record
 #: Finished generations that statistics count, at most, of each tenant.
@@ -39,14 +39,14 @@ class Purchase:
     submitted: Mapping[str, Any] | None
 
 
-async def create(connection: Connection, new: NewGeneration) -> list[Announcement] | None:
-    """Write the job and its row; announce what is answered. None: the very same was asked before, nothing is written.
+async def create(connection: Connection, new: NewGeneration) -> Submitted | None:
+    """Write the job and its row. None: the very same was asked before, nothing is written.
 
     Raises Conflict `task_id_reused` when the name belongs to another request.
     """
     try:
         async with connection.transaction():
-            hints = await jobs.submit(connection, [new.job])
+            submitted = await limits.submit(connection, new.job)
             await connection.execute(
                 "INSERT INTO generation (job_id, tenant_id, task_id, kind, server_id, request_hash)"
                 " VALUES ($1, $2, $3, $4, $5, $6)",
@@ -56,7 +56,7 @@ async def create(connection: Connection, new: NewGeneration) -> list[Announcemen
         if error.constraint_name != "generation_task_id":
             raise
     else:
-        return hints
+        return submitted
     asked: bytes | None = await connection.fetchval(
         "SELECT request_hash FROM generation WHERE tenant_id = $1 AND task_id = $2", new.job.tenant_id, new.task_id
     )

@@ -138,6 +138,7 @@ class RunTerms:
     repeatable: bool = True
     schedulable: bool = True
     offered: bool = True  # clients may run it through /v1/runs
+    unlimited: bool = False  # the platform's own work: no declared limit holds it back
 
 
 class Pipeline:

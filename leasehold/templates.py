@@ -55,11 +55,11 @@ class Templates:
     """Looks templates up. `pipelines`: what the code of this installation declares."""
 
     def __init__(self, pipelines: Pipelines) -> None:
-        self._pipelines = pipelines
+        self.pipelines = pipelines
         self._by_code: dict[str, Known] = {}  # made once: a JSON Schema costs as much as a run's commit
 
     def of_code(self) -> list[Known]:
-        return [self._known(pipeline) for pipeline in self._pipelines if pipeline.terms.offered and not pipeline.inputs]
+        return [self._known(pipeline) for pipeline in self.pipelines if pipeline.terms.offered and not pipeline.inputs]
 
     def _known(self, pipeline: Pipeline) -> Known:
         known = self._by_code.get(pipeline.name)
@@ -100,7 +100,7 @@ class Templates:
 
     async def write(self, connection: Connection, tenant_id: str, template: Template) -> None:
         """Raises Conflict when the version exists or the name belongs to code, Invalid for an unknown handler."""
-        if template.type in self._pipelines:
+        if template.type in self.pipelines:
             raise Conflict("template_reserved", "A pipeline of this installation has this name.")
         for step in template.pipeline().steps:
             if step.handler is not None:
@@ -121,14 +121,14 @@ class Templates:
 
     def _check_handler(self, handler: str) -> None:
         of, _, name = handler.partition(".")
-        offered = of in self._pipelines and self._pipelines[of].terms.offered
-        step = self._pipelines[of].by_name.get(name) if offered else None
+        offered = of in self.pipelines and self.pipelines[of].terms.offered
+        step = self.pipelines[of].by_name.get(name) if offered else None
         if step is None or step.isolated:
             raise Invalid("unknown_worker_type", f"No handler {handler!r} is offered to templates.")
 
     async def enable(self, connection: Connection, tenant_id: str, kind: str, version: int, *, enabled: bool) -> None:
         """Raises NotFound; a template of code cannot be disabled here: Conflict."""
-        if kind in self._pipelines:
+        if kind in self.pipelines:
             raise Conflict("template_reserved", "Templates that code declares are always enabled.")
         if not await connection.fetchval(
             "UPDATE template SET enabled = $4 WHERE tenant_id = $1 AND type = $2 AND version = $3 RETURNING true",

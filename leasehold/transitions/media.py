@@ -10,8 +10,9 @@ from typing import Any
 from uuid import UUID
 
 from leasehold.database import Connection
-from leasehold.outbox import Announcement
-from leasehold.transitions.jobs import NewJob, submit
+from leasehold.transitions import limits
+from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.limits import Submitted
 
 REGISTER = """
 -- upload
@@ -54,16 +55,14 @@ async def register(
 
 async def complete_upload(
     connection: Connection, media_id: UUID, tenant_id: str, size: int, job: NewJob
-) -> list[Announcement] | None:
-    """INIT -> UPLOADED with its job, in one transaction. Of many callers at once exactly one gets the hints.
+) -> Submitted | None:
+    """INIT -> UPLOADED with its job, in the caller's transaction. Of many callers at once exactly one submits.
 
     None: the row is not INIT any more (read it to see what became of it), is expired, or is not the tenant's.
-    Publish the returned hints afterwards.
     """
-    async with connection.transaction():
-        if await connection.fetchval(COMPLETE_UPLOAD, media_id, tenant_id, size, job.id) is None:
-            return None
-        return await submit(connection, [job])
+    if await connection.fetchval(COMPLETE_UPLOAD, media_id, tenant_id, size, job.id) is None:
+        return None
+    return await limits.submit(connection, job)
 
 
 async def refuse_upload(

@@ -18,7 +18,7 @@ from leasehold.gate import EVERYBODY, Gate
 from leasehold.ids import new_id
 from leasehold.outbox import Announcement
 from leasehold.templates import Known
-from leasehold.transitions import gates, jobs
+from leasehold.transitions import gates, jobs, limits
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import NewJob, RunOf
 
@@ -205,59 +205,4 @@ async def _surroundings(connection: Connection, tenants: Collection[str]) -> dic
 
 
 def _declared_gates(around: _Surroundings, new: NewRun) -> list[Gate]:
-    """Those of the limits that are for such a run.
-
-    Keys: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`: one gate for each value found there.
-    """
-    if not around.limits:
-        return []
-    queues = {f"queue:{step.queue}" for step in new.known.pipeline.steps}
-    kind = new.known.template.type
-    found = []
-    for row in around.limits:
-        key = row["key"]
-        if key in queues or key in ("tenant", f"template:{kind}"):
-            found.append(_gate_for(new, row, key))
-        elif key.startswith(f"payload:{kind}:"):
-            value = _at(new.params, key.removeprefix(f"payload:{kind}:"))
-            digest = hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
-            found.append(_gate_for(new, row, f"{key}={digest}"))
-    return found
-
-
-def _gate_for(new: NewRun, row: Any, key: str) -> Gate:
-    tenant = row["tenant_id"]
-    if tenant == EVERYBODY and key == "tenant":
-        tenant = new.tenant_id  # the bound that every tenant has by itself
-    return Gate(tenant, key, row["at_most"], row["per_minute"])
-
-
-def _at(payload: Any, pointer: str) -> Any:
-    for part in pointer.split("/")[1:]:
-        payload = payload.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(payload, dict) else None
-    return payload
-
-
-async def declare_gate(connection: Connection, gate: Gate) -> None:
-    """Set a limit: it holds for runs that are made from now on, and its bounds at once for those that wait."""
-    await connection.execute(
-        "INSERT INTO gate (tenant_id, key, at_most, per_minute, declared) VALUES ($1, $2, $3, $4, true)"
-        " ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = excluded.at_most, per_minute = excluded.per_minute,"
-        " declared = true",
-        gate.tenant_id,
-        gate.key,
-        gate.at_most,
-        gate.per_minute,
-    )
-
-
-async def withdraw_gate(connection: Connection, tenant_id: str, key: str) -> bool:
-    """Lift a limit, also for those that wait at it. False: there is none."""
-    return bool(
-        await connection.fetchval(
-            "UPDATE gate SET declared = false, at_most = NULL, per_minute = NULL"
-            " WHERE tenant_id = $1 AND key = $2 AND declared RETURNING true",
-            tenant_id,
-            key,
-        )
-    )
+    return limits.gates_of(around.limits, new.tenant_id, new.known.pipeline, new.params)

@@ -88,7 +88,7 @@ withdrawal = Pipeline(
     "generation_withdrawal",
     params=Withdrawal,
     module="pipelines.generation.withdraw",
-    terms=RunTerms(title="Telling a provider to stop", offered=False),
+    terms=RunTerms(title="Telling a provider to stop", offered=False, unlimited=True),
     steps=[
         Step("withdraw", queue=QUEUE, max_attempts=6, retry_ladder=_LADDER, timeout=timedelta(minutes=2)),
     ],

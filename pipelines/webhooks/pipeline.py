@@ -36,5 +36,5 @@ webhooks = Pipeline(
             timeout=timedelta(seconds=60),
         )
     ],
-    terms=RunTerms(offered=False),
+    terms=RunTerms(offered=False, unlimited=True),
 )

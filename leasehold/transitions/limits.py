@@ -1,0 +1,161 @@
+"""Concurrency limits that operators declare: the gates that each job of a matching kind passes.
+
+They count jobs of every kind that a tenant submits: runs, pictures, conversions, generations. What the platform does by
+itself (webhook deliveries, telling a provider to stop) passes no declared limit: it would wait behind what caused it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from leasehold.database import Connection
+from leasehold.errors import Invalid
+from leasehold.gate import EVERYBODY, Gate
+from leasehold.outbox import Announcement
+from leasehold.pipeline import Pipeline
+from leasehold.transitions import jobs
+from leasehold.transitions.gates import GateName
+from leasehold.transitions.jobs import NewJob
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """Publish `hints` after the commit, and then ask `gates` to let the job in."""
+
+    hints: Sequence[Announcement]
+    gates: Sequence[GateName]
+
+
+async def submit(connection: Connection, job: NewJob) -> Submitted:
+    """- -> pending for a job that is no run, at its own gates and at the declared limits that are for it.
+
+    Needs the caller's transaction.
+    """
+    rows = await connection.fetch(
+        "SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared AND tenant_id IN ($1, $2)",
+        job.tenant_id,
+        EVERYBODY,
+    )
+    found = [*job.gates, *gates_of(rows, job.tenant_id, job.pipeline, job.params)]
+    hints = await jobs.submit(connection, [replace(job, gates=found)])
+    return Submitted(hints, [(gate.tenant_id, gate.key) for gate in found])
+
+
+def gates_of(rows: Sequence[Any], tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]) -> list[Gate]:
+    """Those of the declared limits `rows` that are for such a job.
+
+    Keys: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`: one gate for each value found there.
+    """
+    if not rows or pipeline.terms.unlimited:
+        return []
+    direct = {"tenant", f"template:{pipeline.name}", *(f"queue:{step.queue}" for step in pipeline.steps)}
+    by_value = f"payload:{pipeline.name}:"
+    found: dict[GateName, Gate] = {}
+    for row in sorted(rows, key=lambda row: row["tenant_id"] != EVERYBODY):  # a tenant's own bound over everybody's
+        key, owner = row["key"], row["tenant_id"]
+        if key.startswith(by_value):
+            key = f"{key}={_digest(_at(params, key.removeprefix(by_value)))}"
+        elif key not in direct:
+            continue
+        if key == "tenant":
+            owner = tenant_id  # what is declared for everybody is the bound of each tenant by itself
+        found[owner, key] = Gate(owner, key, row["at_most"], row["per_minute"])
+    return [*found.values()]
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(orjson.dumps(value, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
+
+
+def _at(payload: Any, pointer: str) -> Any:
+    for part in pointer.split("/")[1:]:
+        payload = payload.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(payload, dict) else None
+    return payload
+
+
+async def declare(connection: Connection, pipelines: Iterable[Pipeline], gate: Gate) -> None:
+    """Set a limit: it holds for jobs that are made from now on, and its bounds at once for those that wait.
+
+    Raises Invalid `limit_without_effect` for a key that no job could ever pass.
+    """
+    await _check_effect(connection, pipelines, gate)
+    async with connection.transaction():
+        await connection.execute(
+            "INSERT INTO gate (tenant_id, key, at_most, per_minute, declared) VALUES ($1, $2, $3, $4, true)"
+            " ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = excluded.at_most, per_minute = excluded.per_minute,"
+            " declared = true",
+            gate.tenant_id,
+            gate.key,
+            gate.at_most,
+            gate.per_minute,
+        )
+        await _follow(connection, gate)
+
+
+# A limit of everybody's `tenant`, and of a value of the payload, acts through gates that were made of it.
+_FOLLOW = f"""
+-- limits_follow
+UPDATE gate SET at_most = $3, per_minute = $4
+FROM (SELECT tenant_id, key FROM gate
+      WHERE NOT declared AND CASE WHEN $1 = '{EVERYBODY}' AND $2 = 'tenant' THEN key = 'tenant'
+                                  ELSE tenant_id = $1 AND starts_with(key, $2 || '=') END
+      ORDER BY tenant_id, key FOR UPDATE) AS made
+WHERE gate.tenant_id = made.tenant_id AND gate.key = made.key
+RETURNING gate.tenant_id, gate.key
+"""
+
+
+async def _follow(connection: Connection, gate: Gate) -> list[GateName]:
+    rows = await connection.fetch(_FOLLOW, gate.tenant_id, gate.key, gate.at_most, gate.per_minute)
+    return [(row["tenant_id"], row["key"]) for row in rows]
+
+
+async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], gate: Gate) -> None:
+    kind, _, name = gate.key.partition(":")
+    name = name.partition(":")[0]
+    if kind == "tenant":
+        return
+    if kind == "queue":
+        coded = [one for one in pipelines if any(step.queue == name for step in one.steps)]
+        written = "declaration->'steps' @> jsonb_build_array(jsonb_build_object('queue', $2::text))"
+        missing = f"No step of a pipeline or template is of the queue {name}: write the template first."
+    else:
+        coded = [one for one in pipelines if one.name == name]
+        written = "type = $2"
+        missing = f"There is no template or pipeline {name}: write it first."
+    if any(not one.terms.unlimited for one in coded):
+        return
+    if await connection.fetchval(
+        f"SELECT EXISTS (SELECT 1 FROM template WHERE ($1 = '{EVERYBODY}' OR tenant_id = $1) AND {written})",
+        gate.tenant_id,
+        name,
+    ):
+        return
+    if coded:
+        missing = f"{name} is the platform's own work, which no limit holds back."
+    raise Invalid("limit_without_effect", missing)
+
+
+# Whoever waits at a tenant's own bound is left with the one of every tenant, if there is any.
+_WITHDRAW = f"""
+-- limits_withdraw
+UPDATE gate SET declared = false, at_most = general.at_most, per_minute = general.per_minute
+FROM (SELECT max(at_most) AS at_most, max(per_minute) AS per_minute FROM gate
+      WHERE tenant_id = '{EVERYBODY}' AND key = 'tenant' AND declared AND ($1, $2) <> ('{EVERYBODY}', 'tenant')
+        AND $2 = 'tenant') AS general
+WHERE gate.tenant_id = $1 AND gate.key = $2 AND gate.declared
+RETURNING true
+"""
+
+
+async def withdraw(connection: Connection, tenant_id: str, key: str) -> list[GateName]:
+    """Lift a limit, also for those that wait at it: the gates that may have room now. Empty: there is no such limit."""
+    async with connection.transaction():
+        if not await connection.fetchval(_WITHDRAW, tenant_id, key):
+            return []
+        return [(tenant_id, key), *await _follow(connection, Gate(tenant_id, key))]
