@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from http import HTTPStatus
 from time import monotonic
 from typing import Any
@@ -24,7 +23,7 @@ from api.migration_head import known_revisions
 from api.problems import is_database_away
 from api.security import OPERATE, Require, bearer
 from api.services import Services, services_of
-from leasehold.database import TRY_AGAIN, connect
+from leasehold.database import TRY_AGAIN
 from leasehold.errors import StoreError
 from leasehold.ids import new_id
 from leasehold.selfcheck import Finding, check_all
@@ -89,7 +88,7 @@ class Readiness:
         try:
             async with asyncio.timeout(_PATIENCE):
                 return await check_all(
-                    partial(connect, services.settings, "self-check"), services.broker, services.store,
+                    services.pool.acquire, services.broker, services.store,
                     services.settings,
                 )  # fmt: skip
         except _UNANSWERED as error:

@@ -22,6 +22,7 @@ from leasehold.broker import make_broker
 from leasehold.broker.base import Broker
 from leasehold.database import Connection, Pool, make_engine, make_pool
 from leasehold.ids import new_id
+from leasehold.pool_sizes import pool_of_api
 from leasehold.registry import Pipelines
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -56,7 +57,7 @@ class Services:
 @asynccontextmanager
 async def open_services(settings: Settings) -> AsyncIterator[Services]:
     async with AsyncExitStack() as stack:
-        pool = await make_pool(settings, "api")
+        pool = await make_pool(settings, "api", pool_of_api(settings))
         stack.callback(pool.terminate)
         engine = make_engine(settings, "api")
         stack.push_async_callback(engine.dispose)

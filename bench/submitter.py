@@ -55,7 +55,7 @@ class Submitter:
 async def submitter(installation: Installation) -> AsyncIterator[Submitter]:
     settings = installation.settings
     broker = make_broker(settings)
-    async with make_pool(settings, "bench") as pool:
+    async with make_pool(settings, "bench", settings.database_pool_size) as pool:
         await broker.open()
         found = Submitter(pool, broker)
         found.announcer.start()

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from leasehold.broker import make_broker
-from leasehold.database import connect
+from leasehold.database import connected
 from leasehold.selfcheck import Finding, check_all
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
@@ -28,7 +28,7 @@ async def examine(settings: Settings) -> list[Finding]:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 while not broker.connected:  # noqa: ASYNC110 - it has nothing to wait on
                     await asyncio.sleep(0.05)
-        return await check_all(partial(connect, settings, "doctor"), broker, store, settings)
+        return await check_all(partial(connected, settings, "doctor"), broker, store, settings)
     finally:
         await store.close()
         await broker.close()

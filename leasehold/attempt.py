@@ -7,6 +7,7 @@ compute, or that parse bytes from outside, are declared `isolated` (see leasehol
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Protocol
 from uuid import UUID
@@ -42,6 +43,9 @@ class Attempt(Protocol):
     @property
     def directory(self) -> Path:
         """An empty directory of this attempt's own, gone when it has ended."""
+
+    def connection(self) -> AbstractAsyncContextManager[Any]:
+        """A leasehold.database.Connection of the pool, for a statement or two: give it back before you wait again."""
 
     async def read(self, name: str) -> bytes:
         """An input of the job, or an output of a step that this one needs. Raises ObjectMissing."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -18,6 +19,8 @@ from sqlalchemy.engine.interfaces import DBAPIConnection
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
+from leasehold.holding import lent
+from leasehold.pool_sizes import ENGINE
 from leasehold.settings import Settings
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
@@ -99,6 +102,16 @@ async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.R
     return connection
 
 
+@asynccontextmanager
+async def connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
+    """As `connect`, for a block."""
+    connection = await connect(settings, name)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
 async def is_direct(connection: Connection) -> bool:
     """Whether the session at the other end is ours alone: behind a pooler it is not, and session locks mean nothing.
 
@@ -107,14 +120,22 @@ async def is_direct(connection: Connection) -> bool:
     return bool(await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid())
 
 
-def make_pool(settings: Settings, name: str) -> Pool:
-    """A pool, not yet open: `async with make_pool(...)`, or await it. Opening waits for no connection."""
+async def _note_loan(connection: PoolConnectionProxy[asyncpg.Record]) -> None:
+    lent(connection)
+
+
+def make_pool(settings: Settings, name: str, size: int) -> Pool:
+    """A pool of at most `size` connections (see pool_sizes), not yet open: `async with make_pool(...)`, or await it.
+
+    Opening waits for no connection.
+    """
     pool: Pool = asyncpg.create_pool(
         settings.database_url.get_secret_value(),
         min_size=0,
-        max_size=settings.database_pool_size,
+        max_size=size,
         max_inactive_connection_lifetime=300,
         init=_speak_json,
+        setup=_note_loan,
         reset=_no_reset,
         timeout=settings.database_timeout,
         command_timeout=settings.database_timeout,
@@ -128,7 +149,7 @@ def make_engine(settings: Settings, name: str) -> AsyncEngine:
     url = settings.database_url.get_secret_value().replace("postgresql://", "postgresql+asyncpg://", 1)
     engine = create_async_engine(
         url,
-        pool_size=settings.database_pool_size,
+        pool_size=ENGINE,
         max_overflow=0,
         pool_recycle=300,
         pool_timeout=settings.database_timeout,

@@ -22,6 +22,7 @@ import httpx2
 
 from leasehold.addresses import Address, Network, is_public
 from leasehold.errors import LeaseholdError
+from leasehold.holding import going_out
 from leasehold.settings import Settings
 
 __all__ = ["Answer", "AnswerTooLarge", "Downloaded", "Egress", "EgressFailed", "EgressRefused", "Target", "is_public"]
@@ -116,6 +117,7 @@ class Egress:
 
     async def check(self, url: str) -> Target:
         """Where `url` leads. Raises EgressRefused."""
+        going_out("a name server")
         try:
             parsed = httpx2.URL(url)
         except (httpx2.InvalidURL, ValueError):
@@ -183,6 +185,7 @@ class Egress:
         redirects: int,
     ) -> AsyncIterator[httpx2.Response]:
         """The answer at the end of at most `redirects` redirects, its body unread. `timeout` is for the block, too."""
+        going_out("an address")
         try:
             async with asyncio.timeout(timeout):
                 for _ in range(redirects + 1):

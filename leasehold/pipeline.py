@@ -154,7 +154,11 @@ class Pipeline:
         inputs: tuple[str, ...] = (),
         version: int = 1,
         terms: RunTerms | None = None,
+        slots: str | None = None,
     ) -> None:
+        """`slots`: the setting that says how many slots of their own the inline steps have in a worker: for steps that
+        wait for strangers, who must not hold everybody's. Their queues are this pipeline's alone.
+        """
         if not NAME.match(name):
             raise DeclarationError(f"pipeline name {name!r} must match {NAME.pattern}")
         self.name = name
@@ -166,6 +170,7 @@ class Pipeline:
         self.steps: tuple[Step, ...] = self._ordered(steps)
         self.by_name: dict[str, Step] = {step.name: step for step in self.steps}
         self.handlers: dict[str, Callable[..., Any]] = {}
+        self.slots = slots
         self.opener: Opener | None = None
         self.finishers: dict[str, Finisher] = {}
 

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
-
-import asyncpg
 
 from leasehold.broker.base import Broker
 from leasehold.database import TRY_AGAIN, Connection, is_direct
@@ -115,7 +114,7 @@ async def check_store(store: ObjectStore) -> list[Finding]:
 
 
 async def check_all(
-    connect: Callable[[], Awaitable[asyncpg.Connection[asyncpg.Record]]],
+    lend: Callable[[], AbstractAsyncContextManager[Connection]],
     broker: Broker,
     store: ObjectStore,
     settings: Settings,
@@ -123,14 +122,10 @@ async def check_all(
     """Everything; a part that is away is a finding, not an error."""
     findings: list[Finding] = []
     try:
-        connection = await connect()
+        async with lend() as connection:
+            findings += await check_database(connection, settings)
     except TRY_AGAIN as error:
         findings.append(Finding("database", False, f"away ({type(error).__name__})", "nothing works without it"))
-    else:
-        try:
-            findings += await check_database(connection, settings)
-        finally:
-            await connection.close()
     findings += check_broker(broker, settings)
     findings += await check_store(store)
     return findings

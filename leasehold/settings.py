@@ -25,7 +25,9 @@ class Settings(BaseSettings):
         SecretStr("postgresql://leasehold@127.0.0.1:5432/leasehold"),
         description="PostgreSQL 15 to 18, as a libpq URL; it holds everything that is true.",
     )
-    database_pool_size: int = Field(8, ge=1, le=200, description="Connections of one API process.")
+    database_pool_size: int = Field(
+        8, ge=8, le=200, description="Connections to PostgreSQL of one process, API or worker, at most."
+    )
     database_timeout: float = Field(10.0, gt=0, description="The longest a statement may take.")
 
     # --- the broker
@@ -142,6 +144,12 @@ class Settings(BaseSettings):
         "", description="Labels of this worker, comma-separated: it also does work that is pinned to one of them."
     )
     worker_concurrency: int = Field(128, ge=1, le=4096, description="Inline steps at once in one worker.")
+    webhook_slots: int = Field(
+        32, ge=1, le=1024, description="Webhook deliveries at once in one worker; they take no inline slots."
+    )
+    webhook_per_tenant: int = Field(4, ge=1, le=1024, description="Of these, deliveries of one tenant.")
+    webhook_per_host: int = Field(4, ge=1, le=1024, description="Of these, deliveries to one host.")
+    webhook_seconds: float = Field(15.0, gt=0, le=50, description="The longest that one delivery may take, in all.")
     worker_children: int = Field(0, ge=0, le=256, description="Child processes for isolated steps; 0: one a core.")
     lease_seconds: float = Field(30.0, gt=0, description="Life of a lease unless it is renewed.")
     renew_seconds: float = Field(10.0, gt=0, description="How often leases are renewed.")

@@ -17,6 +17,7 @@ from embedded.postgres import Postgres
 from embedded.rabbitmq import RabbitMQ
 from embedded.rabbitmq_install import install_rabbitmq
 from embedded.s3 import S3
+from leasehold import holding
 from leasehold.settings import Settings
 from tests.support.backend import Backend, backend_of
 from tests.support.broker_node import BrokerNode
@@ -25,6 +26,7 @@ from tests.support.containers import postgres_container, rabbitmq_container, s3_
 from tests.support.databases import Databases
 from tests.support.not_here import reasons
 
+holding.strict = True  # a connection that is held across outbound I/O fails the test
 PORT_OF_MANAGEMENT = 15672
 MEMORY_BYTES = 4 * 1024**3
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import structlog
 from pydantic import ValidationError
 
 from leasehold.artifacts import note_of, value_of
-from leasehold.database import Pool
+from leasehold.database import Connection, Pool
 from leasehold.errors import Cancelled, LeaseLost, ObjectMissing, ObjectTooLarge, Permanent, StepTimeout
 from leasehold.keys import output_key
 from leasehold.lease import Lease
@@ -96,6 +97,9 @@ class InlineAttempt:
         directory = self._directory()
         directory.mkdir(parents=True, exist_ok=True)
         return directory
+
+    def connection(self) -> AbstractAsyncContextManager[Connection]:
+        return self._pool.acquire()
 
     async def read(self, name: str) -> bytes:
         for source in await sources_of(self._pool, self._pipeline, self._step, self._claimed):

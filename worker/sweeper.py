@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from time import monotonic
+from typing import TypeVar
 from uuid import UUID
 
 import structlog
@@ -21,6 +23,7 @@ from leasehold.telemetry.jobs import jobs_ended
 from leasehold.transitions import gates, sweeps, workers
 from worker import metrics
 
+_T = TypeVar("_T")
 log = structlog.get_logger(__name__)
 
 #: Lost workers, and a lost leader, are looked for this often, so that what they held runs elsewhere within a second.
@@ -54,8 +57,12 @@ class Sweeper:
         while True:
             try:
                 async with self._pool.acquire() as connection:
-                    if await workers.lead(connection, "sweeper", self._worker, 3 * self._settings.sweep_seconds):
+                    leads = await workers.lead(connection, "sweeper", self._worker, 3 * self._settings.sweep_seconds)
+                    if leads:
                         await self._sweep(connection)
+                if leads and monotonic() - self._housekept_at >= _HOUSEKEEPING_SECONDS:
+                    await self._keep_house()
+                    self._housekept_at = monotonic()
             except TRY_AGAIN as error:
                 log.warning("the sweep will be tried again", error=type(error).__name__)
             except StoreError as error:
@@ -72,9 +79,6 @@ class Sweeper:
         jobs_ended(await sweeps.end_cancels(connection, gone))
         jobs_ended(await sweeps.expire_jobs(connection))
         await self._let_in(connection)
-        if monotonic() - self._housekept_at >= _HOUSEKEEPING_SECONDS:
-            await self._keep_house(connection)
-            self._housekept_at = monotonic()
 
     async def _expire_leases(self, connection: Connection, gone: Sequence[UUID]) -> None:
         """At once when a worker is missed, else now and then: it reads all that has run since the last vacuum."""
@@ -96,21 +100,27 @@ class Sweeper:
         self._last_gate = crowded[-1] if crowded else ("", "")
         self._announcer.announce(await gates.admit(connection, crowded))
 
-    async def _keep_house(self, connection: Connection) -> None:
-        await sweeps.keep_event_days(connection, ahead=7, behind=self._settings.retention_days + 1)
-        await workers.forget_workers(connection, 10 * self._settings.lease_seconds)
-        await sweeps.forget_idempotency_keys(connection)
-        await gates.forget_gates(connection)
-        await rates.forget_rates(connection)
-        await downloads.forget_downloads(connection)
-        while abandoned := await sweeps.abandoned_uploads(connection):
+    async def _keep_house(self) -> None:
+        """No connection is held while the store is asked."""
+        async with self._pool.acquire() as connection:
+            await sweeps.keep_event_days(connection, ahead=7, behind=self._settings.retention_days + 1)
+            await workers.forget_workers(connection, 10 * self._settings.lease_seconds)
+            await sweeps.forget_idempotency_keys(connection)
+            await gates.forget_gates(connection)
+            await rates.forget_rates(connection)
+            await downloads.forget_downloads(connection)
+        while abandoned := await self._asked(sweeps.abandoned_uploads):
             await self._store.delete(*(key for _, key in abandoned))
-            await sweeps.forget_uploads(connection, [media_id for media_id, _ in abandoned])
-        while expired := await generations.expired_sources(connection):
+            await self._asked(partial(sweeps.forget_uploads, media_ids=[media_id for media_id, _ in abandoned]))
+        while expired := await self._asked(generations.expired_sources):
             await self._store.delete(*expired)
-            await generations.forget_sources(connection, expired)
+            await self._asked(partial(generations.forget_sources, keys=expired))
         await self._store.forget_probes(_PROBES_KEPT)
-        while old := await sweeps.forgettable_jobs(connection):
+        while old := await self._asked(sweeps.forgettable_jobs):
             for job in old:
                 await self._store.delete(*[found.key async for found in self._store.list(job.prefix + "/")])
-            await sweeps.forget_jobs(connection, [job.job_id for job in old])
+            await self._asked(partial(sweeps.forget_jobs, job_ids=[job.job_id for job in old]))
+
+    async def _asked(self, statement: Callable[[Connection], Awaitable[_T]]) -> _T:
+        async with self._pool.acquire() as connection:
+            return await statement(connection)

@@ -19,11 +19,12 @@ import structlog
 from leasehold.announcer import Announcer
 from leasehold.broker import make_broker
 from leasehold.broker.base import Delivery
-from leasehold.database import TRY_AGAIN, Connection, connect, make_pool, until_answered
+from leasehold.database import TRY_AGAIN, Connection, make_pool, until_answered
 from leasehold.errors import StoreError
 from leasehold.ids import new_id
 from leasehold.outbox import Announcement
 from leasehold.pipeline import Step, pinned_queue, unpinned_queue
+from leasehold.pool_sizes import pool_of_worker
 from leasehold.registry import Pipelines
 from leasehold.selfcheck import as_log, check_all
 from leasehold.settings import Settings
@@ -126,7 +127,7 @@ class Worker:
 
     async def _start(self) -> None:
         settings = self.settings
-        self._pool = await self._opened.enter_async_context(make_pool(settings, "worker"))
+        self._pool = await self._opened.enter_async_context(make_pool(settings, "worker", pool_of_worker(settings)))
         self._presence_key = await self._register()
         self._store = ObjectStore.from_settings(settings)
         await self._store.open()
@@ -244,9 +245,22 @@ class Worker:
         of_children = {step.queue for steps in isolated.values() for step in steps}
         heavy = {queue for queue in self.queues if unpinned_queue(queue) in of_children}
         children = settings.worker_children or os.cpu_count() or 1
-        for queues, slots in ((heavy, children), (self.queues - heavy, settings.worker_concurrency)):
+        inline = self.queues - heavy
+        for own, slots in self._own_slots(inline):
+            inline -= own
+            self._crews.append(self._crew(sorted(own), slots))
+        for queues, slots in ((heavy, children), (inline, settings.worker_concurrency)):
             if queues:
                 self._crews.append(self._crew(sorted(queues), slots))
+
+    def _own_slots(self, inline: frozenset[str]) -> list[tuple[frozenset[str], int]]:
+        """Of the pipelines that have slots of their own: the queues, and how many."""
+        own = [
+            (frozenset(queue for queue in inline if unpinned_queue(queue) in {step.queue for step in p.steps}), p.slots)
+            for p in self.pipelines
+            if p.slots is not None
+        ]
+        return [(queues, getattr(self.settings, setting)) for queues, setting in own if queues]
 
     def _crew(self, queues: Sequence[str], slots: int) -> Crew:
         return Crew(
@@ -276,9 +290,7 @@ class Worker:
         """Say once what the parts can promise, so that nobody has to find out at night."""
         await asyncio.sleep(_CHECK_AFTER_SECONDS)  # the broker has connected by then, or is away
         try:
-            findings = await check_all(
-                partial(connect, self.settings, "self-check"), self._broker, self._store, self.settings
-            )
+            findings = await check_all(self._pool.acquire, self._broker, self._store, self.settings)
         except Exception:  # it only tells; a worker that cannot tell still works
             log.exception("the self-check failed")
             return

@@ -16,6 +16,7 @@ from leasehold.broker.envelope import encode
 from leasehold.broker.topology import RPC_SECONDS, Topology
 from leasehold.broker.wire import Wire
 from leasehold.errors import BrokerUnavailable
+from leasehold.holding import going_out
 from leasehold.settings import Settings
 
 #: Publishes in flight at once: enough to hide the broker's fsync, few enough to bound memory.
@@ -76,6 +77,7 @@ class Publisher:
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
         """Return True where the broker confirmed; raises nothing but our own cancellation."""
+        going_out("the broker")
         sent: list[bool] = []
         for start in range(0, len(hints), WINDOW):
             sent += await self._publish_window(hints[start : start + WINDOW])

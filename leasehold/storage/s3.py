@@ -14,6 +14,7 @@ from aiobotocore.config import AioConfig
 from botocore.exceptions import BotoCoreError, ClientError
 
 from leasehold.errors import ObjectMissing, StoreError, StoreUnavailable
+from leasehold.holding import going_out
 from leasehold.settings import Settings
 from leasehold.telemetry.store import REQUESTS
 
@@ -64,6 +65,7 @@ def asked(operation: str, key: str) -> Iterator[None]:
     """One request: measured, and errors of botocore and of the network told as ours. Messages name the key and a code:
     never a signed URL.
     """
+    going_out("the object store")
     started, outcome = perf_counter(), "ok"
     try:
         yield

@@ -7,7 +7,6 @@ from typing import Any
 
 from leasehold import generations
 from leasehold.attempt import Attempt
-from leasehold.database import connect
 from leasehold.errors import Permanent, Retryable
 from leasehold.states import JOB_TERMINAL
 from leasehold.verdicts import Park
@@ -26,11 +25,8 @@ async def withdraw(attempt: Attempt) -> dict[str, Any] | Park:
     """Cancel at the provider what was bought, once it is known whether it was."""
     wanted: Withdrawal = attempt.params
     workshop: Workshop = attempt.opened
-    connection = await connect(workshop.settings, "generation")
-    try:
+    async with attempt.connection() as connection:
         bought = await generations.purchase(connection, wanted.job_id, attempt.tenant_id)
-    finally:
-        await connection.close()
     if bought is None:
         return {"stopped": False, "because": "the generation is forgotten"}
     if bought.job_status not in JOB_TERMINAL:

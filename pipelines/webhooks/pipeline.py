@@ -37,4 +37,5 @@ webhooks = Pipeline(
         )
     ],
     terms=RunTerms(offered=False, unlimited=True),
+    slots="webhook_slots",
 )

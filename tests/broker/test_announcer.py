@@ -26,7 +26,7 @@ async def test_who_is_woken_without_a_broker_finds_the_job_at_once(database_url:
     settings = Settings(_env_file=None, broker="postgres", database_url=SecretStr(database_url))
     broker, inbox = make_broker(settings), Inbox()
     left: list[int] = []
-    async with make_pool(settings, "test") as pool:
+    async with make_pool(settings, "test", 4) as pool:
 
         async def on_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
             async with pool.acquire() as connection:
