@@ -35,9 +35,9 @@ _S3Endpoint = Annotated[
 @app.command()
 def migrate(revision: Annotated[str, typer.Argument(help="Alembic revision.")] = "head") -> None:
     """Bring the database's schema up to date; safe to run from several places at once."""
-    from leasehold.database import migrate as upgrade  # noqa: PLC0415 - each command loads only what it needs
+    from cli.migrate import upgrade  # noqa: PLC0415 - each command loads only what it needs
 
-    asyncio.run(upgrade(Settings().database_url.get_secret_value(), revision))
+    _told(upgrade(Settings(), revision))
     console.print("The schema is up to date.")
 
 

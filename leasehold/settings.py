@@ -28,6 +28,11 @@ class Settings(BaseSettings):
     database_pool_size: int = Field(
         8, ge=8, le=200, description="Connections to PostgreSQL of one process, API or worker, at most."
     )
+    database_app_role: str | None = Field(
+        None,
+        description="Role that the API and workers connect as, where another one migrates: `leasehold migrate` lets it "
+        "read and write rows, and no more.",
+    )
     database_timeout: float = Field(10.0, gt=0, description="The longest a statement may take.")
 
     # --- the broker

@@ -1,0 +1,251 @@
+"""The role that the API and the workers connect as reads and writes rows; the schema is another's.
+
+On a server of its own, whose roles `deploy/postgres/roles.sh` has made: what `compose.yaml` ships.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from urllib.parse import quote
+from uuid import UUID
+
+import asyncpg
+import pytest
+from pydantic import SecretStr
+
+from cli.migrate import upgrade
+from embedded.postgres import Postgres, find_postgres
+from embedded.process import unprivileged
+from leasehold.database import connect
+from leasehold.errors import Invalid
+from leasehold.settings import Settings
+from leasehold.tables import metadata
+from leasehold.transitions import sweeps
+from tests.pictures import encoded, noisy
+from tests.scenarios.fleet import Fleet, open_fleet
+
+SCRIPT = Path(__file__).parents[2] / "deploy/postgres/roles.sh"
+OWNER, APP = "owner's secret", 'app"$secret'  # nothing that a shell or SQL would take for its own
+
+
+@pytest.fixture(scope="module")
+async def server(run_directory: Path) -> AsyncIterator[Postgres]:
+    server = Postgres(run_directory / "postgres-roles", durable=False)
+    await server.start()
+    admin = await asyncpg.connect(server.url_of("postgres"))
+    await admin.execute("DROP DATABASE leasehold")  # the script makes it
+    script = await asyncio.create_subprocess_exec(
+        "sh", SCRIPT, stderr=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, env=await variables(server)
+    )
+    said = await script.communicate()
+    assert script.returncode == 0, said
+    await upgrade(settings_of(server, "leasehold_owner", OWNER, Settings(_env_file=None)), "head")
+    yield server
+    await admin.close()
+    await server.stop("immediate")
+
+
+async def variables(server: Postgres) -> dict[str, str]:
+    """What the image gives its scripts, and where the server is."""
+    programs = await find_postgres(unprivileged())
+    password = server.url.partition("://")[2].partition(":")[2].partition("@")[0]
+    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    return kept | {
+        "PATH": f"{programs}:/usr/bin:/bin",
+        "PGHOST": "127.0.0.1",
+        "PGPORT": str(server.port),
+        "PGPASSWORD": password,
+        "POSTGRES_USER": "leasehold",
+        "DATABASE_OWNER_PASSWORD": OWNER,
+        "DATABASE_APP_PASSWORD": APP,
+    }
+
+
+def settings_of(server: Postgres, role: str, password: str, settings: Settings) -> Settings:
+
+    url = f"postgresql://{role}:{quote(password, safe='')}@127.0.0.1:{server.port}/leasehold"
+    return settings.model_copy(update={"database_url": SecretStr(url), "database_app_role": "leasehold_app"})
+
+
+@pytest.fixture
+def running(server: Postgres, settings: Settings) -> Settings:
+    """The settings of the API and the workers."""
+    return settings_of(server, "leasehold_app", APP, settings)
+
+
+@pytest.fixture
+async def app(running: Settings) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    connection = await connect(running, "test")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def owner(server: Postgres, settings: Settings) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+    connection = await connect(settings_of(server, "leasehold_owner", OWNER, settings), "test")
+    yield connection
+    await connection.close()
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "CREATE TABLE mine (id int)",
+        "CREATE TEMP TABLE event (id int)",
+        "CREATE SCHEMA mine",
+        "CREATE FUNCTION f() RETURNS int LANGUAGE sql AS 'SELECT 1'",
+        "CREATE ROLE friend",
+        "ALTER TABLE task DROP CONSTRAINT task_pkey",
+        "ALTER TABLE job DISABLE TRIGGER ALL",
+        "CREATE INDEX mine ON task (id)",
+        "CREATE TRIGGER t BEFORE INSERT ON task FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+        "DROP TABLE event",
+        "DROP TABLE event_default",
+        "TRUNCATE event",
+        "DROP FUNCTION add_event_day(date)",
+        "CREATE OR REPLACE FUNCTION add_event_day(day date) RETURNS void LANGUAGE sql AS 'SELECT'",
+        "UPDATE alembic_version SET version_num = '0001'",
+        "DELETE FROM alembic_version",
+        "SET ROLE leasehold_owner",
+        "ALTER ROLE leasehold_app SUPERUSER",
+        "ALTER ROLE leasehold_owner PASSWORD 'x'",
+        "COPY api_key TO PROGRAM 'cat'",
+        "COPY api_key FROM '/etc/passwd'",
+        "SELECT pg_read_file('/etc/passwd')",
+        "SELECT * FROM pg_authid",
+        "ALTER SYSTEM SET log_statement = 'all'",
+        "ALTER DATABASE leasehold SET default_transaction_read_only = on",
+    ],
+)
+async def test_the_running_role_cannot_change_the_schema_or_reach_the_host(
+    app: asyncpg.Connection[asyncpg.Record], statement: str
+) -> None:
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await app.execute(statement)
+
+
+async def test_the_running_role_reads_and_writes_every_table_of_ours(app: asyncpg.Connection[asyncpg.Record]) -> None:
+    for table in metadata.tables:
+        rights = await app.fetchrow(
+            "SELECT has_table_privilege($1, 'SELECT') AND has_table_privilege($1, 'INSERT')"
+            " AND has_table_privilege($1, 'UPDATE') AND has_table_privilege($1, 'DELETE') AS all_it_needs,"
+            " has_table_privilege($1, 'TRUNCATE') OR has_table_privilege($1, 'REFERENCES')"
+            " OR has_table_privilege($1, 'TRIGGER') AS more",
+            table,
+        )
+        assert (rights["all_it_needs"], rights["more"]) == (True, False), table  # type: ignore[index]  # there is a row
+
+
+async def test_the_running_role_makes_days_of_events_ahead_and_drops_old_ones(
+    app: asyncpg.Connection[asyncpg.Record], owner: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    await owner.execute(
+        "CREATE TABLE event_20200101 PARTITION OF event FOR VALUES FROM ('2020-01-01 00:00Z') TO ('2020-01-02 00:00Z')"
+    )
+    for _ in range(2):
+        await sweeps.keep_event_days(app, ahead=3, behind=8)
+    days = [
+        row["name"]
+        for row in await app.fetch(
+            "SELECT inhrelid::regclass::text AS name FROM pg_inherits WHERE inhparent = 'event'::regclass ORDER BY 1"
+        )
+    ]
+    today = datetime.now(UTC).date()
+    assert [f"event_{today + timedelta(days=n):%Y%m%d}" for n in range(4)] == [day for day in days if day[6:].isdigit()]
+
+
+@pytest.mark.parametrize("ahead", [-1, 32, 400, None])
+async def test_no_days_are_made_but_those_to_come(app: asyncpg.Connection[asyncpg.Record], ahead: int | None) -> None:
+    day = None if ahead is None else datetime.now(UTC).date() + timedelta(days=ahead)
+    with pytest.raises(asyncpg.InvalidParameterValueError):
+        await app.execute("SELECT add_event_day($1)", day)
+
+
+@pytest.mark.parametrize("ahead", [-1, 0, 5, None])
+async def test_no_days_are_dropped_that_are_not_over(
+    app: asyncpg.Connection[asyncpg.Record], ahead: int | None
+) -> None:
+    day = None if ahead is None else datetime.now(UTC).date() + timedelta(days=ahead)
+    with pytest.raises(asyncpg.InvalidParameterValueError):
+        await app.execute("SELECT drop_event_day($1)", day)
+
+
+async def test_the_functions_that_run_as_the_owner_look_where_the_owner_says(
+    app: asyncpg.Connection[asyncpg.Record],
+) -> None:
+    """Not where their caller's search_path leads, and for a caller's own temporary tables last."""
+    rows = await app.fetch("SELECT proname, prosecdef, proconfig FROM pg_proc WHERE proname LIKE '%_event_day'")
+    assert {row["proname"] for row in rows} == {"add_event_day", "drop_event_day"}
+    for row in rows:
+        assert row["prosecdef"]
+        assert row["proconfig"] == ["search_path=pg_catalog, public, pg_temp"]
+    assert not await app.fetchval("SELECT bool_or(prosecdef) FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
+                                  " AND proname NOT LIKE '%_event_day'")  # fmt: skip
+
+
+async def test_the_whole_platform_runs_as_that_role(running: Settings, tmp_path: Path) -> None:
+    """API and worker as processes: a picture, a run, a schedule, housekeeping, and no statement that is refused."""
+    fleet = await open_fleet(running, tmp_path)
+    try:
+        worker = await fleet.worker()
+        api = await fleet.api()
+        accepted = await fleet.send(encoded(noisy(320, 240), "JPEG"))
+        await fleet.finished(accepted["media_id"])
+        await fleet.assert_done_once(UUID(accepted["job_id"]))
+        await fleet.at_rest()
+        assert (await fleet.call("GET", "/readyz")).json() == {"status": "ok"}
+        await fleet.until(lambda: days_ahead(fleet), worker)
+        for process in (worker, api):
+            log = process.log.read_text()
+            assert "InsufficientPrivilege" not in log
+            assert "permission denied" not in log
+    finally:
+        await fleet.close()
+        await fleet.rows.connection.close()
+
+
+async def days_ahead(fleet: Fleet) -> bool:
+    """Whether the worker's housekeeping has made them."""
+    name = f"event_{datetime.now(UTC).date() + timedelta(days=7):%Y%m%d}"
+    return bool(await fleet.rows.connection.fetchval("SELECT to_regclass($1) IS NOT NULL", name))
+
+
+async def test_migrating_again_grants_what_was_lost_and_takes_what_was_added(
+    server: Postgres, settings: Settings, owner: asyncpg.Connection[asyncpg.Record],
+    app: asyncpg.Connection[asyncpg.Record],
+) -> None:  # fmt: skip
+    await owner.execute("REVOKE ALL ON job FROM leasehold_app")
+    await owner.execute("GRANT ALL ON task TO leasehold_app")
+    await owner.execute("GRANT CREATE ON SCHEMA public TO leasehold_app")
+    await upgrade(settings_of(server, "leasehold_owner", OWNER, settings), "head")
+    assert await app.fetchval("SELECT count(*) FROM job") >= 0
+    for statement in ("TRUNCATE task", "CREATE TABLE mine (id int)"):
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await app.execute(statement)
+
+
+@pytest.mark.parametrize(
+    ("role", "code"),
+    [("nobody", "role_unknown"), ("leasehold_owner", "role_owns_schema"), ("leasehold", "role_owns_schema")],
+)
+async def test_a_role_that_nothing_is_kept_from_is_refused(
+    server: Postgres, settings: Settings, role: str, code: str
+) -> None:
+    owning = settings_of(server, "leasehold_owner", OWNER, settings).model_copy(update={"database_app_role": role})
+    with pytest.raises(Invalid) as refused:
+        await upgrade(owning, "head")
+    assert refused.value.code == code
+
+
+async def test_nobody_else_connects(server: Postgres) -> None:
+    admin = await asyncpg.connect(server.url_of("postgres"))
+    try:
+        await admin.execute("CREATE ROLE stranger LOGIN PASSWORD 'stranger'")
+        with pytest.raises(asyncpg.InsufficientPrivilegeError):
+            await asyncpg.connect(f"postgresql://stranger:stranger@127.0.0.1:{server.port}/leasehold")
+    finally:
+        await admin.close()
