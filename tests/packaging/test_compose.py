@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from pydantic import SecretStr
 
+from leasehold.sealing import Sealing
 from leasehold.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text())
+TEXT = (ROOT / "compose.yaml").read_text()
+COMPOSE: dict[str, Any] = yaml.safe_load(TEXT)
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
 DOCKERFILE = (ROOT / "deploy/Dockerfile").read_text()
 KNOWN = {f"LEASEHOLD_{name.upper()}" for name in Settings.model_fields}
@@ -22,10 +27,19 @@ def seconds(text: str) -> float:
     return float(text.removesuffix("s"))
 
 
+DIGEST = re.compile(r"[a-z0-9./-]+:[A-Za-z0-9._-]*\d+\.\d+[A-Za-z0-9._-]*@sha256:[0-9a-f]{64}")
+
+
 @pytest.mark.parametrize("name", SERVICES)
-def test_every_image_is_pinned_or_built_here(name: str) -> None:
-    image = SERVICES[name]["image"]
-    assert "build" in SERVICES[name] or re.search(r":v?\d+\.\d+", image), image
+def test_every_image_is_pinned_by_digest_or_built_here(name: str) -> None:
+    assert "build" in SERVICES[name] or DIGEST.fullmatch(SERVICES[name]["image"])
+
+
+def test_what_our_images_are_built_from_is_pinned_by_digest() -> None:
+    stages = set(re.findall(r"^FROM \S+ AS (\S+)$", DOCKERFILE, re.MULTILINE))
+    bases = set(re.findall(r"^FROM (\S+)", DOCKERFILE, re.MULTILINE)) - stages
+    assert bases
+    assert all(DIGEST.fullmatch(base) for base in bases)
 
 
 @pytest.mark.parametrize("name", SERVICES)
@@ -50,13 +64,103 @@ def test_every_variable_of_ours_is_a_setting(name: str) -> None:
     assert variables <= KNOWN
 
 
-@pytest.mark.parametrize("name", ["migrate", "api", "worker"])
-def test_our_own_services_run_without_privileges(name: str) -> None:
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_container_is_fenced_in(name: str) -> None:
     service = SERVICES[name]
     assert service["read_only"] is True
     assert service["cap_drop"] == ["ALL"]
     assert service["security_opt"] == ["no-new-privileges:true"]
-    assert service["build"]["target"] in ("api", "worker")
+    assert re.fullmatch(r"[1-9]\d*:\d+", service["user"])  # by number, and not root
+    assert 0 < service["pids_limit"] <= 1024
+    assert any(mount.startswith("/tmp:size=") for mount in service["tmpfs"])  # noqa: S108 - the container's
+    assert not service.keys() & {"privileged", "cap_add", "network_mode", "pid", "ipc", "userns_mode", "devices"}
+    assert not any("docker.sock" in volume for volume in service.get("volumes", []))
+
+
+def test_our_own_images_run_as_the_user_that_they_are_built_with() -> None:
+    assert {SERVICES[name]["user"] for name in ("migrate", "api", "worker", "s3")} == {"10001:10001"}
+    assert {SERVICES[name]["build"]["target"] for name in ("migrate", "api", "worker", "s3")} == {"api", "worker", "s3"}
+
+
+#: Who has business with whom; everybody else cannot even open a connection.
+CLIENTS = {
+    "postgres": {"migrate", "api", "worker"},
+    "rabbitmq": {"api", "worker"},
+    "s3": {"api", "worker"},
+    "prometheus": {"api", "worker", "grafana"},  # it asks the first two
+    "grafana": {"prometheus"},
+}
+
+
+@pytest.mark.parametrize("name", CLIENTS)
+def test_a_server_is_reached_by_those_who_need_it(name: str) -> None:
+    own = set(SERVICES[name]["networks"])
+    assert {other for other in SERVICES if other != name and own & set(SERVICES[other]["networks"])} == CLIENTS[name]
+
+
+def test_servers_that_publish_nothing_are_on_internal_networks_alone() -> None:
+    networks = COMPOSE["networks"]
+    assert {network for service in SERVICES.values() for network in service["networks"]} == networks.keys()
+    internal = {name for name, network in networks.items() if (network or {}).get("internal")}
+    for name, service in SERVICES.items():
+        if name not in ("api", "worker"):  # these go out: webhooks, providers
+            assert set(service["networks"]) <= internal or service.get("ports"), name
+
+
+SECRETS = {name for name in re.findall(r"\$\{([A-Z0-9_]+)", TEXT) if re.search("PASSWORD|SECRET|KEY", name)}
+
+
+def test_no_secret_has_a_default_and_the_failure_names_the_command() -> None:
+    assert len(SECRETS) == 7
+    for name, rest in re.findall(r"\$\{([A-Z0-9_]+)([^}]*)\}", TEXT):
+        assert rest == ":?run scripts/secrets" if name in SECRETS else rest.startswith(":-"), name
+    assert not re.search(
+        r"(?i)(password|secret|_pass|_key): *[\"']?[a-z0-9]", re.sub("S3_ACCESS_KEY: leasehold", "", TEXT)
+    )
+
+
+def test_the_secrets_are_made_once_each_another_and_for_their_owner_alone(tmp_path: Path) -> None:
+    (tmp_path / "scripts").mkdir()
+    for name in ("scripts/secrets", ".env.example"):
+        (tmp_path / name).write_bytes((ROOT / name).read_bytes())
+    (tmp_path / ".env").write_text("OTHERS=1\nGRAFANA_PASSWORD=mine\nS3_SECRET_KEY=")
+    for _ in range(2):
+        before = (tmp_path / ".env").read_text()
+        subprocess.run(["bash", tmp_path / "scripts/secrets"], check=True, capture_output=True)
+    assert (tmp_path / ".env").read_text() == before  # the second time finds all of them
+    made = dict(line.split("=", 1) for line in before.splitlines())
+    assert (made["OTHERS"], made["GRAFANA_PASSWORD"]) == ("1", "mine")
+    new = {made[name] for name in SECRETS - {"GRAFANA_PASSWORD", "SEALING_KEYS"}}
+    assert len(new) == len(SECRETS) - 2
+    assert all(re.fullmatch(r"[0-9a-f]{48}", secret) for secret in new)
+    assert Sealing(Settings(_env_file=None, sealing_keys=SecretStr(made["SEALING_KEYS"]))).possible
+    assert (tmp_path / ".env").stat().st_mode & 0o777 == 0o600
+
+
+def test_the_secrets_are_neither_committed_nor_sent_to_a_build() -> None:
+    assert ".env" in (ROOT / ".gitignore").read_text().splitlines()
+    assert (ROOT / ".dockerignore").read_text().splitlines()[0] == "*"
+    for line in (ROOT / ".env.example").read_text().splitlines():
+        name, _, value = line.partition("=")
+        assert name not in SECRETS or not value
+
+
+def test_only_migrate_connects_as_the_owner_of_the_schema() -> None:
+    users = {
+        name: service["environment"]["LEASEHOLD_DATABASE_URL"].partition("://")[2].partition(":")[0]
+        for name, service in SERVICES.items()
+        if "LEASEHOLD_DATABASE_URL" in service.get("environment", {})
+    }
+    assert users == {"migrate": "leasehold_owner", "api": "leasehold_app", "worker": "leasehold_app"}
+    assert SERVICES["migrate"]["environment"]["LEASEHOLD_DATABASE_APP_ROLE"] == "leasehold_app"
+    script = (ROOT / "deploy/postgres/roles.sh").read_text()
+    assert set(re.findall(r"CREATE ROLE (\w+)", script)) == set(users.values())
+    assert os.access(ROOT / "deploy/postgres/roles.sh", os.X_OK)  # else the image would run it in its own shell
+
+
+def test_migrate_has_no_secret_but_its_own() -> None:
+    environment = SERVICES["migrate"]["environment"]
+    assert environment.keys() == {"LEASEHOLD_DATABASE_URL", "LEASEHOLD_DATABASE_APP_ROLE", "LEASEHOLD_LOG_FORMAT"}
 
 
 def test_a_worker_has_more_time_to_stop_than_it_takes_to_drain() -> None:
@@ -70,7 +174,7 @@ def test_every_port_is_bound_to_loopback() -> None:
 
 
 def test_the_variables_that_compose_asks_for_are_in_the_example() -> None:
-    asked = set(re.findall(r"\$\{([A-Z0-9_]+)", (ROOT / "compose.yaml").read_text()))
+    asked = set(re.findall(r"\$\{([A-Z0-9_]+)", TEXT))
     offered = set(re.findall(r"^([A-Z0-9_]+)=", (ROOT / ".env.example").read_text(), re.MULTILINE))
     assert asked == offered
 
