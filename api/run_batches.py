@@ -9,18 +9,19 @@ from fastapi import APIRouter, Request, Response
 
 from api.edge import identity_of
 from api.idempotent import Answer, IdempotencyKey, once
+from api.keyring import Caller
 from api.limits import check_depth, check_rate
 from api.metrics import SUBMITTED
 from api.openapi import problems
 from api.quick import QuickRoute
 from api.run_schemas import BatchAccepted, BatchRequest
 from api.runs import Writer, json_response, tell
-from api.services import services_of
+from api.services import Services, services_of
 from leasehold.broker.base import BANDS
 from leasehold.database import Connection
-from leasehold.errors import Invalid
+from leasehold.errors import Invalid, RequestError
+from leasehold.evaluation.evaluator import Misfit
 from leasehold.idempotency import fingerprint
-from leasehold.templates import Known
 from leasehold.transitions import runs
 from leasehold.transitions.runs import MadeTogether, NewRun
 
@@ -38,9 +39,9 @@ router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
     responses=problems({
         HTTPStatus.NOT_FOUND: "`template_not_found`",
         HTTPStatus.CONFLICT: "`template_disabled`, `idempotency_key_in_flight`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `nothing_to_do`, `invalid_request`, "
-        "`batch_not_supported`",
-        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `queue_full`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
+        "`nothing_to_do`, `invalid_request`, `batch_not_supported`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `queue_full`, `evaluations_waiting`",
     }),
 )  # fmt: skip
 async def create_runs(
@@ -49,14 +50,14 @@ async def create_runs(
     services = services_of(request)
     limited = await check_rate(services, caller, len(wanted.runs))
     made: list[MadeTogether] = []
+    new = await _prepared(services, caller, wanted, identity_of(request).trace)
 
     async def work(connection: Connection) -> Answer:
-        known = await services.templates.find_usable(connection, caller.tenant_id, wanted.template, wanted.version)
-        await check_depth(services, connection, caller.tenant_id, known.pipeline)
-        keep = services.settings.retention_days * 86_400
-        new = _new(wanted, known, caller.tenant_id, identity_of(request).trace, keep)
+        if isinstance(new, RequestError):
+            raise new
         made.append(await runs.create_together(connection, new))
-        said = BatchAccepted(ids=[one.id for one in new], template=known.template.type, version=known.template.version)
+        template = new[0].known.template
+        said = BatchAccepted(ids=[one.id for one in new], template=template.type, version=template.version)
         return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
 
     body = await request.body() if idempotency_key else b""
@@ -69,26 +70,34 @@ async def create_runs(
     return json_response(answer.body, answer.status_code, limited)
 
 
-def _new(wanted: BatchRequest, known: Known, tenant_id: str, trace: dict[str, str], keep: int) -> list[NewRun]:
-    if not known.independent:
-        raise Invalid("batch_not_supported", "Runs of this template stand in each other's way: start them one by one.")
-    new = []
-    for place, item in enumerate(wanted.runs):
-        try:
-            params = known.params(item.payload)
-        except Invalid as error:
-            raise Invalid(error.code, f"runs[{place}]: {error.message}") from None
-        new.append(
-            NewRun(
-                known=known,
-                tenant_id=tenant_id,
-                params=params,
-                scope=wanted.scope,
-                scope_id=item.scope_id,
-                priority=BANDS.index(wanted.priority),
-                scheduled_at=wanted.scheduled_at,
-                trace=trace,
-                keep_seconds=keep,
-            )
+async def _prepared(
+    services: Services, caller: Caller, wanted: BatchRequest, trace: dict[str, str]
+) -> list[NewRun] | RequestError:
+    """The runs, or why there are none; as of one run: no connection is held while the payloads are checked."""
+    try:
+        async with services.pool.acquire() as connection:
+            known = await services.templates.find_usable(connection, caller.tenant_id, wanted.template, wanted.version)
+            await check_depth(services, connection, caller.tenant_id, known.pipeline)
+        if not known.independent:
+            said = "Runs of this template stand in each other's way: start them one by one."
+            return Invalid("batch_not_supported", said)
+        payloads = [item.payload for item in wanted.runs]
+        params = await services.templates.params_of_all(caller.tenant_id, known, payloads)
+    except Misfit as error:
+        return Invalid(error.code, f"runs[{error.place}]: {error.message}")
+    except RequestError as error:
+        return error
+    return [
+        NewRun(
+            known=known,
+            tenant_id=caller.tenant_id,
+            params=checked,
+            scope=wanted.scope,
+            scope_id=item.scope_id,
+            priority=BANDS.index(wanted.priority),
+            scheduled_at=wanted.scheduled_at,
+            trace=trace,
+            keep_seconds=services.settings.retention_days * 86_400,
         )
-    return new
+        for item, checked in zip(wanted.runs, params, strict=True)
+    ]

@@ -28,7 +28,7 @@ from api.services import Services, services_of
 from leasehold import run_reads
 from leasehold.broker.base import BANDS
 from leasehold.database import Connection
-from leasehold.errors import Conflict, NotFound
+from leasehold.errors import Conflict, NotFound, RequestError
 from leasehold.idempotency import fingerprint
 from leasehold.outbox import Announcement
 from leasehold.run_reads import Row
@@ -54,8 +54,9 @@ Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
     responses=problems({
         HTTPStatus.NOT_FOUND: "`template_not_found`",
         HTTPStatus.CONFLICT: "`template_disabled`, `same_scope_running`, `idempotency_key_in_flight`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `nothing_to_do`, `invalid_request`",
-        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `queue_full`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
+        "`nothing_to_do`, `invalid_request`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `queue_full`, `evaluations_waiting`",
     }),
 )  # fmt: skip
 async def create_run(
@@ -63,56 +64,63 @@ async def create_run(
 ) -> Response:
     services = services_of(request)
     limited = await check_rate(services, caller)
-    trace = identity_of(request).trace
+    new = await _prepared(services, caller, wanted, identity_of(request).trace)
     if idempotency_key is None:
-        known = await _known(services, caller, wanted)
-        new = _new_run(services, known, caller, wanted, trace)
-        if known.independent and await services.submissions.create(new):
+        if isinstance(new, RequestError):
+            raise new
+        if new.known.independent and await services.submissions.create(new):
             _note(new)
             return _accepted_response(new.id, _accepted(new), limited)
     made: list[tuple[NewRun, Made]] = []
 
     async def work(connection: Connection) -> Answer:
-        known = await _usable(services, connection, caller, wanted)
-        new = _new_run(services, known, caller, wanted, trace)
+        if isinstance(new, RequestError):
+            raise new
         made.append((new, await runs.create(connection, new)))
         return Answer(HTTPStatus.ACCEPTED, _accepted(new))
 
     asked = fingerprint(b"POST /v1/runs", wanted.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
-    for new, one in made:
+    for fresh, one in made:
         await tell_of(services, one)
-        _note(new)
+        _note(fresh)
     return _accepted_response(orjson.loads(answer.body)["id"], answer.body, limited)
 
 
+async def _prepared(
+    services: Services, caller: Caller, wanted: RunRequest, trace: dict[str, str]
+) -> NewRun | RequestError:
+    """The run, or why there is none. A request that repeats an earlier one is told what that one was told, whatever
+    has become of the template since, so the error is only raised where the request is the first.
+
+    The payload is checked while no connection is held: a tenant's payloads may have to wait for each other.
+    """
+    try:
+        known = await _known(services, caller, wanted)
+        return NewRun(
+            known=known,
+            tenant_id=caller.tenant_id,
+            params=await services.templates.params(caller.tenant_id, known, wanted.payload),
+            scope=wanted.scope,
+            scope_id=wanted.scope_id,
+            priority=BANDS.index(wanted.priority),
+            scheduled_at=wanted.scheduled_at,
+            trace=trace,
+            keep_seconds=services.settings.retention_days * 86_400,
+        )
+    except RequestError as error:
+        return error
+
+
 async def _known(services: Services, caller: Caller, wanted: RunRequest) -> Known:
-    """As `_usable`, without the database where nothing has to be looked up."""
+    """Without the database where nothing has to be looked up."""
     known = services.templates.by_code(wanted.template, wanted.version)
     if known is not None and services.settings.queue_depth_limit is None:
         return known
     async with services.pool.acquire() as connection:
-        return await _usable(services, connection, caller, wanted)
-
-
-async def _usable(services: Services, connection: Connection, caller: Caller, wanted: RunRequest) -> Known:
-    known = await services.templates.find_usable(connection, caller.tenant_id, wanted.template, wanted.version)
-    await check_depth(services, connection, caller.tenant_id, known.pipeline)
-    return known
-
-
-def _new_run(services: Services, known: Known, caller: Caller, wanted: RunRequest, trace: dict[str, str]) -> NewRun:
-    return NewRun(
-        known=known,
-        tenant_id=caller.tenant_id,
-        params=known.params(wanted.payload),
-        scope=wanted.scope,
-        scope_id=wanted.scope_id,
-        priority=BANDS.index(wanted.priority),
-        scheduled_at=wanted.scheduled_at,
-        trace=trace,
-        keep_seconds=services.settings.retention_days * 86_400,
-    )
+        known = await services.templates.find_usable(connection, caller.tenant_id, wanted.template, wanted.version)
+        await check_depth(services, connection, caller.tenant_id, known.pipeline)
+        return known
 
 
 def _accepted(new: NewRun) -> bytes:
@@ -271,7 +279,8 @@ def invalid_state(status: JobState | str) -> Conflict:
     responses=problems({
         HTTPStatus.NOT_FOUND: "`run_not_found`",
         HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed run is retried; `same_scope_running`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `unknown_step`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `unknown_step`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`evaluations_waiting`",
     }),
 )  # fmt: skip
 async def retry_run(request: Request, run_id: UUID, caller: Writer, asked: ReplayRequest | None = None) -> Response:
@@ -283,11 +292,12 @@ async def retry_run(request: Request, run_id: UUID, caller: Writer, asked: Repla
 async def retry(services: Services, caller: Caller, run_id: UUID, asked: ReplayRequest) -> None:
     """Raises NotFound and Conflict as the door says."""
     found = await find_run(services, caller, run_id)
-    async with services.pool.acquire() as connection:
-        params = None
-        if asked.payload is not None:
+    params = None
+    if asked.payload is not None:
+        async with services.pool.acquire() as connection:
             known = await services.templates.find(connection, caller.tenant_id, found["template"], found["version"])
-            params = known.params(asked.payload)
+        params = await services.templates.params(caller.tenant_id, known, asked.payload)
+    async with services.pool.acquire() as connection:
         try:
             revived = await jobs.replay(connection, run_id, caller.tenant_id, params, asked.from_step)
         except asyncpg.UniqueViolationError:  # its place was taken meanwhile

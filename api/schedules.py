@@ -21,7 +21,7 @@ from api.services import Services, services_of
 from leasehold import cron
 from leasehold.broker.base import BANDS
 from leasehold.database import Connection
-from leasehold.errors import Conflict, Invalid, NotFound
+from leasehold.errors import Conflict, Invalid, NotFound, RequestError
 from leasehold.ids import new_id
 from leasehold.run_reads import Row
 from leasehold.transitions import schedules
@@ -94,13 +94,15 @@ async def _find(connection: Connection, tenant_id: str, schedule_id: UUID, more:
     return row
 
 
-async def _check(services: Services, connection: Connection, tenant_id: str, said: dict[str, Any]) -> None:
-    """Raises what is wrong with a schedule: its times, its template, its payload."""
-    cron.check(said["cron"], said["timezone"])
-    known = await services.templates.find(connection, tenant_id, said["template"], said["version"])
+async def _check_payload(services: Services, tenant_id: str, said: dict[str, Any]) -> None:
+    """Raises what is wrong with a schedule's template and payload. No connection is held while the payload is checked:
+    a tenant's payloads may have to wait for each other.
+    """
+    async with services.pool.acquire() as connection:
+        known = await services.templates.find(connection, tenant_id, said["template"], said["version"])
     if not known.template.schedulable:
         raise Conflict("not_schedulable", "Runs of this template are not scheduled.")
-    known.params(said["payload_template"])
+    await services.templates.params(tenant_id, known, said["payload_template"])
 
 
 @router.post(
@@ -116,9 +118,9 @@ async def _check(services: Services, connection: Connection, tenant_id: str, sai
 )  # fmt: skip
 async def create_schedule(request: Request, wanted: NewSchedule, caller: Writer) -> Response:
     services = services_of(request)
-    said = wanted.model_dump(mode="json")
+    cron.check(wanted.cron, wanted.timezone)
+    await _check_payload(services, caller.tenant_id, wanted.model_dump(mode="json"))
     async with services.pool.acquire() as connection:
-        await _check(services, connection, caller.tenant_id, said)
         row = await connection.fetchrow(
             "INSERT INTO schedule (id, tenant_id, template, version, cron, timezone, payload_template, scope, scope_id,"
             " priority, enabled, overlap, catch_up, catch_up_seconds, pause_after_failures, next_run_at)"
@@ -131,6 +133,16 @@ async def create_schedule(request: Request, wanted: NewSchedule, caller: Writer)
         )  # fmt: skip
     assert row is not None
     return json_response(_answer(row), HTTPStatus.CREATED, {"Location": f"/v1/schedules/{row['id']}"})
+
+
+async def _prepared(services: Services, row: Row) -> schedules.Prepared:
+    """As schedules.prepare, and no connection is held while the payload is checked."""
+    try:
+        async with services.pool.acquire() as connection:
+            known = await services.templates.find_usable(connection, row["tenant_id"], row["template"], row["version"])
+        return known, await services.templates.params(row["tenant_id"], known, row["payload_template"])
+    except RequestError as error:
+        return error
 
 
 def _next(expression: str, timezone: str) -> datetime | None:
@@ -171,12 +183,16 @@ async def get_schedule(request: Request, schedule_id: UUID, caller: Reader) -> R
 async def change_schedule(request: Request, schedule_id: UUID, wanted: _Changes, caller: Writer) -> Response:
     services = services_of(request)
     changes = wanted.model_dump(exclude_unset=True)
+    if empty := [name for name, value in changes.items() if value is None and name != "pause_after_failures"]:
+        raise Invalid("invalid_request", f"{', '.join(empty)} cannot be null.")
+    async with services.pool.acquire() as connection:
+        row = dict(await _find(connection, caller.tenant_id, schedule_id))
+    if wanted.enabled or wanted.payload_template is not None:  # who only disables it must not be kept from it
+        await _check_payload(services, caller.tenant_id, row | changes)
     async with services.pool.acquire() as connection, connection.transaction():
-        row = dict(await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE"))
-        if empty := [name for name, value in changes.items() if value is None and name != "pause_after_failures"]:
-            raise Invalid("invalid_request", f"{', '.join(empty)} cannot be null.")
-        row |= changes
-        await _check(services, connection, caller.tenant_id, row)
+        row = dict(await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")) | changes
+        if {"cron", "timezone"} & changes.keys() or wanted.enabled:
+            cron.check(row["cron"], row["timezone"])
         timed = {"cron", "timezone", "enabled"} & changes.keys()
         upcoming = _next(row["cron"], row["timezone"]) if row["enabled"] else None
         changed = await connection.fetchrow(
@@ -217,9 +233,11 @@ async def delete_schedule(request: Request, schedule_id: UUID, caller: Writer) -
 async def run_now(request: Request, schedule_id: UUID, caller: Writer) -> Response:
     services = services_of(request)
     keep = services.settings.retention_days * 86_400
-    async with services.pool.acquire() as connection, connection.transaction():
+    async with services.pool.acquire() as connection:
         row = await _find(connection, caller.tenant_id, schedule_id)
-        made = await schedules.start(connection, services.templates, row, None, keep)
+    prepared = await _prepared(services, row)
+    async with services.pool.acquire() as connection, connection.transaction():
+        made = await schedules.start(connection, prepared, row, None, keep)
     if made is None:
         raise Conflict("not_started", "The run was refused; the schedule's last_error says why.")
     await tell_of(services, made)
@@ -246,9 +264,10 @@ async def backfill(request: Request, schedule_id: UUID, wanted: Backfill, caller
         wanted_ticks = cron.between(row["cron"], row["timezone"], wanted.start, wanted.end, most + 1)
         if len(wanted_ticks) > most:
             raise Invalid("range_too_long", f"The range has more than {most} ticks: ask for less at once.")
-        async with connection.transaction():
-            for tick in wanted_ticks:
-                made.append(await schedules.start(connection, services.templates, row, tick, keep))  # noqa: PERF401
+    prepared = await _prepared(services, row)
+    async with services.pool.acquire() as connection, connection.transaction():
+        for tick in wanted_ticks:
+            made.append(await schedules.start(connection, prepared, row, tick, keep))  # noqa: PERF401
     runs = [one for one in made if one is not None]
     for one in runs:
         await tell_of(services, one)

@@ -21,6 +21,7 @@ from leasehold.announcer import Announcer
 from leasehold.broker import make_broker
 from leasehold.broker.base import Broker
 from leasehold.database import Connection, Pool, make_engine, make_pool
+from leasehold.evaluation.evaluator import evaluating
 from leasehold.ids import new_id
 from leasehold.pool_sizes import pool_of_api
 from leasehold.registry import Pipelines
@@ -78,6 +79,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         stack.push_async_callback(watch.close)
         queues = QueueWatch(pool)
         stack.push_async_callback(queues.close)
+        evaluator = await stack.enter_async_context(evaluating(settings))
         yield Services(
             settings=settings,
             pool=pool,
@@ -89,7 +91,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             keyring=Keyring(pool, cache_seconds=settings.api_key_cache_seconds),
             watch=watch,
             queues=queues,
-            templates=Templates(Pipelines.from_source(settings.pipelines)),
+            templates=Templates(Pipelines.from_source(settings.pipelines), evaluator),
             catalogue=Catalogue(settings),
         )
 

@@ -39,11 +39,13 @@ def _answer(known: Known) -> dict[str, Any]:
     status_code=201,
     responses=problems({
         HTTPStatus.CONFLICT: "`template_exists`, `template_reserved`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_worker_type`, `invalid_request`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_worker_type`, `schema_too_complex`, `invalid_request`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`evaluations_waiting`",
     }),
 )  # fmt: skip
 async def create_template(request: Request, wanted: Template, caller: Writer) -> Response:
     services = services_of(request)
+    await services.templates.check(caller.tenant_id, wanted)
     async with services.pool.acquire() as connection:
         await services.templates.write(connection, caller.tenant_id, wanted)
     known = Known(wanted, wanted.pipeline(), enabled=wanted.enabled, by_code=False)

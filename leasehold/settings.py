@@ -78,6 +78,23 @@ class Settings(BaseSettings):
         None, ge=1, le=1_000_000, description="Runs are refused while so many tasks wait in their queue."
     )
 
+    schema_max_size: int = Field(
+        10_000, ge=1, le=1_000_000, description="Parts of a template's payload_schema with its references written out."
+    )
+    evaluation_cpu_seconds: float = Field(
+        0.25, ge=0.01, le=10, description="CPU time that checking a payload against a client's schema may take."
+    )
+    evaluation_wall_seconds: float = Field(
+        5.0, ge=0.1, le=60, description="The same by the clock on the wall, for a machine that is too busy."
+    )
+    evaluation_memory_bytes: int = Field(
+        256 * MIB, ge=128 * MIB, description="Address space of each of the two processes that check payloads."
+    )
+    evaluations_waiting: int = Field(
+        256, ge=1, le=10_000, description="Payloads of one tenant that wait to be checked in one process."
+    )
+    json_max_depth: int = Field(100, ge=10, le=200, description="Levels of lists and objects in a JSON body.")
+
     # --- addresses and secrets of clients
     egress_allow: str = Field(
         "", description="Networks that webhooks and providers may be in although they are private, comma-separated."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,9 +13,13 @@ from pydantic import ValidationError
 
 from leasehold.database import Connection
 from leasehold.errors import Conflict, Invalid, NotFound
+from leasehold.evaluation.child import misfit
+from leasehold.evaluation.evaluator import Evaluator, Misfit, Terms, sentence
+from leasehold.evaluation.flat import compiled
 from leasehold.pipeline import Pipeline
 from leasehold.registry import Pipelines
-from leasehold.template import Template, check_payload, declared, payload_validator
+from leasehold.settings import Settings
+from leasehold.template import Template, declared, encoded_payload
 
 
 @dataclass(frozen=True)
@@ -29,33 +33,33 @@ class Known:
 
     @cached_property
     def _validator(self) -> Draft202012Validator:
-        return payload_validator(self.template.payload_schema)  # it costs as much as a run's commit
+        return compiled(self.template.payload_schema)  # it costs as much as a run's commit
 
     @property
     def independent(self) -> bool:
         """Its runs leave each other alone."""
         return self.pipeline.terms.concurrency == "allow"
 
-    def params(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a run. Raises Invalid, naming what does not fit."""
-        check_payload(self._validator, payload)
-        if not self.by_code:
-            return dict(payload)
+    def params_by_code(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a run of code, whose schema is trusted. Raises Invalid, naming what does not fit."""
+        if (wrong := misfit(self._validator, dict(payload))) is not None:
+            raise Invalid("invalid_payload", sentence(*wrong))
         try:
             return self.pipeline.params.model_validate(payload).model_dump(mode="json")
         except ValidationError as error:
             first = error.errors()[0]
-            path = "".join(f"/{part}" for part in first["loc"])
-            raise Invalid(
-                "invalid_payload", f"The payload does not fit at {path or 'its root'}: {first['msg']}"
-            ) from None
+            said = sentence("".join(f"/{part}" for part in first["loc"]), first["msg"])
+            raise Invalid("invalid_payload", said) from None
 
 
 class Templates:
-    """Looks templates up. `pipelines`: what the code of this installation declares."""
+    """Looks templates up, and checks payloads against them. `pipelines`: what the code of this installation declares;
+    `evaluator`: the process's own, which whoever opened it closes.
+    """
 
-    def __init__(self, pipelines: Pipelines) -> None:
+    def __init__(self, pipelines: Pipelines, evaluator: Evaluator | None = None) -> None:
         self.pipelines = pipelines
+        self._evaluator = evaluator if evaluator is not None else Evaluator(Terms.of(Settings()))
         self._by_code: dict[str, Known] = {}  # made once: a JSON Schema costs as much as a run's commit
 
     def of_code(self) -> list[Known]:
@@ -98,13 +102,44 @@ class Templates:
             raise Conflict("template_disabled", "This version of the template is disabled.")
         return known
 
-    async def write(self, connection: Connection, tenant_id: str, template: Template) -> None:
-        """Raises Conflict when the version exists or the name belongs to code, Invalid for an unknown handler."""
+    async def params(self, tenant_id: str, known: Known, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a run. Raises Invalid, naming what does not fit, and as Evaluator.check.
+
+        Hold no connection meanwhile where there is a choice: it may take as long as the evaluator's limits allow.
+        """
+        (params,) = await self.params_of_all(tenant_id, known, [payload])
+        return params
+
+    async def params_of_all(
+        self, tenant_id: str, known: Known, payloads: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """As `params`, of many. Raises Misfit, which says which, in place of Invalid."""
+        checked: list[dict[str, Any]] = []
+        encoded: list[bytes] = []
+        for place, payload in enumerate(payloads):
+            try:
+                encoded.append(encoded_payload(payload))
+                checked.append(known.params_by_code(payload) if known.by_code else dict(payload))
+            except Invalid as error:
+                raise Misfit(place, error.code, error.message) from None
+        if not known.by_code:
+            await self._evaluator.check(tenant_id, known.template.payload_schema, encoded)
+        return checked
+
+    async def check(self, tenant_id: str, template: Template) -> None:
+        """Whether the template may be written. Raises Conflict: its name belongs to code; Invalid: an unknown handler,
+        or as Evaluator.check_schema.
+        """
         if template.type in self.pipelines:
             raise Conflict("template_reserved", "A pipeline of this installation has this name.")
         for step in template.pipeline().steps:
             if step.handler is not None:
                 self._check_handler(step.handler)
+        if template.payload_schema:
+            await self._evaluator.check_schema(tenant_id, template.payload_schema)
+
+    async def write(self, connection: Connection, tenant_id: str, template: Template) -> None:
+        """Of a template that was checked. Raises Conflict when the version exists."""
         try:
             await connection.execute(
                 "INSERT INTO template (tenant_id, type, version, enabled, declaration) VALUES ($1, $2, $3, $4, $5)",

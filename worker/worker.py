@@ -21,6 +21,7 @@ from leasehold.broker import make_broker
 from leasehold.broker.base import Delivery
 from leasehold.database import TRY_AGAIN, Connection, make_pool, until_answered
 from leasehold.errors import StoreError
+from leasehold.evaluation.evaluator import evaluating
 from leasehold.ids import new_id
 from leasehold.outbox import Announcement
 from leasehold.pipeline import Step, pinned_queue, unpinned_queue
@@ -146,6 +147,7 @@ class Worker:
         await self._start_attempts()
         self._sweeper = Sweeper(settings, self.id, self._pool, self._store, self._announcer)
         exporter = self._opened.enter_context(exporting(settings, self.id, self._pool, self._broker))
+        evaluator = await self._opened.enter_async_context(evaluating(settings))
         self._loops = [
             asyncio.create_task(exporter.run()),
             asyncio.create_task(self._sweeper.run()),
@@ -155,7 +157,7 @@ class Worker:
             asyncio.create_task(
                 schedule(
                     self._pool,
-                    Templates(self.pipelines),
+                    Templates(self.pipelines, evaluator),
                     self._announcer,
                     settings.retention_days * 86_400,
                     self.pipelines.find("webhook"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import asyncpg
@@ -14,8 +14,8 @@ import structlog
 
 from leasehold import cron
 from leasehold.database import Connection, unindexed
-from leasehold.errors import RequestError
-from leasehold.templates import Templates
+from leasehold.errors import RequestError, TooMany, Unavailable
+from leasehold.templates import Known, Templates
 from leasehold.transitions import jobs, runs
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.gates import gates_of
@@ -129,7 +129,7 @@ async def _start(
             connection, unfinished, row["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
         )
         ended = cancels.ended
-    made = await start(connection, templates, row, tick, keep_seconds)
+    made = await start(connection, await prepare(connection, templates, row), row, tick, keep_seconds)
     return [] if made is None else [Made(made.id, made.hints, [*made.gates, *freed], unfinished, ended)]
 
 
@@ -142,19 +142,39 @@ async def _unfinished(connection: Connection, schedule_id: UUID) -> list[UUID]:
     return [row["job_id"] for row in rows]
 
 
+#: A template and the parameters of its runs, or why there are none.
+Prepared: TypeAlias = tuple[Known, dict[str, Any]] | RequestError
+
+
+async def prepare(connection: Connection, templates: Templates, row: Any) -> Prepared:
+    """What the schedule's runs are made of.
+
+    Raises ConnectionError where the payload could not be checked now: the tick stays due.
+    """
+    try:
+        known = await templates.find_usable(connection, row["tenant_id"], row["template"], row["version"])
+        return known, await templates.params(row["tenant_id"], known, row["payload_template"])
+    except (TooMany, Unavailable) as error:
+        raise ConnectionError(error.message) from error
+    except RequestError as error:
+        return error
+
+
 async def start(
-    connection: Connection, templates: Templates, row: Any, tick: datetime | None, keep_seconds: int
+    connection: Connection, prepared: Prepared, row: Any, tick: datetime | None, keep_seconds: int
 ) -> Made | None:
     """A run of the schedule now, for `tick`. None: that tick has its run already, or the run was refused; the schedule
     then says why.
     """
     try:
+        if isinstance(prepared, RequestError):
+            raise prepared
+        known, params = prepared
         async with connection.transaction():
-            known = await templates.find_usable(connection, row["tenant_id"], row["template"], row["version"])
             new = NewRun(
                 known=known,
                 tenant_id=row["tenant_id"],
-                params=known.params(row["payload_template"]),
+                params=params,
                 scope=row["scope"],
                 scope_id=row["scope_id"],
                 priority=row["priority"],

@@ -1,0 +1,264 @@
+"""Evaluates what clients wrote, so that no schema and no payload can stop the process that was asked.
+
+Two lanes, each with a child process that starts when it is first needed. A question goes to the quick lane, where it
+may take a few milliseconds. Where that is not enough, the child is killed, and the question, like all others of its
+tenant for a minute, goes to the slow lane. So the tenants whose schemas are cheap wait for nobody's whose are not. A
+tenant has one question under way at a time, so that the others come next.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections import OrderedDict, defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+import orjson
+
+from leasehold.errors import Invalid, TooMany, Unavailable
+from leasehold.evaluation.child import misfit
+from leasehold.evaluation.flat import FlatSchemas
+from leasehold.evaluation.process import Died, Late, Process
+from leasehold.settings import Settings
+
+#: The quick lane's share of the CPU time that an evaluation may take.
+_QUICK = 0.1
+#: How long a tenant stays in the slow lane, and how long a refusal for its cost is remembered.
+_SLOW_SECONDS = 60.0
+_REFUSED_SECONDS = 600.0
+_REFUSALS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """How much an evaluation may take; the settings of these names say what each is for."""
+
+    schema_max_size: int
+    cpu_seconds: float
+    wall_seconds: float
+    memory_bytes: int
+    waiting: int
+
+    @classmethod
+    def of(cls, settings: Settings) -> Terms:
+        return cls(
+            settings.schema_max_size,
+            settings.evaluation_cpu_seconds,
+            settings.evaluation_wall_seconds,
+            settings.evaluation_memory_bytes,
+            settings.evaluations_waiting,
+        )
+
+
+@dataclass(slots=True)
+class _Tenant:
+    turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    waiting: int = 0
+
+
+class Evaluator:
+    """`async with evaluating(settings)` makes one; it may be used by any number of tasks of one event loop."""
+
+    def __init__(self, terms: Terms) -> None:
+        self._terms = terms
+        self._flat = FlatSchemas()
+        self._quick = _Lane(terms, terms.cpu_seconds * _QUICK)
+        self._slow = _Lane(terms, terms.cpu_seconds)
+        self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
+        self._slow_until: dict[str, float] = {}
+        self._refused: OrderedDict[tuple[str, bytes], float] = OrderedDict()
+        self._under_way: set[asyncio.Task[dict[str, Any]]] = set()
+
+    async def check_schema(self, tenant_id: str, schema: dict[str, Any]) -> None:
+        """Raises Invalid: `invalid_request` for what is no JSON Schema 2020-12, `schema_too_complex`; and what `_asked`
+        raises.
+        """
+        encoded = orjson.dumps(schema)
+        question = _Question(_name(encoded), encoded, [], self._terms.schema_max_size)
+        too_complex = Invalid(
+            "schema_too_complex", "To check this schema takes too long: use fewer patterns, or shorter ones."
+        )
+        answer = await self._asked(tenant_id, question, too_complex)
+        if "cost" in answer:
+            raise Invalid(
+                "schema_too_complex",
+                f"With its references written out the schema has more than {self._terms.schema_max_size} parts.",
+            )
+        if "cycle" in answer:
+            raise Invalid("schema_too_complex", "The schema refers to itself without going deeper into the payload.")
+        if "no_schema" in answer:
+            raise Invalid("invalid_request", f"payload_schema is not a JSON Schema 2020-12: {answer['no_schema']}")
+
+    async def check(self, tenant_id: str, schema: dict[str, Any], payloads: Sequence[bytes]) -> None:
+        """Payloads as JSON, against a schema that a client wrote. Raises Invalid: `invalid_payload`, naming the path,
+        with `place` as the first that does not fit; `payload_too_complex`; and what `_asked` raises.
+        """
+        if not schema:
+            return
+        encoded = orjson.dumps(schema)
+        validator = self._flat.validator(encoded, sum(map(len, payloads)))
+        if validator is not None:
+            for place, payload in enumerate(payloads):
+                if (wrong := misfit(validator, orjson.loads(payload))) is not None:
+                    raise Misfit(place, "invalid_payload", sentence(*wrong))
+            return
+        question = _Question(_name(encoded), encoded, payloads)
+        too_complex = Invalid(
+            "payload_too_complex", "To check this payload against its template's schema takes too long."
+        )
+        answer = await self._asked(tenant_id, question, too_complex)
+        if "place" in answer:
+            said = sentence(answer["path"], answer["message"])
+            raise Misfit(answer["place"], "invalid_payload", said)
+        if answer:  # a schema that was stored before this was refused
+            raise too_complex
+
+    async def _asked(self, tenant_id: str, question: _Question, too_complex: Invalid) -> dict[str, Any]:
+        """Raises `too_complex`; TooMany, when too many of the tenant's wait; Unavailable, when the machine is so busy
+        that the child did not get the CPU time which it may use.
+        """
+        name = (tenant_id, question.digest())
+        if (until := self._refused.get(name)) is not None and until > monotonic():
+            raise too_complex
+        tenant = self._tenants[tenant_id]
+        if tenant.waiting >= self._terms.waiting:
+            raise TooMany("evaluations_waiting", "Too many payloads of this tenant wait to be checked.", retry_after=1)
+        tenant.waiting += 1
+        try:
+            async with asyncio.timeout(self._terms.wall_seconds) as patience:
+                await tenant.turn.acquire()
+                patience.reschedule(None)
+                # a client that leaves must not have a child killed: the question goes on, and keeps the tenant's turn
+                task = asyncio.create_task(self._in_turn(tenant_id, tenant, question))
+            self._under_way.add(task)
+            task.add_done_callback(self._under_way.discard)
+            return await asyncio.shield(task)
+        except Died:
+            self._refused[name] = monotonic() + _REFUSED_SECONDS
+            if len(self._refused) > _REFUSALS:
+                self._refused.popitem(last=False)
+            raise too_complex from None
+        except Late:
+            raise Unavailable("evaluator_busy", "The payload could not be checked in time.") from None
+        except TimeoutError:
+            raise TooMany(
+                "evaluations_waiting", "Other payloads of this tenant take long to be checked.", retry_after=1
+            ) from None
+        finally:
+            tenant.waiting -= 1
+            if not tenant.waiting and not tenant.turn.locked():
+                self._tenants.pop(tenant_id, None)
+
+    async def _in_turn(self, tenant_id: str, tenant: _Tenant, question: _Question) -> dict[str, Any]:
+        try:
+            if self._slow_until.get(tenant_id, 0.0) <= monotonic():
+                try:
+                    return await self._quick.ask(question)
+                except Died:
+                    now = monotonic()
+                    self._slow_until = {one: until for one, until in self._slow_until.items() if until > now}
+                    self._slow_until[tenant_id] = now + _SLOW_SECONDS
+            return await self._slow.ask(question)
+        finally:
+            tenant.turn.release()
+
+    async def close(self) -> None:
+        for task in self._under_way:
+            task.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await self._quick.close()
+        await self._slow.close()
+
+
+class Misfit(Invalid):
+    """What is wrong with the payload at `place` of many."""
+
+    def __init__(self, place: int, code: str, message: str) -> None:
+        super().__init__(code, message)
+        self.place = place
+
+
+def sentence(path: str, why: str) -> str:
+    return f"The payload does not fit at {path or 'its root'}: {why}"
+
+
+def _name(schema: bytes) -> str:
+    return hashlib.sha256(schema).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """`most`: the schema is to be counted, too."""
+
+    name: str
+    schema: bytes
+    payloads: Sequence[bytes]
+    most: int | None = None
+
+    def digest(self) -> bytes:
+        digest = hashlib.sha256(self.name.encode())
+        for payload in self.payloads:
+            digest.update(len(payload).to_bytes(8, "big") + payload)
+        return digest.digest()
+
+    def encoded(self, *, with_schema: bool) -> bytes:
+        said: dict[str, Any] = {"name": self.name, "payloads": [orjson.Fragment(one) for one in self.payloads]}
+        if with_schema or self.most is not None:
+            said["schema"] = orjson.Fragment(self.schema)
+        if self.most is not None:
+            said["most"] = self.most
+        return orjson.dumps(said)
+
+
+class _Lane:
+    """A child process and the queue before it: who comes first is asked first."""
+
+    def __init__(self, terms: Terms, cpu_seconds: float) -> None:
+        self._terms = terms
+        self._cpu_seconds = cpu_seconds
+        self._turn = asyncio.Lock()
+        self._process: Process | None = None
+
+    async def ask(self, question: _Question) -> dict[str, Any]:
+        """Raises Died and Late. A child that had answered others before, and died of something else than the time, is
+        no witness: what they left behind may have filled its memory. Then a fresh one is asked.
+        """
+        async with self._turn:
+            process = await self._child()
+            fresh = process.asked == 0
+            try:
+                return await self._exchange(process, question)
+            except Died as death:
+                if death.spent or fresh:
+                    raise
+            return await self._exchange(await self._child(), question)
+
+    async def _exchange(self, process: Process, question: _Question) -> dict[str, Any]:
+        for with_schema in (False, True):
+            asked = question.encoded(with_schema=with_schema)
+            answer = await process.ask(asked, self._cpu_seconds, self._terms.wall_seconds)
+            if "unknown" not in answer:
+                break
+        return answer
+
+    async def _child(self) -> Process:
+        if self._process is None or not self._process.alive:
+            self._process = await Process.start(self._terms.memory_bytes)
+        return self._process
+
+    async def close(self) -> None:
+        if self._process is not None:
+            await self._process.end()
+
+
+@asynccontextmanager
+async def evaluating(settings: Settings) -> AsyncIterator[Evaluator]:
+    evaluator = Evaluator(Terms.of(settings))
+    try:
+        yield evaluator
+    finally:
+        await evaluator.close()
