@@ -14,6 +14,7 @@ import orjson
 from leasehold.evaluation.child import ANSWER, KEPT, QUESTION
 
 _MOST_ANSWER = 64 * 1024
+_GRACE_SECONDS = 2.0
 
 
 class Died(Exception):
@@ -63,7 +64,7 @@ class Process:
             await self.end()
             raise Late from None
         except (OSError, EOFError):  # IncompleteReadError is an EOFError
-            raise Died(spent=await self.end() == -signal.SIGPROF) from None
+            raise Died(spent=await self._status() == -signal.SIGPROF) from None
         except BaseException:
             await self.end()
             raise
@@ -78,8 +79,17 @@ class Process:
         answer: dict[str, Any] = orjson.loads(await self._process.stdout.readexactly(size))
         return answer
 
+    async def _status(self) -> int:
+        """Of a child that closed its pipe: how it ended, as subprocess gives it. One that lingers is killed."""
+        try:
+            async with asyncio.timeout(_GRACE_SECONDS):
+                return await self._process.wait()
+        except TimeoutError:
+            return await self.end()
+
     async def end(self) -> int:
         """Kill it if it still runs, and reap it. Its status as subprocess gives it."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.kill()
+        if self._process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)  # Popen's own would reap it first, and asyncio lose its status
         return await asyncio.shield(asyncio.ensure_future(self._process.wait()))
