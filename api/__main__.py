@@ -18,6 +18,7 @@ from leasehold.logs import configure_logs
 from leasehold.settings import Settings
 from leasehold.telemetry.meters import expose
 from leasehold.telemetry.traces import begin_traces
+from leasehold.urls import refuse_bad_urls
 
 #: Seconds for running requests to finish once the long ones were let go.
 _GRACE = 15
@@ -63,6 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--port", type=int, default=settings.api_port)
     asked = parser.parse_args(arguments)
     configure_logs(settings)
+    refuse_bad_urls(settings)
     failpoints.arm(settings.failpoints)
     expose(settings, "api")
     if settings.traces:

@@ -37,7 +37,7 @@ def migrate(revision: Annotated[str, typer.Argument(help="Alembic revision.")] =
     """Bring the database's schema up to date; safe to run from several places at once."""
     from cli.migrate import upgrade  # noqa: PLC0415 - each command loads only what it needs
 
-    _told(upgrade(Settings(), revision))
+    _told(upgrade(_settings(), revision))
     console.print("The schema is up to date.")
 
 
@@ -58,7 +58,7 @@ def doctor(as_json: remote.AsJson = False) -> None:
     """Look at the database, the broker and the store: what they can promise. Exits with 1 when something is wrong."""
     from cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
 
-    found = asyncio.run(examine(Settings()))
+    found = asyncio.run(examine(_settings()))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found]))
     if not (all(finding.ok for finding in found) if as_json else show(console, found)):
@@ -120,7 +120,7 @@ def create(
     """Make a key. It is shown once: only a hash of it is kept."""
     from cli.keys import create_one  # noqa: PLC0415 - each command loads only what it needs
 
-    key = asyncio.run(create_one(Settings(), tenant, client, scope))
+    key = asyncio.run(create_one(_settings(), tenant, client, scope))
     if as_json:
         typer.echo(json.dumps({"key": key, "tenant": tenant, "client": client, "scopes": scope}))
     else:
@@ -132,8 +132,17 @@ def revoke(prefix: Annotated[str, typer.Argument(help="The part between lh_ and 
     """End a key; API processes stop taking it within LEASEHOLD_API_KEY_CACHE_SECONDS."""
     from cli.keys import revoke_one  # noqa: PLC0415 - each command loads only what it needs
 
-    _told(revoke_one(Settings(), prefix))
+    _told(revoke_one(_settings(), prefix))
     console.print(f"Revoked {prefix}.")
+
+
+def _settings() -> Settings:
+    """The environment's; what cannot be used is refused in a sentence."""
+    from leasehold.urls import refuse_bad_urls  # noqa: PLC0415 - each command loads only what it needs
+
+    settings = Settings()
+    refuse_bad_urls(settings)
+    return settings
 
 
 def _s3(endpoint: str | None) -> dict[str, str] | None:

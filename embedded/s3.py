@@ -13,6 +13,7 @@ from pathlib import Path
 from embedded.ports import free_port
 from embedded.process import EmbeddedError, RunAs, Server, unprivileged
 from embedded.programs import reachable
+from embedded.tls import Tls
 
 START_SECONDS = 15.0
 STOP_SECONDS = 5.0
@@ -28,6 +29,7 @@ class S3:
         port: 0 takes a free one
         secret_key: "" makes one, and keeps it with the data
         allow_origin: the web page that may upload from a browser; "*" allows every page
+        tls: with it, the server speaks HTTPS only
     """
 
     def __init__(
@@ -38,7 +40,9 @@ class S3:
         port: int = 0,
         secret_key: str = "",
         allow_origin: str = "*",
+        tls: Tls | None = None,
     ) -> None:
+        self._tls = tls
         self.directory = directory
         self.bucket = bucket
         self.port = port or free_port()
@@ -50,7 +54,7 @@ class S3:
 
     @property
     def endpoint(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
 
     @property
     def running(self) -> bool:
@@ -72,7 +76,7 @@ class S3:
         address = f"127.0.0.1:{self.port}"
         self._server = await Server.start(
             "rclone serve s3",
-            [program, "serve", "s3", "--addr", address, "--allow-origin", self._allow_origin, buckets],
+            [program, "serve", "s3", "--addr", address, "--allow-origin", self._allow_origin, *self._files(), buckets],
             log=self.directory / "s3.log",
             # By the environment (read as CSV), not by the command line, which is everybody's to read.
             env={
@@ -97,6 +101,12 @@ class S3:
     async def kill(self) -> None:
         if self._server is not None:
             await self._server.kill()
+
+    def _files(self) -> list[str | Path]:
+        if self._tls is None:
+            return []
+        certificate, key, _ = self._tls.write(self.directory, self._run_as)
+        return ["--cert", certificate, "--key", key]
 
     def _remember_secret(self) -> None:
         kept = self.directory / "secret-key"

@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 from uuid import UUID
@@ -22,6 +23,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from leasehold.holding import lent
 from leasehold.pool_sizes import ENGINE
 from leasehold.settings import Settings
+from leasehold.urls import database_url
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
@@ -93,7 +95,7 @@ async def _no_reset(_connection: Connection) -> None:
 async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.Record]:
     """One connection for a lane of transitions. Raises one of TRY_AGAIN when the database is away."""
     connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
-        settings.database_url.get_secret_value(),
+        database_url(settings.database_url.get_secret_value()).dsn,
         timeout=settings.database_timeout,
         command_timeout=settings.database_timeout,
         server_settings=_server_settings(name),
@@ -130,7 +132,7 @@ def make_pool(settings: Settings, name: str, size: int) -> Pool:
     Opening waits for no connection.
     """
     pool: Pool = asyncpg.create_pool(
-        settings.database_url.get_secret_value(),
+        database_url(settings.database_url.get_secret_value()).dsn,
         min_size=0,
         max_size=size,
         max_inactive_connection_lifetime=300,
@@ -146,9 +148,15 @@ def make_pool(settings: Settings, name: str, size: int) -> Pool:
 
 def make_engine(settings: Settings, name: str) -> AsyncEngine:
     """For reads. A statement that takes longer than `database_timeout` is an error, not a wait."""
-    url = settings.database_url.get_secret_value().replace("postgresql://", "postgresql+asyncpg://", 1)
     engine = create_async_engine(
-        url,
+        "postgresql+asyncpg://",
+        async_creator=partial(
+            asyncpg.connect,
+            database_url(settings.database_url.get_secret_value()).dsn,
+            timeout=settings.database_timeout,
+            command_timeout=settings.database_timeout,
+            server_settings={"application_name": f"leasehold {name}", "jit": "off"},
+        ),
         pool_size=ENGINE,
         max_overflow=0,
         pool_recycle=300,
@@ -157,11 +165,6 @@ def make_engine(settings: Settings, name: str) -> AsyncEngine:
         hide_parameters=True,  # an error's text goes to the log; what was asked for does not
         json_serializer=lambda value: orjson.dumps(value).decode(),
         json_deserializer=orjson.loads,
-        connect_args={
-            "timeout": settings.database_timeout,
-            "command_timeout": settings.database_timeout,
-            "server_settings": {"application_name": f"leasehold {name}", "jit": "off"},
-        },
     )
     event.listen(engine.sync_engine, "checkout", _refuse_closed)
     return engine

@@ -12,6 +12,7 @@ LeaseholdError
 │   ├── TooMany                 429  a limit: try again later
 │   ├── BadGateway              502  a service that we act for the caller with did not do its part
 │   └── Unavailable             503  something we need is down: try again
+├── BadSetting                  a LEASEHOLD_* variable that cannot be used: refused at start-up
 ├── DeclarationError            a pipeline is declared wrongly: refused at start-up
 ├── LeaseLost                   a write carried a lease that is no longer the task's
 ├── StepError                   how an attempt at a step ended badly
@@ -38,6 +39,14 @@ from datetime import timedelta
 
 class LeaseholdError(Exception):
     """The root: catch it to catch everything the platform raises on purpose."""
+
+
+class BadSetting(LeaseholdError):
+    """`name`: the variable; `sentence`: what is wrong, without a secret in it."""
+
+    def __init__(self, name: str, sentence: str) -> None:
+        super().__init__(f"{name}: {sentence}.")
+        self.name = name
 
 
 class RequestError(LeaseholdError):

@@ -17,13 +17,18 @@ class Settings(BaseSettings):
     """One frozen object per process; code takes it as a parameter and never reads the environment."""
 
     model_config = SettingsConfigDict(
-        env_prefix="LEASEHOLD_", env_file=".env", env_file_encoding="utf-8", frozen=True, extra="ignore"
+        env_prefix="LEASEHOLD_",
+        env_file=".env",
+        env_file_encoding="utf-8",
+        frozen=True,
+        extra="ignore",
+        hide_input_in_errors=True,  # it may be a URL with a password
     )
 
     # --- the database
     database_url: SecretStr = Field(
         SecretStr("postgresql://leasehold@127.0.0.1:5432/leasehold"),
-        description="PostgreSQL 15 to 18, as a libpq URL; it holds everything that is true.",
+        description="PostgreSQL 15 to 18, as a libpq URL (postgres:// or postgresql://, sslmode, sslrootcert, ...).",
     )
     database_pool_size: int = Field(
         8, ge=8, le=200, description="Connections to PostgreSQL of one process, API or worker, at most."
@@ -39,7 +44,10 @@ class Settings(BaseSettings):
     broker: Literal["amqp", "postgres"] = Field(
         "amqp", description="`amqp` is RabbitMQ; `postgres` needs no broker: workers poll the database."
     )
-    amqp_url: SecretStr = Field(SecretStr("amqp://guest:guest@127.0.0.1:5672/"), description="RabbitMQ 3.10 to 4.x.")
+    amqp_url: SecretStr = Field(
+        SecretStr("amqp://guest:guest@127.0.0.1:5672/"),
+        description="RabbitMQ 3.10 to 4.x; amqps:// with cacertfile, certfile, keyfile for TLS.",
+    )
     amqp_queue_type: Literal["classic", "quorum"] = Field(
         "classic", description="`quorum` on a cluster of three nodes; `classic` (durable) on a single one."
     )
@@ -56,6 +64,10 @@ class Settings(BaseSettings):
     s3_bucket: str = Field("leasehold", description="Bucket of all objects.")
     s3_access_key: SecretStr = Field(SecretStr("leasehold"), description="Access key id.")
     s3_secret_key: SecretStr = Field(SecretStr("leasehold-secret"), description="Secret access key.")
+    s3_ca_file: str | None = Field(
+        None,
+        description="PEM file of the authorities that the S3 service's certificate must be of; unset: certifi's.",
+    )
     s3_addressing: Literal["path", "virtual"] = Field("path", description="Bucket in the path or the host.")
     s3_conditional_puts: Literal["probe", "yes", "no"] = Field(
         "probe", description="Whether the store honours If-None-Match; `probe` finds out at start-up."

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
+import asyncpg
 from alembic import context
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -12,14 +14,15 @@ from sqlalchemy.pool import NullPool
 from leasehold import conversion_tables, generation_tables, run_tables  # noqa: F401 - their tables belong to the metadata
 from leasehold.settings import Settings
 from leasehold.tables import metadata
+from leasehold.urls import database_url
 
 #: Any number, the same in every release: migrators queue on this advisory lock.
 _MIGRATORS = 7_305_411
 
 
-def _url() -> str:
+def _dsn() -> str:
     url: str = context.config.attributes.get("url") or Settings().database_url.get_secret_value()
-    return url.replace("postgresql://", "postgresql+asyncpg://", 1)
+    return database_url(url).dsn
 
 
 def _is_ours(_object: object, name: str | None, kind: str, _reflected: bool, _other: object) -> bool:  # noqa: FBT001 - alembic's signature
@@ -38,7 +41,9 @@ def _run(connection: Connection) -> None:
 
 
 async def _main() -> None:
-    engine = create_async_engine(_url(), poolclass=NullPool)
+    engine = create_async_engine(
+        "postgresql+asyncpg://", async_creator=partial(asyncpg.connect, _dsn()), poolclass=NullPool
+    )
     async with engine.connect() as connection:
         await connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _MIGRATORS})
         await connection.execute(text("SET lock_timeout = '5s'"))

@@ -16,6 +16,7 @@ from leasehold.logs import configure_logs
 from leasehold.settings import Settings
 from leasehold.telemetry.meters import expose
 from leasehold.telemetry.traces import begin_traces
+from leasehold.urls import refuse_bad_urls
 from worker.worker import Worker
 
 log = structlog.get_logger(__name__)
@@ -51,6 +52,7 @@ async def _first(*coroutines: Coroutine[Any, Any, Any]) -> None:
 def main() -> None:
     settings = Settings()
     configure_logs(settings)
+    refuse_bad_urls(settings)
     failpoints.arm(settings.failpoints)
     expose(settings, "worker")
     if settings.traces:

@@ -23,6 +23,7 @@ from pydantic import SecretStr
 from leasehold.backoff import delay_after
 from leasehold.broker.wire import Wire
 from leasehold.errors import BrokerUnavailable
+from leasehold.urls import broker_url
 
 #: Waits between attempts, jittered: quick after a blink, kind to a broker that 500 workers come back to.
 RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
@@ -136,10 +137,13 @@ class Link:
 
     async def _connect_and_serve(self) -> None:
         name = f"leasehold {self._role} {socket.gethostname()} {os.getpid()}"
-        url = make_url(self._url.get_secret_value(), heartbeat=self._heartbeat)
+        broker = broker_url(self._url.get_secret_value())
+        url = make_url(broker.url, heartbeat=self._heartbeat)
         # aio-pika's own Connection loses hold of a socket when it is cancelled between opening it and saying so.
         wire = Wire()
-        connection = aiormq.Connection(url, client_properties={"connection_name": name}, transport_factory=wire)
+        connection = aiormq.Connection(
+            url, context=broker.tls, client_properties={"connection_name": name}, transport_factory=wire
+        )
         try:
             async with guarded(CONNECT_SECONDS):
                 await connection.connect()

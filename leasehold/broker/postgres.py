@@ -20,6 +20,7 @@ from pydantic import SecretStr
 from leasehold.broker.base import Delivery, Hint
 from leasehold.broker.connection import Ladder
 from leasehold.settings import Settings
+from leasehold.urls import database_url
 
 CHANNEL = "leasehold_hints"
 #: One process notifies at most this often; names that gather meanwhile go together.
@@ -186,7 +187,7 @@ class _Session:
 
     async def _connect_and_serve(self) -> None:
         connection = await asyncpg.connect(
-            self._url.get_secret_value(),
+            database_url(self._url.get_secret_value()).dsn,
             timeout=CONNECT_SECONDS,
             server_settings={"application_name": f"leasehold {self._role}"},
             statement_cache_size=0,  # a pooler may be between, and one statement needs no cache

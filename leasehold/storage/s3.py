@@ -55,6 +55,7 @@ async def open_client(settings: Settings, endpoint: str | None) -> AsyncIterator
         region_name=settings.s3_region,
         aws_access_key_id=settings.s3_access_key.get_secret_value(),
         aws_secret_access_key=settings.s3_secret_key.get_secret_value(),
+        verify=settings.s3_ca_file,
         config=_config(settings),
     ) as client:
         yield client

@@ -256,6 +256,7 @@ OPENERS = {
     "cli/doctor.py": 1,
     "cli/installation.py": 1,
     "cli/keys.py": 2,
+    "cli/migrate.py": 1,
     "leasehold/broker/postgres.py": 1,  # for two sessions
     "leasehold/database.py": 4,
     "migrations/env.py": 1,
