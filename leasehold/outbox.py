@@ -13,6 +13,9 @@ from typing import Any
 from leasehold.broker.base import Hint
 from leasehold.database import Connection, lookback
 
+#: The key of a job's `trace`, and so of each of its outbox rows' headers, under which the hint's tenant stands.
+TENANT = "tenant"
+
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
@@ -23,8 +26,9 @@ class Announcement:
 
     @classmethod
     def from_row(cls, row: Any) -> Announcement:
-        hint = Hint(row["task_id"], row["queue"], row["priority"], row["headers"] or {})
-        return cls(row["outbox_id"], hint)
+        headers = row["headers"] or {}
+        tenant = headers.pop(TENANT, "")
+        return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant))
 
 
 # By an array, not a join: where the statistics say that the outbox is empty, as it mostly is, the planner would begin

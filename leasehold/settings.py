@@ -177,7 +177,16 @@ class Settings(BaseSettings):
     worker_labels: str = Field(
         "", description="Labels of this worker, comma-separated: it also does work that is pinned to one of them."
     )
-    worker_concurrency: int = Field(128, ge=1, le=4096, description="Inline steps at once in one worker.")
+    worker_concurrency: int = Field(
+        128, ge=1, le=4096, description="Inline steps at once in one worker, of any tenants."
+    )
+    worker_reserve: int | None = Field(
+        None,
+        ge=0,
+        le=4096,
+        description="Further inline steps at once, each for a tenant that runs none yet in this worker; "
+        "unset: as many as worker_concurrency.",
+    )
     webhook_slots: int = Field(
         32, ge=1, le=1024, description="Webhook deliveries at once in one worker; they take no inline slots."
     )

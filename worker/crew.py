@@ -2,14 +2,19 @@
 
 Hints are the fast way. The sure one is a look into the database (`claim_due`), every few seconds, or whenever the
 broker says that it cannot tell: it finds due retries and polls, lost hints, and everything while the broker is away.
+
+Tenants share the slots (worker.shares). A hint whose tenant may not take a slot now stays in hand, unacknowledged: it
+runs once the tenant may. It keeps nobody else's task waiting, although others' hints may stand behind it in the broker:
+a crowded pool looks for the tasks of tenants that have less every quarter of a second.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
 from uuid import UUID
@@ -19,30 +24,49 @@ import structlog
 from leasehold import failpoints
 from leasehold.broker.base import Broker, Delivery
 from leasehold.database import TRY_AGAIN
-from leasehold.transitions.claims import Claimed
+from leasehold.transitions.claims import Claimed, Looked
 from worker import metrics
+from worker.hints import Hints
+from worker.shares import Rooms, Shares
 
 log = structlog.get_logger(__name__)
 
 #: A consumer that has heard nothing for so long, while there was work, is made anew.
 _SILENCE_SECONDS = 30.0
 
-#: While hints keep every slot busy one is kept free this often for a look, which takes tenants in turn: the hints
-#: of a flood stand in one line with everybody else's.
-_FAIR_SECONDS = 0.5
+#: A crowded pool looks this often, and for what has been due so long: the hints of a flood stand in one line with
+#: everybody else's, and a look takes tenants in turn.
+_FAIR_SECONDS = 0.25
+#: A pool is crowded while hints wait, or this part of its slots is busy: the broker hands out no further hints of a
+#: queue and band while so many are unacknowledged, and the smallest window is near it (broker.consumer.SHARES).
+_CROWDED = 1 / 4
 
-#: How the crew claims: by hint, and by looking for at most `n` tasks overdue by `seconds`.
+#: How the crew claims: by hint, and by looking for at most `n` tasks overdue by `seconds`, so many of each tenant.
 Claim = Callable[[Delivery], Awaitable[Claimed | None]]
-ClaimDue = Callable[[Sequence[str], int, float], Awaitable[list[Claimed]]]
+ClaimDue = Callable[[Sequence[str], int, float, Rooms], Awaitable[Looked]]
 Run = Callable[[Claimed, Mapping[str, str] | None, Callable[[], bool]], Coroutine[Any, Any, Claimed | None]]
 
 
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a look told. `plenty`: there may be more. `hinted`: some of it is of the kind that hints tell of; also where
+    all slots are busy and nobody looked. `held_back`: more is due, of tenants that have no room here.
+    """
+
+    plenty: bool
+    hinted: bool
+    held_back: bool
+
+
 class Crew:
+    """`slots`: for all tenants; `reserve`: further ones, each for a tenant that runs nothing else here."""
+
     def __init__(
         self,
         queues: Sequence[str],
         slots: int,
         *,
+        reserve: int = 0,
         claim: Claim,
         claim_due: ClaimDue,
         run: Run,
@@ -52,16 +76,19 @@ class Crew:
     ) -> None:
         self.queues = tuple(queues)
         self.slots = slots
+        self.reserve = reserve
         self._claim = claim
         self._claim_due = claim_due
         self._run = run
         self._holds = holds
         self._broker = broker
         self._poll_seconds = poll_seconds
-        self._hints: deque[Delivery] = deque()
+        self._shares = Shares(slots, reserve)
+        self._hints = Hints(self._shares)
         self._busy: set[asyncio.Task[None]] = set()
-        self._promised = 0  # slots kept for a look that is under way
         self._yields = False  # the next slot that becomes free is for whose turn it is
+        self._full_since: float | None = None  # others wait, and no slot for all is free
+        self._told = False
         self._changed = asyncio.Event()
         self._look = asyncio.Event()
         self._loops: list[asyncio.Task[None]] = []
@@ -73,11 +100,12 @@ class Crew:
     def deliver(self, delivery: Delivery) -> None:
         """A hint arrived; only handed over here."""
         if not self._stopping:
-            self._hints.append(delivery)
+            self._hints.add(delivery)
             self._changed.set()
 
     def look(self) -> None:
         """There may be work that no hint tells of."""
+        self._told = True
         self._look.set()
 
     def stop_taking(self) -> None:
@@ -103,18 +131,18 @@ class Crew:
         """Attempts that run now."""
         return len(self._busy)
 
-    @property
-    def _free(self) -> int:
-        return self.slots - len(self._busy) - self._promised
-
-    def _occupy(self, work: Coroutine[Any, Any, None]) -> None:
+    def _occupy(self, tenant: str, work: Coroutine[Any, Any, None]) -> None:
+        self._shares.take(tenant)
         task = asyncio.create_task(work)
         self._busy.add(task)
-        task.add_done_callback(self._vacate)
+        task.add_done_callback(partial(self._vacate, tenant))
 
-    def _vacate(self, task: asyncio.Task[None]) -> None:
+    def _vacate(self, tenant: str, task: asyncio.Task[None]) -> None:
+        self._shares.give(tenant)
         self._busy.discard(task)
         self._changed.set()
+        if self._yields and self._shares.busy < self.slots:
+            self._look.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an attempt could not be carried through", exc_info=error)
 
@@ -122,8 +150,8 @@ class Crew:
         while True:
             await self._changed.wait()
             self._changed.clear()
-            while self._hints and self._free > 0:
-                self._occupy(self._follow(self._hints.popleft()))
+            while (delivery := self._hints.take()) is not None:
+                self._occupy(delivery.hint.tenant, self._follow(delivery))
 
     async def _follow(self, delivery: Delivery) -> None:
         failpoints.reach("after_hint")
@@ -135,90 +163,116 @@ class Crew:
             metrics.HINTS.labels("claimed").inc()
             metrics.CLAIMS.labels("hint").inc()
             metrics.claimed(claimed.queue, claimed.was, claimed.waited)
-            following = await self._run(claimed, delivery.hint.headers, self._may_go_on)
+            following = await self._run(claimed, delivery.hint.headers, partial(self._may_go_on, delivery.hint.tenant))
             failpoints.reach("after_commit")
         await delivery.ack()
-        await self._go_on(following)
+        await self._go_on(delivery.hint.tenant, following)
 
-    async def _go_on(self, claimed: Claimed | None) -> None:
+    async def _go_on(self, tenant: str, claimed: Claimed | None) -> None:
         """With the steps that the commits before them claimed, in the same slot."""
         while claimed is not None:
             metrics.CLAIMS.labels("next").inc()
             metrics.claimed(claimed.queue, claimed.was, claimed.waited)
-            claimed = await self._run(claimed, None, self._may_go_on)
+            claimed = await self._run(claimed, None, partial(self._may_go_on, tenant))
 
-    def _may_go_on(self) -> bool:
-        """Not when somebody else's turn has come, or nothing more is to be started."""
-        return not self._stopping and not self._yields
+    def _may_go_on(self, tenant: str) -> bool:
+        """Not when somebody else's turn has come, the tenant is over its share, or nothing more is to be started."""
+        return (
+            not self._stopping
+            and not self._yields
+            and self._shares.may_keep(tenant)
+            and not self._hints.waits_with_less(tenant)
+        )
 
     async def _begin(self, claimed: Claimed) -> None:
-        following = await self._run(claimed, None, self._may_go_on)
+        following = await self._run(claimed, None, partial(self._may_go_on, claimed.tenant_id))
         failpoints.reach("after_commit")
-        await self._go_on(following)
+        await self._go_on(claimed.tenant_id, following)
 
     async def _watch(self) -> None:
-        """Look when told to, and every `poll_seconds` in any case; again at once while looking finds plenty that no
-        hint tells of.
+        """Look when told to, and every `poll_seconds` in any case, in a crowded pool every `_FAIR_SECONDS`; again at
+        once while looking finds plenty that no hint tells of.
         """
         hintless = self._broker.name == "postgres"
         while True:
-            told = self._look.is_set()
+            told, self._told = self._told, False
             self._look.clear()
+            hints_come = not hintless and self._broker.connected
             # With hints on their way, only what is overdue is ours to find: the rest would be taken twice.
-            overdue = 0.0 if hintless or told or not self._broker.connected else self._poll_seconds
-            if self._free <= 0 and self._hints:
-                await self._take_fairly()
-            plenty, hinted = await self._take_due(overdue)
-            if plenty and (hintless or not hinted or not self._broker.connected):
-                await self._a_slot()
-                continue
-            pause = min(_FAIR_SECONDS, self._poll_seconds) if self._hints else self._poll_seconds
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(pause):  # wait_for loses a cancellation before Python 3.12
-                    await self._look.wait()
+            overdue = self._pause if hints_come and not told else 0.0
+            if self._yields and self._shares.busy < self.slots:
+                self._yield(yields=False)
+                self._full_since = None
+                await self._take_due(overdue, most=1)
+            found = await self._take_due(overdue)
+            again = found.plenty and not (hints_come and found.hinted)
+            self._give_turns(others_wait=bool(self._hints) or again)
+            if not again:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause):  # wait_for loses a cancellation before Python 3.12
+                        await self._look.wait()
+            elif self._busy and (found.held_back or self._shares.free <= 0):
+                pause = min(_FAIR_SECONDS, self._poll_seconds)
+                await asyncio.wait(self._busy, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
 
-    async def _take_fairly(self) -> None:
-        """Keep the next slot that becomes free from the hints, and give it to whose turn it is."""
-        self._keep_free(1)
-        self._yields = True
-        try:
-            while len(self._busy) >= self.slots:
-                await asyncio.wait(self._busy, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._yields = False
-            self._keep_free(-1)
-        await self._take_due(min(_FAIR_SECONDS, self._poll_seconds), most=1)
+    def _give_turns(self, *, others_wait: bool) -> None:
+        """Where no slot for all is free, while others wait for one, keep the next one from the hints, every
+        `_FAIR_SECONDS`: a look gives it to whose turn it is. Jobs of many steps give theirs up between two.
+        """
+        if not others_wait or self._shares.busy < self.slots:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = monotonic()
+        full = self._full_since is not None and monotonic() - self._full_since >= min(_FAIR_SECONDS, self._poll_seconds)
+        self._yield(yields=full)
+
+    @property
+    def _pause(self) -> float:
+        """Seconds until the next look."""
+        crowded = bool(self._hints) or self._shares.busy >= max(1, _CROWDED * self.slots)
+        return min(_FAIR_SECONDS, self._poll_seconds) if crowded else self._poll_seconds
+
+    def _yield(self, *, yields: bool) -> None:
+        """Whether the next slot for all that becomes free is kept from the hints, for a look."""
+        if yields != self._yields:
+            self._yields = yields
+            self._keep_free(1 if yields else -1)
 
     def _keep_free(self, slots: int) -> None:
-        self._promised += slots
+        self._shares.promised += slots
         self._changed.set()
 
-    async def _take_due(self, overdue: float, most: int | None = None) -> tuple[bool, bool]:
-        """Claim what is due into the free slots. Answers whether there may be more, and whether any of what was found
-        (nothing, if all slots are busy) is of the kind that hints tell of.
-        """
+    async def _take_due(self, overdue: float, most: int | None = None) -> _Found:
+        """Claim what is due into the free slots, or where there is none, for tenants that run nothing here."""
+        shares = self._shares
         # At most half of the slots: while those of one half are being settled, the other half is claimed.
-        wanted = min(self._free, max(1, self.slots // 2) if most is None else most)
+        wanted = min(shares.free if shares.free > 0 else shares.reserve_free, most or max(1, self.slots // 2))
         if wanted <= 0:
-            return True, True
+            return _Found(plenty=True, hinted=True, held_back=False)
+        rooms = shares.rooms(wanted)
         self._keep_free(wanted)
         try:
             asked = perf_counter()
-            found = await self._claim_due(self.queues, wanted, overdue)
+            looked = await self._claim_due(self.queues, wanted, overdue, rooms)
             metrics.took("look", asked)
         except TRY_AGAIN as error:
             log.warning("could not look for work", error=type(error).__name__)
-            return False, True
+            return _Found(plenty=False, hinted=True, held_back=False)
         finally:
             self._keep_free(-wanted)
+        found = looked.claimed
         metrics.CLAIMS.labels("look").inc(len(found))
         hinted = any(claimed.was == "pending" for claimed in found)
         if overdue and hinted:
             self._mistrust_silence()
         for claimed in found:
             metrics.claimed(claimed.queue, claimed.was, claimed.waited)
-            self._occupy(self._begin(claimed))
-        return len(found) == wanted, hinted
+            self._occupy(claimed.tenant_id, self._begin(claimed))
+        return _Found(
+            plenty=len(found) == wanted or looked.held_back,
+            hinted=hinted or looked.held_back,
+            held_back=looked.held_back,
+        )
 
     def _mistrust_silence(self) -> None:
         """Work was there that no hint told of: a consumer that hears nothing may be dead without knowing it."""
@@ -226,16 +280,6 @@ class Crew:
         if self._broker.connected and (heard is None or monotonic() - heard > _SILENCE_SECONDS):
             log.warning("work without hints: the consumer is made anew")
             self._broker.rebuild_consumer()
-
-    async def _a_slot(self) -> None:
-        """Wait for one; after a while jobs of many steps give theirs up between two."""
-        began = monotonic()
-        try:
-            while self._free <= 0:
-                self._yields = monotonic() - began >= _FAIR_SECONDS
-                await asyncio.wait(self._busy, timeout=_FAIR_SECONDS, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            self._yields = False
 
 
 async def claim_with_takeover(

@@ -7,8 +7,9 @@ from time import monotonic
 
 from leasehold.database import Connection
 from leasehold.transitions import claims
-from leasehold.transitions.claims import Claimed, LeaseTerms
+from leasehold.transitions.claims import LeaseTerms, Looked
 from worker.horizon import Horizon
+from worker.shares import Rooms
 from worker.turns import Turns
 
 
@@ -20,13 +21,21 @@ class Looks:
         self._turns = Turns()
 
     async def take(
-        self, connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float
-    ) -> list[Claimed]:
+        self, connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float, rooms: Rooms
+    ) -> Looked:
         """As `claims.look`."""
         asked_at, back = monotonic(), self._horizon.back()
         looked = await claims.look(
-            connection, terms, queues, limit, overdue=overdue, back=back, running=self._turns.running()
+            connection,
+            terms,
+            queues,
+            limit,
+            overdue=overdue,
+            back=back,
+            running=self._turns.running(),
+            shares=rooms.of,
+            other_room=rooms.other,
         )
         self._horizon.looked(asked_at, whole=back is None, oldest=looked.oldest, overdue=overdue)
         self._turns.looked(asked_at, looked.running)
-        return looked.claimed
+        return looked

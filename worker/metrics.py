@@ -37,7 +37,12 @@ STATEMENTS = spreads(
     "statement_duration_seconds", "Round trip of a batched statement: claim, look, settle, renew", ["statement"], QUICK
 )
 RELAYED = counter("outbox_relayed_total", "Hints that the relay sent because their committer did not")
-SLOTS = gauge("worker_slots", "Attempts that can run here at once, and that do", ["state"])
+SLOTS = gauge(
+    "worker_slots",
+    "Attempts that can run here at once: of any tenant (all), and besides of tenants that run "
+    "nothing else here (reserve); and those that do (busy)",
+    ["state"],
+)
 DRAINING = gauge("worker_draining", "1 while this worker takes nothing new because it is stopping")
 CRASHES = counter("child_crashes_total", "Child processes that died of a step", ["how"])
 CHILD_PEAK = histogram(

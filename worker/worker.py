@@ -33,7 +33,7 @@ from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.exporter import exporting
 from leasehold.templates import Templates
 from leasehold.transitions import workers
-from leasehold.transitions.claims import Claimed, LeaseTerms
+from leasehold.transitions.claims import Claimed, LeaseTerms, Looked
 from worker import metrics
 from worker.admitter import Admitter
 from worker.children import Children
@@ -45,6 +45,7 @@ from worker.relay import relay
 from worker.reporter import Reporter
 from worker.runner import Runner
 from worker.scheduler import schedule
+from worker.shares import Rooms
 from worker.sweeper import Sweeper
 from worker.workdir import WorkDir
 
@@ -250,10 +251,12 @@ class Worker:
         inline = self.queues - heavy
         for own, slots in self._own_slots(inline):
             inline -= own
-            self._crews.append(self._crew(sorted(own), slots))
-        for queues, slots in ((heavy, children), (inline, settings.worker_concurrency)):
+            self._crews.append(self._crew(sorted(own), slots, slots))
+        shared = settings.worker_concurrency
+        reserve = shared if settings.worker_reserve is None else settings.worker_reserve
+        for queues, slots, kept in ((heavy, children, 0), (inline, shared, reserve)):
             if queues:
-                self._crews.append(self._crew(sorted(queues), slots))
+                self._crews.append(self._crew(sorted(queues), slots, kept))
 
     def _own_slots(self, inline: frozenset[str]) -> list[tuple[frozenset[str], int]]:
         """Of the pipelines that have slots of their own: the queues, and how many."""
@@ -264,10 +267,11 @@ class Worker:
         ]
         return [(queues, getattr(self.settings, setting)) for queues, setting in own if queues]
 
-    def _crew(self, queues: Sequence[str], slots: int) -> Crew:
+    def _crew(self, queues: Sequence[str], slots: int, reserve: int) -> Crew:
         return Crew(
             queues,
             slots,
+            reserve=reserve,
             claim=self._claim,
             claim_due=partial(self._look, Looks()),
             run=self._runner.run,
@@ -286,6 +290,7 @@ class Worker:
         for crew in self._crews:
             crew.start()
         metrics.SLOTS.labels("all").set(sum(crew.slots for crew in self._crews))
+        metrics.SLOTS.labels("reserve").set(sum(crew.reserve for crew in self._crews))
         metrics.SLOTS.labels("busy").set_function(lambda: sum(crew.busy for crew in self._crews))
 
     async def _check(self) -> None:
@@ -333,9 +338,9 @@ class Worker:
         except TRY_AGAIN:  # nobody can tell now; whoever gives up here keeps the hint, and the sweeper finds the task
             return None
 
-    async def _look(self, looks: Looks, queues: Sequence[str], limit: int, overdue: float) -> list[Claimed]:
+    async def _look(self, looks: Looks, queues: Sequence[str], limit: int, overdue: float, rooms: Rooms) -> Looked:
         async with self._pool.acquire() as connection:
-            return await looks.take(connection, self._terms, queues, min(limit, _BATCH), overdue)
+            return await looks.take(connection, self._terms, queues, min(limit, _BATCH), overdue, rooms)
 
     async def _on_connection(self, work: Callable[[Connection], Awaitable[None]]) -> None:
         async with self._pool.acquire() as connection:

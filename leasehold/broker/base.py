@@ -13,12 +13,17 @@ BANDS = ("high", "normal", "low")
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Task `task_id` may be runnable. May be lost, doubled, late or reordered without harm."""
+    """Task `task_id` may be runnable. May be lost, doubled, late or reordered without harm.
+
+    `tenant`: whose task it is, so that a worker can keep a share of its slots for other tenants without asking the
+    database. Empty: the hint's sender did not know; such hints count as one tenant's.
+    """
 
     task_id: UUID
     queue: str
     band: int = 1
     headers: Mapping[str, str] = field(default_factory=dict)
+    tenant: str = ""
 
 
 @dataclass(frozen=True, slots=True)

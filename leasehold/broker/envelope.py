@@ -1,4 +1,4 @@
-"""The message on the wire: `{"v":1,"task":"<uuid>","queue":"media","band":1}`, the rest in AMQP headers.
+"""The message on the wire: `{"v":2,"task":"<uuid>","queue":"media","band":1,"tenant":"acme"}`; the rest are headers.
 
 Strict on the way in: whoever can write to the queue may send anything; what is not exactly ours is dropped.
 A new field needs a new version; an old worker drops newer hints and the database's poll finds their tasks.
@@ -14,14 +14,18 @@ import orjson
 
 from leasehold.broker.base import BANDS, Hint
 
-VERSION = 1
+VERSION = 2
+#: Hints of releases before the tenant stood in them.
+_WITHOUT_TENANT = 1
 #: Ours are about 100 bytes; nothing legitimate comes near.
 MAX_BYTES = 4096
 MAX_QUEUE_NAME = 200
+#: A longer tenant's name is cut: it only says whose turn it is.
+MAX_TENANT = 200
 MAX_HEADERS = 16
 MAX_HEADER_BYTES = 1024
 
-_FIELDS = {"v", "task", "queue", "band"}
+_FIELDS = {_WITHOUT_TENANT: {"v", "task", "queue", "band"}, VERSION: {"v", "task", "queue", "band", "tenant"}}
 
 
 class Garbage(ValueError):
@@ -34,7 +38,10 @@ class Garbage(ValueError):
 
 def encode(hint: Hint) -> bytes:
     # str(): asyncpg's UUIDs are a subclass, which orjson does not take.
-    return orjson.dumps({"v": VERSION, "task": str(hint.task_id), "queue": hint.queue, "band": hint.band})
+    tenant = hint.tenant[:MAX_TENANT]
+    return orjson.dumps({
+        "v": VERSION, "task": str(hint.task_id), "queue": hint.queue, "band": hint.band, "tenant": tenant
+    })  # fmt: skip
 
 
 def decode(body: bytes, headers: Mapping[str, Any] | None = None) -> Hint:
@@ -47,11 +54,18 @@ def decode(body: bytes, headers: Mapping[str, Any] | None = None) -> Hint:
         raise Garbage("not_json") from None
     if not isinstance(message, dict):
         raise Garbage("wrong_shape")
-    if message.get("v") != VERSION:
+    version = message.get("v")
+    if not isinstance(version, int) or version not in _FIELDS:
         raise Garbage("wrong_version")
-    if message.keys() != _FIELDS:
+    if message.keys() != _FIELDS[version]:
         raise Garbage("wrong_shape")
-    return Hint(_task_id(message["task"]), _queue(message["queue"]), _band(message["band"]), _headers(headers or {}))
+    return Hint(
+        _task_id(message["task"]),
+        _queue(message["queue"]),
+        _band(message["band"]),
+        _headers(headers or {}),
+        _tenant(message.get("tenant", "")),
+    )
 
 
 def _task_id(value: object) -> UUID:
@@ -65,6 +79,12 @@ def _task_id(value: object) -> UUID:
 
 def _queue(value: object) -> str:
     if isinstance(value, str) and 0 < len(value) <= MAX_QUEUE_NAME:
+        return value
+    raise Garbage("wrong_value")
+
+
+def _tenant(value: object) -> str:
+    if isinstance(value, str) and len(value) <= MAX_TENANT:
         return value
     raise Garbage("wrong_value")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from time import monotonic
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -91,6 +92,8 @@ WITH jobs AS MATERIALIZED (
 # The oldest due tasks of each queue, band and tenant, dealt out in turn: a tenant's first counts before everybody's
 # second, and a tenant that has much running comes later. So a flood delays its own tenant. A band below ages into
 # the one above in thirty seconds. What a hint tells of (`pending`) is ours only when it is overdue by $5.
+# Of the tenants $9, who run $10 each with the asker, no more than $11 each are taken, of any other no more than $12
+# (NULL: any number).
 # Jobs that somebody else is working on are passed over, not waited for; hence more candidates than wanted.
 _DUE = f"""
 -- look
@@ -136,10 +139,18 @@ WITH RECURSIVE served AS MATERIALIZED (
         ORDER BY t.available_at
         LIMIT 4 * $4
     ) AS head
+), roomy AS MATERIALIZED (
+    SELECT h.*, mine.n AS mine, coalesce(
+               row_number() OVER (PARTITION BY h.tenant_id ORDER BY h.nth, h.available_at)
+                   <= CASE WHEN mine.tenant_id IS NULL THEN $12 ELSE mine.room END,
+               true) AS has_room
+    FROM heads h
+    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS mine(tenant_id, n, room) ON mine.tenant_id = h.tenant_id
 ), candidates AS MATERIALIZED (
-    SELECT h.id, h.job_id, h.was, h.nth + coalesce(busy.n, 0) AS turn,
+    SELECT h.id, h.job_id, h.was, h.nth + greatest(busy.n, h.mine, 0) AS turn,
            h.available_at + h.band * interval '30 seconds' AS since
-    FROM heads h LEFT JOIN busy ON busy.tenant_id = h.tenant_id
+    FROM roomy h LEFT JOIN busy ON busy.tenant_id = h.tenant_id
+    WHERE h.has_room
     ORDER BY turn, since
     LIMIT 8 * $4
 ), due AS MATERIALIZED (
@@ -195,13 +206,15 @@ _MARK_CLAIMED = f"""
 """
 
 CLAIM = _HINTED + _MARK_CLAIMED + "SELECT * FROM counted ORDER BY id"
-# At least one row, which says how long the oldest that is due has been so, and what was counted.
+# At least one row, which says how long the oldest that is due has been so, what was counted, and whether somebody's
+# tasks were left for want of room.
 LOOK = (
     _DUE
     + _MARK_CLAIMED
     + """
 SELECT counted.*, oldest.seconds AS oldest,
-       CASE WHEN counting.now THEN coalesce((SELECT jsonb_object_agg(tenant_id, n) FROM busy), '{}') END AS running
+       CASE WHEN counting.now THEN coalesce((SELECT jsonb_object_agg(tenant_id, n) FROM busy), '{}') END AS running,
+       EXISTS (SELECT 1 FROM roomy WHERE NOT has_room) AS held_back
 FROM (SELECT extract(epoch FROM max(statement_timestamp() - available_at))::float8 AS seconds FROM heads) AS oldest
 CROSS JOIN counting
 LEFT JOIN counted ON true
@@ -305,15 +318,19 @@ async def claim_again(
     return {parents[claimed.lease.task_id]: claimed for claimed in found}
 
 
+_NOTHING_RUNS: Mapping[str, tuple[int, int | None]] = MappingProxyType({})
+
+
 @dataclass(frozen=True, slots=True)
 class Looked:
     """What a look claimed. `oldest`: seconds that the oldest task has been due, of those that it saw; None: of none.
-    `running`: how much each tenant has running, if it was counted.
+    `running`: how much each tenant has running, if it was counted. `held_back`: more is due, of tenants without room.
     """
 
     claimed: list[Claimed]
-    oldest: float | None
-    running: dict[str, int] | None
+    oldest: float | None = None
+    running: dict[str, int] | None = None
+    held_back: bool = False
 
 
 async def look(
@@ -325,12 +342,16 @@ async def look(
     overdue: float = 0.0,
     back: float | None = None,
     running: Mapping[str, int] | None = None,
+    shares: Mapping[str, tuple[int, int | None]] = _NOTHING_RUNS,
+    other_room: int | None = None,
 ) -> Looked:
     """Claim up to `limit` due tasks without any hint, tenants in turn.
 
     Tasks that a hint tells of are left to it until they have been due for `overdue` seconds. What has been due for
     more than `back` seconds is not seen; None: everything is. `running`: how much each tenant has running, for turns;
-    None: it is counted, if several tenants have work.
+    None: it is counted, if several tenants have work. `shares`: of each tenant, how much it has running
+    with the asker, which nobody counted a while ago, and the most tasks that may be claimed for it; `other_room`: the
+    most for one that is not named there; None: any number.
     """
     asked_at = monotonic()
     rows = await connection.fetch(
@@ -343,9 +364,13 @@ async def look(
         lookback(back),
         None if running is None else list(running.keys()),
         None if running is None else list(running.values()),
+        list(shares.keys()),
+        [running for running, _ in shares.values()],
+        [room for _, room in shares.values()],
+        other_room,
     )
     claimed = [claimed_of(row, terms, asked_at) for row in rows if row["id"] is not None]
-    return Looked(claimed, rows[0]["oldest"], rows[0]["running"])
+    return Looked(claimed, rows[0]["oldest"], rows[0]["running"], rows[0]["held_back"])
 
 
 async def claim_due(connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int) -> list[Claimed]:

@@ -12,7 +12,7 @@ from leasehold.database import Connection, unindexed
 from leasehold.errors import Invalid
 from leasehold.gate import Gate
 from leasehold.ids import new_id
-from leasehold.outbox import Announcement
+from leasehold.outbox import TENANT, Announcement
 from leasehold.pipeline import Pipeline, Step, pinned_queue
 from leasehold.states import JobState, TaskState
 from leasehold.transitions import gates
@@ -133,7 +133,7 @@ def _job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, An
         "params": new.params,
         "inputs": new.inputs,
         "output_prefix": new.output_prefix or f"jobs/{new.id}/output",
-        "trace": new.trace,
+        "trace": _hint_headers(new),
         "deadline_at": new.deadline_at,
         "not_before": new.not_before,
         "timeout_seconds": None if terms.timeout is None else terms.timeout.total_seconds(),
@@ -144,6 +144,11 @@ def _job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, An
         "cancelable": terms.cancelable,
         "grace_seconds": int(terms.grace.total_seconds()),
     } | (new.run.record() if new.run is not None else {})
+
+
+def _hint_headers(new: NewJob) -> dict[str, str]:
+    """Every statement that writes a hint of the job copies them from its row."""
+    return {**(new.trace or {}), TENANT: new.tenant_id}
 
 
 def _task_records(new: NewJob) -> list[dict[str, Any]]:
@@ -165,7 +170,7 @@ def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID]
         "job_id": new.id,
         "tenant_id": new.tenant_id,
         "priority": new.priority,
-        "trace": new.trace,
+        "trace": _hint_headers(new),
         "step": step.name,
         "position": position,
         "queue": external_queue(new.tenant_id, step.queue) if step.external else pinned_queue(step.queue, new.pin),

@@ -83,7 +83,9 @@ async def test_a_completed_upload_becomes_a_job_with_its_limits_and_its_trace(
     assert job["inputs"] == {"original": ticket.original_key}
     assert job["output_prefix"] == f"media/{ticket.media_id}"
     assert job["priority"] == 0
-    assert job["trace"] == {"request_id": "my-request", "traceparent": trace, "media_id": ticket.media_id}
+    assert job["trace"] == {
+        "request_id": "my-request", "traceparent": trace, "media_id": ticket.media_id, "tenant": job["tenant_id"]
+    }  # fmt: skip
     assert job["params"]["variants"] == ["thumb", "avif"]
     assert job["params"]["content_type"] == "image/jpeg"
     assert job["params"]["limits"]["max_pixels"] == settings.picture_max_pixels

@@ -15,7 +15,7 @@ from leasehold.broker.base import Delivery, Hint
 from leasehold.ids import new_id
 from leasehold.lease import Lease
 from leasehold.settings import Settings
-from leasehold.transitions.claims import Claimed
+from leasehold.transitions.claims import Claimed, Looked
 from worker.crew import Crew, claim_with_takeover
 
 SECONDS = 10.0
@@ -42,10 +42,10 @@ async def test_a_hint_that_comes_during_a_look_that_finds_nothing_is_followed_at
     async def claim(_delivery: Delivery) -> Claimed | None:
         return None  # somebody else has done it: the hint is spent
 
-    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float) -> list[Claimed]:
+    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float, _rooms: object) -> Looked:
         looking.set()
         await look_on.wait()
-        return []
+        return Looked([])
 
     async def run(_claimed: Claimed, _headers: object, _may_go_on: object) -> None:
         raise AssertionError("nothing was claimed")
@@ -100,9 +100,9 @@ async def test_a_job_of_many_steps_gives_its_slot_up_between_two_when_others_wai
     async def claim(_delivery: Delivery) -> Claimed | None:
         raise AssertionError("there are no hints")
 
-    async def claim_due(_queues: Sequence[str], limit: int, _overdue: float) -> list[Claimed]:
+    async def claim_due(_queues: Sequence[str], limit: int, _overdue: float, _rooms: object) -> Looked:
         found, waiting[:] = waiting[:limit], waiting[limit:]
-        return found
+        return Looked(found)
 
     async def run(one: Claimed, _headers: object, may_go_on: Callable[[], bool]) -> Claimed | None:
         nonlocal steps
@@ -130,9 +130,9 @@ async def test_a_crew_ends_though_it_is_told_to_look_at_that_very_moment(turns: 
     async def claim(_delivery: Delivery) -> Claimed | None:
         raise AssertionError("there are no hints")
 
-    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float) -> list[Claimed]:
+    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float, _rooms: object) -> Looked:
         looked.set()
-        return []
+        return Looked([])
 
     async def run(_claimed: Claimed, _headers: object, _may_go_on: object) -> None:
         raise AssertionError("nothing was claimed")

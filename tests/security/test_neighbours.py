@@ -1,0 +1,189 @@
+"""A tenant's flood delays its own tenant alone: real workers, RabbitMQ and PostgreSQL, steps that hold their slots for
+longer than any of these tests waits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from leasehold.broker import make_broker
+from leasehold.broker.base import Broker
+from leasehold.database import connect
+from leasehold.pipeline import Pipeline
+from leasehold.settings import Settings
+from leasehold.transitions import jobs
+from leasehold.transitions.jobs import NewJob
+from tests.factories import Rows
+from tests.security.neighbour_work import chain, heavy, heavy_chain, inline
+from worker.worker import Worker
+
+#: Of a step that ends with the test.
+FOR_EVER = 3600.0
+SLOTS = 16
+#: Generous: a newcomer starts within two seconds; one that waits for a flood never does.
+PATIENCE = 20.0
+
+
+@pytest.fixture(params=["amqp", "postgres"])
+def hints(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def neighbours(settings: Settings, hints: str, tmp_path: Path) -> Settings:
+    return settings.model_copy(
+        update={
+            "broker": hints,
+            "pipelines": "tests.security.neighbour_work:pipelines",
+            "work_dir": str(tmp_path),
+            "worker_concurrency": SLOTS,
+            "worker_children": 2,
+            "worker_queues": "default",
+        }
+    )
+
+
+@pytest.fixture
+async def rows(settings: Settings) -> AsyncIterator[Rows]:
+    connection = await connect(settings, "test")
+    yield Rows(connection)
+    await connection.close()
+
+
+@pytest.fixture
+async def broker(neighbours: Settings) -> AsyncIterator[Broker]:
+    broker = make_broker(neighbours)
+    await broker.open()
+    async with asyncio.timeout(PATIENCE):
+        while not broker.connected:
+            await asyncio.sleep(0.02)
+    yield broker
+    await broker.close()
+
+
+class Town:
+    """Where tenants send their jobs."""
+
+    def __init__(self, rows: Rows, broker: Broker) -> None:
+        self.rows = rows
+        self._broker = broker
+
+    async def send(
+        self, tenant: str, count: int = 1, *, seconds: float = 0.0, pipeline: Pipeline = inline, priority: int = 1
+    ) -> list[UUID]:
+        new = [NewJob(pipeline, tenant, {"seconds": seconds}, priority=priority) for _ in range(count)]
+        announced = await jobs.submit(self.rows.connection, new)
+        await self.rows.connection.execute("DELETE FROM outbox")
+        assert all(await self._broker.publish([one.hint for one in announced]))
+        return [one.id for one in new]
+
+    async def running(self, tenant: str | None = None) -> int:
+        return int(
+            await self.rows.connection.fetchval(
+                "SELECT count(*) FROM task WHERE status = 'running' AND tenant_id = coalesce($1, tenant_id)", tenant
+            )
+        )
+
+    async def until(self, holds: Callable[[int], bool], tenant: str | None = None) -> None:
+        """Wait until so much runs."""
+        async with asyncio.timeout(PATIENCE):
+            while not holds(await self.running(tenant)):
+                await asyncio.sleep(0.05)
+
+    async def at_rest(self, tenant: str | None = None) -> int:
+        """How much runs once nothing more begins."""
+        before, now = -1, await self.running(tenant)
+        while before != now or not now:
+            await asyncio.sleep(1.0)
+            before, now = now, await self.running(tenant)
+        return now
+
+    async def succeeded(self, job_ids: list[UUID]) -> None:
+        """Wait until all of them have."""
+        async with asyncio.timeout(PATIENCE):
+            while await self.rows.connection.fetchval(
+                "SELECT count(*) FROM job WHERE id = ANY($1::uuid[]) AND status <> 'succeeded'", job_ids
+            ):
+                await asyncio.sleep(0.02)
+
+
+@pytest.fixture
+def town(rows: Rows, broker: Broker) -> Town:
+    return Town(rows, broker)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+async def test_a_newcomer_starts_although_one_tenant_s_long_runs_came_first(
+    neighbours: Settings, town: Town, workers: int
+) -> None:
+    async with AsyncExitStack() as opened:
+        for _ in range(workers):
+            await opened.enter_async_context(Worker(neighbours))
+        await town.send("flood", 40 * SLOTS, seconds=FOR_EVER)
+        held = await town.at_rest("flood")
+        assert workers * SLOTS * 3 // 4 <= held < workers * SLOTS
+        await town.succeeded(await town.send("newcomer"))
+        await town.succeeded(await town.send("newcomer", 5))
+
+
+async def test_a_newcomer_starts_although_as_many_tenants_as_there_are_slots_flood(
+    neighbours: Settings, town: Town
+) -> None:
+    async with Worker(neighbours):
+        for flood in range(SLOTS):
+            await town.send(f"flood-{flood}", 10, seconds=FOR_EVER)
+        assert await town.at_rest() >= SLOTS
+        await town.succeeded(await town.send("newcomer"))
+        assert await town.running("flood-0")
+
+
+async def test_a_newcomer_starts_although_a_flood_fills_the_window_of_its_priority(
+    neighbours: Settings, town: Town
+) -> None:
+    """The broker hands out no more of a band while so many of its hints are unacknowledged."""
+    async with Worker(neighbours):
+        await town.send("flood", 40 * SLOTS, seconds=FOR_EVER, priority=2)
+        await town.at_rest()
+        await town.succeeded(await town.send("newcomer", priority=2))
+
+
+async def test_a_flood_s_hints_that_wait_in_hand_run_once_there_is_room(neighbours: Settings, town: Town) -> None:
+    async with Worker(neighbours):
+        await town.send("stays", SLOTS, seconds=FOR_EVER)
+        await town.at_rest()
+        await town.succeeded(await town.send("flood", 6 * SLOTS, seconds=0.05))
+
+
+async def test_a_tenant_whose_steps_follow_one_another_gives_slots_up_between_two(
+    neighbours: Settings, town: Town
+) -> None:
+    async with Worker(neighbours):
+        await town.send("flood", SLOTS, pipeline=chain, seconds=0.5)
+        for other in range(SLOTS):
+            await town.send(f"other-{other}", 3, seconds=FOR_EVER)
+        await town.until(lambda running: running <= SLOTS // 2, "flood")
+
+
+@pytest.mark.parametrize("pipeline", [heavy, heavy_chain], ids=["one step", "many steps"])
+async def test_where_no_child_process_can_be_kept_a_newcomer_has_the_next_that_becomes_free(
+    neighbours: Settings, town: Town, pipeline: Pipeline
+) -> None:
+    async with Worker(neighbours.model_copy(update={"worker_queues": "heavy"})):
+        await town.send("flood", 30, pipeline=pipeline, seconds=1.0)
+        await town.until(lambda running: running == 2)
+        (newcomer,) = await town.send("newcomer", pipeline=heavy)
+        await town.succeeded([newcomer])
+        begun_before = await town.rows.connection.fetchval(
+            "SELECT count(*) FROM event f, event mine WHERE f.tenant_id = 'flood' AND mine.job_id = $1"
+            " AND f.kind = 'claimed' AND mine.kind = 'claimed'"
+            " AND f.at BETWEEN mine.at - interval '30 seconds' AND mine.at"
+            " AND f.at > (SELECT created_at FROM job WHERE id = $1)",
+            newcomer,
+        )
+        assert begun_before <= 3  # the hint may be on its way while a step ends

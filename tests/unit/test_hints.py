@@ -1,0 +1,70 @@
+"""The hints in hand: whose turn it is, and that one which may not run keeps no other waiting."""
+
+from __future__ import annotations
+
+from leasehold.broker.base import Delivery, Hint
+from leasehold.ids import new_id
+from worker.hints import Hints
+from worker.shares import Shares
+
+
+async def no_ack() -> None: ...
+
+
+def put(hints: Hints, *tenants: str) -> None:
+    for tenant in tenants:
+        hints.add(Delivery(Hint(new_id(), "q", tenant=tenant), no_ack))
+
+
+def take_all(hints: Hints, shares: Shares) -> list[str]:
+    taken = []
+    while (delivery := hints.take()) is not None:
+        taken.append(delivery.hint.tenant)
+        shares.take(delivery.hint.tenant)
+    return taken
+
+
+def test_tenants_take_turns() -> None:
+    shares = Shares(100)
+    hints = Hints(shares)
+    put(hints, "a", "a", "a", "b", "c", "b")
+    assert take_all(hints, shares) == ["a", "b", "c", "a", "b", "a"]
+    assert not hints
+
+
+def test_whoever_runs_least_is_first() -> None:
+    shares = Shares(3)
+    for _ in range(2):
+        shares.take("a")
+    hints = Hints(shares)
+    put(hints, "a", "a", "b")
+    assert take_all(hints, shares) == ["b"]
+    assert hints  # they wait for a slot
+
+
+def test_a_hint_that_may_not_run_waits_and_those_behind_it_go_on() -> None:
+    shares = Shares(8, 8)
+    hints = Hints(shares)
+    put(hints, *["flood"] * 20, "newcomer")
+    assert take_all(hints, shares) == ["flood", "newcomer", *["flood"] * 6]
+    shares.give("flood")
+    assert take_all(hints, shares) == ["flood"]
+
+
+def test_beyond_a_hundred_tenants_that_may_not_a_newcomer_is_found() -> None:
+    shares = Shares(100, 100)
+    hints = Hints(shares)
+    floods = [f"flood-{number}" for number in range(100)]
+    put(hints, *floods, *floods, "newcomer")
+    assert "newcomer" in take_all(hints, shares)
+
+
+def test_a_slot_is_given_up_for_who_has_two_less() -> None:
+    shares = Shares(2)
+    hints = Hints(shares)
+    shares.take("a")
+    put(hints, "b")
+    assert not hints.waits_with_less("a")  # else the two would change places for ever
+    shares.take("a")
+    assert hints.waits_with_less("a")
+    assert not hints.waits_with_less("b")

@@ -1,0 +1,86 @@
+"""How the slots of one pool are shared by tenants. Nobody can take a slot back from a step that runs for an hour, so a
+part of the slots is kept for those who have less, whether or not they are there.
+
+A pool has `slots` for all and `reserve` further ones, each for a tenant that runs nothing else in the pool. Of the
+slots for all, a tenant may take another while it runs fewer than `GREED` times as many as are free: one tenant alone
+fills seven eighths of them, and whoever comes later finds room for several steps, not for one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+#: A tenant may run so many times as many steps as slots are free.
+GREED = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """How many steps each tenant runs in the pool, and how many a poll may claim for it: `other` for those that run
+    none. None: any number.
+    """
+
+    of: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
+    other: int | None = None
+
+
+class Shares:
+    """`reserve` 0: the pool has so few slots that none is kept; then tenants only take turns."""
+
+    def __init__(self, slots: int, reserve: int = 0) -> None:
+        self.slots = slots
+        self.reserve = reserve
+        self.busy = 0
+        #: Slots that are kept for a poll that is under way.
+        self.promised = 0
+        self._running: Counter[str] = Counter()
+
+    @property
+    def free(self) -> int:
+        """Slots for all that nobody has; 0 or less where the reserve is in use."""
+        return self.slots - self.busy - self.promised
+
+    @property
+    def reserve_free(self) -> int:
+        return min(self.reserve, self.slots + self.reserve - self.busy - self.promised)
+
+    def running(self, tenant: str) -> int:
+        return self._running[tenant]
+
+    def take(self, tenant: str) -> None:
+        self._running[tenant] += 1
+        self.busy += 1
+
+    def give(self, tenant: str) -> None:
+        self.busy -= 1
+        self._running[tenant] -= 1
+        if not self._running[tenant]:
+            del self._running[tenant]
+
+    def may_take(self, tenant: str) -> bool:
+        """Whether the tenant may start another step now."""
+        return self._may_run(self._running[tenant], self.free) or (
+            not self._running[tenant] and self.free <= 0 < self.reserve_free
+        )
+
+    def may_keep(self, tenant: str) -> bool:
+        """Whether the tenant, if it gave up one of its slots, might take it again."""
+        running = self._running[tenant] - 1
+        return running <= 0 or self._may_run(running, self.free + 1)
+
+    def _may_run(self, running: int, free: int) -> bool:
+        return free > 0 and (not running or not self.reserve or running < GREED * free)
+
+    def rooms(self, wanted: int) -> Rooms:
+        """For a poll that may claim `wanted` tasks: what each tenant may have of them."""
+        if self.free <= 0:
+            return Rooms({tenant: (running, 0) for tenant, running in self._running.items()}, 1)
+        rooms = {tenant: (running, self._room(running, wanted)) for tenant, running in self._running.items()}
+        return Rooms(rooms, self._room(0, wanted))
+
+    def _room(self, running: int, wanted: int) -> int | None:
+        """For how many steps, one after another, `_may_run` holds; None: for all that are `wanted`."""
+        room = -(-(GREED * self.free - running) // (GREED + 1))
+        return None if not self.reserve or room >= wanted else max(room, 0 if running else 1)
