@@ -188,7 +188,11 @@ class Settings(BaseSettings):
         "unset: as many as worker_concurrency.",
     )
     webhook_slots: int = Field(
-        32, ge=1, le=1024, description="Webhook deliveries at once in one worker; they take no inline slots."
+        32,
+        ge=1,
+        le=1024,
+        description="Webhook deliveries at once in one worker, and as many again, each of a tenant that has none "
+        "under way; they take no inline slots.",
     )
     webhook_per_tenant: int = Field(4, ge=1, le=1024, description="Of these, deliveries of one tenant.")
     webhook_per_host: int = Field(4, ge=1, le=1024, description="Of these, deliveries to one host.")
