@@ -15,16 +15,18 @@ from api.audit import AuditedRequire
 from api.conversion_upload import Sent, keys_of, receive
 from api.conversion_view import STATES, encoded, is_finished, record
 from api.cursors import cursor_of, id_at
+from api.early import refuse_early
 from api.edge import identity_of
 from api.idempotent import Answer, IdempotencyKey, once
 from api.keyring import Caller
 from api.metrics import SUBMITTED
-from api.openapi import problems
+from api.openapi import REFUSED_FOR_NOW, problems
 from api.problems import Problem
 from api.runs import tell
 from api.security import CONVERSION_READ, CONVERSION_WRITE
 from api.services import Services, services_of
 from leasehold import conversions
+from leasehold.admission import queues_of
 from leasehold.conversions import Busy, NewConversion, Row
 from leasehold.database import Connection
 from leasehold.errors import BadGateway, LeaseholdError, NotFound, RequestError, StoreError
@@ -60,6 +62,7 @@ _SLOW = Problem(
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "`tflite_unsupported`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `model_missing`, `unsupported_format`, `too_large`, "
         "`bad_reference_images`, `hardware_simulation_unavailable`, `idempotency_key_reused`",
+        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
         HTTPStatus.BAD_GATEWAY: "`store_unavailable`",
     }),
 )  # fmt: skip
@@ -67,6 +70,7 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     services, identity = services_of(request), identity_of(request)
     job_id = new_id()
     keys = keys_of(job_id)
+    await refuse_early(services, caller, queues_of(caller.tenant_id, conversion), idempotency_key)
     try:
         sent = await receive(request, services.store, keys, services.settings)
     except TimeoutError:
@@ -89,9 +93,13 @@ async def _created(
     services: Services, caller: Caller, new: NewConversion, sent: Sent, idempotency_key: str | None
 ) -> Response:
     made: list[Submitted] = []
+    limited: dict[str, str] = {}
+    queues = queues_of(caller.tenant_id, conversion)
 
     async def work(connection: Connection) -> Answer:
-        made.append(await conversions.create(connection, new))
+        async with services.admission.submitting(connection, caller.payer, queues, size=sent.model_bytes) as paid:
+            made.append(await conversions.create(connection, new))
+        limited.update(paid.fields)
         row = await conversions.find(connection, caller.tenant_id, new.job.id)
         assert row is not None
         return Answer(HTTPStatus.CREATED, encoded(record(row)))
@@ -103,8 +111,8 @@ async def _created(
         log.info("job submitted", job_id=str(new.job.id), bytes=sent.model_bytes)
     if not made:  # the first answer again: what was just stored is nobody's
         await _clean_up(services, dict(new.job.inputs))
-    location = {"Location": f"{PATH}/{orjson.loads(answer.body)['job_id']}"}
-    return Response(answer.body, answer.status_code, location, media_type="application/json")
+    headers = limited | {"Location": f"{PATH}/{orjson.loads(answer.body)['job_id']}"}
+    return Response(answer.body, answer.status_code, headers, media_type="application/json")
 
 
 def _new(caller: Caller, sent: Sent, job_id: UUID, keys: dict[str, str], trace: dict[str, str]) -> NewConversion:

@@ -10,13 +10,16 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 
 from api.cursors import cursor_of, instant_and_id_at
 from api.keyring import Caller
-from api.openapi import problems
+from api.openapi import REFUSED_FOR_NOW, problems
 from api.run_schemas import BulkReplayRequest, ReplayRequest
 from api.runs import json_response, retry, tell
 from api.security import RUNS_READ, RUNS_WRITE, Require
-from api.services import services_of
+from api.services import Services, services_of
 from leasehold import run_reads
-from leasehold.errors import Invalid, NotFound
+from leasehold.admission import queues_waited_in
+from leasehold.database import Connection
+from leasehold.errors import Invalid, NotFound, TooMany
+from leasehold.outbox import Announcement
 from leasehold.transitions import jobs
 
 router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters")
@@ -70,8 +73,11 @@ async def group_dead_letters(
     operation_id="replayDeadLetters",
     summary="Replay all dead letters of a kind, or one of them first",
     status_code=202,
-    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`filter_missing`"}),
-)
+    responses=problems({
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`filter_missing`, `batch_too_large`",
+        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
+    }),
+)  # fmt: skip
 async def replay_many(request: Request, asked: BulkReplayRequest, caller: Writer) -> Response:
     if not (asked.fingerprint or asked.template or asked.code):
         raise Invalid("filter_missing", "Say which: by fingerprint, template or code.")
@@ -87,12 +93,31 @@ async def replay_many(request: Request, asked: BulkReplayRequest, caller: Writer
             fingerprint=asked.fingerprint,
             limit=1 if asked.canary else asked.limit,
         )
-        for run_id in dict.fromkeys(row["run_id"] for row in rows):
-            hints = await jobs.replay(connection, run_id, caller.tenant_id)
-            if hints is not None:
-                replayed.append(run_id)
-                await tell(services, hints)
-    return json_response({"replayed": replayed}, HTTPStatus.ACCEPTED)
+        asked_for = [*dict.fromkeys(row["run_id"] for row in rows)]
+        async with connection.transaction():
+            limited = await services.admission.charge(connection, caller.payer, len(asked_for))
+        try:
+            for run_id in asked_for:
+                hints = await _replay(services, connection, caller, run_id)
+                if hints is not None:
+                    replayed.append(run_id)
+                    await tell(services, hints)
+        except TooMany:  # no more fit in
+            if not replayed:
+                raise
+        finally:
+            await services.admission.refund(connection, caller.payer, len(asked_for) - len(replayed))
+    return json_response({"replayed": replayed}, HTTPStatus.ACCEPTED, limited)
+
+
+async def _replay(
+    services: Services, connection: Connection, caller: Caller, run_id: UUID
+) -> list[Announcement] | None:
+    """One of those that were charged for together."""
+    async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as paid:
+        hints = await jobs.replay(connection, run_id, caller.tenant_id)
+        paid.queues |= await queues_waited_in(connection, run_id)
+    return hints
 
 
 @router.post(
@@ -104,6 +129,7 @@ async def replay_many(request: Request, asked: BulkReplayRequest, caller: Writer
         HTTPStatus.NOT_FOUND: "`dead_letter_not_found`",
         HTTPStatus.CONFLICT: "`resource_invalid_state`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `unknown_step`",
+        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
     }),
 )  # fmt: skip
 async def replay_one(request: Request, task_id: UUID, caller: Writer, asked: ReplayRequest | None = None) -> Response:
@@ -117,5 +143,5 @@ async def replay_one(request: Request, task_id: UUID, caller: Writer, asked: Rep
         )
     if run_id is None:
         raise NotFound("dead_letter_not_found", "There is no such dead letter.")
-    await retry(services, caller, run_id, asked or ReplayRequest())
-    return json_response({"run_id": run_id, "task_id": task_id}, HTTPStatus.ACCEPTED)
+    limited = await retry(services, caller, run_id, asked or ReplayRequest())
+    return json_response({"run_id": run_id, "task_id": task_id}, HTTPStatus.ACCEPTED, limited)

@@ -17,13 +17,13 @@ from api.generation_schemas import CancelRequest, GenerationAccepted, Generation
 from api.generation_view import answer, is_finished
 from api.idempotent import Answer, IdempotencyKey, once
 from api.keyring import Caller
-from api.limits import check_depth, check_rate
 from api.metrics import SUBMITTED
-from api.openapi import problems
+from api.openapi import REFUSED_FOR_NOW, problems
 from api.runs import tell
 from api.security import GENERATION_WRITE, Require
 from api.services import Services, services_of
 from leasehold import generations
+from leasehold.admission import queues_of
 from leasehold.database import Connection
 from leasehold.errors import Conflict, Invalid, NotFound
 from leasehold.gate import EVERYBODY, Gate
@@ -61,7 +61,7 @@ _CREATES = {
         HTTPStatus.CONFLICT: "`task_id_reused`, `idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_provider`, `provider_not_configured`, `credential_missing`, "
         "`invalid_request`, `idempotency_key_reused`, `idempotency_key_malformed`",
-        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `queue_full`",
+        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
         HTTPStatus.SERVICE_UNAVAILABLE: "`sealing_not_configured`",
     }),
 }  # fmt: skip
@@ -99,17 +99,22 @@ async def _create(
 ) -> Response:
     services = services_of(request)
     terms = _terms(services.catalogue, wanted, credential)
-    limited = await check_rate(services, caller)
     sealed = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
     params = _params(services.settings, kind, wanted, terms, sealed)
     asked = fingerprint(kind.encode(), wanted.model_dump_json().encode())
     new = _new(services.settings, caller, wanted, params, asked, terms, identity_of(request).trace)
     made: list[Submitted] = []
+    limited: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
-        await check_depth(services, connection, caller.tenant_id, generation)
-        submitted = await generations.create(connection, new)
-        made.extend([] if submitted is None else [submitted])
+        if not await generations.is_ordered(connection, new):
+            queues = queues_of(caller.tenant_id, generation, new.job.pin)
+            async with services.admission.submitting(connection, caller.payer, queues) as paid:
+                submitted = await generations.create(connection, new)
+                if submitted is None:
+                    await services.admission.refund(connection, caller.payer)
+            made.extend([] if submitted is None else [submitted])
+            limited.update(paid.fields)
         said = GenerationAccepted(created=int(time()), data=Ordered(task_id=new.task_id))
         return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
 

@@ -8,6 +8,7 @@ from time import monotonic
 
 import structlog
 
+from leasehold.admission import Payer
 from leasehold.credentials import PresentedKey, StoredKey, find_key, mark_used, matches, parse_key
 from leasehold.database import TRY_AGAIN, Connection, Pool
 from leasehold.errors import Unauthenticated
@@ -25,6 +26,10 @@ class Caller:
     key_prefix: str
     quota_key: str
     scopes: frozenset[str]
+
+    @property
+    def payer(self) -> Payer:
+        return Payer(self.tenant_id, self.quota_key)
 
 
 def _refused() -> Unauthenticated:

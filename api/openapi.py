@@ -22,6 +22,9 @@ _ALWAYS = {
     HTTPStatus.SERVICE_UNAVAILABLE: "`database_unavailable`, `store_unavailable`: try again after `Retry-After`",
 }
 
+#: With 429, of whatever makes a job.
+REFUSED_FOR_NOW = "`rate_limited`, `queue_full`, `too_many_unfinished`, `storage_full`"
+
 
 def problems(said: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:
     """For a route's `responses`: status -> which codes it stands for, on top of those of every operation."""

@@ -15,6 +15,7 @@ from api.runs import json_response, tell
 from api.security import OPERATE, Require
 from api.services import services_of
 from leasehold import run_reads
+from leasehold.bounds import make_room
 from leasehold.errors import NotFound
 from leasehold.gate import EVERYBODY, Gate
 from leasehold.transitions import fleet, limits, workers
@@ -120,12 +121,15 @@ async def list_limits(request: Request, _caller: Operator) -> Response:
     operation_id="setLimit",
     summary="Set a limit",
     responses=problems({
+        HTTPStatus.CONFLICT: "`too_many_limits`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`limit_without_effect`: no job could ever pass it; `invalid_request`",
     }),
 )  # fmt: skip
 async def set_limit(request: Request, wanted: Limit, _caller: Operator) -> Response:
     services = services_of(request)
-    async with services.pool.acquire() as connection:
+    async with services.pool.acquire() as connection, connection.transaction():
+        if not await limits.is_declared(connection, wanted.tenant_id, wanted.key):
+            await make_room(connection, "gate", wanted.tenant_id, services.settings.limits_per_tenant)
         gate = Gate(wanted.tenant_id, wanted.key, wanted.at_most, wanted.per_minute)
         await limits.declare(connection, (*services.templates.pipelines, media, conversion, generation), gate)
     return json_response(wanted.model_dump())

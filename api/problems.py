@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from http import HTTPStatus
+from math import ceil
 from typing import Any
 
 import asyncpg
@@ -146,13 +147,13 @@ def _unavailable(code: str, detail: str) -> Problem:
 
 def _of_request_error(error: RequestError) -> Problem:
     status = next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
-    headers: dict[str, str] = {}
+    headers = dict(error.headers)
     if isinstance(error, Unauthenticated):
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, Forbidden):
         headers["WWW-Authenticate"] = 'Bearer error="insufficient_scope"'
     if error.retry_after is not None:
-        headers["Retry-After"] = str(max(1, round(error.retry_after)))
+        headers["Retry-After"] = str(max(1, ceil(error.retry_after)))
     elif isinstance(error, (TooMany, Unavailable)):
         headers["Retry-After"] = str(RETRY_AFTER)
     return Problem(status, error.code, error.message, headers)

@@ -7,16 +7,17 @@ from http import HTTPStatus
 import structlog
 from fastapi import APIRouter, Request, Response
 
+from api.early import refuse_early
 from api.edge import identity_of
 from api.idempotent import Answer, IdempotencyKey, once
 from api.keyring import Caller
-from api.limits import check_depth, check_rate
 from api.metrics import SUBMITTED
-from api.openapi import problems
+from api.openapi import REFUSED_FOR_NOW, problems
 from api.quick import QuickRoute
 from api.run_schemas import BatchAccepted, BatchRequest
 from api.runs import Writer, json_response, tell
 from api.services import Services, services_of
+from leasehold.admission import queues_of
 from leasehold.broker.base import BANDS
 from leasehold.database import Connection
 from leasehold.errors import Invalid, RequestError
@@ -40,24 +41,28 @@ router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
         HTTPStatus.NOT_FOUND: "`template_not_found`",
         HTTPStatus.CONFLICT: "`template_disabled`, `idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
-        "`nothing_to_do`, `invalid_request`, `batch_not_supported`",
-        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `queue_full`, `evaluations_waiting`",
+        "`nothing_to_do`, `invalid_request`, `batch_not_supported`, `batch_too_large`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `evaluations_waiting`",
     }),
 )  # fmt: skip
 async def create_runs(
     request: Request, wanted: BatchRequest, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
-    limited = await check_rate(services, caller, len(wanted.runs))
     made: list[MadeTogether] = []
+    limited: dict[str, str] = {}
+    await refuse_early(services, caller, {}, idempotency_key)
     new = await _prepared(services, caller, wanted, identity_of(request).trace)
 
     async def work(connection: Connection) -> Answer:
         if isinstance(new, RequestError):
             raise new
-        made.append(await runs.create_together(connection, new))
-        template = new[0].known.template
-        said = BatchAccepted(ids=[one.id for one in new], template=template.type, version=template.version)
+        known = new[0].known
+        queues = queues_of(caller.tenant_id, known.pipeline)
+        async with services.admission.submitting(connection, caller.payer, queues, len(new)) as paid:
+            made.append(await runs.create_together(connection, new))
+        limited.update(paid.fields)
+        said = BatchAccepted(ids=[one.id for one in new], template=known.template.type, version=known.template.version)
         return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
 
     body = await request.body() if idempotency_key else b""
@@ -77,7 +82,6 @@ async def _prepared(
     try:
         async with services.pool.acquire() as connection:
             known = await services.templates.find_usable(connection, caller.tenant_id, wanted.template, wanted.version)
-            await check_depth(services, connection, caller.tenant_id, known.pipeline)
         if not known.independent:
             said = "Runs of this template stand in each other's way: start them one by one."
             return Invalid("batch_not_supported", said)

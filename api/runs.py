@@ -14,18 +14,19 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from api.cursors import cursor_of, id_at
+from api.early import refuse_early
 from api.edge import identity_of
 from api.explain import explanation
 from api.idempotent import Answer, IdempotencyKey, once
 from api.keyring import Caller
-from api.limits import check_depth, check_rate
 from api.metrics import SUBMITTED
-from api.openapi import problems
+from api.openapi import REFUSED_FOR_NOW, problems
 from api.quick import QuickRoute
 from api.run_schemas import Reason, ReplayRequest, RunAccepted, RunList, RunRequest, run_answer, run_summary
 from api.security import RUNS_READ, RUNS_WRITE, Require
 from api.services import Services, services_of
 from leasehold import run_reads
+from leasehold.admission import queues_of, queues_waited_in
 from leasehold.broker.base import BANDS
 from leasehold.database import Connection
 from leasehold.errors import Conflict, NotFound, RequestError
@@ -56,27 +57,33 @@ Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
         HTTPStatus.CONFLICT: "`template_disabled`, `same_scope_running`, `idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
         "`nothing_to_do`, `invalid_request`",
-        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `queue_full`, `evaluations_waiting`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `evaluations_waiting`",
     }),
 )  # fmt: skip
 async def create_run(
     request: Request, wanted: RunRequest, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
-    limited = await check_rate(services, caller)
+    is_open = await services.admission.is_open(services.pool, caller.tenant_id)
+    if not is_open:
+        await refuse_early(services, caller, {}, idempotency_key)
     new = await _prepared(services, caller, wanted, identity_of(request).trace)
-    if idempotency_key is None:
+    if idempotency_key is None and is_open:
         if isinstance(new, RequestError):
             raise new
         if new.known.independent and await services.submissions.create(new):
             _note(new)
-            return _accepted_response(new.id, _accepted(new), limited)
+            return _accepted_response(new.id, _accepted(new), {})
     made: list[tuple[NewRun, Made]] = []
+    limited: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
         if isinstance(new, RequestError):
             raise new
-        made.append((new, await runs.create(connection, new)))
+        queues = queues_of(caller.tenant_id, new.known.pipeline)
+        async with services.admission.submitting(connection, caller.payer, queues) as paid:
+            made.append((new, await runs.create(connection, new)))
+        limited.update(paid.fields)
         return Answer(HTTPStatus.ACCEPTED, _accepted(new))
 
     asked = fingerprint(b"POST /v1/runs", wanted.model_dump_json().encode())
@@ -115,12 +122,10 @@ async def _prepared(
 async def _known(services: Services, caller: Caller, wanted: RunRequest) -> Known:
     """Without the database where nothing has to be looked up."""
     known = services.templates.by_code(wanted.template, wanted.version)
-    if known is not None and services.settings.queue_depth_limit is None:
+    if known is not None:
         return known
     async with services.pool.acquire() as connection:
-        known = await services.templates.find_usable(connection, caller.tenant_id, wanted.template, wanted.version)
-        await check_depth(services, connection, caller.tenant_id, known.pipeline)
-        return known
+        return await services.templates.find_usable(connection, caller.tenant_id, wanted.template, wanted.version)
 
 
 def _accepted(new: NewRun) -> bytes:
@@ -280,31 +285,38 @@ def invalid_state(status: JobState | str) -> Conflict:
         HTTPStatus.NOT_FOUND: "`run_not_found`",
         HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed run is retried; `same_scope_running`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `unknown_step`",
-        HTTPStatus.TOO_MANY_REQUESTS: "`evaluations_waiting`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `evaluations_waiting`",
     }),
 )  # fmt: skip
 async def retry_run(request: Request, run_id: UUID, caller: Writer, asked: ReplayRequest | None = None) -> Response:
     services = services_of(request)
-    await retry(services, caller, run_id, asked or ReplayRequest())
-    return json_response({"id": run_id, "status": JobState.PENDING}, HTTPStatus.ACCEPTED)
+    limited = await retry(services, caller, run_id, asked or ReplayRequest())
+    return json_response({"id": run_id, "status": JobState.PENDING}, HTTPStatus.ACCEPTED, limited)
 
 
-async def retry(services: Services, caller: Caller, run_id: UUID, asked: ReplayRequest) -> None:
-    """Raises NotFound and Conflict as the door says."""
+async def retry(services: Services, caller: Caller, run_id: UUID, asked: ReplayRequest) -> dict[str, str]:
+    """The RateLimit fields: it is a submission as any other. Raises as the door says."""
     found = await find_run(services, caller, run_id)
     params = None
     if asked.payload is not None:
+        await refuse_early(services, caller, {})
         async with services.pool.acquire() as connection:
             known = await services.templates.find(connection, caller.tenant_id, found["template"], found["version"])
         params = await services.templates.params(caller.tenant_id, known, asked.payload)
-    async with services.pool.acquire() as connection:
+    async with (
+        services.pool.acquire() as connection,
+        connection.transaction(),
+        services.admission.submitting(connection, caller.payer, {}) as paid,
+    ):
         try:
             revived = await jobs.replay(connection, run_id, caller.tenant_id, params, asked.from_step)
         except asyncpg.UniqueViolationError:  # its place was taken meanwhile
             raise Conflict("same_scope_running", "Another run of the same scope is unfinished.") from None
-    if revived is None:
-        raise invalid_state(found["status"])
+        if revived is None:
+            raise invalid_state(found["status"])
+        paid.queues |= await queues_waited_in(connection, run_id)
     await tell(services, revived)
+    return paid.fields
 
 
 @router.post(
@@ -316,13 +328,14 @@ async def retry(services: Services, caller: Caller, run_id: UUID, asked: ReplayR
     responses=problems({
         HTTPStatus.NOT_FOUND: "`run_not_found`, `template_not_found`",
         HTTPStatus.CONFLICT: "`not_repeatable`, `template_disabled`, `same_scope_running`",
+        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
     }),
 )  # fmt: skip
 async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_key: IdempotencyKey = None) -> Response:
     services = services_of(request)
     found = await find_run(services, caller, run_id)
-    limited = await check_rate(services, caller)
     made: list[Made] = []
+    limited: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
         known = await services.templates.find_usable(connection, caller.tenant_id, found["template"], found["version"])
@@ -339,7 +352,10 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
             trace=identity_of(request).trace,
             keep_seconds=services.settings.retention_days * 86_400,
         )
-        made.append(await runs.create(connection, new))
+        queues = queues_of(caller.tenant_id, known.pipeline)
+        async with services.admission.submitting(connection, caller.payer, queues) as paid:
+            made.append(await runs.create(connection, new))
+        limited.update(paid.fields)
         return Answer(HTTPStatus.ACCEPTED, _accepted(new))
 
     asked = fingerprint(b"POST /v1/runs/rerun", str(run_id).encode())

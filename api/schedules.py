@@ -13,12 +13,14 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
 from api.cursors import cursor_of, id_at
 from api.keyring import Caller
-from api.openapi import problems
+from api.openapi import REFUSED_FOR_NOW, problems
 from api.run_schemas import Priority, Scope, ScopeId
 from api.runs import json_response, tell_of
 from api.security import RUNS_READ, RUNS_WRITE, Require
 from api.services import Services, services_of
 from leasehold import cron
+from leasehold.admission import queues_waited_in
+from leasehold.bounds import make_room
 from leasehold.broker.base import BANDS
 from leasehold.database import Connection
 from leasehold.errors import Conflict, Invalid, NotFound, RequestError
@@ -112,7 +114,7 @@ async def _check_payload(services: Services, tenant_id: str, said: dict[str, Any
     status_code=201,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`template_not_found`",
-        HTTPStatus.CONFLICT: "`not_schedulable`",
+        HTTPStatus.CONFLICT: "`not_schedulable`, `too_many_schedules`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cron`, `invalid_timezone`, `invalid_payload`, `invalid_request`",
     }),
 )  # fmt: skip
@@ -120,7 +122,8 @@ async def create_schedule(request: Request, wanted: NewSchedule, caller: Writer)
     services = services_of(request)
     cron.check(wanted.cron, wanted.timezone)
     await _check_payload(services, caller.tenant_id, wanted.model_dump(mode="json"))
-    async with services.pool.acquire() as connection:
+    async with services.pool.acquire() as connection, connection.transaction():
+        await make_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         row = await connection.fetchrow(
             "INSERT INTO schedule (id, tenant_id, template, version, cron, timezone, payload_template, scope, scope_id,"
             " priority, enabled, overlap, catch_up, catch_up_seconds, pause_after_failures, next_run_at)"
@@ -228,8 +231,11 @@ async def delete_schedule(request: Request, schedule_id: UUID, caller: Writer) -
     operation_id="runScheduleNow",
     summary="Make a run of a schedule now, whatever its time and state",
     status_code=202,
-    responses=problems(_MISSING | {HTTPStatus.CONFLICT: "`not_started`: the schedule's `last_error` says why"}),
-)
+    responses=problems(_MISSING | {
+        HTTPStatus.CONFLICT: "`not_started`: the schedule's `last_error` says why",
+        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
+    }),
+)  # fmt: skip
 async def run_now(request: Request, schedule_id: UUID, caller: Writer) -> Response:
     services = services_of(request)
     keep = services.settings.retention_days * 86_400
@@ -237,27 +243,37 @@ async def run_now(request: Request, schedule_id: UUID, caller: Writer) -> Respon
         row = await _find(connection, caller.tenant_id, schedule_id)
     prepared = await _prepared(services, row)
     async with services.pool.acquire() as connection, connection.transaction():
-        made = await schedules.start(connection, prepared, row, None, keep)
+        row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")  # before what is charged
+        async with services.admission.submitting(connection, caller.payer, {}) as paid:
+            made = await schedules.start(connection, prepared, row, None, keep)
+            if made is None:
+                await services.admission.refund(connection, caller.payer)
+            else:
+                paid.queues |= await queues_waited_in(connection, made.id)
     if made is None:
         raise Conflict("not_started", "The run was refused; the schedule's last_error says why.")
     await tell_of(services, made)
-    return json_response({"id": made.id}, HTTPStatus.ACCEPTED)
+    return json_response({"id": made.id}, HTTPStatus.ACCEPTED, paid.fields)
 
 
 @router.post(
     "/{schedule_id}/backfill",
     operation_id="backfillSchedule",
     summary="Make the runs of a past range",
-    description=f"At most {schedules.MOST_TICKS} ticks at once; the overlap policy is left aside.",
+    description=f"At most {schedules.MOST_TICKS} ticks at once, all of them or none; each that has no run yet is a"
+    " submission. The overlap policy is left aside.",
     status_code=202,
-    responses=problems(_MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "`range_too_long`, `range_not_past`"}),
-)
+    responses=problems(_MISSING | {
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`range_too_long`, `range_not_past`, `batch_too_large`",
+        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
+    }),
+)  # fmt: skip
 async def backfill(request: Request, schedule_id: UUID, wanted: Backfill, caller: Writer) -> Response:
     services = services_of(request)
     keep = services.settings.retention_days * 86_400
     made = []
-    async with services.pool.acquire() as connection:
-        row = await _find(connection, caller.tenant_id, schedule_id)
+    async with services.pool.acquire() as connection, connection.transaction():
+        row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")  # before what is charged
         if wanted.end > row["now"]:
             raise Invalid("range_not_past", "The range must lie in the past: what comes fires by itself.")
         most = schedules.MOST_TICKS
@@ -266,9 +282,17 @@ async def backfill(request: Request, schedule_id: UUID, wanted: Backfill, caller
             raise Invalid("range_too_long", f"The range has more than {most} ticks: ask for less at once.")
     prepared = await _prepared(services, row)
     async with services.pool.acquire() as connection, connection.transaction():
-        for tick in wanted_ticks:
-            made.append(await schedules.start(connection, prepared, row, tick, keep))  # noqa: PERF401
+        row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")  # before what is charged
+        missing = await schedules.without_run(connection, schedule_id, wanted_ticks)
+        async with services.admission.submitting(connection, caller.payer, {}, len(missing)) as paid:
+            for tick in missing:
+                one = await schedules.start(connection, prepared, row, tick, keep)
+                made.append(one)
+                paid.queues |= set() if one is None else await queues_waited_in(connection, one.id)
+            await services.admission.refund(connection, caller.payer, made.count(None))
     runs = [one for one in made if one is not None]
     for one in runs:
         await tell_of(services, one)
-    return json_response({"ticks": len(wanted_ticks), "runs": [one.id for one in runs]}, HTTPStatus.ACCEPTED)
+    return json_response(
+        {"ticks": len(wanted_ticks), "runs": [one.id for one in runs]}, HTTPStatus.ACCEPTED, paid.fields
+    )

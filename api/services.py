@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from api.keyring import Keyring
 from api.submissions import Submissions
 from api.watch import JobWatch, QueueWatch
+from leasehold.admission import Admission
 from leasehold.announcer import Announcer
 from leasehold.broker import make_broker
 from leasehold.broker.base import Broker
@@ -45,6 +46,7 @@ class Services:
     watch: JobWatch
     queues: QueueWatch
     templates: Templates
+    admission: Admission
     catalogue: Catalogue
     draining: bool = False
 
@@ -92,6 +94,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             watch=watch,
             queues=queues,
             templates=Templates(Pipelines.from_source(settings.pipelines), evaluator),
+            admission=Admission(settings),
             catalogue=Catalogue(settings),
         )
 

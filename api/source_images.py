@@ -11,8 +11,8 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from api.early import refuse_early
 from api.keyring import Caller
-from api.limits import check_rate
 from api.multipart import Begin, Data, End, events
 from api.openapi import problems
 from api.runs import json_response
@@ -40,17 +40,18 @@ _EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
     responses=problems({
         HTTPStatus.BAD_REQUEST: "`bad_request`: no readable form",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`image_missing`, `too_many_images`, `too_large`, `unsupported_format`",
-        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `storage_full`",
         HTTPStatus.BAD_GATEWAY: "`store_unavailable`",
     }),
 )  # fmt: skip
 async def upload_images(request: Request, caller: Writer) -> Response:
     services = services_of(request)
-    limited = await check_rate(services, caller)
     kept = services.settings.generation_keep_seconds
     try:
         async with asyncio.timeout(_MOST_SECONDS):
-            keys = await _Form(services, caller.tenant_id).read(request)
+            await refuse_early(services, caller, {}, what="uploads")
+            form = _Form(services, caller)
+            keys = await form.read(request)
     except TimeoutError:
         raise Invalid("body_too_slow", "The form did not arrive in time.") from None
     except StoreError as error:
@@ -61,7 +62,7 @@ async def upload_images(request: Request, caller: Writer) -> Response:
         "data": [{"url": url} for url in urls],
         "expires_at": int(time()) + kept,
     }
-    return json_response(said, HTTPStatus.OK, limited)
+    return json_response(said, HTTPStatus.OK, form.limited)
 
 
 class _Form:
@@ -69,9 +70,10 @@ class _Form:
     so that its sender sees why.
     """
 
-    def __init__(self, services: Services, tenant_id: str) -> None:
+    def __init__(self, services: Services, caller: Caller) -> None:
+        self.limited: dict[str, str] = {}
         self._services = services
-        self._tenant_id = tenant_id
+        self._caller = caller
         self._most = services.settings.generation_source_max_bytes
         self._held = bytearray()
         self._is_file = False
@@ -112,11 +114,13 @@ class _Form:
         if kind not in _EXTENSIONS:
             raise Invalid("unsupported_format", "A source image is a JPEG, PNG or WebP.")
         name = f"{hashlib.sha256(image).hexdigest()}.{_EXTENSIONS[kind]}"
-        owner = hashlib.sha256(self._tenant_id.encode()).hexdigest()[:16]  # tenants' names are not all fit for keys
+        tenant_id = self._caller.tenant_id
+        owner = hashlib.sha256(tenant_id.encode()).hexdigest()[:16]  # tenants' names are not all fit for keys
         key = f"sources/{owner}/{name}"
-        async with self._services.pool.acquire() as connection:
+        async with self._services.pool.acquire() as connection, connection.transaction():
+            self.limited = await self._services.admission.uploading(connection, self._caller.payer)
             # The row first: an object without one would never be deleted.
             kept = timedelta(seconds=self._services.settings.generation_keep_seconds)
-            await generations.keep_source(connection, self._tenant_id, key, kept)
+            await generations.keep_source(connection, tenant_id, key, kept)
         await self._services.store.put(key, image, content_type=kind, metadata={})
         return key

@@ -13,6 +13,7 @@ from api.openapi import problems
 from api.runs import json_response
 from api.security import RUNS_READ, TEMPLATES_WRITE, Require
 from api.services import services_of
+from leasehold.bounds import make_room
 from leasehold.template import Template
 from leasehold.templates import Known
 
@@ -38,7 +39,7 @@ def _answer(known: Known) -> dict[str, Any]:
     summary="Write a version of a template",
     status_code=201,
     responses=problems({
-        HTTPStatus.CONFLICT: "`template_exists`, `template_reserved`",
+        HTTPStatus.CONFLICT: "`template_exists`, `template_reserved`, `too_many_templates`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_worker_type`, `schema_too_complex`, `invalid_request`",
         HTTPStatus.TOO_MANY_REQUESTS: "`evaluations_waiting`",
     }),
@@ -46,7 +47,8 @@ def _answer(known: Known) -> dict[str, Any]:
 async def create_template(request: Request, wanted: Template, caller: Writer) -> Response:
     services = services_of(request)
     await services.templates.check(caller.tenant_id, wanted)
-    async with services.pool.acquire() as connection:
+    async with services.pool.acquire() as connection, connection.transaction():
+        await make_room(connection, "template", caller.tenant_id, services.settings.templates_per_tenant)
         await services.templates.write(connection, caller.tenant_id, wanted)
     known = Known(wanted, wanted.pipeline(), enabled=wanted.enabled, by_code=False)
     return json_response(

@@ -10,18 +10,20 @@ from uuid import UUID
 import structlog
 from fastapi import APIRouter, Depends, Request, Response
 
+from api.early import refuse_early
 from api.edge import identity_of
 from api.file_names import clean_file_name
 from api.idempotent import Answer, IdempotencyKey, once
 from api.inspection import Refusal, inspect_upload
 from api.keyring import Caller
 from api.metrics import REFUSED, SUBMITTED
-from api.openapi import problems
+from api.openapi import REFUSED_FOR_NOW, problems
 from api.runs import tell
 from api.schemas import Accepted, CompleteRequest, UploadRequest, UploadTicket
 from api.security import MEDIA_WRITE, Require
 from api.services import Services, services_of
 from leasehold import failpoints, reads
+from leasehold.admission import queues_of
 from leasehold.broker.base import BANDS
 from leasehold.database import Connection
 from leasehold.errors import Conflict, Invalid, NotFound
@@ -53,6 +55,7 @@ UPLOAD_LIVES = timedelta(days=1)
         HTTPStatus.CONFLICT: "`idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`unsupported_content_type`, `too_large`, `invalid_request`, "
         "`idempotency_key_reused`, `idempotency_key_malformed`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `storage_full`",
     }),
 )  # fmt: skip
 async def create_upload_url(
@@ -60,8 +63,10 @@ async def create_upload_url(
 ) -> Response:
     services = services_of(request)
     _check_wanted(wanted, services.settings)
+    limited: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
+        limited.update(await services.admission.uploading(connection, caller.payer))
         return await _register(services, connection, caller, wanted)
 
     asked = fingerprint(b"POST /upload-url", wanted.model_dump_json().encode())
@@ -72,8 +77,8 @@ async def create_upload_url(
         # The first answer's URL is dead; the same media with a living one is what the caller needs.
         ticket = await _ticket(services, ticket.media_id, ticket.original_key, wanted)
         body = ticket.model_dump_json().encode()
-    location = {"Location": f"/media/{ticket.media_id}"}
-    return Response(body, answer.status_code, location, media_type="application/json")
+    headers = limited | {"Location": f"/media/{ticket.media_id}"}
+    return Response(body, answer.status_code, headers, media_type="application/json")
 
 
 def _check_wanted(wanted: UploadRequest, settings: Settings) -> None:
@@ -122,6 +127,7 @@ async def _ticket(services: Services, media_id: UUID, key: str, wanted: UploadRe
         HTTPStatus.CONFLICT: "`upload_missing`, `upload_expired`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`wrong_key`, `invalid_request`; and, for the object itself, "
         "`empty_file`, `too_large`, `unsupported_format`, `mislabelled`",
+        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
     }),
 )  # fmt: skip
 async def complete_upload(request: Request, response: Response, done: CompleteRequest, caller: Writer) -> Accepted:
@@ -130,7 +136,9 @@ async def complete_upload(request: Request, response: Response, done: CompleteRe
     found = await _find(services, caller, done.media_id)
     if done.original_key != found.original_key:
         raise Invalid("wrong_key", "This is not the key that was given out for the media.")
-    job_id = _settled(found) or await _take_in(services, caller, found, done, identity_of(request).trace)
+    limited: dict[str, str] = {}
+    job_id = _settled(found) or await _take_in(services, caller, found, done, identity_of(request).trace, limited)
+    response.headers.update(limited)
     response.headers["Location"] = f"/media/{found.id}"
     response.headers["Retry-After"] = "1"
     return Accepted(media_id=found.id, job_id=job_id)
@@ -151,8 +159,16 @@ def _settled(found: MediaView) -> UUID | None:
 
 
 async def _take_in(
-    services: Services, caller: Caller, found: MediaView, done: CompleteRequest, trace: dict[str, str]
+    services: Services,
+    caller: Caller,
+    found: MediaView,
+    done: CompleteRequest,
+    trace: dict[str, str],
+    limited: dict[str, str],
 ) -> UUID:
+    """The job's id. `limited` gets the RateLimit fields."""
+    queues = queues_of(caller.tenant_id, media)
+    await refuse_early(services, caller, queues)
     limits = _limits(services.settings)
     inspected = await inspect_upload(services.store, found.original_key, found.content_type, limits)
     if isinstance(inspected, Refusal):
@@ -167,10 +183,17 @@ async def _take_in(
         priority=BANDS.index(done.priority),
         trace=trace | {"media_id": str(found.id)},
     )
-    async with services.pool.acquire() as connection, connection.transaction():
+    async with (
+        services.pool.acquire() as connection,
+        connection.transaction(),
+        services.admission.submitting(connection, caller.payer, queues, size=inspected) as paid,
+    ):
         submitted = await transitions.complete_upload(connection, found.id, caller.tenant_id, inspected, job)
+        if submitted is None:
+            await services.admission.refund(connection, caller.payer)
     if submitted is None:
         return await _decided_elsewhere(services, caller, found.id)
+    limited.update(paid.fields)
     failpoints.reach("after_submit")
     await tell(services, submitted.hints, submitted.gates)
     SUBMITTED.labels(media.name).inc()

@@ -14,8 +14,9 @@ from api.openapi import problems
 from api.runs import json_response
 from api.security import WEBHOOKS_WRITE, Require
 from api.services import Services, services_of
+from leasehold.bounds import make_room
 from leasehold.egress import Egress, EgressRefused
-from leasehold.errors import Conflict, Invalid, NotFound
+from leasehold.errors import Invalid, NotFound
 from leasehold.ids import new_id
 from leasehold.run_reads import Row
 from leasehold.sealing import Sealing
@@ -26,8 +27,6 @@ router = APIRouter(tags=["webhooks"], prefix="/v1/webhooks")
 Owner = Annotated[Caller, Depends(Require(WEBHOOKS_WRITE))]
 Event: TypeAlias = Literal["run.succeeded", "run.failed", "run.cancelled", "run.expired"]
 
-#: Webhooks of one tenant.
-MOST = 50
 _SECRETS = 2  # while one takes the other's place
 _MISSING = {HTTPStatus.NOT_FOUND: "`webhook_not_found`"}
 _REFUSED = {HTTPStatus.UNPROCESSABLE_ENTITY: "`url_malformed`, `host_unknown`, `address_private`, `port_refused`"}
@@ -74,9 +73,8 @@ async def create_webhook(request: Request, wanted: NewWebhook, caller: Owner) ->
     await _check(services, wanted.url)
     secret = new_secret()
     sealed = Sealing(services.settings).seal(secret)
-    async with services.pool.acquire() as connection:
-        if await connection.fetchval("SELECT count(*) FROM webhook WHERE tenant_id = $1", caller.tenant_id) >= MOST:
-            raise Conflict("too_many_webhooks", f"A tenant has at most {MOST} webhooks.")
+    async with services.pool.acquire() as connection, connection.transaction():
+        await make_room(connection, "webhook", caller.tenant_id, services.settings.webhooks_per_tenant)
         row = await connection.fetchrow(
             "INSERT INTO webhook (id, tenant_id, url, secrets, events) VALUES ($1, $2, $3, $4, $5) RETURNING *",
             new_id(),

@@ -34,6 +34,7 @@ Cancelled(BaseException)        the job was cancelled; `except Exception` in use
 from __future__ import annotations
 
 import errno
+from collections.abc import Mapping
 from datetime import timedelta
 
 
@@ -50,13 +51,18 @@ class BadSetting(LeaseholdError):
 
 
 class RequestError(LeaseholdError):
-    """A request that cannot be done. `code` is stable and machine-readable; the message is for people."""
+    """A request that cannot be done. `code` is stable and machine-readable; the message is for people. `headers`: what
+    an answer over HTTP says besides.
+    """
 
-    def __init__(self, code: str, message: str, *, retry_after: float | None = None) -> None:
+    def __init__(
+        self, code: str, message: str, *, retry_after: float | None = None, headers: Mapping[str, str] | None = None
+    ) -> None:
         super().__init__(message)
         self.code = code
         self.message = message
         self.retry_after = retry_after  # seconds
+        self.headers = headers or {}
 
 
 class Unauthenticated(RequestError):

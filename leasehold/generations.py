@@ -57,12 +57,18 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | None
             raise
     else:
         return submitted
+    await is_ordered(connection, new)
+    return None
+
+
+async def is_ordered(connection: Connection, new: NewGeneration) -> bool:
+    """Whether the very same was asked before. Raises Conflict as `create`."""
     asked: bytes | None = await connection.fetchval(
         "SELECT request_hash FROM generation WHERE tenant_id = $1 AND task_id = $2", new.job.tenant_id, new.task_id
     )
-    if asked != new.request_hash:
+    if asked is not None and asked != new.request_hash:
         raise Conflict("task_id_reused", "Another generation has this task_id.")
-    return None
+    return asked is not None
 
 
 _FIND = """

@@ -100,6 +100,18 @@ async def reserve(connection: Connection, tenant_id: str, key: str, request_hash
     return StoredAnswer(row["status_code"], row["body"], row["age"])
 
 
+async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
+    """Whether a request with this key has its answer: repeating it makes nothing."""
+    return bool(
+        await connection.fetchval(
+            "SELECT true FROM idempotency WHERE tenant_id = $1 AND key = $2 AND status_code IS NOT NULL"
+            " AND expires_at > clock_timestamp()",
+            tenant_id,
+            key,
+        )
+    )
+
+
 async def store(connection: Connection, reservation: Reservation, status_code: int, body: bytes) -> None:
     """Keep the answer. Raises Conflict when the reservation was lost: roll the work back then."""
     ours = (reservation.tenant_id, reservation.key, reservation.locked_until)

@@ -36,16 +36,37 @@ class Quota:
 async def take(connection: Connection, key: str, per_minute: int, count: int = 1) -> Quota:
     """Ask for `count` requests of `key` together, at `per_minute` in the long run and as many at once.
 
-    More than `per_minute` together are let through as if they were as many.
+    `count` is at most `per_minute`: more together would never be let through.
     """
-    share, burst = min(60.0 * count / per_minute, 60.0), 60.0
+    assert count <= per_minute, "more than a minute's share can never be let through"
+    share, burst = 60.0 * count / per_minute, 60.0
     debt = await connection.fetchval(_TAKE, key, share, burst)
     if debt is not None:
         return Quota(per_minute, max(int((burst - debt) * per_minute / 60.0), 0), 0.0)
-    owed = await connection.fetchval(
+    return Quota(per_minute, 0, max(await _owed(connection, key) + share - burst, 0.001))
+
+
+async def look(connection: Connection, key: str, per_minute: int) -> Quota:
+    """What one request would meet now; it is not counted."""
+    share, burst = 60.0 / per_minute, 60.0
+    owed = max(await _owed(connection, key), 0.0)
+    return Quota(per_minute, max(int((burst - owed) * per_minute / 60.0), 0), max(owed + share - burst, 0.0))
+
+
+async def _owed(connection: Connection, key: str) -> float:
+    owed: float | None = await connection.fetchval(
         "SELECT extract(epoch FROM full_at - clock_timestamp())::float8 FROM rate_bucket WHERE key = $1", key
     )
-    return Quota(per_minute, 0, max((owed or 0.0) + share - burst, 0.001))
+    return owed or 0.0
+
+
+async def give_back(connection: Connection, key: str, per_minute: int, count: int) -> None:
+    """Undo a `take` of `count`."""
+    await connection.execute(
+        "UPDATE rate_bucket SET full_at = full_at - make_interval(secs => $2::float8) WHERE key = $1",
+        key,
+        60.0 * count / per_minute,
+    )
 
 
 async def forget_rates(connection: Connection, limit: int = 1000) -> None:

@@ -84,11 +84,26 @@ class Settings(BaseSettings):
     api_key_cache_seconds: float = Field(15.0, ge=0, le=30, description="A revoked key stops within this time.")
 
     # --- what protects the fleet from its clients
-    submissions_per_key: int | None = Field(None, ge=1, description="Runs that one API key may submit a minute.")
-    submissions_per_tenant: int | None = Field(None, ge=1, description="Runs that one tenant may submit a minute.")
-    queue_depth_limit: int | None = Field(
-        None, ge=1, le=1_000_000, description="Runs are refused while so many tasks wait in their queue."
+    submissions_per_key: int | None = Field(
+        None, ge=1, description="Jobs of any kind that one API key may submit a minute, and uploads that it may begin."
     )
+    submissions_per_tenant: int | None = Field(
+        None, ge=1, description="The same for a tenant; its schedules' ticks count, too."
+    )
+    queue_depth_limit: int | None = Field(
+        None, ge=1, le=1_000_000, description="Tasks that may wait in a queue: jobs beyond are refused."
+    )
+    unfinished_per_tenant: int = Field(
+        1_000_000, ge=0, description="Unfinished jobs that a tenant may have; 0: no bound."
+    )
+    stored_bytes_per_tenant: int = Field(
+        1024 * 1024 * MIB, ge=0, description="Bytes kept for a tenant, originals and outputs; 0: no bound."
+    )
+    templates_per_tenant: int = Field(1000, ge=1, description="Versions of templates that a tenant may write.")
+    schedules_per_tenant: int = Field(1000, ge=1, description="Schedules that a tenant may have.")
+    webhooks_per_tenant: int = Field(50, ge=1, description="Webhooks that a tenant may have.")
+    limits_per_tenant: int = Field(500, ge=1, description="Concurrency limits declared for a tenant, or for `*`.")
+    keys_per_tenant: int = Field(1000, ge=1, description="API keys of a tenant that work at one time.")
 
     schema_max_size: int = Field(
         10_000, ge=1, le=1_000_000, description="Parts of a template's payload_schema with its references written out."

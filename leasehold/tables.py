@@ -178,8 +178,10 @@ output = Table(
     Column("size", BigInteger, nullable=False),
     Column("sha256", Text, nullable=False),
     Column("content_type", Text, nullable=False),
+    Column("tenant_id", Text),  # NULL: written by code before 0008, and counted as nobody's
     PrimaryKeyConstraint("task_id", "name"),
     Index("output_job_id", "job_id"),
+    Index("output_tenant", "tenant_id", postgresql_include=["size"]),  # what is kept for a tenant
 )
 
 result = Table(
@@ -299,6 +301,7 @@ media = Table(
     CheckConstraint("status IN ('INIT', 'UPLOADED', 'FAILED')", name="status_known"),
     CheckConstraint("(status = 'FAILED') = (error IS NOT NULL)", name="failed_says_why"),
     Index("media_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
+    Index("media_tenant", "tenant_id", postgresql_include=["size"]),  # as output_tenant
 )
 
 api_key = Table(

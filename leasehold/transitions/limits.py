@@ -78,6 +78,14 @@ def _at(payload: Any, pointer: str) -> Any:
     return payload
 
 
+async def is_declared(connection: Connection, tenant_id: str, key: str) -> bool:
+    return bool(
+        await connection.fetchval(
+            "SELECT true FROM gate WHERE tenant_id = $1 AND key = $2 AND declared", tenant_id, key
+        )
+    )
+
+
 async def declare(connection: Connection, pipelines: Iterable[Pipeline], gate: Gate) -> None:
     """Set a limit: it holds for jobs that are made from now on, and its bounds at once for those that wait.
 

@@ -160,6 +160,15 @@ async def prepare(connection: Connection, templates: Templates, row: Any) -> Pre
         return error
 
 
+async def without_run(connection: Connection, schedule_id: UUID, ticks: Sequence[datetime]) -> list[datetime]:
+    """Those of the ticks that made no run yet."""
+    rows = await connection.fetch(
+        "SELECT tick FROM run WHERE schedule_id = $1 AND tick = ANY($2::timestamptz[])", schedule_id, list(ticks)
+    )
+    have = {row["tick"] for row in rows}
+    return [tick for tick in ticks if tick not in have]
+
+
 async def start(
     connection: Connection, prepared: Prepared, row: Any, tick: datetime | None, keep_seconds: int
 ) -> Made | None:

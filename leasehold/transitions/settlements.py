@@ -214,8 +214,8 @@ COMPLETE = (
            jsonb_build_object('worker', ($1::uuid[])[t.place], 'attempt', t.attempt)
     FROM taken t
 ), stored AS (
-    INSERT INTO output (task_id, name, job_id, step, key, size, sha256, content_type)
-    SELECT d.id, o.name, d.job_id, d.step, o.key, o.size, o.sha256, o.content_type
+    INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)
+    SELECT d.id, o.name, d.job_id, d.tenant_id, d.step, o.key, o.size, o.sha256, o.content_type
     FROM done d CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[d.place] -> 'of')
         AS o(name text, key text, size bigint, sha256 text, content_type text)
 ), valued AS (

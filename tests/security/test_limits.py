@@ -1,0 +1,575 @@
+"""Rates, depths and bounds hold on every way in, at their true size; what is refused is not charged."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx2
+import pytest
+from cryptography.fernet import Fernet
+from fastapi.routing import APIRoute
+from pydantic import SecretStr
+
+from api import health, security
+from api.app import _DOORS
+from leasehold.credentials import create_key
+from leasehold.database import Connection, connect
+from leasehold.settings import Settings
+from tests.api.conftest import client_of, serving
+from tests.api.door import JPEG, Door, Ticket, problem
+
+SCOPES = tuple(value for name, value in vars(security).items() if name.isupper() and isinstance(value, str))
+TENANT = "acme"
+_DAY = timedelta(days=1)
+
+
+@pytest.fixture
+async def rows(settings: Settings) -> AsyncIterator[Connection]:
+    connection = await connect(settings, "test")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+def known(settings: Settings) -> Settings:
+    return settings.model_copy(
+        update={
+            "generation_credentials": {"jimeng": SecretStr("id:secret")},
+            "sealing_keys": SecretStr(Fernet.generate_key().decode()),
+            "egress_allow": "127.0.0.0/8",
+        }
+    )
+
+
+@dataclass
+class World:
+    """A tenant that has one of everything that a request can be about."""
+
+    http: httpx2.AsyncClient
+    rows: Connection
+    made: dict[str, Any] = field(default_factory=dict)
+
+    async def post(self, path: str, **body: Any) -> httpx2.Response:
+        return await self.http.post(path, json=body)
+
+    async def run(self, **body: Any) -> str:
+        answer = await self.post("/v1/runs", **({"template": "outside"} | body))
+        assert answer.status_code == 202, answer.text
+        return str(answer.json()["id"])
+
+    async def taken(self) -> tuple[str, dict[str, Any]]:
+        """A run whose step an external worker has, and how to speak of it."""
+        await self.run()
+        (task,) = (await self.post("/v1/external/claim", worker_id="w", queues=["q"])).json()["tasks"]
+        self.made["task"], self.made["run"] = task["task_id"], task["run_id"]
+        return f"/v1/external/tasks/{task['task_id']}", {"worker_id": "w", "epoch": task["epoch"]}
+
+    async def failed(self, many: int = 1) -> list[str]:
+        found = []
+        for _ in range(many):
+            at, held = await self.taken()
+            answer = await self.post(f"{at}/fail", **held, code="no", retryable=False)
+            assert answer.status_code == 200, answer.text
+            found.append(self.made["run"])
+        return found
+
+    async def schedule(self, cron: str = "0 * * * *") -> str:
+        answer = await self.post("/v1/schedules", template="outside", cron=cron)
+        assert answer.status_code == 201, answer.text
+        return str(answer.json()["id"])
+
+    async def webhook(self) -> str:
+        return str((await self.post("/v1/webhooks", url="https://127.0.0.1/")).json()["id"])
+
+    async def uploaded(self) -> Ticket:
+        return await Door(self.http).upload()
+
+    async def generation(self) -> str:
+        answer = await self.post("/v1/images/generations", **_IMAGE)
+        return str(answer.json()["data"]["task_id"])
+
+    async def jobs(self) -> int:
+        """Those that live: a replayed one is as good as new."""
+        return int(await self.rows.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL"))
+
+    async def spend(self) -> None:
+        """Use up the tenant's shares of this minute."""
+        await self.rows.execute(
+            "INSERT INTO rate_bucket (key, full_at) SELECT unnest($1::text[]), clock_timestamp() + interval '59.9 s'"
+            " ON CONFLICT (key) DO UPDATE SET full_at = excluded.full_at",
+            [f"submit:tenant:{TENANT}", f"upload:tenant:{TENANT}"],
+        )
+
+    async def unspend(self) -> None:
+        await self.rows.execute("DELETE FROM rate_bucket")
+
+    async def charged(self, of: str = "submit") -> int:
+        """How many shares of this minute's RATE are used up."""
+        owed = await self.rows.fetchval(
+            "SELECT extract(epoch FROM full_at - clock_timestamp())::float8 FROM rate_bucket WHERE key = $1",
+            f"{of}:tenant:{TENANT}",
+        )
+        return -int(-(owed or 0.0) * RATE // 60)
+
+
+RATE = 12  # a minute: a share comes back after five seconds
+_IMAGE = {"prompt": "a cat", "provider": "jimeng", "model": "m"}
+
+
+@asynccontextmanager
+async def world(settings: Settings, rows: Connection, **bounds: Any) -> AsyncIterator[World]:
+    key = await create_key(rows, tenant_id=TENANT, client_id="tests", scopes=SCOPES)
+    async with serving(settings.model_copy(update=bounds)) as running, client_of(running.url, key.text) as http:
+        made = World(http, rows)
+        answer = await made.post("/v1/templates", type="outside", steps=[{"id": "only", "queue": "q"}])
+        assert answer.status_code in (201, 409), answer.text
+        yield made
+
+
+Request = Callable[[], Awaitable[httpx2.Response]]
+Way = Callable[[World], Awaitable[Request]]
+
+
+def plain(path: str, **body: Any) -> Way:
+    async def prepare(world: World) -> Request:
+        return lambda: world.post(path, **body)
+
+    return prepare
+
+
+def of_failed(path: str, **body: Any) -> Way:
+    async def prepare(world: World) -> Request:
+        (run,) = await world.failed()
+        return lambda: world.post(path.format(run=run, task=world.made["task"]), **body)
+
+    return prepare
+
+
+def of_schedule(path: str, **body: Any) -> Way:
+    async def prepare(world: World) -> Request:
+        schedule = await world.schedule()
+        return lambda: world.post(path.format(schedule=schedule), **body)
+
+    return prepare
+
+
+async def completing(world: World) -> Request:
+    ticket = await world.uploaded()
+    return lambda: world.post("/complete-upload", **ticket.completion)
+
+
+async def converting(world: World) -> Request:
+    form = {"user_id": "u", "model_id": "1", "version": "0001", "platform": "720"}
+    return lambda: world.http.post("/api/v1/jobs", data=form, files={"model": ("m.onnx", b"model")})
+
+
+async def uploading_images(world: World) -> Request:
+    files = [("image", (f"{n}.jpg", JPEG + bytes([n]), "image/jpeg")) for n in range(3)]
+    return lambda: world.http.post("/v1/upload/images", files=files)
+
+
+async def replaying_many(world: World) -> Request:
+    await world.failed(3)
+    return lambda: world.post("/v1/dead-letters/replay", template="outside")
+
+
+async def rerunning(world: World) -> Request:
+    run = await world.run()
+    return lambda: world.post(f"/v1/runs/{run}/rerun")
+
+
+def _past(hours: int) -> dict[str, str]:
+    end = datetime.now(UTC) - _DAY
+    return {"start": (end - timedelta(hours=hours)).isoformat(), "end": end.isoformat()}
+
+
+#: What submits, how, and how many shares of which rate it costs.
+SUBMITS: dict[str, tuple[Way, int, str]] = {
+    "createRun": (plain("/v1/runs", template="outside"), 1, "submit"),
+    "createRuns": (plain("/v1/runs/batch", template="outside", runs=[{}] * 5), 5, "submit"),
+    "retryRun": (of_failed("/v1/runs/{run}/retry"), 1, "submit"),
+    "rerunRun": (rerunning, 1, "submit"),
+    "replayDeadLetter": (of_failed("/v1/dead-letters/{task}/replay"), 1, "submit"),
+    "replayDeadLetters": (replaying_many, 3, "submit"),
+    "runScheduleNow": (of_schedule("/v1/schedules/{schedule}/run-now"), 1, "submit"),
+    "backfillSchedule": (of_schedule("/v1/schedules/{schedule}/backfill", **_past(4)), 4, "submit"),
+    "completeUpload": (completing, 1, "submit"),
+    "createConversion": (converting, 1, "submit"),
+    "generateImages": (plain("/v1/images/generations", **_IMAGE), 1, "submit"),
+    "generateVideo": (plain("/v1/video/generations", **_IMAGE), 1, "submit"),
+    "createUploadUrl": (plain("/upload-url", content_type="image/jpeg", file_name="a.jpg"), 1, "upload"),
+    "uploadSourceImages": (uploading_images, 3, "upload"),
+}
+
+
+def of_taken(verb: str, **body: Any) -> Way:
+    async def prepare(world: World) -> Request:
+        at, held = await world.taken()
+        return lambda: world.post(f"{at}/{verb}", **held, **body)
+
+    return prepare
+
+
+def of_webhook(method: str, path: str = "", **body: Any) -> Way:
+    async def prepare(world: World) -> Request:
+        hook = await world.webhook()
+        return lambda: world.http.request(method, f"/v1/webhooks/{hook}{path}", json=body or None)
+
+    return prepare
+
+
+def with_schedule(method: str, **body: Any) -> Way:
+    async def prepare(world: World) -> Request:
+        schedule = await world.schedule()
+        return lambda: world.http.request(method, f"/v1/schedules/{schedule}", json=body or None)
+
+    return prepare
+
+
+def of_generation(kind: str) -> Way:
+    async def prepare(world: World) -> Request:
+        task = (await world.post(f"/v1/{kind}/generations", **_IMAGE)).json()["data"]["task_id"]
+        return lambda: world.post(f"/v1/{'images' if kind == 'images' else 'video'}/cancel", task_id=task)
+
+    return prepare
+
+
+async def cancelling(world: World) -> Request:
+    run = await world.run()
+    return lambda: world.post(f"/v1/runs/{run}/cancel")
+
+
+async def draining(world: World) -> Request:
+    worker = uuid4()
+    await world.rows.execute(
+        "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, 'h', 1, '1', '{}')", worker
+    )
+    return lambda: world.post(f"/v1/workers/{worker}/drain")
+
+
+async def lifting(world: World) -> Request:
+    await world.http.put("/v1/limits", json={"tenant_id": TENANT, "key": "tenant", "at_most": 5})
+    return lambda: world.http.delete(f"/v1/limits/{TENANT}/tenant")
+
+
+async def limiting(world: World) -> Request:
+    return lambda: world.http.put("/v1/limits", json={"tenant_id": TENANT, "key": "tenant", "at_most": 5})
+
+
+async def disabling(world: World) -> Request:
+    return lambda: world.http.patch("/v1/templates/outside/1", json={"enabled": False})
+
+
+async def templating(world: World) -> Request:
+    return lambda: world.post("/v1/templates", type="another", steps=[{"id": "a"}])
+
+
+#: What makes no job of the tenant's, and how it is asked. None: only what it does says so.
+MAKES_NOTHING: dict[str, Way | None] = {
+    "cancelRun": cancelling,
+    "cancelImages": None,  # writes the platform's own job, that tells the provider: test_generation_door
+    "cancelVideo": None,
+    "claimExternal": plain("/v1/external/claim", worker_id="w", queues=["q"]),
+    "heartbeatExternal": of_taken("heartbeat"),
+    "progressExternal": of_taken("progress", percent=1),
+    "completeExternal": of_taken("complete"),
+    "failExternal": of_taken("fail", retryable=True),
+    "acknowledgeCancelExternal": None,
+    "createTemplate": templating,
+    "enableTemplate": disabling,
+    "createSchedule": plain("/v1/schedules", template="outside", cron="0 0 1 1 *"),
+    "changeSchedule": with_schedule("PATCH", enabled=False),
+    "deleteSchedule": with_schedule("DELETE"),
+    "createWebhook": plain("/v1/webhooks", url="https://127.0.0.1/"),
+    "changeWebhook": of_webhook("PATCH", enabled=True),
+    "rotateWebhookSecret": of_webhook("POST", "/rotate"),
+    "deleteWebhook": of_webhook("DELETE"),
+    "pauseQueue": plain("/v1/queues/q/pause"),
+    "resumeQueue": plain("/v1/queues/q/resume"),
+    "drainWorker": draining,
+    "setLimit": limiting,
+    "liftLimit": lifting,
+    "postImagesQuery": None,  # two that are only read, by POST
+    "postVideoQuery": None,
+    "promoteConversion": None,  # copies what a conversion made
+    "hearProvider": None,  # a provider's signal: wakes a job
+}
+
+
+def changing() -> set[str]:
+    """All operations of the API that are not only read."""
+    routers = [*_DOORS, health.router]
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    return {str(route.operation_id) for route in routes if route.methods - {"GET", "HEAD"}}
+
+
+def test_of_every_operation_it_is_known_whether_it_submits() -> None:
+    """A new way in is charged, and named in SUBMITS; or it makes no job, and is named in MAKES_NOTHING."""
+    assert changing() == SUBMITS.keys() | MAKES_NOTHING.keys()
+    assert not SUBMITS.keys() & MAKES_NOTHING.keys()
+
+
+async def test_every_way_in_is_charged_at_its_size_and_refused_without_shares(
+    known: Settings, rows: Connection
+) -> None:
+    async with world(known, rows, submissions_per_tenant=RATE) as acme:
+        for operation, (way, shares, of) in SUBMITS.items():
+            await acme.unspend()
+            ask = await way(acme)
+            before = await acme.jobs()
+            await acme.spend()
+            refused = await ask()
+            said = problem(refused, 429, "rate_limited")
+            assert int(refused.headers["retry-after"]) >= 1, operation
+            assert refused.headers["ratelimit-policy"].endswith(f";q={RATE};w=60"), operation
+            assert ";r=0;t=" in refused.headers["ratelimit"], operation
+            assert str(RATE) in said["detail"], operation
+            assert await acme.jobs() == before, operation
+            await acme.unspend()
+            accepted = await ask()
+            assert accepted.is_success, (operation, accepted.text)
+            assert f";r={RATE - shares};" in accepted.headers["ratelimit"], operation
+            assert await acme.charged(of) == shares, operation
+
+
+async def test_what_makes_no_job_is_neither_charged_nor_refused(known: Settings, rows: Connection) -> None:
+    async with world(known, rows, submissions_per_tenant=RATE) as acme:
+        for operation, way in MAKES_NOTHING.items():
+            if way is None:
+                continue
+            await acme.unspend()
+            ask = await way(acme)
+            await acme.spend()
+            before = await rows.fetchval("SELECT count(*) FROM job")
+            answer = await ask()
+            assert answer.is_success, (operation, answer.text)
+            assert await rows.fetchval("SELECT count(*) FROM job") == before, operation
+            if operation == "enableTemplate":
+                await acme.http.patch("/v1/templates/outside/1", json={"enabled": True})
+
+
+async def test_an_accepted_request_that_is_repeated_is_answered_again_and_not_charged(
+    known: Settings, rows: Connection
+) -> None:
+    async with world(known, rows, submissions_per_tenant=RATE) as acme:
+        repeated: dict[str, Callable[[dict[str, str]], Awaitable[httpx2.Response]]] = {
+            "run": lambda more: acme.http.post("/v1/runs", json={"template": "outside"}, headers=more),
+            "batch": lambda more: acme.http.post(
+                "/v1/runs/batch", json={"template": "outside", "runs": [{}] * 5}, headers=more
+            ),
+            "generation": lambda more: acme.http.post("/v1/images/generations", json=_IMAGE, headers=more),
+            "named": lambda _more: acme.http.post("/v1/images/generations", json=_IMAGE | {"task_id": "mine"}),
+            "upload": lambda more: acme.http.post(
+                "/upload-url", json={"content_type": "image/jpeg", "file_name": "a.jpg"}, headers=more
+            ),
+            "conversion": lambda more: acme.http.post(
+                "/api/v1/jobs",
+                data={"user_id": "u", "model_id": "1", "version": "0001", "platform": "720"},
+                files={"model": ("m.onnx", b"model")},
+                headers=more,
+            ),
+        }
+        for name, ask in repeated.items():
+            await acme.unspend()
+            first = await ask({"Idempotency-Key": name})
+            assert first.is_success, first.text
+            await acme.spend()
+            again = await ask({"Idempotency-Key": name})
+            assert (again.status_code, again.content) == (first.status_code, first.content) or name == "named", name
+            assert again.is_success, (name, again.text)
+
+
+async def test_a_request_that_is_refused_for_anything_else_is_not_charged(known: Settings, rows: Connection) -> None:
+    async with world(known, rows, submissions_per_tenant=RATE, submissions_per_key=RATE) as acme:
+        await acme.post("/v1/templates", type="alone", steps=[{"id": "a"}], concurrency_policy="reject_same_scope")
+        assert (await acme.post("/v1/runs", template="alone")).status_code == 202
+        await acme.unspend()
+        wrong = [
+            acme.post("/v1/runs", template="alone"),
+            acme.post("/v1/runs", template="nobody"),
+            acme.post("/v1/runs/batch", template="alone", runs=[{}, {}]),
+            acme.post("/v1/images/generations", prompt="x", provider="nobody", model="m"),
+            acme.post(f"/v1/runs/{uuid4()}/retry"),
+            acme.post("/v1/dead-letters/replay", template="outside"),
+            acme.post(f"/v1/schedules/{await acme.schedule()}/backfill", **_past(0)),
+        ]
+        for answer in [await one for one in wrong]:
+            assert answer.status_code in (202, 404, 409, 422), answer.text
+        assert await rows.fetchval("SELECT count(*) FROM rate_bucket WHERE full_at > clock_timestamp()") == 0
+
+
+async def test_a_key_is_not_charged_for_what_its_tenants_rate_refuses(known: Settings, rows: Connection) -> None:
+    async with world(known, rows, submissions_per_tenant=2, submissions_per_key=100) as acme:
+        assert [(await acme.post("/v1/runs", template="outside")).status_code for _ in range(9)] == [202] * 2 + [
+            429
+        ] * 7
+        owed = await rows.fetchval(
+            "SELECT extract(epoch FROM full_at - clock_timestamp()) FROM rate_bucket WHERE key LIKE 'submit:key:%'"
+        )
+        assert float(owed) <= 2 * 0.6
+
+
+async def test_a_batch_larger_than_the_whole_limit_is_told_that_it_can_never_be_let_in(
+    known: Settings, rows: Connection
+) -> None:
+    batch = {"template": "outside", "runs": [{}] * (RATE + 1)}
+    for bound in ("submissions_per_key", "submissions_per_tenant", "queue_depth_limit", "unfinished_per_tenant"):
+        async with world(known, rows, **{bound: RATE}) as acme:
+            said = problem(await acme.post("/v1/runs/batch", **batch), 422, "batch_too_large")
+            assert "never" in said["detail"]
+            fits = await acme.post("/v1/runs/batch", template="outside", runs=[{}] * RATE)
+            assert fits.status_code == 202, (bound, fits.text)
+            assert fits.headers.get("ratelimit", ";r=0;").count(";r=0;") == 1
+        await rows.execute("DELETE FROM job; DELETE FROM rate_bucket")
+
+
+async def test_a_backfill_is_all_or_nothing_and_costs_what_has_no_run_yet(known: Settings, rows: Connection) -> None:
+    async with world(known, rows, submissions_per_tenant=RATE) as acme:
+        schedule = await acme.schedule()
+        problem(await acme.post(f"/v1/schedules/{schedule}/backfill", **_past(99)), 422, "batch_too_large")
+        assert await acme.jobs() == 0
+        assert len((await acme.post(f"/v1/schedules/{schedule}/backfill", **_past(8))).json()["runs"]) == 8
+        problem(await acme.post(f"/v1/schedules/{schedule}/backfill", **_past(16)), 429, "rate_limited")
+        assert await acme.jobs() == 8
+        assert len((await acme.post(f"/v1/schedules/{schedule}/backfill", **_past(10))).json()["runs"]) == 2
+        assert await acme.charged() == 10
+
+
+async def test_a_depth_holds_on_every_way_in(known: Settings, rows: Connection) -> None:
+    """Full queues refuse whatever would wait in them; the same request passes once they have room."""
+    async with world(known, rows, queue_depth_limit=8) as acme:
+        for operation, (way, _, of) in SUBMITS.items():
+            if of == "upload":
+                continue
+            ask = await way(acme)
+            await rows.execute("UPDATE task SET queue = 'elsewhere' WHERE status IN ('pending', 'waiting', 'retry')")
+            job = await rows.fetchval("SELECT id FROM job LIMIT 1") or (await acme.run())
+            fill = (
+                "INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, max_attempts)"
+                " SELECT gen_random_uuid(), $1, 'x', 'filler' || q || n, 0, q, 1, 'pending', 1"
+                " FROM unnest($2::text[]) AS q, generate_series(1, 8) AS n"
+            )
+            queues = ["ext:acme:q", "media", "conversion", "generation"]
+            await rows.execute(fill, UUID(str(job)), queues)
+            before = await acme.jobs()
+            refused = await ask()
+            problem(refused, 429, "queue_full")
+            assert {"retry-after", "ratelimit", "ratelimit-policy"} <= refused.headers.keys(), operation
+            assert await acme.jobs() == before, operation
+            await rows.execute("DELETE FROM task WHERE step LIKE 'filler%'")
+            accepted = await ask()
+            assert accepted.is_success, (operation, accepted.text)
+
+
+@pytest.mark.parametrize("bound", ["queue_depth_limit", "unfinished_per_tenant", "submissions_per_tenant"])
+async def test_whoever_asks_at_the_same_time_does_not_pass_together(
+    known: Settings, rows: Connection, bound: str
+) -> None:
+    async with world(known, rows, **{bound: 5}) as acme:
+        single = [acme.post("/v1/runs", template="outside") for _ in range(8)]
+        batches = [acme.post("/v1/runs/batch", template="outside", runs=[{}] * 3) for _ in range(4)]
+        answers = await asyncio.gather(*single, *batches)
+        assert {answer.status_code for answer in answers} == {202, 429}
+        assert 3 <= await acme.jobs() <= 5
+
+
+async def test_a_tenants_unfinished_jobs_are_bounded_on_every_way_in(known: Settings, rows: Connection) -> None:
+    async with world(known, rows) as acme, world(known, rows, unfinished_per_tenant=6) as full:
+        for _ in range(6):
+            await acme.run()
+        for operation, (way, _, of) in SUBMITS.items():
+            if of == "upload" or operation in ("retryRun", "replayDeadLetter", "replayDeadLetters"):
+                continue
+            ask = await way(World(full.http, rows)) if operation != "rerunRun" else None
+            if ask is None:
+                run = await rows.fetchval("SELECT id FROM job LIMIT 1")
+                answer = await full.post(f"/v1/runs/{run}/rerun")
+            else:
+                answer = await ask()
+            problem(answer, 429, "too_many_unfinished")
+            assert await acme.jobs() == 6, operation
+        other = await create_key(rows, tenant_id="other", client_id="t", scopes=SCOPES)
+        async with client_of(str(full.http.base_url), other.text) as http:
+            assert (await http.post("/v1/runs", json={"template": "noop"})).status_code == 202
+
+
+async def test_bytes_that_are_kept_for_a_tenant_are_bounded(known: Settings, rows: Connection) -> None:
+    async with world(known, rows, stored_bytes_per_tenant=3 * len(JPEG)) as acme:
+        door = Door(acme.http)
+        waiting = [await door.upload() for _ in range(4)]
+        answers = [await door.complete(ticket) for ticket in waiting]
+        assert [answer.status_code for answer in answers] == [202, 202, 202, 429]
+        problem(answers[-1], 429, "storage_full")
+        assert int(answers[-1].headers["retry-after"]) >= 60
+        problem(await door.ask(), 429, "storage_full")
+        problem(await acme.post("/v1/runs", template="outside"), 429, "storage_full")
+        await rows.execute("DELETE FROM media WHERE job_id = (SELECT job_id FROM media WHERE size > 0 LIMIT 1)")
+        assert (await eventually(lambda: door.complete(waiting[-1]), 202)).status_code == 202
+
+
+async def test_outputs_and_models_count_as_kept(known: Settings, rows: Connection) -> None:
+    async with world(known, rows, stored_bytes_per_tenant=1000) as acme:
+        run = await acme.run()
+        task = await rows.fetchval("SELECT id FROM task WHERE job_id = $1", UUID(run))
+        await rows.execute(
+            "INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)"
+            " VALUES ($1, 'o', $2, 'acme', 'only', 'k', 1000, '', '')",
+            task, UUID(run),
+        )  # fmt: skip
+        problem(await eventually(lambda: acme.post("/v1/runs", template="outside"), 429), 429, "storage_full")
+        await rows.execute("DELETE FROM output")
+        await eventually(lambda: acme.post("/v1/runs", template="outside"), 202)
+        form = {"user_id": "u", "model_id": "1", "version": "0001", "platform": "720"}
+        made = await acme.http.post("/api/v1/jobs", data=form, files={"model": ("m.onnx", bytes(1000))})
+        assert made.status_code == 201, made.text
+        problem(await acme.post("/v1/runs", template="outside"), 429, "storage_full")
+
+
+async def eventually(ask: Request, status: int) -> httpx2.Response:
+    """What a worker or the sweeper wrote is counted anew after a moment."""
+    async with asyncio.timeout(20):
+        while (answer := await ask()).status_code != status:
+            await asyncio.sleep(0.1)
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("bound", "code", "path"),
+    [
+        ("templates_per_tenant", "too_many_templates", "/v1/templates"),
+        ("schedules_per_tenant", "too_many_schedules", "/v1/schedules"),
+        ("webhooks_per_tenant", "too_many_webhooks", "/v1/webhooks"),
+        ("limits_per_tenant", "too_many_limits", "/v1/limits"),
+    ],
+)
+async def test_what_a_tenant_may_have_is_bounded_also_at_once(
+    known: Settings, rows: Connection, bound: str, code: str, path: str
+) -> None:
+    async with world(known, rows, **{bound: 3}) as acme:
+
+        def ask(number: int) -> Awaitable[httpx2.Response]:
+            bodies: dict[str, dict[str, Any]] = {
+                "/v1/templates": {"type": f"t{number}", "steps": [{"id": "a", "queue": "q"}]},
+                "/v1/schedules": {"template": "outside", "cron": "0 0 1 1 *"},
+                "/v1/webhooks": {"url": "https://127.0.0.1/"},
+                "/v1/limits": {"tenant_id": TENANT, "key": f"payload:outside:/{number}", "at_most": 1},
+            }
+            method = "PUT" if path == "/v1/limits" else "POST"
+            return acme.http.request(method, path, json=bodies[path])
+
+        answers = await asyncio.gather(*(ask(number) for number in range(8)))
+        there = 1 if path == "/v1/templates" else 0  # the world's own
+        good = [answer for answer in answers if answer.is_success]
+        assert len(good) == 3 - there
+        for answer in answers:
+            if answer not in good:
+                problem(answer, 409, code)
+        if path == "/v1/limits":  # setting one again needs no more room
+            done = good[0].json()
+            assert (await acme.http.put(path, json=done | {"at_most": 2})).is_success
