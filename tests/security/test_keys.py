@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from api.limits import check_rate
 from leasehold.credentials import rotate_key
 from leasehold.database import Connection, connect
 from leasehold.downloads import RATES
@@ -109,10 +108,11 @@ async def test_rotating_a_key_gives_no_new_submissions_a_minute(
     new = await rotate_key(rows, old.prefix, overlap=HOUR)
     async with serving(settings.model_copy(update={"submissions_per_key": 2})) as api:
         before, after, other = [await api.services.keyring.identify(key.text) for key in (old, new, stranger)]
-        await check_rate(api.services, before, 2)
+        charge = api.services.admission.charge
+        await charge(rows, before.payer, 2)
         with pytest.raises(TooMany):
-            await check_rate(api.services, after)
-        await check_rate(api.services, other)
+            await charge(rows, after.payer)
+        await charge(rows, other.payer)
 
 
 async def test_a_successor_is_refused_once_its_predecessors_end_has_come(
