@@ -35,6 +35,8 @@ from bench import (
     workflows,
 )
 from bench.figure import Figure
+from bench.hostile import measure as hostile
+from bench.hostile.attacks import ATTACKS
 from bench.peers import delays
 from bench.peers import measure as peers
 from bench.scale import Scale
@@ -63,9 +65,10 @@ FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
     "peers": peers.measure,
     "delays": delays.measure,
     "pictures": pictures.measure,
+    "hostile": hostile.measure,
 }
 #: Not without being asked for: they install others' packages, or take a quarter of an hour and more.
-ASKED_FOR = {"peers", "delays", "pictures", "steady", "tables"}
+ASKED_FOR = {"peers", "delays", "pictures", "steady", "tables", "hostile"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -87,10 +90,18 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--rate", type=float, default=Scale().steady_rate, help="jobs a second, of steady (%(default)s)"
     )
+    parser.add_argument("--attacks", default="", help=f"of hostile, comma-separated; all of {', '.join(ATTACKS)}")
+    parser.add_argument("--seconds", type=float, default=Scale().hostile_seconds, help="of each attack (%(default)s)")
     asked = parser.parse_args(arguments)
+    if unknown := [name for name in _names(asked.attacks) if name not in ATTACKS]:
+        parser.error(f"no such attack: {', '.join(unknown)}")
     if unknown := [name for name in asked.figures if name not in FIGURES]:
         parser.error(f"no such figure: {', '.join(unknown)}")
     return asked
+
+
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 async def measure(names: Sequence[str], scale: Scale, console: Console) -> tuple[dict[str, object], list[Figure]]:
@@ -112,6 +123,8 @@ async def run(asked: argparse.Namespace) -> None:
         peers=tuple(asked.peers.split(",")),
         steady_minutes=asked.minutes,
         steady_rate=asked.rate,
+        attacks=_names(asked.attacks),
+        hostile_seconds=asked.seconds,
         finished=tuple(int(count) for count in asked.finished.split(",")),
     )
     names = asked.figures or [name for name in FIGURES if name not in ASKED_FOR]

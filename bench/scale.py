@@ -40,3 +40,5 @@ class Scale:
     generation_seconds: float = 75.0  # of orders and queries; polls begin meanwhile
     generation_head_start: float = 30.0  # seconds until the first poll is due: a worker is up by then
     model_downloads: int = 3  # of the float model, in turns from the API and from the store
+    attacks: tuple[str, ...] = ()  # of hostile; without any, all
+    hostile_seconds: float = 10.0  # that each of them goes on

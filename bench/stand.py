@@ -65,6 +65,10 @@ class Stand:
                 await processes.aclose()
                 await self._administer(f"DROP DATABASE {name} WITH (FORCE)")
 
+    @property
+    def s3_endpoint(self) -> str:
+        return self._stack.environment["LEASEHOLD_S3_ENDPOINT"]
+
     async def servers(self) -> dict[str, str]:
         """Which servers are measured, and what they promise about the disk."""
         assert self._stack.rabbitmq is not None

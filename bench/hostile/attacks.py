@@ -1,0 +1,230 @@
+"""The attacks, by name. The numbers are the findings that each was first seen as."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import asyncpg
+import httpx2
+
+from bench.hostile.arena import Arena, silent_server
+
+MIB = 1024 * 1024
+
+
+def _bomb(depth: int) -> dict[str, object]:
+    """`depth` definitions that each refer to the next one twice: 2 ** depth evaluations."""
+    defs: dict[str, object] = {
+        f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"$ref": f"#/$defs/d{n + 1}"}]} for n in range(depth)
+    }
+    return {"$ref": "#/$defs/d0", "$defs": defs | {f"d{depth}": {"type": "object"}}}
+
+
+def _deep(levels: int) -> object:
+    """Lists in lists, with a number in the innermost."""
+    inner: object = 1
+    for _ in range(levels):
+        inner = [inner]
+    return inner
+
+
+_STEPS = [{"id": "only", "worker_type": "quiet.only"}]
+_LISTS = {"anyOf": [{"type": "array", "items": {"$ref": "#/$defs/lists"}}] * 3}
+#: What each is checked against it.
+_SCHEMAS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "doubled": (_bomb(20), {}),
+    "unique": ({"properties": {"a": {"uniqueItems": True}}}, {"a": [{"n": n} for n in range(15_000)]}),
+    "pattern": ({"properties": {"a": {"pattern": "^(a+)+$"}}}, {"a": "a" * 50_000 + "b"}),
+    "nested": ({"properties": {"a": {"$ref": "#/$defs/lists"}}, "$defs": {"lists": _LISTS}}, {"a": _deep(12)}),
+}
+
+
+async def nothing(arena: Arena) -> None:
+    await arena.rest()
+
+
+async def schemas(arena: Arena) -> None:
+    """Schemas that take for ever, in templates and by a schedule's run-now."""
+
+    async def one(number: int) -> None:
+        name = list(_SCHEMAS)[number % len(_SCHEMAS)]
+        schema, payload = _SCHEMAS[name]
+        body = {"type": f"hostile_{name}_{number}", "version": 1, "payload_schema": schema, "steps": _STEPS}
+        made = await arena.ask("POST", "/v1/templates", body)
+        if made is None or made.is_error:
+            return
+        template = body["type"]
+        await arena.ask("POST", "/v1/runs", {"template": template, "payload": payload})
+        schedule = {"template": template, "cron": "@yearly", "timezone": "UTC", "payload_template": payload}
+        answer = await arena.ask("POST", "/v1/schedules", schedule)
+        if answer is not None and answer.is_success:
+            await arena.ask("POST", f"/v1/schedules/{answer.json()['id']}/run-now")
+
+    await arena.repeat(one, at_once=4, most=400)
+
+
+async def receivers(arena: Arena) -> None:
+    """Fifty webhooks at a server that never ends its answer, and runs that tell each of them."""
+    async with silent_server(arena.told.silent_port) as seen:
+        for number in range(50):
+            url = f"http://127.0.0.1:{arena.told.silent_port}/{number}"
+            await arena.ask("POST", "/v1/webhooks", {"url": url})
+        await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "quiet"}), at_once=4, most=200)
+        await arena.rest()
+        arena.answers["deliveries open"] = seen["most open"]
+
+
+async def children(arena: Arena) -> None:
+    """Isolated steps that take all the time and memory that they may."""
+    await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "burning"}), at_once=4, most=200)
+    await arena.rest()
+
+
+_DUE = """
+INSERT INTO schedule (id, tenant_id, cron, timezone, template, payload_template, scope, scope_id, priority, overlap,
+                      catch_up, catch_up_seconds, next_run_at)
+VALUES ($1, 'hostile', $2, $3, $4, '{}', 'tenant', '', 1, 'skip', 'all', 3600, clock_timestamp() - interval '1 hour')
+"""
+
+
+async def schedule_rows(arena: Arena) -> None:
+    """Rows as an older release, or a restored database, may have left them."""
+    connection = await asyncpg.connect(arena.told.database_url)
+    rows = [
+        (uuid4(), cron, zone, template)
+        for cron, zone, template in (
+            ("* * * * *", "Mars/Olympus", "quiet"),
+            ("* * * * *", "../../etc/passwd", "quiet"),
+            ("61 * * * *", "UTC", "quiet"),
+            ("nonsense", "UTC", "quiet"),
+            ("* * * * *", "UTC", "no_such_template"),
+        )
+        for _ in range(20)
+    ]
+    try:
+        await connection.executemany(_DUE, rows)
+        arena.answers["rows"] = len(rows)
+    finally:
+        await connection.close()
+    await arena.rest()
+
+
+async def store(arena: Arena) -> None:
+    """The store accepts and answers nothing (the bench sees to that); uploads that were begun are completed now."""
+
+    async def one(_number: int) -> None:
+        asked = await arena.ask("POST", "/upload-url", {"content_type": "image/jpeg", "file_name": "a.jpg"})
+        if asked is None or asked.is_error:
+            return
+        said = asked.json()
+        await arena.ask("POST", "/complete-upload", {name: said[name] for name in ("media_id", "original_key")})
+
+    await arena.repeat(one, at_once=30, most=600)
+
+
+async def batches(arena: Arena) -> None:
+    """Runs by the thousand."""
+    body = {"template": "quiet", "runs": [{"payload": {}}] * 1000}
+    await arena.repeat(lambda _: arena.ask("POST", "/v1/runs/batch", body), at_once=4, most=60)
+    await arena.rest()
+
+
+async def backfills(arena: Arena) -> None:
+    """Schedules of every minute, backfilled a hundred ticks at a time."""
+    end = datetime.now(UTC) - timedelta(minutes=5)
+
+    async def one(_number: int) -> None:
+        schedule = {"template": "quiet", "cron": "* * * * *", "timezone": "UTC", "payload_template": {}}
+        made = await arena.ask("POST", "/v1/schedules", schedule | {"overlap": "allow_all"})
+        if made is None or made.is_error:
+            return
+        path = f"/v1/schedules/{made.json()['id']}/backfill"
+        for back in range(3):
+            until = end - timedelta(minutes=99 * back)
+            span = {"start": (until - timedelta(minutes=99)).isoformat(), "end": until.isoformat()}
+            await arena.ask("POST", path, span)
+
+    await arena.repeat(one, at_once=4, most=60)
+    await arena.rest()
+
+
+async def uploads(arena: Arena) -> None:
+    """Forty MiB each, where 32 are allowed, without saying so before."""
+    data = bytes(40 * MIB)
+
+    async def one(_number: int) -> None:
+        asked = await arena.ask("POST", "/upload-url", {"content_type": "image/jpeg", "file_name": "a.jpg"})
+        if asked is None or asked.is_error:
+            return
+        said = asked.json()
+        async with httpx2.AsyncClient(timeout=30) as client:
+            put = await client.put(said["upload_url"], content=data, headers={"Content-Type": "image/jpeg"})
+        arena.answers[f"put {put.status_code}"] += 1
+        await arena.ask("POST", "/complete-upload", {name: said[name] for name in ("media_id", "original_key")})
+
+    await arena.repeat(one, at_once=2, most=8)
+    await arena.rest()
+
+
+async def bodies(arena: Arena) -> None:
+    """300 connections without a key, each with most of a body."""
+    head = b"Host: x\r\nContent-Type: application/json\r\nContent-Length: 1200000\r\n\r\n"
+    paths = (b"/v1/runs", b"/v1/runs/batch", b"/api/v1/jobs", b"/v1/upload/images", b"/v1/templates")
+    writers = []
+    for number in range(300):
+        try:
+            _, writer = await asyncio.open_connection("127.0.0.1", arena.told.port)
+            writer.write(b"POST " + paths[number % len(paths)] + b" HTTP/1.1\r\n" + head)
+            writer.write(b'{"template": "' + b"a" * 1_000_000)
+            writers.append(writer)
+        except ConnectionError as error:
+            arena.answers[type(error).__name__] += 1
+    await arena.rest()
+    arena.answers["held"] = sum(not writer.is_closing() for writer in writers)
+    for writer in writers:
+        writer.transport.abort()
+
+
+async def long_runs(arena: Arena) -> None:
+    """Three hundred, of forty seconds."""
+    await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "sleeping"}), at_once=4, most=300)
+    await arena.rest()
+
+
+async def generations(arena: Arena) -> None:
+    """Three hundred, of a provider that never ends its answer."""
+    async with silent_server(arena.told.silent_port) as seen:
+        order = {"prompt": "a cat"}
+        await arena.repeat(lambda _: arena.ask("POST", "/v1/images/generations", order), at_once=4, most=300)
+        await arena.rest()
+        arena.answers["orders open"] = seen["most open"]
+
+
+@dataclass(frozen=True, slots=True)
+class Attack:
+    """`finding`: of the issue that these attacks come from. `hangs_store`: its store stops answering at the start."""
+
+    finding: int
+    run: Callable[[Arena], Awaitable[None]]
+    hangs_store: bool = False
+    settings: Mapping[str, object] = field(default_factory=dict)
+
+
+ATTACKS: Mapping[str, Attack] = {
+    "none": Attack(0, nothing),
+    "schemas": Attack(1, schemas),
+    "receivers": Attack(3, receivers),
+    "children": Attack(4, children),
+    "schedule rows": Attack(6, schedule_rows),
+    "store": Attack(6, store, hangs_store=True),
+    "batches": Attack(8, batches),
+    "backfills": Attack(8, backfills),
+    "uploads": Attack(9, uploads),
+    "bodies": Attack(10, bodies),
+    "long runs": Attack(11, long_runs),
+    "generations": Attack(11, generations),
+}

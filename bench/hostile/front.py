@@ -1,0 +1,48 @@
+"""Stands before the store, and stops passing anything on when it is told to."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from urllib.parse import urlsplit
+
+
+class Front:
+    def __init__(self, endpoint: str) -> None:
+        self._behind = urlsplit(endpoint)
+        self._passes = asyncio.Event()
+        self._passes.set()
+        self.url = ""
+
+    def hang(self) -> None:
+        """From now on every connection is accepted, and answers nothing."""
+        self._passes.clear()
+
+    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        back_reader, back_writer = await asyncio.open_connection(self._behind.hostname, self._behind.port)
+        try:
+            await asyncio.gather(self._pass(reader, back_writer), self._pass(back_reader, writer))
+        except ConnectionError:
+            return  # one side has left
+        finally:
+            writer.close()
+            back_writer.close()
+
+    async def _pass(self, source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
+        while data := await source.read(65_536):
+            await self._passes.wait()
+            target.write(data)
+            await target.drain()
+        target.close()
+
+
+@asynccontextmanager
+async def before(endpoint: str) -> AsyncIterator[Front]:
+    front = Front(endpoint)
+    server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
+    front.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield front
+    finally:
+        server.close()

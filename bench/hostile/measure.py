@@ -1,0 +1,145 @@
+"""Each attack on an installation of its own: the honest tenant's waits, and what the processes held."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from time import monotonic
+
+import orjson
+from cryptography.fernet import Fernet
+
+from bench.figure import Figure, Goal, quantile
+from bench.hostile import honest
+from bench.hostile.arena import Told
+from bench.hostile.attacks import ATTACKS
+from bench.hostile.front import before
+from bench.hostile.watch import Watch
+from bench.http import until_ready
+from bench.processes import main_processes_of
+from bench.scale import Scale
+from bench.stand import Installation, Stand
+from embedded.ports import free_port
+from leasehold.credentials import create_key
+from leasehold.settings import Settings
+
+_ROOT = Path(__file__).parents[2]
+_HONEST = ("runs:write", "runs:read")
+_HOSTILE = (
+    *_HONEST, "templates:write", "webhooks:write", "media:write", "media:read", "generation:write", "generation:read",
+    "conversion:write", "conversion:read", "external:work",
+)  # fmt: skip
+_CLIENTS = 2
+_HEAD_START = 1.0
+_WARM_UP = 1.0
+#: The goals. Memory is that of a main process; each child of a worker has a limit of its own.
+_RUN_MS, _LOOK_MS, _MIB = Goal(1000), Goal(100), Goal(512)
+_SESSIONS = Goal(Settings.model_fields["database_pool_size"].default)
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    runs: list[float]
+    looks: list[float]
+    watch: Watch
+    answers: Mapping[str, int]
+
+
+async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+    """One run of each, however many are asked for: an installation each takes its time."""
+    figures = []
+    for name in scale.attacks or ATTACKS:
+        load = (os.getloadavg()[0],)
+        figures += _figures(name, load, await _attacked(stand, scale, name))
+    return figures
+
+
+def _figures(name: str, load: tuple[float, ...], found: _Outcome) -> list[Figure]:
+    said = f"{name} ({ATTACKS[name].finding})" if ATTACKS[name].finding else name
+    details = {"answers": dict(found.answers), "runs": len(found.runs)}
+
+    def ms(values: list[float], part: float) -> tuple[float, ...]:
+        return (1000 * quantile(values, part),)
+
+    return [
+        Figure(f"{said}: honest run, p50", "ms", ms(found.runs, 0.5), load, details=details),
+        Figure(f"{said}: honest run, p99", "ms", ms(found.runs, 0.99), load, _RUN_MS),
+        Figure(f"{said}: /livez, p99", "ms", ms(found.looks, 0.99), load, _LOOK_MS),
+        *(Figure(f"{said}: {role}, resident", "MiB", (float(found.watch.mib[role]),), load, _MIB) for role in _ROLES),
+        *(
+            Figure(f"{said}: {role}, connections", "sessions", (float(found.watch.sessions[role]),), load, _SESSIONS)
+            for role in _ROLES
+        ),
+    ]
+
+
+_ROLES = ("api", "worker")
+
+
+async def _attacked(stand: Stand, scale: Scale, name: str) -> _Outcome:
+    attack = ATTACKS[name]
+    port, silent = free_port(), free_port()
+    async with before(stand.s3_endpoint) as front:
+        settings: dict[str, object] = {
+            "pipelines": "bench.hostile.pipelines:benched",
+            "egress_allow": "127.0.0.0/8",
+            "sealing_keys": Fernet.generate_key().decode(),
+            "generation_provider": "ark",
+            "generation_ark_url": f"http://127.0.0.1:{silent}",
+            "generation_credentials": orjson.dumps({"ark": "credential"}).decode(),
+            **({"s3_endpoint": front.url} if attack.hangs_store else {}),
+            **attack.settings,
+        }
+        async with stand.installation(**settings) as installation:
+            await installation.start("api", api_port=port)
+            await installation.start_worker()
+            await until_ready(port)
+            key, hostile = await _keys(installation)
+            await honest.runs(port, key, monotonic() + _WARM_UP)
+            if attack.hangs_store:
+                front.hang()
+            return await _beside(installation, name, Told(
+                port=port, key=hostile, database_url=installation.url, silent_port=silent, seconds=scale.hostile_seconds
+            ), key)  # fmt: skip
+
+
+async def _keys(installation: Installation) -> tuple[str, str]:
+    async with installation.connection() as connection:
+        honest_key = await create_key(connection, tenant_id="honest", client_id="bench", scopes=_HONEST)
+        hostile_key = await create_key(connection, tenant_id="hostile", client_id="bench", scopes=_HOSTILE)
+    return honest_key.text, hostile_key.text
+
+
+async def _beside(installation: Installation, name: str, told: Told, key: str) -> _Outcome:
+    watch = Watch(installation.url, {role: main_processes_of(role)[0] for role in _ROLES})
+    watching = asyncio.create_task(watch.run())
+    attacking = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "bench.hostile", name, cwd=_ROOT, stdin=asyncio.subprocess.PIPE,
+        stdout=asyncio.subprocess.PIPE,
+    )  # fmt: skip
+    try:
+        answering = asyncio.create_task(attacking.communicate(told.model_dump_json().encode()))
+        await asyncio.sleep(_HEAD_START)
+        until = monotonic() + told.seconds - _HEAD_START
+        looks, *runs = await asyncio.gather(
+            honest.looks(told.port, until), *(honest.runs(told.port, key, until) for _ in range(_CLIENTS))
+        )
+        said, _ = await asyncio.wait_for(answering, 2 * honest.PATIENCE)
+    finally:
+        watching.cancel()
+        if attacking.returncode is None:
+            attacking.kill()
+            await attacking.wait()
+    await asyncio.gather(watching, return_exceptions=True)
+    return _Outcome([took for each in runs for took in each], looks, watch, _answers(attacking.returncode, said))
+
+
+def _answers(code: int | None, said: bytes) -> dict[str, int]:
+    if code:
+        raise RuntimeError(f"the attack ended with {code}")
+    found: dict[str, int] = orjson.loads(said)
+    return found

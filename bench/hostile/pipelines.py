@@ -1,0 +1,27 @@
+"""What the tenants of this bench run."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from leasehold.pipeline import Pipeline, Step
+from leasehold.registry import Pipelines
+from pipelines import shipped
+
+#: The honest tenant's.
+quiet = Pipeline("quiet", module="bench.hostile.steps", steps=[Step("only")])
+#: Holds an inline slot for 40 s.
+sleeping = Pipeline("sleeping", module="bench.hostile.steps", steps=[Step("sleep")])
+#: Takes all processor time and memory that a child process may have.
+burning = Pipeline(
+    "burning",
+    module="bench.hostile.steps",
+    steps=[Step("burn", isolated=True, max_attempts=1, timeout=timedelta(seconds=5))],
+)
+
+
+def benched() -> Pipelines:
+    pipelines = shipped()
+    for pipeline in (quiet, sleeping, burning):
+        pipelines.add(pipeline)
+    return pipelines

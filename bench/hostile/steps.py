@@ -1,0 +1,25 @@
+from __future__ import annotations
+
+import asyncio
+
+from bench.hostile.pipelines import burning, quiet, sleeping
+from leasehold.attempt import Attempt
+from leasehold.verdicts import Done
+from leasehold.work import Work
+
+
+@quiet.handles("only")
+async def only(_attempt: Attempt) -> None: ...
+
+
+@sleeping.handles("sleep")
+async def sleep(_attempt: Attempt) -> None:
+    await asyncio.sleep(40)
+
+
+@burning.handles("burn")
+def burn(_work: Work) -> Done:
+    kept = []
+    while True:
+        kept.append(bytearray(1024 * 1024))
+        sum(range(100_000))
