@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from datetime import datetime
+from typing import Any
+from uuid import UUID
 
 import httpx2
 import pytest
@@ -13,7 +15,7 @@ from leasehold.settings import Settings
 from leasehold.states import JobState
 from tests.api.conftest import MakeKey, Running, client_of, job_of, serving
 from tests.api.door import JPEG, Door, Ticket, problem
-from tests.api.driver import ORIGINAL, claim_step, fail_step, finish_all, finish_step
+from tests.api.driver import ORIGINAL, TERMS, claim_step, fail_step, finish_all, finish_step
 
 
 async def test_a_media_begins_as_init(door: Door) -> None:
@@ -237,3 +239,36 @@ async def test_a_wait_that_is_too_long_or_no_number_is_refused(door: Door, wait:
     ticket = await door.ticket()
     said = problem(await door.look(ticket, params={"wait": wait}), 422, "invalid_request")
     assert (said["errors"][0]["parameter"], said["errors"][0]["in"]) == ("wait", "query")
+
+
+async def test_the_view_tells_tasks_in_the_words_of_the_requirement(door: Door, rows: Connection) -> None:
+    """7.2 of the image pipeline's text: its columns, states, lease and retries, for SREs who have it at hand."""
+
+    async def seen() -> dict[str, Any]:
+        found = await rows.fetch("SELECT * FROM processing_task WHERE media_id = $1", UUID(media))
+        return {row["step"]: dict(row) for row in found}
+
+    media = (await door.submitted()).media_id
+    before = await seen()
+    assert before["resize"].keys() >= {
+        "id", "media_id", "step", "status", "retry_count", "lock_by", "lock_until", "input_key", "output_key",
+        "last_error", "created_at", "updated_at",
+    }  # fmt: skip
+    assert {row["status"] for row in before.values()} == {"PENDING"}
+    assert before["resize"]["input_key"] == f"media/{media}/original.jpg"
+    claimed = await claim_step(rows, media)
+    running = (await seen())["resize"]
+    assert (running["status"], running["lock_by"]) == ("RUNNING", TERMS.owner)
+    assert running["lock_until"] is not None
+    await fail_step(rows, claimed, "store_unavailable", retryable=True)
+    again = (await seen())["resize"]
+    assert (again["status"], again["lock_by"], again["last_error"]) == (
+        "RETRY", None, "store_unavailable: It did not work.",
+    )  # fmt: skip
+    await finish_step(rows, await claim_step(rows, media), "resize.jpg", value=ORIGINAL)
+    done = await seen()
+    assert (done["resize"]["status"], done["resize"]["retry_count"]) == ("SUCCEEDED", 1)
+    assert done["resize"]["output_key"] == done["compress"]["input_key"] == f"media/{media}/resize.jpg"
+    assert done["compress"]["status"] == "PENDING"
+    await fail_step(rows, await claim_step(rows, media), "corrupt_image", retryable=False)
+    assert (await seen())["compress"]["status"] == "FAILED"

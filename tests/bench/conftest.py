@@ -45,4 +45,6 @@ def scale() -> Scale:
         generations=200,
         generation_seconds=2.0,
         generation_head_start=3.0,
+        attacks=("bodies",),
+        hostile_seconds=2.0,
     )
