@@ -32,7 +32,8 @@ async def check_database(connection: Connection, settings: Settings) -> list[Fin
         "SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS version,"
         " pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' AS read_only,"
         " current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS synchronous_commit,"
-        " current_setting('full_page_writes') AS full_page_writes, to_regclass('task') IS NOT NULL AS migrated"
+        " current_setting('full_page_writes') AS full_page_writes, to_regclass('task') IS NOT NULL AS migrated,"
+        " (SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('task')) AS owns"
     )
     assert row is not None
     durable = "off" not in (row["fsync"], row["synchronous_commit"], row["full_page_writes"])
@@ -53,6 +54,14 @@ async def check_database(connection: Connection, settings: Settings) -> list[Fin
         ),
         Finding(
             "database", row["migrated"], "migrated" if row["migrated"] else "not migrated", "run leasehold migrate"
+        ),
+        Finding(
+            "role",
+            True,
+            "may change the schema" if row["owns"] else "reads and writes rows",
+            "who has its password can change the schema, too; LEASEHOLD_DATABASE_APP_ROLE keeps the two apart"
+            if row["owns"]
+            else "who has its password cannot change the schema",
         ),
         Finding(
             "presence",

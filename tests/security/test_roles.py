@@ -22,6 +22,7 @@ from embedded.postgres import Postgres, find_postgres
 from embedded.process import unprivileged
 from leasehold.database import connect
 from leasehold.errors import Invalid
+from leasehold.selfcheck import check_database
 from leasehold.settings import Settings
 from leasehold.tables import metadata
 from leasehold.transitions import sweeps
@@ -185,6 +186,16 @@ async def test_the_functions_that_run_as_the_owner_look_where_the_owner_says(
         assert row["proconfig"] == ["search_path=pg_catalog, public, pg_temp"]
     assert not await app.fetchval("SELECT bool_or(prosecdef) FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
                                   " AND proname NOT LIKE '%_event_day'")  # fmt: skip
+
+
+async def test_the_doctor_says_which_role_it_is(
+    running: Settings, app: asyncpg.Connection[asyncpg.Record], owner: asyncpg.Connection[asyncpg.Record]
+) -> None:
+    said = [
+        next(finding.found for finding in await check_database(one, running) if finding.part == "role")
+        for one in (app, owner)
+    ]
+    assert said == ["reads and writes rows", "may change the schema"]
 
 
 async def test_the_whole_platform_runs_as_that_role(running: Settings, tmp_path: Path) -> None:
