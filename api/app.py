@@ -25,6 +25,7 @@ from api import (
     media,
     media_events,
     metrics,
+    openapi,
     operators,
     run_batches,
     run_events,
@@ -37,15 +38,15 @@ from api import (
 )
 from api.body_limit import BodyLimit
 from api.edge import Edge, identity_of
-from api.openapi import document
 from api.problems import NOT_STORABLE, problem_of
 from api.security import refuse_open_routes
 from api.services import open_services
 from leasehold.errors import LeaseholdError
 from leasehold.settings import Settings
 
-#: What needs no key: for machines that watch the process, and for providers, whose address is a secret itself.
-PUBLIC = frozenset({"/livez", "/readyz", "/metrics", generation_callbacks.ROUTE})
+#: What needs no key: for machines that watch the process, for whoever makes a client from the contract, and for
+#: providers, whose address is a secret itself.
+PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH, generation_callbacks.ROUTE})
 
 _DOORS = (
     runs.quick,  # first what is asked most: routes are tried in order
@@ -91,15 +92,14 @@ def make_app(settings: Settings) -> FastAPI:
         description=_DESCRIPTION,
         version=version("leasehold"),
         servers=[{"url": settings.public_url}] if settings.public_url else None,
-        docs_url=None,
-        redoc_url=None,
+        openapi_url=None,  # served by api.openapi
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    for router in (*_DOORS, health.router, *([metrics.router] if settings.metrics_public else [])):
+    for router in (*_DOORS, health.router, openapi.router, *([metrics.router] if settings.metrics_public else [])):
         refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], PUBLIC)
         app.include_router(router)
-    app.openapi = partial(document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
+    app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     for kind in (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE):
         app.add_exception_handler(kind, _answer_problem)
     app.add_middleware(BodyLimit, streaming=frozenset({conversion.PATH, source_images.PATH}))

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from http import HTTPStatus
 from typing import Any
 
-from fastapi import FastAPI
+import orjson
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 
 from api.problems import MEDIA_TYPE
 from api.schemas import ProblemAnswer
 
+PATH = "/openapi.json"
+router = APIRouter(include_in_schema=False)
 _REFERENCE = "#/components/schemas/ProblemAnswer"
 
 #: Every operation behind a key may answer these.
@@ -51,3 +55,15 @@ def document(app: FastAPI) -> dict[str, Any]:
         parts["ProblemAnswer"] = schema
         app.openapi_schema = made
     return app.openapi_schema
+
+
+@router.get(PATH)
+async def contract(request: Request) -> Response:
+    """The document, for anybody. It is made once, at the first request, in a thread: that takes a second, and needs no
+    key. Later requests get the same bytes.
+    """
+    state = request.app.state
+    if not hasattr(state, "contract"):
+        state.contract = asyncio.create_task(asyncio.to_thread(lambda: orjson.dumps(document(request.app))))
+    made: bytes = await asyncio.shield(state.contract)
+    return Response(made, media_type="application/json")

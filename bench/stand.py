@@ -15,6 +15,7 @@ from typing import Self
 
 import aio_pika
 import asyncpg
+import orjson
 
 from embedded.process import RunAs, Server
 from embedded.rabbitmq_install import install_rabbitmq
@@ -124,7 +125,10 @@ class Installation:
 
     @property
     def settings(self) -> Settings:
-        values = {name.removeprefix("LEASEHOLD_").lower(): value for name, value in self.environment.items()}
+        values = {
+            name.removeprefix("LEASEHOLD_").lower(): orjson.loads(value) if value.startswith("{") else value
+            for name, value in self.environment.items()
+        }
         return Settings(_env_file=None, **values)  # type: ignore[arg-type]  # pydantic reads the text of each
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -80,6 +80,8 @@ async def arena(told: Told) -> AsyncIterator[Arena]:
 async def silent_server(port: int) -> AsyncIterator[Counter[str]]:
     """Accepts, reads, and sends a byte a second, for ever. Counts its connections."""
     seen: Counter[str] = Counter()
+    dripping: set[asyncio.Task[None]] = set()
+    over = asyncio.Event()
 
     async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         seen["connections"] += 1
@@ -87,17 +89,26 @@ async def silent_server(port: int) -> AsyncIterator[Counter[str]]:
         seen["most open"] = max(seen["most open"], seen["open"])
         try:
             writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 60000\r\n\r\n")
-            while not writer.is_closing():
+            while not over.is_set() and not writer.is_closing():
                 writer.write(b".")
                 await writer.drain()
-                await asyncio.sleep(1)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(over.wait(), 1)
         except ConnectionError:
             return  # whoever asked has left
         finally:
             seen["open"] -= 1
+            writer.close()
 
-    server = await asyncio.start_server(drip, "127.0.0.1", port, backlog=1000)
+    def begin(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(drip(reader, writer))
+        dripping.add(task)
+        task.add_done_callback(dripping.discard)
+
+    server = await asyncio.start_server(begin, "127.0.0.1", port, backlog=1000)
     try:
         yield seen
     finally:
         server.close()
+        over.set()
+        await asyncio.gather(*dripping)

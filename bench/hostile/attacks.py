@@ -78,6 +78,21 @@ async def receivers(arena: Arena) -> None:
         arena.answers["deliveries open"] = seen["most open"]
 
 
+async def promotions(arena: Arena) -> None:
+    """Finished models promoted to a file service that never ends its answer, each again and again."""
+    async with silent_server(arena.told.silent_port) as seen:
+        listed = await arena.ask("GET", "/api/v1/jobs")
+        jobs = [job["job_id"] for job in listed.json()["jobs"]] if listed is not None and listed.is_success else []
+        body = {"targets": [{"artifact": name} for name in ("nef", "bie", "onnx")]}
+
+        async def one(number: int) -> None:
+            await arena.ask("POST", f"/api/v1/jobs/{jobs[number % len(jobs)]}/promote", body)
+
+        await arena.repeat(one, at_once=30, most=600)
+        await arena.rest()
+        arena.answers["puts open"] = seen["most open"]
+
+
 async def children(arena: Arena) -> None:
     """Isolated steps that take all the time and memory that they may."""
     await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "burning"}), at_once=4, most=200)
@@ -206,17 +221,23 @@ async def generations(arena: Arena) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Attack:
-    """`finding`: of the issue that these attacks come from. `hangs_store`: its store stops answering at the start."""
+    """`finding`: of the issue that these attacks come from. `hangs_store`: its store stops answering at the start.
+    `models`: finished conversions that it needs. `settings`: of the installation; `{silent}` is the silent server.
+    """
 
     finding: int
     run: Callable[[Arena], Awaitable[None]]
     hangs_store: bool = False
-    settings: Mapping[str, object] = field(default_factory=dict)
+    models: int = 0
+    settings: Mapping[str, str] = field(default_factory=dict)
 
 
 ATTACKS: Mapping[str, Attack] = {
     "none": Attack(0, nothing),
     "schemas": Attack(1, schemas),
+    "promotions": Attack(
+        2, promotions, models=8, settings={"promote_url": "http://{silent}/models", "worker_queues": "default"}
+    ),
     "receivers": Attack(3, receivers),
     "children": Attack(4, children),
     "schedule rows": Attack(6, schedule_rows),

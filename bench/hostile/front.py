@@ -13,13 +13,25 @@ class Front:
         self._behind = urlsplit(endpoint)
         self._passes = asyncio.Event()
         self._passes.set()
+        self._serving: set[asyncio.Task[None]] = set()
         self.url = ""
 
     def hang(self) -> None:
         """From now on every connection is accepted, and answers nothing."""
         self._passes.clear()
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def begin(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.create_task(self._serve(reader, writer))
+        self._serving.add(task)
+        task.add_done_callback(self._serving.discard)
+
+    async def end(self) -> None:
+        serving = list(self._serving)
+        for task in serving:
+            task.cancel()
+        await asyncio.gather(*serving, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         back_reader, back_writer = await asyncio.open_connection(self._behind.hostname, self._behind.port)
         try:
             await asyncio.gather(self._pass(reader, back_writer), self._pass(back_reader, writer))
@@ -40,9 +52,10 @@ class Front:
 @asynccontextmanager
 async def before(endpoint: str) -> AsyncIterator[Front]:
     front = Front(endpoint)
-    server = await asyncio.start_server(front.serve, "127.0.0.1", 0)
+    server = await asyncio.start_server(front.begin, "127.0.0.1", 0)
     front.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
     try:
         yield front
     finally:
         server.close()
+        await front.end()

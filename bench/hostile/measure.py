@@ -14,7 +14,7 @@ import orjson
 from cryptography.fernet import Fernet
 
 from bench.figure import Figure, Goal, quantile
-from bench.hostile import honest
+from bench.hostile import honest, promoted
 from bench.hostile.arena import Told
 from bench.hostile.attacks import ATTACKS
 from bench.hostile.front import before
@@ -92,7 +92,7 @@ async def _attacked(stand: Stand, scale: Scale, name: str) -> _Outcome:
             "generation_ark_url": f"http://127.0.0.1:{silent}",
             "generation_credentials": orjson.dumps({"ark": "credential"}).decode(),
             **({"s3_endpoint": front.url} if attack.hangs_store else {}),
-            **attack.settings,
+            **{name: value.format(silent=f"127.0.0.1:{silent}") for name, value in attack.settings.items()},
         }
         async with stand.installation(**settings) as installation:
             await installation.start("api", api_port=port)
@@ -100,6 +100,8 @@ async def _attacked(stand: Stand, scale: Scale, name: str) -> _Outcome:
             await until_ready(port)
             key, hostile = await _keys(installation)
             await honest.runs(port, key, monotonic() + _WARM_UP)
+            if attack.models:
+                await promoted.finish(installation.settings, port, hostile, attack.models)
             if attack.hangs_store:
                 front.hang()
             return await _beside(installation, name, Told(

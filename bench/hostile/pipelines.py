@@ -16,7 +16,7 @@ sleeping = Pipeline("sleeping", module="bench.hostile.steps", steps=[Step("sleep
 burning = Pipeline(
     "burning",
     module="bench.hostile.steps",
-    steps=[Step("burn", isolated=True, max_attempts=1, timeout=timedelta(seconds=5))],
+    steps=[Step("burn", queue="burning", isolated=True, max_attempts=1, timeout=timedelta(seconds=5))],
 )
 
 

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from collections.abc import Iterable, Iterator
+from typing import Any
 from uuid import UUID
 
 import httpx2
 import pytest
 from cryptography.fernet import Fernet
+from fastapi.openapi.utils import get_openapi
 from fastapi.routing import APIRoute
 from pydantic import SecretStr
-from starlette.routing import BaseRoute, Route
+from starlette.routing import BaseRoute
 
 from api.app import PUBLIC, make_app
 from api.generation_callbacks import ROUTE
@@ -23,8 +27,6 @@ from leasehold.settings import Settings
 from pipelines.generation.callbacks import callback_url, is_genuine
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.door import problem
-
-DOCUMENTS = {"/openapi.json"}
 
 
 def flat(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
@@ -51,16 +53,14 @@ def sealed(settings: Settings) -> Settings:
     return settings.model_copy(update={"sealing_keys": key, "public_url": "https://leasehold.example"})
 
 
-def test_nothing_is_served_but_declared_routes_and_the_contracts_document() -> None:
+def test_nothing_is_served_but_declared_routes() -> None:
     """What FastAPI or a library mounts by itself (pages of documentation, files) names no scope, so it is not there."""
     for settings in (Settings(_env_file=None), Settings(_env_file=None, metrics_public=True)):
-        others = [route for route in flat(make_app(settings).routes) if not isinstance(route, APIRoute)]
-        assert {route.path for route in others if isinstance(route, Route)} == DOCUMENTS
-        assert len(others) == len(DOCUMENTS)
+        assert all(isinstance(route, APIRoute) for route in flat(make_app(settings).routes))
 
 
 def test_the_public_routes_are_these() -> None:
-    assert {"/livez", "/readyz", "/metrics", ROUTE} == PUBLIC
+    assert {"/livez", "/readyz", "/metrics", "/openapi.json", ROUTE} == PUBLIC
 
 
 async def test_no_other_operation_tells_anything_without_a_key(api: Running) -> None:
@@ -100,6 +100,25 @@ async def test_without_a_key_readiness_says_nothing_of_the_servers(api: Running,
     assert answer.status_code == 503
     assert version not in answer.text
     assert "findings" not in answer.json()
+
+
+async def test_the_document_is_made_once_and_never_in_the_event_loop(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Making it takes a second of processor time, and anybody may ask for it."""
+    made_in = []
+
+    def make(**described: Any) -> dict[str, Any]:
+        made_in.append(threading.current_thread())
+        return get_openapi(**described)
+
+    monkeypatch.setattr("api.openapi.get_openapi", make)
+    async with serving(settings) as api, client_of(api.url) as anybody:
+        answers = await asyncio.gather(*(anybody.get("/openapi.json") for _ in range(5)))
+        answers.append(await anybody.get("/openapi.json"))
+    assert len({answer.content for answer in answers}) == 1
+    assert len(made_in) == 1
+    assert made_in[0] is not threading.current_thread()
 
 
 @pytest.mark.parametrize("path", ["/docs", "/redoc", "/metrics", "/debug", "/.env", "/v1/generations/callbacks"])
