@@ -23,6 +23,7 @@ from leasehold.errors import Permanent, Retryable
 from leasehold.verdicts import Done, File
 from leasehold.work import Work
 from tests.scripted import coroutine, scripted
+from worker import frames
 
 _ACTS: dict[str, Callable[..., Done]] = {}
 _KEPT: list[object] = []
@@ -111,6 +112,13 @@ def finish_when_told(work: Work) -> Done:
 
 @_act
 def spin(work: Work) -> Done:
+    while True:
+        pass
+
+
+@_act
+def spins_on(work: Work) -> Done:
+    signal.signal(signal.SIGXCPU, signal.SIG_IGN)
     while True:
         pass
 
@@ -238,8 +246,7 @@ def answers(work: Work, what: str) -> Done:
 @_act
 def forges(work: Work, data: str) -> Done:
     """Writes to the protocol's descriptor itself, as a hijacked decoder could."""
-    channel = int(sys.argv[sys.argv.index("--channel") + 1])
-    os.write(channel, bytes.fromhex(data))
+    os.write(frames.CHANNEL, bytes.fromhex(data))
     time.sleep(3600)
     return Done()
 

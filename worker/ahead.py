@@ -21,7 +21,6 @@ from uuid import UUID
 from leasehold.pipeline import Pipeline, Step
 from leasehold.transitions.claims import Claimed
 from leasehold.verdicts import Done
-from worker import frames
 from worker.inputs import Source
 
 
@@ -85,8 +84,8 @@ class Ahead:
         self.running.add_done_callback(_look_at)
 
     def discard(self) -> None:
-        """Nobody wants it. It stops at its next checkpoint, or runs to its end: to kill its child would cost more."""
-        (self.directory / frames.CANCEL).touch()
+        """Nobody wants it: its child is killed."""
+        self.running.cancel()
         self.running.add_done_callback(self._remove)
 
     def _remove(self, _running: asyncio.Task[Done]) -> None:

@@ -21,6 +21,12 @@ CANCEL = "cancel"
 MAX_TRACEBACK = 16 * 1024
 MAX_AFTER = 366 * 86400.0  # seconds
 
+#: The descriptor of the protocol in a child.
+CHANNEL = 3
+#: What a worker asks of a zygote, and its answer: a process id to reap and its status, or FORK and a process id.
+NUMBER = struct.Struct("=i")
+FORK = 0
+
 #: The status of a child that could not get memory: saying so in a frame might need some.
 OUT_OF_MEMORY = 86
 
@@ -37,8 +43,15 @@ class _Frame(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
+class Place(_Frame):
+    """Parent to child, first: the only files that it will read, and the only directory that it will write to."""
+
+    files: list[str]
+    directory: str
+
+
 class Run(_Frame):
-    """Parent to child: run this step now, in `directory`, on `files`."""
+    """Parent to child, then: run this step now, in `directory`, on `files`."""
 
     pipeline: str
     step: str
@@ -49,14 +62,15 @@ class Run(_Frame):
 
 
 class Ready(_Frame):
-    """Child to parent, once: the handlers are loaded and the fences are up."""
+    """Zygote to worker, once: the handlers are loaded. `threads`: how many it has; a fork takes only one along."""
 
     kind: Literal["ready"] = "ready"
     isolation: Text
+    threads: int
 
 
 class Refused(_Frame):
-    """Child to parent, once, instead of Ready: what is wrong with the declarations."""
+    """Zygote to worker, once, instead of Ready: what is wrong with the declarations."""
 
     kind: Literal["refused"] = "refused"
     reason: Text

@@ -1,11 +1,13 @@
 """The fences around a child process, from the inside and from the parent.
 
-Inside, for good, at start: it dies with its parent, has no capabilities and gains none, no network, no
-programs and no other processes (seccomp; else a network namespace), and sees only Python, the handlers and
-the work directory (Landlock, where the kernel has it). As root it keeps its uid, because an interpreter under
-a private home could not be read by `nobody`; without capabilities uid 0 is an ordinary owner of its files.
+The zygote has given up before it loads a handler: capabilities, for good; the file system but Python, the handlers
+and the work directory (Landlock); and where there is no filter of system calls, the network (a namespace). Its child
+adds, before it reads anything of a client's: a filter of system calls (seccomp: no network, no programs, no other
+processes) and a second Landlock layer, which leaves it the files of its own run and no others. As root it keeps its
+uid, because an interpreter under a private home could not be read by `nobody`; without capabilities uid 0 is an
+ordinary owner of its files.
 
-From the parent, before each run: memory, CPU, file size and open files, by prlimit(2), so that code which has
+From the worker, before each run: memory, CPU, file size and open files, by prlimit(2), so that code which has
 taken the child over cannot loosen them. RLIMIT_NPROC counts per user and never binds root, so it is only a
 backstop against threads; the filter is what denies processes.
 """
@@ -14,15 +16,15 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import gc
 import os
 import resource
 import sys
+from collections.abc import Mapping
 from importlib.machinery import all_suffixes
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
-from leasehold.pipeline import MIB, Limits
+from leasehold.pipeline import Limits
 from worker import landlock, seccomp
 
 _PR_SET_PDEATHSIG, _PR_SET_DUMPABLE, _PR_SET_NO_NEW_PRIVS = 1, 4, 38
@@ -30,7 +32,6 @@ _SIGKILL = 9
 _CLONE_NEWUSER, _CLONE_NEWNET = 0x10000000, 0x40000000
 _CAPABILITY_VERSION_3 = 0x20080522
 _THREADS = 4096
-_SLACK = 64 * MIB
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -38,7 +39,7 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 #: What the C library, time zones and thread pools read beside Python itself.
 _SYSTEM = (
     "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/openssl.cnf",
-    "/proc/self", "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm", "/sys/devices/system",
+    "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm", "/sys/devices/system",
     "/sys/fs/cgroup", "/dev/zero", "/dev/urandom", "/dev/random",
 )  # fmt: skip
 
@@ -58,40 +59,36 @@ def usage(pid: int) -> Usage:
     return Usage(int(pages[0]) * _PAGE, int(pages[1]) * _PAGE, (int(fields[11]) + int(fields[12])) / _TICKS)
 
 
-def begin_peak(pid: int) -> None:
-    """Let `peak` begin anew. Where the kernel does not let us, it stays the peak of the child's whole life."""
-    with contextlib.suppress(OSError):
-        Path(f"/proc/{pid}/clear_refs").write_bytes(b"5")
-
-
 def peak(pid: int) -> int:
-    """The most bytes resident since `begin_peak`. Raises OSError when it is gone."""
+    """The most bytes that it ever held. Raises OSError when it is gone."""
     status = Path(f"/proc/{pid}/status").read_bytes()
     return int(status.partition(b"VmHWM:")[2].split(maxsplit=1)[0]) * 1024
 
 
-def descriptors(pid: int) -> int:
-    """How many files the process has open. Raises OSError when it is gone."""
-    return len(os.listdir(f"/proc/{pid}/fd"))  # noqa: PTH208 - a count after every run: no Path per entry
+def threads() -> int:
+    """How many threads this process has."""
+    return len(os.listdir("/proc/self/task"))  # noqa: PTH208 - a count
 
 
 def limit(pid: int, limits: Limits) -> None:
-    """Bound the next run of the child `pid`; raises OSError when it is gone.
+    """Bound the run of the child `pid`, for good; raises OSError when it is gone.
 
-    `memory_bytes` is what the run may add to the address space that the warm child has now: the interpreter
-    and its libraries are not the work's. CPU is whole seconds on top of what the child has used, rounded up.
+    `memory_bytes` is what the run may add to the address space that the child has now: the interpreter and its
+    libraries are not the work's. CPU is whole seconds on top of what the child has used, rounded up; a second later it
+    is killed, whatever it does about the signal.
     """
     now = usage(pid)
-    _lower(pid, resource.RLIMIT_AS, now.address_space + limits.memory_bytes)
-    _lower(pid, resource.RLIMIT_CPU, int(now.cpu) + 1 + limits.cpu_seconds)
-    _lower(pid, resource.RLIMIT_FSIZE, limits.file_bytes)
-    _lower(pid, resource.RLIMIT_NOFILE, limits.open_files)
+    cpu = int(now.cpu) + 1 + limits.cpu_seconds
+    _bound(pid, resource.RLIMIT_AS, now.address_space + limits.memory_bytes)
+    _bound(pid, resource.RLIMIT_CPU, cpu, cpu + 1)
+    _bound(pid, resource.RLIMIT_FSIZE, limits.file_bytes)
+    _bound(pid, resource.RLIMIT_NOFILE, limits.open_files)
 
 
-def _lower(pid: int, kind: int, value: int) -> None:
-    """Soft limits only: a hard limit could not be raised again for the next run."""
-    hard = resource.prlimit(pid, kind)[1]
-    resource.prlimit(pid, kind, (value if hard == resource.RLIM_INFINITY else min(value, hard), hard))
+def _bound(pid: int, kind: int, soft: int, hard: int | None = None) -> None:
+    most = resource.prlimit(pid, kind)[1]
+    wanted = (soft, soft if hard is None else hard)
+    resource.prlimit(pid, kind, wanted if most == resource.RLIM_INFINITY else (min(soft, most), min(wanted[1], most)))
 
 
 def die_with(parent: int) -> None:
@@ -114,35 +111,50 @@ def hide_memory() -> None:
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
-def confine(readable: list[Path], writable: Path) -> list[str]:
-    """Give up privileges, the file system and, where there is no filter, the network. Before handlers load.
-
-    Answers the names of the mechanisms that took hold.
+class Fences:
+    """What holds around a zygote, and what its children add. `isolation` names the mechanisms: "seccomp+landlock",
+    "seccomp", "netns..." or "limits only...".
     """
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    _limit_threads()
-    held = [] if seccomp.machine_here() else _leave_network()
-    _prctl(_PR_SET_NO_NEW_PRIVS, 1)
-    system = [Path(path) for path in _SYSTEM]
-    grants = {
-        landlock.READ: [*system, *readable],
-        landlock.READ_DIR: import_roots(),
-        landlock.READ_FILE | landlock.WRITE_FILE: [Path("/dev/null")],
-        landlock.WRITE: [writable],
-    }
-    if landlock.confine(grants):
-        held.append("landlock")
-    _drop_capabilities()
-    return held
 
+    def __init__(self, held: list[str], grants: Mapping[int, list[Path]]) -> None:
+        self._lands = "landlock" in held
+        self._grants = grants
+        network = {"seccomp", "netns"} & set(held)
+        self.isolation = "+".join(held if network else ["limits only", *held])
 
-def seal() -> list[str]:
-    """Install the system-call filter: after the handlers, which may run programs to find libraries."""
-    machine = seccomp.machine_here()
-    if machine is None:
-        return []
-    seccomp.install_filter(machine)
-    return ["seccomp"]
+    @classmethod
+    def around(cls, packages: set[str], work_dir: Path) -> Self:
+        """Give up privileges, the file system and, where there is no filter, the network; before handlers load, which
+        may start threads, and run programs to find libraries. Raises OSError.
+        """
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        _limit_threads()
+        held = ["seccomp"] if seccomp.machine_here() else _leave_network()
+        _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+        grants = {
+            landlock.READ: [*(Path(path) for path in _SYSTEM), *importable(packages)],
+            landlock.READ_DIR: import_roots(),
+            landlock.READ_FILE | landlock.WRITE_FILE: [Path("/dev/null")],
+        }
+        # a child's own folder in /proc does not exist yet, so the second layer says which
+        here = {**grants, landlock.READ: [*grants[landlock.READ], Path("/proc")], landlock.WRITE: [work_dir]}
+        if landlock.confine(here):
+            held.append("landlock")
+        _drop_capabilities()
+        return cls(held, grants)
+
+    def seal(self) -> None:
+        """In a child: install the filter of system calls. Raises OSError."""
+        machine = seccomp.machine_here()
+        if machine is not None:
+            seccomp.install_filter(machine)
+
+    def enclose(self, files: list[Path], directory: Path) -> None:
+        """In a child: leave it of all runs' files only these, to read, and this directory. Raises OSError."""
+        readable = [*self._grants[landlock.READ], Path("/proc/self")]
+        own = {landlock.READ: readable, landlock.READ_FILE: files, landlock.WRITE: [directory]}
+        if self._lands and not landlock.confine({**self._grants, **own}):
+            raise OSError("Landlock is not there any more")
 
 
 def import_roots() -> list[Path]:
@@ -197,23 +209,3 @@ def _prctl(option: int, value: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(option, value, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), f"prctl {option}")
-
-
-class Residence:
-    """This process's own memory; its file stays open, so a run that leaked every descriptor cannot hide it."""
-
-    def __init__(self) -> None:
-        self._statm = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
-        self._baseline = self._resident()
-
-    def _resident(self) -> int:
-        return int(os.pread(self._statm, 200, 0).split()[1]) * _PAGE
-
-    def give_back(self) -> None:
-        """Return freed memory to the kernel when there is much more of it than at the start."""
-        if self._resident() <= self._baseline + _SLACK:
-            return
-        gc.collect()
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
-        if trim is not None:
-            trim(0)

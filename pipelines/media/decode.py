@@ -9,7 +9,7 @@ from functools import cached_property
 from io import BytesIO
 from typing import Any
 
-from PIL import Image
+from PIL import AvifImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 
 from leasehold.errors import Permanent
 from pipelines.media.headers.header import Header
@@ -23,6 +23,8 @@ _DECODERS = {
     "image/gif": "GIF",
     "image/avif": "AVIF",
 }
+#: Loaded here, before a child is forked; else each child would load these, and dozens of others, by itself.
+PLUGINS = (AvifImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)
 _ORIENTATION_TAG = 0x0112
 
 #: What these libraries take at their peak. They call a lack of memory a damaged picture, so it is looked for first.

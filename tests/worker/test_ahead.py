@@ -124,10 +124,9 @@ async def test_an_error_of_a_step_begun_ahead_is_that_of_its_attempt(
     assert job["error"]["code"] == "not_wanted"
 
 
-async def test_of_a_job_that_was_cancelled_meanwhile_nothing_more_is_stored_and_the_child_lives_on(
+async def test_of_a_job_that_was_cancelled_meanwhile_nothing_more_is_stored(
     worker: Worker, store: Gatekeeper, rows: Rows, tmp_path: Path
 ) -> None:
-    children = worker._children.pids
     new = await begin(rows, second="wait")
     async with asyncio.timeout(SECONDS):
         ahead = await store.ahead()
@@ -139,7 +138,6 @@ async def test_of_a_job_that_was_cancelled_meanwhile_nothing_more_is_stored_and_
     assert ahead.taken_by is None
     assert await rows.connection.fetchval("SELECT count(*) FROM output WHERE step = 'second'") == 0
     assert (await end_of(rows, (await begin(rows)).id))["status"] == "succeeded"
-    assert worker._children.pids == children
     await nothing_left(store.attempts, tmp_path / str(worker.id))
 
 

@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+
+from leasehold.registry import Pipelines
+from tests import scripted
 
 
 def nothing() -> None:
@@ -11,3 +16,9 @@ def nothing() -> None:
 
 def dies() -> None:
     os._exit(9)
+
+
+def threaded() -> Pipelines:
+    """One that leaves a thread behind."""
+    threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+    return scripted.pipelines()
