@@ -17,6 +17,7 @@ import aio_pika
 import asyncpg
 import orjson
 
+from cli.installation import decided
 from embedded.process import RunAs, Server
 from embedded.rabbitmq_install import install_rabbitmq
 from embedded.stack import EmbeddedStack
@@ -57,6 +58,7 @@ class Stand:
             "LEASEHOLD_DATABASE_URL": self._url_of(name),
             "LEASEHOLD_AMQP_QUEUE_PREFIX": name,
             "LEASEHOLD_WORK_DIR": str(self._stack.directory / "work"),
+            "LEASEHOLD_ISOLATION": decided(),
             **_variables(settings),
         }
         async with AsyncExitStack() as processes:

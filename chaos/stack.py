@@ -27,6 +27,7 @@ from chaos.servers import Servers
 from chaos.settings import PROCESS_SETTINGS, TENANTS
 from chaos.slots import Slot
 from chaos.store_front import StoreFront
+from cli.installation import decided
 from embedded.ports import free_port
 from leasehold.credentials import create_key
 from leasehold.ids import new_id
@@ -228,6 +229,7 @@ class Installation:
         said["LEASEHOLD_S3_BUCKET"] = self.bucket
         said["LEASEHOLD_SEALING_KEYS"] = self._sealing_key
         said["LEASEHOLD_WORK_DIR"] = str(self.work_dir)
+        said["LEASEHOLD_ISOLATION"] = decided()
         if self.amqp_url:
             said["LEASEHOLD_AMQP_URL"] = _through(self.amqp_url, self.links[slot, "amqp"])
         if slot in self.ports:

@@ -47,6 +47,8 @@ async def run(pictures: Sequence[Path], *, out: Path, **where: Any) -> None:
         console.print(
             f"up after {monotonic() - started:.1f} s at {installation.api_url}; broker: {installation.broker}"
         )
+        if installation.isolation == "best_effort":
+            console.print(f"fences: {installation.fences}")
         sent = [Sent(path, {"status": "INIT", "steps": []}) for path in (pictures or [SHIPPED])]
         headers = {"Authorization": f"Bearer {installation.api_key}"}
         async with httpx2.AsyncClient(base_url=installation.api_url, headers=headers, timeout=60) as client:

@@ -49,6 +49,7 @@ def _card(installation: Installation) -> str:
         f"key      {installation.api_key}\n"
         f"broker   {installation.broker}\n"
         f"database {installation.environment['LEASEHOLD_DATABASE_URL']}\n"
+        f"fences   {installation.fences}\n"
         f"logs     {logs}\n"
         f"metrics  {', '.join(installation.metrics.values())}\n\n"
         f"curl -s {installation.api_url}/upload-url -H 'Authorization: Bearer {installation.api_key}' \\\n"

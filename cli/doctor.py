@@ -14,6 +14,7 @@ from leasehold.database import connected
 from leasehold.selfcheck import Finding, check_all
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
+from worker import isolation
 
 _PATIENCE_SECONDS = 10.0
 
@@ -28,7 +29,8 @@ async def examine(settings: Settings) -> list[Finding]:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 while not broker.connected:  # noqa: ASYNC110 - it has nothing to wait on
                     await asyncio.sleep(0.05)
-        return await check_all(partial(connected, settings, "doctor"), broker, store, settings)
+        findings = await check_all(partial(connected, settings, "doctor"), broker, store, settings)
+        return [*findings, isolation.check(settings)]
     finally:
         await store.close()
         await broker.close()

@@ -23,6 +23,7 @@ from embedded.stack import EmbeddedStack
 from leasehold.credentials import create_key
 from leasehold.database import connect, migrate
 from leasehold.settings import Settings
+from worker import isolation
 
 #: The tenant of the key that `dev` and `demo` make.
 TENANT = "dev"
@@ -58,6 +59,7 @@ class Installation:
         self.api_key = ""
         self.logs: dict[str, Path] = {}
         self.metrics: dict[str, str] = {}
+        self.isolation = "required"
         self._processes: list[Server] = []
         self._port = self.api_url.rpartition(":")[2]
         self._elsewhere = dict(s3 or {})
@@ -80,6 +82,8 @@ class Installation:
                 rabbitmq.configure()
                 environment |= {"LEASEHOLD_BROKER": "amqp", "LEASEHOLD_AMQP_URL": rabbitmq.url}
             poll = "0.5" if self._late_rabbitmq is None else "0.1"
+            self.isolation = os.environ.get("LEASEHOLD_ISOLATION") or decided()
+            environment["LEASEHOLD_ISOLATION"] = self.isolation
             self.environment = environment | {"LEASEHOLD_POLL_SECONDS": os.environ.get("LEASEHOLD_POLL_SECONDS", poll)}
             await asyncio.gather(self._start(opening, "api"), self._start(opening, "worker"), self._prepare())
             await self._until_ready()
@@ -101,6 +105,17 @@ class Installation:
             return "none found: workers poll PostgreSQL (the `postgres` broker)"
         where = "elsewhere" if "LEASEHOLD_AMQP_URL" in self._elsewhere else "embedded"
         return f"RabbitMQ, {where}" + (" (still starting; workers poll until it is up)" if self._late_rabbitmq else "")
+
+    @property
+    def fences(self) -> str:
+        """What isolated steps run behind, in words."""
+        held = isolation.of_this_kernel()
+        absent = isolation.missing(held)
+        if not absent:
+            return held
+        if self.isolation == "required":
+            return f"{', '.join(absent)} missing: isolated steps are refused (LEASEHOLD_ISOLATION=required)"
+        return f"{', '.join(absent)} missing: isolated steps run nevertheless (LEASEHOLD_ISOLATION=best_effort)"
 
     async def _start(self, opening: AsyncExitStack, module: str) -> None:
         directory = self._stack.directory
@@ -147,6 +162,11 @@ class Installation:
                     await asyncio.sleep(0.05)
                     continue
                 await asyncio.sleep(0.05)
+
+
+def decided() -> str:
+    """What a try on this machine sets for LEASEHOLD_ISOLATION, where nobody has: it shall run, and it says so."""
+    return "best_effort" if isolation.missing(isolation.of_this_kernel()) else "required"
 
 
 async def _start_late(rabbitmq: RabbitMQ) -> None:

@@ -217,6 +217,11 @@ class Settings(BaseSettings):
     renew_seconds: float = Field(10.0, gt=0, description="How often leases are renewed.")
     trust_margin_seconds: float = Field(5.0, gt=0, description="A worker stops trusting a lease this early.")
     drain_seconds: float = Field(25.0, ge=0, description="On SIGTERM: time to finish before giving leases back.")
+    isolation: Literal["required", "best_effort"] = Field(
+        "required",
+        description="Where the kernel lacks a fence around what parses clients' bytes (seccomp, Landlock): `required`"
+        " refuses queues with isolated steps; `best_effort` runs them with what there is, and warns at each start.",
+    )
     poll_seconds: float = Field(1.0, gt=0, description="How often a worker looks for work that no hint told of.")
     sweep_seconds: float = Field(2.0, gt=0, description="How often the elected sweeper runs.")
     presence: bool = Field(

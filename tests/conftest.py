@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr
 
+from cli.installation import decided
 from embedded.directories import RunDirectory
 from embedded.management import Management
 from embedded.postgres import Postgres
@@ -180,6 +181,7 @@ def settings(database_url: str, shared_vhost: str, s3: Bucket, monkeypatch: pyte
         s3_bucket=s3.bucket,
         s3_access_key=SecretStr(s3.access_key),
         s3_secret_key=SecretStr(s3.secret_key),
+        isolation=decided(),  # the tests run on any kernel; those of isolation say themselves what they have
     )
 
 

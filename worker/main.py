@@ -11,6 +11,7 @@ import structlog
 import uvloop
 
 from leasehold import failpoints
+from leasehold.errors import DeclarationError
 from leasehold.garbage import freeze_loaded
 from leasehold.logs import configure_logs
 from leasehold.settings import Settings
@@ -57,4 +58,8 @@ def main() -> None:
     expose(settings, "worker")
     if settings.traces:
         begin_traces("worker")
-    uvloop.run(serve(settings))
+    try:
+        uvloop.run(serve(settings))
+    except DeclarationError as error:
+        log.error("not started", reason=str(error))  # noqa: TRY400 - the reason is all that there is to say
+        raise SystemExit(1) from error

@@ -34,7 +34,7 @@ from leasehold.telemetry.exporter import exporting
 from leasehold.templates import Templates
 from leasehold.transitions import workers
 from leasehold.transitions.claims import Claimed, LeaseTerms, Looked
-from worker import metrics
+from worker import isolation, metrics
 from worker.admitter import Admitter
 from worker.children import Children
 from worker.crew import Crew, claim_with_takeover
@@ -129,6 +129,8 @@ class Worker:
 
     async def _start(self) -> None:
         settings = self.settings
+        work_dir = self._opened.enter_context(WorkDir(_root(settings), self.id))
+        await self._start_children(work_dir)
         self._pool = await self._opened.enter_async_context(make_pool(settings, "worker", pool_of_worker(settings)))
         self._presence_key = await self._register()
         self._store = ObjectStore.from_settings(settings)
@@ -145,7 +147,7 @@ class Worker:
         self._announcer = Announcer(self._broker, self._on_connection)
         self._announcer.start()
         self._opened.push_async_callback(self._announcer.close)
-        await self._start_attempts()
+        await self._start_attempts(work_dir)
         self._sweeper = Sweeper(settings, self.id, self._pool, self._store, self._announcer)
         exporter = self._opened.enter_context(exporting(settings, self.id, self._pool, self._broker))
         evaluator = await self._opened.enter_async_context(evaluating(settings))
@@ -203,18 +205,12 @@ class Worker:
         except TRY_AGAIN as error:
             log.warning("left without saying so; the sweeper forgets this worker", error=type(error).__name__)
 
-    async def _start_attempts(self) -> None:
+    async def _start_children(self, work_dir: Path) -> None:
+        """First of all: which queues this worker serves depends on how its children are fenced in."""
         settings = self.settings
-        self._reporter = Reporter(self._pool)
-        self._admitter = Admitter(self._pool, self._announcer)
-        work_dir = self._opened.enter_context(WorkDir(_root(settings), self.id))
         isolated = {name: steps for name in self.pipelines_served() if (steps := self._isolated_steps(name))}
-        opened: dict[str, Any] = {}
-        for name in self.pipelines_served():
-            if len(self._isolated_steps(name)) < len(self.pipelines[name].steps):
-                loaded = self.pipelines.load_handlers(name)
-                if loaded.opener is not None:
-                    opened[name] = await self._opened.enter_async_context(loaded.opener(settings))
+        of_children = {step.queue for steps in isolated.values() for step in steps}
+        self._heavy = frozenset(queue for queue in self.queues if unpinned_queue(queue) in of_children)
         self._children = Children(
             (settings.worker_children or os.cpu_count() or 1) if isolated else 0,
             pipelines=sorted(isolated),
@@ -223,6 +219,21 @@ class Worker:
         )
         self._opened.push_async_callback(self._children.close)
         await self._children.start()
+        self.queues = isolation.may_serve(self._children.isolation, self.queues, self._heavy, settings)
+        if not self._heavy <= self.queues:
+            self._heavy = frozenset()
+            await self._children.close()
+
+    async def _start_attempts(self, work_dir: Path) -> None:
+        settings = self.settings
+        self._reporter = Reporter(self._pool)
+        self._admitter = Admitter(self._pool, self._announcer)
+        opened: dict[str, Any] = {}
+        for name in self.pipelines_served():
+            if len(self._isolated_steps(name)) < len(self.pipelines[name].steps):
+                loaded = self.pipelines.load_handlers(name)
+                if loaded.opener is not None:
+                    opened[name] = await self._opened.enter_async_context(loaded.opener(settings))
         self._heartbeat = heartbeat = Heartbeat(settings, self.id, self._presence_key, self._break, self.retired.set)
         heartbeat.start()
         self._opened.callback(heartbeat.close)
@@ -245,16 +256,14 @@ class Worker:
             opened=opened,
             settings=settings,
         )
-        of_children = {step.queue for steps in isolated.values() for step in steps}
-        heavy = {queue for queue in self.queues if unpinned_queue(queue) in of_children}
         children = settings.worker_children or os.cpu_count() or 1
-        inline = self.queues - heavy
+        inline = self.queues - self._heavy
         for own, slots in self._own_slots(inline):
             inline -= own
             self._crews.append(self._crew(sorted(own), slots, slots))
         shared = settings.worker_concurrency
         reserve = shared if settings.worker_reserve is None else settings.worker_reserve
-        for queues, slots, kept in ((heavy, children, 0), (inline, shared, reserve)):
+        for queues, slots, kept in ((self._heavy, children, 0), (inline, shared, reserve)):
             if queues:
                 self._crews.append(self._crew(sorted(queues), slots, kept))
 

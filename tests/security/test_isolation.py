@@ -1,0 +1,173 @@
+"""Where the kernel lacks a fence, isolated queues are refused unless somebody has written down to do without."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from cli import doctor
+from cli.installation import Installation, decided
+from leasehold.database import Connection, connect
+from leasehold.errors import DeclarationError
+from leasehold.settings import Settings
+from leasehold.transitions import jobs
+from tests.factories import Rows
+from tests.security import partly
+from tests.worker.conftest import end_of
+from worker import isolation, landlock, seccomp
+from worker.worker import Worker
+
+LESSER = ("without_landlock", "without_filter", "without_any")
+
+
+@pytest.fixture
+async def connection(settings: Settings) -> AsyncIterator[Connection]:
+    opened = await connect(settings, "test")
+    yield opened
+    await opened.close()
+
+
+def lesser(settings: Settings, tmp_path: Path, which: str, mode: str, **changes: Any) -> Settings:
+    """The settings of a worker whose zygotes find fewer fences."""
+    own = {"isolation": mode, "work_dir": str(tmp_path), "poll_seconds": 0.1, "worker_children": 1}
+    return settings.model_copy(update={**own, "pipelines": f"tests.security.partly:{which}", **changes})
+
+
+@contextmanager
+def logged() -> Iterator[list[Any]]:
+    with structlog.testing.capture_logs() as logs:
+        yield logs
+
+
+def test_required_is_what_nobody_has_to_say() -> None:
+    assert Settings(_env_file=None).isolation == "required"
+
+
+@pytest.mark.parametrize("which", LESSER)
+async def test_a_worker_without_a_fence_refuses_isolated_queues_in_one_line_and_serves_the_others(
+    settings: Settings, tmp_path: Path, connection: Connection, which: str
+) -> None:
+    inline, isolated = (jobs.NewJob(pipeline, "t") for pipeline in (partly.inline, partly.isolated))
+    await jobs.submit(connection, [isolated])
+    await jobs.submit(connection, [inline])
+    with logged() as logs:
+        async with Worker(lesser(settings, tmp_path, which, "required"), partly.pipelines()) as worker:
+            assert (await end_of(Rows(connection), inline.id))["status"] == "succeeded"
+            assert worker.queues == {"partly-inline"}
+            assert worker._children.pids == frozenset()
+            registered = await connection.fetchval("SELECT queues FROM worker WHERE id = $1", worker.id)
+            assert registered == ["partly-inline"]
+            assert (await Rows(connection).job(isolated.id))["finished_at"] is None
+    (line,) = [entry for entry in logs if entry["event"] == "isolated queues are refused"]
+    assert (line["log_level"], line["queues"]) == ("error", ["partly-isolated"])
+    assert set(line["missing"]) <= {"seccomp", "network", "landlock"}
+    assert "LEASEHOLD_ISOLATION=best_effort" in line["why"]
+
+
+async def test_a_worker_that_is_left_with_nothing_ends_with_an_error(settings: Settings, tmp_path: Path) -> None:
+    alone = lesser(settings, tmp_path, "without_landlock", "required", worker_queues="partly-isolated")
+    with pytest.raises(DeclarationError, match="no queue is left to serve: no Landlock"):
+        async with Worker(alone, partly.pipelines()):
+            pass
+
+
+async def test_its_process_then_says_why_and_ends_with_1(settings: Settings, tmp_path: Path) -> None:
+    alone = lesser(settings, tmp_path, "without_landlock", "required", worker_queues="partly-isolated")
+    environment = {
+        f"LEASEHOLD_{name.upper()}": value
+        for name in ("database_url", "amqp_url", "s3_endpoint", "isolation", "work_dir", "pipelines", "worker_queues")
+        if (value := _plain(getattr(alone, name)))
+    }
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "worker", env={**os.environ, **environment}, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    async with asyncio.timeout(60):
+        said, _ = await process.communicate()
+    assert process.returncode == 1
+    assert b"not started" in said
+    assert b"no Landlock" in said
+    assert b"Traceback" not in said
+
+
+def _plain(value: Any) -> str:
+    return str(value.get_secret_value() if hasattr(value, "get_secret_value") else value)
+
+
+@pytest.mark.parametrize("which", LESSER)
+async def test_best_effort_runs_isolated_steps_and_warns_at_each_start(
+    settings: Settings, tmp_path: Path, connection: Connection, which: str
+) -> None:
+    for _ in range(2):
+        with logged() as logs:
+            async with Worker(lesser(settings, tmp_path, which, "best_effort"), partly.pipelines()):
+                new = jobs.NewJob(partly.isolated, "t")
+                await jobs.submit(connection, [new])
+                assert (await end_of(Rows(connection), new.id))["status"] == "succeeded"
+        (line,) = [entry for entry in logs if "as was decided" in entry["event"]]
+        assert line["log_level"] == "warning"
+        assert line["missing"]
+
+
+async def test_with_all_fences_nothing_is_said(settings: Settings, tmp_path: Path) -> None:
+    if decided() == "best_effort":
+        pytest.skip("this kernel has no seccomp or no Landlock")
+    with logged() as logs:
+        async with Worker(lesser(settings, tmp_path, "pipelines", "required"), partly.pipelines()) as worker:
+            assert worker.queues == {"partly-inline", "partly-isolated"}
+    assert not [entry for entry in logs if entry["log_level"] == "error" or "as was decided" in entry["event"]]
+
+
+@pytest.mark.parametrize(
+    ("held", "absent"),
+    [
+        ("seccomp+landlock", []),
+        ("seccomp", ["landlock"]),
+        ("netns+landlock", ["seccomp"]),
+        ("netns", ["seccomp", "landlock"]),
+        ("limits only+landlock", ["seccomp", "network"]),
+        ("limits only", ["seccomp", "network", "landlock"]),
+    ],
+)
+def test_every_fence_is_missed_by_its_name(held: str, absent: list[str]) -> None:
+    assert isolation.missing(held) == absent
+
+
+def _take_away(monkeypatch: pytest.MonkeyPatch, fence: str) -> None:
+    if fence == "landlock":
+        monkeypatch.setattr(landlock, "version", lambda: 0)
+    else:
+        monkeypatch.setattr(seccomp, "machine_here", lambda: None)
+
+
+@pytest.mark.parametrize("fence", ["landlock", "seccomp"])
+async def test_the_doctor_says_which_fence_is_missing(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch, fence: str
+) -> None:
+    _take_away(monkeypatch, fence)
+    for mode, ok in (("required", False), ("best_effort", True)):
+        findings = await doctor.examine(settings.model_copy(update={"isolation": mode}))
+        (finding,) = [one for one in findings if one.part == "isolation"]
+        assert finding.ok is ok
+        assert fence in finding.found
+        assert fence in finding.meaning.lower()
+
+
+@pytest.mark.parametrize("fence", ["landlock", "seccomp"])
+def test_a_try_on_such_a_machine_decides_for_best_effort_and_says_so(
+    monkeypatch: pytest.MonkeyPatch, fence: str
+) -> None:
+    _take_away(monkeypatch, fence)
+    assert decided() == "best_effort"
+    installation = Installation()
+    installation.isolation = decided()
+    assert fence in installation.fences
+    assert "LEASEHOLD_ISOLATION=best_effort" in installation.fences
