@@ -9,6 +9,8 @@ import ctypes
 import os
 import secrets
 import socket
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +31,7 @@ from tests.worker.conftest import end_of
 from worker import landlock, seccomp
 from worker.children import Children
 from worker.worker import Worker
+from worker.zygote_process import scrubbed_environment
 
 pytestmark = pytest.mark.skipif(
     seccomp.machine_here() is None or landlock.version() == 0, reason="this kernel has no seccomp or no Landlock"
@@ -181,6 +184,15 @@ async def test_no_system_call_newer_than_the_filter_gets_through(prison: Prison)
     outcome = await prison.attack("calls", numbers=[*new, seccomp.NEWEST + 1, seccomp.NEWEST + 2, 600, 2**20])
     assert {outcome.pop(str(number)) for number in new} == {"EPERM"}
     assert set(outcome.values()) == {"ENOSYS"}
+
+
+def test_the_model_runtime_keeps_no_id_of_the_device_and_starts_no_thread(tmp_path: Path) -> None:
+    """Its telemetry would do both as soon as it is loaded, and write wherever it may."""
+    program = "import onnxruntime, os, time; time.sleep(0.5); print(len(os.listdir('/proc/self/task')))"
+    environment = scrubbed_environment() | {"HOME": str(tmp_path)}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, check=True)
+    assert ran.stdout.split() == [b"1"]
+    assert list(tmp_path.rglob("*")) == []
 
 
 async def test_through_a_worker_one_tenants_run_finds_nothing_of_anothers(settings: Settings, tmp_path: Path) -> None:
