@@ -53,18 +53,8 @@ class ChildProcess:
 
     @property
     def usable(self) -> bool:
-        return not self.killed and not self._has_hung_up()
-
-    def _has_hung_up(self) -> bool:
-        """As the kernel knows it, which is before the event loop hears of it: a run given to a child that died while it
-        was idle would count as crashed.
-        """
-        descriptor = self._writer.get_extra_info("socket").fileno()
-        if descriptor < 0:
-            return True
-        poll = select.poll()
-        poll.register(descriptor, 0)  # a hang-up is told without being asked for
-        return bool(poll.poll(0))
+        """As the kernel knows it: a run given to a child that died while it was idle would count as crashed."""
+        return not self.killed and not hung_up(self._writer.get_extra_info("socket"))
 
     async def call(
         self,
@@ -152,6 +142,15 @@ class ChildProcess:
             async with asyncio.timeout(_GRACE_SECONDS):
                 await self._ended.wait()
         return await self.stop()
+
+
+def hung_up(connection: socket.socket) -> bool:
+    """Whether the other end is closed, which the kernel knows before the event loop hears of it."""
+    if connection.fileno() < 0:
+        return True
+    poll = select.poll()
+    poll.register(connection.fileno(), 0)  # a hang-up is told without being asked for
+    return bool(poll.poll(0))
 
 
 def _crash(status: int) -> ChildCrashed:

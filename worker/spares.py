@@ -45,9 +45,9 @@ class Spares:
         while True:
             child = await self._waiting.get()
             self._left(child)
-            if child.usable:
+            if self._zygote is not None and self._zygote.alive and child.usable:
                 return child
-            await child.stop()  # it died while it waited
+            await child.stop()  # it died while it waited, or is about to, with its zygote
 
     async def close(self) -> None:
         if self._keeper is not None:

@@ -17,7 +17,7 @@ from pydantic import ValidationError
 from leasehold.errors import DeclarationError
 from worker import frames
 from worker.child_output import ChildOutput
-from worker.child_process import ChildProcess, fate
+from worker.child_process import ChildProcess, fate, hung_up
 
 #: What Python needs of the environment; everything else, secrets above all, stays with the worker.
 _KEPT = (
@@ -105,6 +105,11 @@ class Zygote:
             await asyncio.shield(_bury(process, ours, output))
             raise
 
+    @property
+    def alive(self) -> bool:
+        """As the kernel knows it: it closes the zygote's files before it kills the children."""
+        return not hung_up(self._control)
+
     async def fork(self) -> ChildProcess:
         """Raises OSError or EOFError when the zygote has died, or the system has no room for a process."""
         forking = asyncio.create_task(self._fork())
@@ -144,7 +149,10 @@ class Zygote:
 
     async def stop(self) -> None:
         """Kill and reap it; its children die with it."""
-        await asyncio.shield(_bury(self._process, self._control, self._output))
+        with contextlib.suppress(OSError):  # it has gone: nothing waits for an answer
+            self._control.shutdown(socket.SHUT_RDWR)
+        async with self._asking:
+            await asyncio.shield(_bury(self._process, self._control, self._output))
 
 
 async def _greeting(process: asyncio.subprocess.Process, control: socket.socket, recipe: Recipe) -> frames.Ready:
