@@ -19,7 +19,7 @@ import structlog
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from api.migration_head import known_revisions
+from api.migration_head import Revisions, known_revisions
 from api.problems import is_database_away
 from api.security import OPERATE, Require, bearer
 from api.services import Services, services_of
@@ -61,7 +61,7 @@ class Readiness:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._id = new_id()
-        self._revisions = known_revisions()
+        self._revisions: Revisions | None = None
         self._running: asyncio.Task[list[Check]] | None = None
         self._asked_at = 0.0
         self._found: asyncio.Task[list[Finding]] | None = None
@@ -113,6 +113,8 @@ class Readiness:
 
     async def _migrations(self) -> str:
         """A revision that we do not know is a newer release's: schemas are widened before the code follows."""
+        if self._revisions is None:  # in a thread: anybody may ask first, and reading them takes a while
+            self._revisions = await asyncio.to_thread(known_revisions)
         async with self._services.pool.acquire() as connection:
             found: str | None = await connection.fetchval("SELECT version_num FROM alembic_version")
         if found is None or (found in self._revisions.all and found != self._revisions.head):
