@@ -102,7 +102,11 @@ def make_app(settings: Settings) -> FastAPI:
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     for kind in (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE):
         app.add_exception_handler(kind, _answer_problem)
-    app.add_middleware(BodyLimit, streaming=frozenset({conversion.PATH, source_images.PATH}))
+    app.add_middleware(
+        BodyLimit,
+        most_depth=settings.json_max_depth,
+        streaming=frozenset({conversion.PATH, source_images.PATH}),
+    )
     app.add_middleware(Edge)  # added last, so outermost
     return app
 

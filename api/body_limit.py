@@ -9,6 +9,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.edge import Identity
+from api.nesting import refusal
 from api.problems import Problem
 
 MOST_BYTES = 64 * 1024
@@ -39,8 +40,9 @@ class _Gone(Exception):
 class BodyLimit:
     """Reads the body before the doors do. Doors that stream large bodies are left out by path in `streaming`."""
 
-    def __init__(self, app: ASGIApp, *, streaming: frozenset[str] = frozenset()) -> None:
+    def __init__(self, app: ASGIApp, *, most_depth: int, streaming: frozenset[str] = frozenset()) -> None:
         self._app = app
+        self._most_depth = most_depth
         self._streaming = streaming
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -59,6 +61,10 @@ class BodyLimit:
             return
         if body is None:
             await _too_large(most).response(identity.request_id)(scope, receive, send)
+            return
+        unfit = refusal(body, self._most_depth)
+        if unfit is not None:
+            await unfit.response(identity.request_id)(scope, receive, send)
             return
         await self._app(scope, _replay(body, receive), send)
 

@@ -34,7 +34,8 @@ router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
     "/batch",
     operation_id="createRuns",
     summary="Start up to 1,000 runs of a template",
-    description="All of them or none; a payload that does not fit is named by its place. Each counts as a submission.",
+    description="All of them or none, and at most LEASEHOLD_BATCH_MAX_TASKS (5,000) runs times steps; a payload that "
+    "does not fit is named by its place. Each counts as a submission.",
     status_code=202,
     response_model=BatchAccepted,
     responses=problems({
@@ -85,6 +86,11 @@ async def _prepared(
         if not known.independent:
             said = "Runs of this template stand in each other's way: start them one by one."
             return Invalid("batch_not_supported", said)
+        most = services.settings.batch_max_tasks // len(known.pipeline.steps)
+        if len(wanted.runs) > max(1, most):
+            return Invalid(
+                "batch_too_large", f"Of this template, with its steps, a batch has at most {max(1, most)} runs."
+            )
         payloads = [item.payload for item in wanted.runs]
         params = await services.templates.params_of_all(caller.tenant_id, known, payloads)
     except Misfit as error:

@@ -54,7 +54,17 @@ def ticks(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
         found = CronSim(expression, after.astimezone(zone(timezone)))
     except CronSimError as error:
         raise Invalid("invalid_cron", f"Not a cron expression: {error}.") from None
-    return (tick.astimezone(UTC) for tick in found)
+    except OverflowError:
+        raise Invalid("range_too_long", "In this time zone there is no such instant.") from None
+    return _in_utc(found)
+
+
+def _in_utc(found: Iterator[datetime]) -> Iterator[datetime]:
+    try:
+        for tick in found:
+            yield tick.astimezone(UTC)
+    except OverflowError:  # beyond the years 1 to 9999
+        return
 
 
 def next_after(cron: str, timezone: str, after: datetime) -> datetime | None:

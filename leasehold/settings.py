@@ -120,6 +120,15 @@ class Settings(BaseSettings):
     evaluations_waiting: int = Field(
         256, ge=1, le=10_000, description="Payloads of one tenant that wait to be checked in one process."
     )
+    batch_max_tasks: int = Field(
+        5000,
+        ge=1,
+        le=100_000,
+        description="Runs times steps of one POST /v1/runs/batch: they are written in one commit.",
+    )
+    backfill_max_days: int = Field(
+        3660, ge=1, le=36_600, description="How far back the range of a schedule's backfill may begin."
+    )
     json_max_depth: int = Field(100, ge=10, le=200, description="Levels of lists and objects in a JSON body.")
 
     # --- addresses and secrets of clients

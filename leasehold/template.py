@@ -47,7 +47,7 @@ class CancelPolicy(_Declared):
 class SkipWhen(_Declared):
     """The step is skipped when the payload has `equals` at the JSON pointer."""
 
-    pointer: str = Field(pattern=r"^(/([^/~]|~[01])*)+$", max_length=500)
+    pointer: str = Field(pattern=r"^(/([^/~]|~[01])*){1,32}$", max_length=500)
     equals: JsonValue = True
 
 

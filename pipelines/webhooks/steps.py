@@ -87,6 +87,6 @@ def _retry_after(answer: Answer) -> timedelta | None:
         return timedelta(seconds=min(float(said), _MOST_RETRY_AFTER))
     try:
         seconds = parsedate_to_datetime(said).timestamp() - time()
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):  # some years are beyond the clock
         return None
     return timedelta(seconds=min(max(seconds, 0.0), _MOST_RETRY_AFTER))

@@ -19,6 +19,7 @@ _MOST_ANSWER = 4 * 1024 * 1024
 _SECONDS = 30.0
 _KEPT_CONNECTIONS = 20
 _MOST_TEXT = 500
+_MOST_AFTER = 86_400.0
 _REJECTED = {401: "provider_unauthorized", 402: "provider_payment_required", 403: "provider_unauthorized"}
 _TOO_MANY, _UNAVAILABLE = 429, 503
 
@@ -152,10 +153,9 @@ def _json(body: bytes) -> Any:
 
 
 def _retry_after(said: str) -> float | None:
-    """Seconds, or an HTTP date (RFC 9110, 10.2.3)."""
-    if said.isdecimal():
-        return float(said)
+    """Seconds, or an HTTP date (RFC 9110, 10.2.3), within a day."""
     try:
-        return max(parsedate_to_datetime(said).timestamp() - time(), 0.0)
-    except (TypeError, ValueError):
+        seconds = float(said) if said.isdecimal() else parsedate_to_datetime(said).timestamp() - time()
+    except (TypeError, ValueError, OverflowError):  # some years are beyond the clock
         return None
+    return min(max(seconds, 0.0), _MOST_AFTER)

@@ -1,0 +1,182 @@
+"""What others write, callers and servers that were asked, costs no more than its length and ends in a known error."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import orjson
+import pytest
+
+from api.nesting import refusal
+from leasehold import cron
+from leasehold.database import Connection, connect
+from leasehold.egress import Answer
+from leasehold.errors import Invalid
+from leasehold.settings import Settings
+from pipelines.generation.providers.asking import _retry_after
+from pipelines.generation.providers.discreet import told_without
+from pipelines.webhooks import steps as webhooks
+from tests.api.conftest import Running
+from tests.api.door import problem
+from tests.runs.conftest import Client, client, running, runs_settings
+from tests.security.test_schemas import Loop, loop
+
+__all__ = ["client", "loop", "running", "runs_settings"]
+
+STEP = {"id": "only", "worker_type": "external", "queue": "q"}
+DEEP = b"[" * 150 + b"]" * 150
+HUGE = b"1" + b"0" * 25
+#: The doors that take JSON of any form, with a body around it.
+DOORS = [
+    ("POST", "/v1/runs", b'{"template": "scripted", "payload": {"a": %s}}'),
+    ("POST", "/v1/runs/batch", b'{"template": "scripted", "runs": [{"payload": {"a": %s}}]}'),
+    ("POST", "/v1/templates", b'{"type": "t", "steps": [{"id": "a"}], "payload_schema": {"const": %s}}'),
+    ("POST", "/v1/templates", b'{"type": "t", "steps": [{"id": "a", "skip_if": {"pointer": "/a", "equals": %s}}]}'),
+    ("POST", "/v1/schedules", b'{"template": "scripted", "cron": "@daily", "payload_template": {"a": %s}}'),
+    ("PATCH", "/v1/schedules/%s" % ("0" * 8 + "-0000" * 3 + "-" + "0" * 12), b'{"payload_template": {"a": %s}}'),
+    ("POST", "/v1/external/tasks/%s/complete" % ("0" * 8 + "-0000" * 3 + "-" + "0" * 12), b'{"result": {"a": %s}}'),
+    ("PUT", "/v1/limits/tenant", b'{"at_most": %s}'),
+    ("POST", "/upload-url", b"%s"),
+]
+
+
+@pytest.fixture
+async def rows(settings: Settings) -> AsyncIterator[Connection]:
+    connection = await connect(settings, "test")
+    yield connection
+    await connection.close()
+
+
+async def send(client: Client, method: str, path: str, body: bytes) -> Any:
+    return await client.http.request(method, path, content=body, headers={"Content-Type": "application/json"})
+
+
+async def test_every_door_refuses_deep_nesting_and_integers_beyond_64_bits_by_name(client: Client, loop: Loop) -> None:
+    for method, path, body in DOORS:
+        problem(await send(client, method, path, body % DEEP), 422, "body_too_deep")
+        problem(await send(client, method, path, body % HUGE), 422, "invalid_request")
+        problem(await send(client, method, path, body % (b"-" + HUGE)), 422, "invalid_request")
+        problem(await send(client, method, path, b"[" * 20_000), 422, "body_too_deep")
+    answer = await send(client, "POST", "/v1/runs", DOORS[0][2] % (b"9" * 5000 + b".5"))  # a number, and odd
+    assert answer.status_code in (202, 400, 422)
+    assert loop.worst < 0.5
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"a": "' + b"[" * 500 + b'"}',
+        b'{"a": "\\"' + b"{" * 500 + b'\\\\", "b": [1, 2]}',
+        b"[" + b"[]," * 500 + b"[]]",
+        b'["' + b"1" * 40 + b'"]',
+        b"[18446744073709551615, -9223372036854775808]",
+        b"[0.12345678901234567890123, 1e-12, 12345678901234567890123.5, 12345678901234567890123e2]",
+    ],
+)
+def test_a_body_that_only_looks_deep_or_huge_is_let_through(body: bytes) -> None:
+    assert refusal(body, 100) is None
+
+
+@pytest.mark.parametrize("piece", [b'"', b'\\"', b"[", b"[]", b'["a[","b"],', b"1234567890123456789,", b'"\\'])
+def test_looking_at_a_body_costs_its_length_and_not_its_square(piece: bytes) -> None:
+    def seconds(size: int) -> float:
+        body = b'"' + piece * (size // len(piece))
+        before = time.thread_time()
+        refusal(body, 100)
+        return time.thread_time() - before
+
+    assert min(seconds(512 * 1024) for _ in range(3)) < 40 * max(min(seconds(32 * 1024) for _ in range(3)), 0.0005)
+
+
+async def test_a_backfill_from_the_year_1_and_a_time_out_of_range_are_refused(client: Client) -> None:
+    for zone in ("UTC", "America/New_York", "Asia/Tokyo"):
+        made = await client.post("/v1/schedules", template="scripted", cron="0 0 29 2 */7", timezone=zone)
+        path = f"/v1/schedules/{made.json()['id']}/backfill"
+        for start in ("0001-01-01T00:00:00Z", "1900-01-01T00:00:00Z", "0001-01-01T00:00:00+14:00"):
+            answer = await client.post(path, start=start, end="2020-01-01T00:00:00Z")
+            problem(answer, 422, "range_too_long")
+
+
+@pytest.mark.parametrize("zone", ["UTC", "America/New_York", "Asia/Tokyo"])
+@pytest.mark.parametrize("when", [datetime.min.replace(tzinfo=UTC), datetime.max.replace(tzinfo=UTC)])
+def test_at_the_ends_of_time_a_schedule_fires_no_more_or_says_so(zone: str, when: datetime) -> None:
+    with suppress(Invalid):  # there is no such instant in that zone
+        found = cron.next_after("0 0 1 1 *", zone, when)
+        assert found is None or found > when
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "0 0 29 2 */7",
+        "0 0 31 2 1#5",
+        "0 0 L 2 */6",
+        "0 0 LW * */5",
+        "59 23 29 2 7L",
+        ",".join(["0-59"] * 30) + " * * * *",
+    ],
+)
+def test_what_fires_seldom_is_found_in_bounded_time(expression: str) -> None:
+    before = time.thread_time()
+    cron.next_after(expression, "Europe/Berlin", datetime(2026, 1, 1, tzinfo=UTC))
+    assert time.thread_time() - before < 0.5
+
+
+async def test_a_list_of_schedules_that_fire_seldom_lets_others_in_between(client: Client, loop: Loop) -> None:
+    for _ in range(30):
+        made = await client.post("/v1/schedules", template="scripted", cron="0 0 29 2 */7")
+        assert made.status_code == 201
+    loop.worst = 0.0
+    assert len((await client.http.get("/v1/schedules?limit=100")).json()["schedules"]) == 30
+    assert loop.worst < 0.1  # all together take longer
+
+
+async def test_a_batch_of_many_steps_is_bounded_by_its_tasks(client: Client, running: Running) -> None:
+    steps = [STEP | {"id": f"s{n}", "needs": []} for n in range(100)]
+    assert (await client.post("/v1/templates", type="wide", steps=steps)).status_code == 201
+    most = running.services.settings.batch_max_tasks // 100
+    said = await client.post("/v1/runs/batch", template="wide", runs=[{}] * (most + 1))
+    assert str(most) in problem(said, 422, "batch_too_large")["detail"]
+    assert (await client.post("/v1/runs/batch", template="wide", runs=[{}] * most)).status_code == 202
+
+
+async def test_a_pointer_has_a_bounded_number_of_parts(client: Client) -> None:
+    step = STEP | {"skip_if": {"pointer": "/a" * 33}}
+    problem(await client.post("/v1/templates", type="t", steps=[step]), 422, "invalid_request")
+    step = STEP | {"skip_if": {"pointer": "/a" * 32}}
+    assert (await client.post("/v1/templates", type="t", steps=[step])).status_code == 201
+
+
+def test_what_a_provider_says_of_an_error_is_searched_in_bounded_time() -> None:
+    before = time.thread_time()
+    told = told_without("http://" * 150_000 + " key:secret", "key:secret")
+    assert time.thread_time() - before < 0.5
+    assert "secret" not in told
+    assert "s3cret" not in told_without("x" * 1990 + "https://a.example/?s3cret", "k")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "9" * 400, "9" * 5000, "\u0663", "-1", "soon", "",
+        "Mon, 01 Jan 0001 00:00:00 GMT", "Mon, 01 Jan 0001 00:00:00 -0000", "Mon, 01 Jan 99999999999 00:00:00 GMT",
+        "Fri, 31 Dec 9999 23:59:59 -1200",
+    ],
+)  # fmt: skip
+def test_a_retry_after_of_any_form_is_at_most_a_day_or_none(said: str) -> None:
+    after = _retry_after(said)
+    assert after is None or 0 <= after <= 86_400
+    waited = webhooks._retry_after(Answer(503, {"retry-after": said}, b""))
+    assert waited is None or 0 <= waited.total_seconds() <= 86_400
+
+
+async def test_a_template_that_is_deep_only_by_its_schema_is_refused_as_any_body(client: Client) -> None:
+    schema: dict[str, Any] = {}
+    for _ in range(60):
+        schema = {"properties": {"a": schema}}
+    body = orjson.dumps({"type": "t", "steps": [STEP], "payload_schema": schema})
+    problem(await send(client, "POST", "/v1/templates", body), 422, "body_too_deep")
