@@ -8,18 +8,18 @@ import os
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from cli import remote
-from leasehold.errors import LeaseholdError
+from cli.key_commands import keys
+from cli.running import environment, told
 from leasehold.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A durable job platform.", rich_markup_mode=None)
-keys = typer.Typer(no_args_is_help=True, help="API keys.")
 app.add_typer(keys, name="keys")
 remote.add_to(app)
 console = Console()
@@ -37,7 +37,7 @@ def migrate(revision: Annotated[str, typer.Argument(help="Alembic revision.")] =
     """Bring the database's schema up to date; safe to run from several places at once."""
     from cli.migrate import upgrade  # noqa: PLC0415 - each command loads only what it needs
 
-    _told(upgrade(_settings(), revision))
+    told(upgrade(environment(), revision))
     console.print("The schema is up to date.")
 
 
@@ -58,7 +58,7 @@ def doctor(as_json: remote.AsJson = False) -> None:
     """Look at the database, the broker and the store: what they can promise. Exits with 1 when something is wrong."""
     from cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
 
-    found = asyncio.run(examine(_settings()))
+    found = asyncio.run(examine(environment()))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found]))
     if not (all(finding.ok for finding in found) if as_json else show(console, found)):
@@ -85,7 +85,7 @@ def dev(
     """Run everything on this machine until Ctrl-C: real servers, the API and a worker."""
     from cli.dev import run  # noqa: PLC0415 - the embedded servers are an extra
 
-    _told(run(data=data, port=port, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
+    told(run(data=data, port=port, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
 
 
 @app.command()
@@ -99,7 +99,7 @@ def demo(
     """Start everything, send pictures through the HTTP API as a client would, and leave nothing running."""
     from cli.demo import run  # noqa: PLC0415 - the embedded servers are an extra
 
-    _told(run(pictures or [], out=out, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
+    told(run(pictures or [], out=out, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
 
 
 @app.command("signing-key")
@@ -110,57 +110,11 @@ def signing_key() -> None:
     typer.echo(json.dumps(make_signing_key()))
 
 
-@keys.command("create")
-def create(
-    tenant: Annotated[str, typer.Option(help="Whose objects the key may see.")],
-    client: Annotated[str, typer.Option(help="Who uses it; for logs.")],
-    scope: Annotated[list[str], typer.Option(help="For example media:read; may be given several times.")],
-    as_json: remote.AsJson = False,
-) -> None:
-    """Make a key. It is shown once: only a hash of it is kept."""
-    from cli.keys import create_one  # noqa: PLC0415 - each command loads only what it needs
-
-    key = asyncio.run(create_one(_settings(), tenant, client, scope))
-    if as_json:
-        typer.echo(json.dumps({"key": key, "tenant": tenant, "client": client, "scopes": scope}))
-    else:
-        console.print(key, highlight=False)
-
-
-@keys.command("revoke")
-def revoke(prefix: Annotated[str, typer.Argument(help="The part between lh_ and the second underscore.")]) -> None:
-    """End a key; API processes stop taking it within LEASEHOLD_API_KEY_CACHE_SECONDS."""
-    from cli.keys import revoke_one  # noqa: PLC0415 - each command loads only what it needs
-
-    _told(revoke_one(_settings(), prefix))
-    console.print(f"Revoked {prefix}.")
-
-
-def _settings() -> Settings:
-    """The environment's; what cannot be used is refused in a sentence."""
-    from leasehold.urls import refuse_bad_urls  # noqa: PLC0415 - each command loads only what it needs
-
-    settings = Settings()
-    refuse_bad_urls(settings)
-    return settings
-
-
 def _s3(endpoint: str | None) -> dict[str, str] | None:
     if endpoint is None:
         return None
     chosen = {name: value for name, value in os.environ.items() if name.startswith("LEASEHOLD_S3_")}
     return chosen | {"LEASEHOLD_S3_ENDPOINT": endpoint}
-
-
-def _told(work: Any) -> None:
-    """Run it; an error of ours is a sentence, not a traceback."""
-    try:
-        asyncio.run(work)
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except (LeaseholdError, ExceptionGroup) as error:
-        Console(stderr=True).print(f"leasehold: {error}", style="red", highlight=False, markup=False)
-        raise typer.Exit(1) from None
 
 
 if __name__ == "__main__":

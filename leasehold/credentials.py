@@ -13,6 +13,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 from uuid import UUID
 
 from leasehold.database import Connection
@@ -115,6 +116,23 @@ FROM old WHERE k.id = old.id
 RETURNING k.tenant_id, k.client_id, k.scopes, old.expires_at AS ends_at, coalesce(k.quota_key, k.prefix) AS quota_key
 """
 
+EXPIRE = """
+UPDATE api_key SET expires_at = least(coalesce(expires_at, 'infinity'), clock_timestamp() + $2::interval)
+WHERE prefix = $1 AND revoked_at IS NULL AND (expires_at IS NULL OR expires_at > clock_timestamp())
+RETURNING expires_at
+"""
+
+LIST = """
+SELECT * FROM (
+    SELECT prefix, tenant_id, client_id, scopes, created_at, expires_at, revoked_at, last_used_at,
+           CASE WHEN revoked_at IS NOT NULL THEN 'revoked' WHEN expires_at <= clock_timestamp() THEN 'expired'
+                ELSE 'active' END AS state
+    FROM api_key WHERE $1::text IS NULL OR tenant_id = $1
+) AS keys
+WHERE state = 'active' OR $2
+ORDER BY tenant_id, client_id, created_at
+"""
+
 REVOKE = """
 UPDATE api_key SET revoked_at = coalesce(revoked_at, clock_timestamp()) WHERE prefix = $1 RETURNING id
 """
@@ -186,6 +204,21 @@ async def rotate_key(connection: Connection, prefix: str, *, overlap: timedelta)
             expires_at=old["ends_at"],
             quota_key=old["quota_key"],
         )
+
+
+async def expire_key(connection: Connection, prefix: str, lives: timedelta) -> datetime:
+    """The key ends after `lives`, or when it would have ended anyway: when that is. Raises NotFound."""
+    ends: datetime | None = await connection.fetchval(EXPIRE, prefix, lives)
+    if ends is None:
+        raise NotFound("key_not_found", "No usable key has this prefix.")
+    return ends
+
+
+async def list_keys(
+    connection: Connection, tenant_id: str | None = None, *, ended: bool = False
+) -> list[dict[str, Any]]:
+    """Keys without their secrets, with their `state`: active, expired or revoked; None: of all tenants."""
+    return [dict(row) for row in await connection.fetch(LIST, tenant_id, ended)]
 
 
 async def revoke_key(connection: Connection, prefix: str) -> None:
