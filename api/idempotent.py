@@ -11,7 +11,7 @@ import structlog
 from fastapi import Header
 
 from leasehold.database import TRY_AGAIN, Connection, Pool
-from leasehold.idempotency import Reservation, StoredAnswer, release, reserve, store
+from leasehold.idempotency import Reservation, StoredAnswer, is_answered, release, reserve, store
 
 log = structlog.get_logger(__name__)
 
@@ -27,11 +27,14 @@ IdempotencyKey: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`age`: how long ago it was first given; zero for a fresh one."""
+    """`age`: how long ago it was first given; zero for a fresh one. `kept`: it is given again to who repeats the
+    request; else what was written stays, and the key may be used again.
+    """
 
     status_code: int
     body: bytes
     age: timedelta = timedelta(0)
+    kept: bool = True
 
 
 async def once(
@@ -56,11 +59,22 @@ async def once(
         try:
             async with connection.transaction():
                 answer = await work(connection)
-                await store(connection, reserved, answer.status_code, answer.body)
+                if answer.kept:
+                    await store(connection, reserved, answer.status_code, answer.body)
         except BaseException:
             await _release(connection, reserved)
             raise
+        if not answer.kept:
+            await _release(connection, reserved)
         return answer
+
+
+async def is_repeated(pool: Pool, tenant_id: str, key: str | None) -> bool:
+    """Whether `once` has the first answer: nothing has to be checked again, whatever has changed since."""
+    if key is None:
+        return False
+    async with pool.acquire() as connection:
+        return await is_answered(connection, tenant_id, key)
 
 
 async def _release(connection: Connection, reserved: Reservation) -> None:

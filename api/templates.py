@@ -8,12 +8,16 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict
 
+from api.idempotent import Answer, IdempotencyKey, is_repeated, once
 from api.keyring import Caller
 from api.openapi import problems
-from api.runs import json_response
+from api.runs import encoded, json_response
 from api.security import RUNS_READ, TEMPLATES_WRITE, Require
 from api.services import services_of
 from leasehold.bounds import make_room
+from leasehold.database import Connection
+from leasehold.errors import Conflict
+from leasehold.idempotency import fingerprint
 from leasehold.template import Template
 from leasehold.templates import Known
 
@@ -44,16 +48,26 @@ def _answer(known: Known) -> dict[str, Any]:
         HTTPStatus.TOO_MANY_REQUESTS: "`evaluations_waiting`",
     }),
 )  # fmt: skip
-async def create_template(request: Request, wanted: Template, caller: Writer) -> Response:
+async def create_template(
+    request: Request, wanted: Template, caller: Writer, idempotency_key: IdempotencyKey = None
+) -> Response:
     services = services_of(request)
-    await services.templates.check(caller.tenant_id, wanted)
-    async with services.pool.acquire() as connection, connection.transaction():
+    is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
+    if is_checked:
+        await services.templates.check(caller.tenant_id, wanted)
+
+    async def work(connection: Connection) -> Answer:
+        if not is_checked:  # its first answer has expired just now
+            raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await make_room(connection, "template", caller.tenant_id, services.settings.templates_per_tenant)
         await services.templates.write(connection, caller.tenant_id, wanted)
-    known = Known(wanted, wanted.pipeline(), enabled=wanted.enabled, by_code=False)
-    return json_response(
-        _answer(known), HTTPStatus.CREATED, {"Location": f"/v1/templates/{wanted.type}/{wanted.version}"}
-    )
+        known = Known(wanted, wanted.pipeline(), enabled=wanted.enabled, by_code=False)
+        return Answer(HTTPStatus.CREATED, encoded(_answer(known)))
+
+    asked = fingerprint(b"POST /v1/templates", wanted.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    location = {"Location": f"/v1/templates/{wanted.type}/{wanted.version}"}
+    return json_response(answer.body, answer.status_code, location)
 
 
 @router.get("", operation_id="listTemplates", summary="List all templates", responses=problems({}))

@@ -6,17 +6,21 @@ from http import HTTPStatus
 from typing import Annotated, Any, Literal, TypeAlias
 from uuid import UUID
 
+import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.idempotent import Answer, IdempotencyKey, is_repeated, once
 from api.keyring import Caller
 from api.openapi import problems
-from api.runs import json_response
+from api.runs import encoded, json_response
 from api.security import WEBHOOKS_WRITE, Require
 from api.services import Services, services_of
 from leasehold.bounds import make_room
+from leasehold.database import Connection
 from leasehold.egress import Egress, EgressRefused
-from leasehold.errors import Invalid, NotFound
+from leasehold.errors import Conflict, Invalid, NotFound
+from leasehold.idempotency import fingerprint
 from leasehold.ids import new_id
 from leasehold.run_reads import Row
 from leasehold.sealing import Sealing
@@ -68,12 +72,18 @@ async def _check(services: Services, url: str) -> None:
     status_code=201,
     responses=problems(_REFUSED | {HTTPStatus.CONFLICT: "`too_many_webhooks`"}),
 )
-async def create_webhook(request: Request, wanted: NewWebhook, caller: Owner) -> Response:
+async def create_webhook(
+    request: Request, wanted: NewWebhook, caller: Owner, idempotency_key: IdempotencyKey = None
+) -> Response:
     services = services_of(request)
-    await _check(services, wanted.url)
-    secret = new_secret()
-    sealed = Sealing(services.settings).seal(secret)
-    async with services.pool.acquire() as connection, connection.transaction():
+    sealed = Sealing(services.settings).seal(new_secret())
+    is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
+    if is_checked:
+        await _check(services, wanted.url)
+
+    async def work(connection: Connection) -> Answer:
+        if not is_checked:  # its first answer has expired just now
+            raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await make_room(connection, "webhook", caller.tenant_id, services.settings.webhooks_per_tenant)
         row = await connection.fetchrow(
             "INSERT INTO webhook (id, tenant_id, url, secrets, events) VALUES ($1, $2, $3, $4, $5) RETURNING *",
@@ -83,8 +93,21 @@ async def create_webhook(request: Request, wanted: NewWebhook, caller: Owner) ->
             [sealed],
             sorted(set(wanted.events)),
         )
-    assert row is not None
-    return json_response(_answer(row) | {"secret": shown(secret)}, HTTPStatus.CREATED)
+        assert row is not None
+        return Answer(HTTPStatus.CREATED, encoded(_answer(row)))
+
+    asked = fingerprint(b"POST /v1/webhooks", wanted.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    return await _with_secret(services, caller, answer)
+
+
+async def _with_secret(services: Services, caller: Caller, answer: Answer) -> Response:
+    """The answer, and the newest secret, which is kept only in the webhook's own row, sealed."""
+    said = orjson.loads(answer.body)
+    async with services.pool.acquire() as connection:
+        row = _there(await webhooks.find(connection, UUID(said["id"]), caller.tenant_id))
+    secret = Sealing(services.settings).open(row["secrets"][0])
+    return json_response(said | {"secret": shown(secret)}, answer.status_code)
 
 
 @router.get("", operation_id="listWebhooks", summary="List webhooks", responses=problems({}))
@@ -121,11 +144,13 @@ def _there(row: Row | None) -> Row:
     description="Messages carry the signatures of both until the next rotation.",
     responses=problems(_MISSING),
 )
-async def rotate_secret(request: Request, webhook_id: UUID, caller: Owner) -> Response:
+async def rotate_secret(
+    request: Request, webhook_id: UUID, caller: Owner, idempotency_key: IdempotencyKey = None
+) -> Response:
     services = services_of(request)
-    secret = new_secret()
-    sealed = Sealing(services.settings).seal(secret)
-    async with services.pool.acquire() as connection:
+    sealed = Sealing(services.settings).seal(new_secret())
+
+    async def work(connection: Connection) -> Answer:
         row = await connection.fetchrow(
             f"UPDATE webhook SET secrets = (array_prepend($3::bytea, secrets))[1:{_SECRETS}]"
             " WHERE id = $1 AND tenant_id = $2 RETURNING *",
@@ -133,7 +158,11 @@ async def rotate_secret(request: Request, webhook_id: UUID, caller: Owner) -> Re
             caller.tenant_id,
             sealed,
         )
-    return json_response(_answer(_there(row)) | {"secret": shown(secret)})
+        return Answer(HTTPStatus.OK, encoded(_answer(_there(row))))
+
+    asked = fingerprint(b"POST /v1/webhooks/rotate", webhook_id.bytes)
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    return await _with_secret(services, caller, answer)
 
 
 @router.delete(

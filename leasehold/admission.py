@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Collection, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from math import ceil
 from typing import Literal
 from uuid import UUID
 
@@ -169,22 +168,18 @@ class Admission:
 def _fields(quota: Quota, what: What) -> dict[str, str]:
     return {
         "RateLimit-Policy": f'"{what}";q={quota.limit};w=60',
-        "RateLimit": f'"{what}";r={quota.remaining};t={ceil(quota.wait) or 60}',
+        "RateLimit": f'"{what}";r={quota.remaining};t=60',
     }
 
 
 def _rate_limited(quota: Quota, what: What) -> TooMany:
     said = f"At most {quota.limit} {what} a minute."
-    return TooMany("rate_limited", said, retry_after=quota.wait, headers=_fields(quota, what))
+    return TooMany("rate_limited", said, policy=what, most=quota.limit, window=60, retry_after=quota.wait)
 
 
 def _queue_full(most: int) -> TooMany:
-    return TooMany(
-        "queue_full",
-        f"At most {most} tasks may wait in the queue: try again later.",
-        retry_after=_SHED_SECONDS,
-        headers={"RateLimit-Policy": f'"queue";q={most}', "RateLimit": f'"queue";r=0;t={ceil(_SHED_SECONDS)}'},
-    )
+    said = f"At most {most} tasks may wait in the queue: try again later."
+    return TooMany("queue_full", said, policy="queue", most=most, retry_after=_SHED_SECONDS)
 
 
 async def queues_waited_in(connection: Connection, job_id: UUID) -> set[str]:

@@ -66,7 +66,8 @@ async def begin(connection: Connection, tenant_id: str, key_prefix: str, size: i
         seen = {row["seconds"]: _Window(row["requests"], row["bytes"], row["wait"]) for row in rows}
         _check(seen, size)
         if await connection.fetchval(_AT_ONCE, tenant_id, key_prefix) >= MOST_AT_ONCE:
-            raise TooMany("too_many_at_once", f"At most {MOST_AT_ONCE} downloads at once.", retry_after=5)
+            said = f"At most {MOST_AT_ONCE} downloads at once."
+            raise TooMany("too_many_at_once", said, policy="downloads", most=MOST_AT_ONCE, retry_after=5)
         download_id = new_id()
         await connection.execute(_INSERT, download_id, tenant_id, key_prefix, size, MOST_SECONDS + 10)
     return download_id
@@ -76,11 +77,13 @@ def _check(seen: dict[int, _Window], size: int) -> None:
     for most, seconds in RATES:
         if seen[seconds].requests >= most:
             said = f"At most {most} downloads in {seconds} seconds."
-            raise TooMany("too_many_downloads", said, retry_after=seen[seconds].wait)
+            wait = seen[seconds].wait
+            raise TooMany("too_many_downloads", said, policy="downloads", most=most, window=seconds, retry_after=wait)
     for quota, seconds in QUOTAS:
         if seen[seconds].bytes + size > quota:
             said = f"At most {quota // GB} GB in {seconds // 3600} hours."
-            raise TooMany("download_quota_exceeded", said, retry_after=seen[seconds].wait)
+            wait = seen[seconds].wait
+            raise TooMany("download_quota_exceeded", said, policy="bytes", most=quota, window=seconds, retry_after=wait)
 
 
 async def end(connection: Connection, tenant_id: str, download_id: UUID, sent: int) -> None:

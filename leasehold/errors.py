@@ -36,6 +36,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Mapping
 from datetime import timedelta
+from math import ceil
 
 
 class LeaseholdError(Exception):
@@ -94,7 +95,19 @@ class Invalid(RequestError):
 
 
 class TooMany(RequestError):
-    pass
+    """`policy` names the limit, `most` is what it allows (in `window` seconds, where it is a rate). An answer says both
+    as RateLimit fields.
+    """
+
+    def __init__(
+        self, code: str, message: str, *, policy: str, most: int, retry_after: float, window: int | None = None
+    ) -> None:
+        per = "" if window is None else f";w={window}"
+        fields = {
+            "RateLimit-Policy": f'"{policy}";q={most}{per}',
+            "RateLimit": f'"{policy}";r=0;t={max(1, ceil(retry_after))}',
+        }
+        super().__init__(code, message, retry_after=retry_after, headers=fields)
 
 
 class BadGateway(RequestError):

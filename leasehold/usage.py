@@ -68,6 +68,8 @@ class Usage:
                 "storage_full",
                 f"{known.stored} bytes are kept for this tenant, of at most {self._most_bytes}: nothing more is taken"
                 " until some have expired or are deleted.",
+                policy="stored-bytes",
+                most=self._most_bytes,
                 retry_after=_STORAGE_WAIT,
             )
         known.stored += size
@@ -115,4 +117,4 @@ class Usage:
 
 def _too_many(most: int) -> TooMany:
     said = f"This tenant has {most} unfinished jobs, and no more are taken: try again when some have ended."
-    return TooMany("too_many_unfinished", said, retry_after=_UNFINISHED_WAIT)
+    return TooMany("too_many_unfinished", said, policy="unfinished", most=most, retry_after=_UNFINISHED_WAIT)

@@ -126,7 +126,7 @@ class Evaluator:
             raise too_complex
         tenant = self._tenants[tenant_id]
         if tenant.waiting >= self._terms.waiting:
-            raise TooMany("evaluations_waiting", "Too many payloads of this tenant wait to be checked.", retry_after=1)
+            raise self._too_many("Too many payloads of this tenant wait to be checked.")
         tenant.waiting += 1
         try:
             async with asyncio.timeout(self._terms.wall_seconds) as patience:
@@ -145,13 +145,14 @@ class Evaluator:
         except Late:
             raise Unavailable("evaluator_busy", "The payload could not be checked in time.") from None
         except TimeoutError:
-            raise TooMany(
-                "evaluations_waiting", "Other payloads of this tenant take long to be checked.", retry_after=1
-            ) from None
+            raise self._too_many("Other payloads of this tenant take long to be checked.") from None
         finally:
             tenant.waiting -= 1
             if not tenant.waiting and not tenant.turn.locked():
                 self._tenants.pop(tenant_id, None)
+
+    def _too_many(self, said: str) -> TooMany:
+        return TooMany("evaluations_waiting", said, policy="evaluations", most=self._terms.waiting, retry_after=1)
 
     async def _in_turn(self, tenant_id: str, tenant: _Tenant, question: _Question) -> dict[str, Any]:
         try:

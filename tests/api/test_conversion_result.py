@@ -124,6 +124,8 @@ async def test_a_key_beyond_a_limit_is_told_when_to_come_again(
     limited = await client.get(f"{path}/result")
     assert (limited.status_code, limited.json()["code"]) == (429, code)
     assert int(limited.headers["Retry-After"]) in wait
+    assert ";r=0;t=" in limited.headers["RateLimit"]
+    assert ";q=" in limited.headers["RateLimit-Policy"]
 
 
 async def test_limits_are_one_for_all_api_processes_and_by_key(
