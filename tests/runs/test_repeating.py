@@ -1,0 +1,100 @@
+"""Whatever creates does so once for an Idempotency-Key, however often it is asked, and its first answer stands."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from cryptography.fernet import Fernet
+from pydantic import SecretStr
+
+from leasehold.settings import Settings
+from tests.api.conftest import Running, client_of
+from tests.api.door import problem
+from tests.runs.conftest import Client
+
+STEPS = [{"id": "only", "queue": "q"}]
+_END = datetime.now(UTC) - timedelta(days=1)
+PAST = {"start": (_END - timedelta(hours=2)).isoformat(), "end": _END.isoformat()}
+#: What is asked for, and another request of the same kind. `{...}`: an id of what is there.
+CREATES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
+    "createRun": ("/v1/runs", {"template": "there"}, {"template": "scripted"}),
+    "createRuns": ("/v1/runs/batch", {"template": "there", "runs": [{}]}, {"template": "there", "runs": [{}, {}]}),
+    "createTemplate": ("/v1/templates", {"type": "new", "steps": STEPS}, {"type": "other", "steps": STEPS}),
+    "createWebhook": ("/v1/webhooks", {"url": "https://127.0.0.1/"}, {"url": "https://127.0.0.2/"}),
+    "rotateWebhookSecret": ("/v1/webhooks/{webhook}/rotate", {}, None),
+    "rerunRun": ("/v1/runs/{run}/rerun", {}, None),
+}
+
+
+@pytest.fixture
+def runs_settings(runs_settings: Settings) -> Settings:
+    key = SecretStr(Fernet.generate_key().decode())
+    return runs_settings.model_copy(update={"sealing_keys": key, "egress_allow": "127.0.0.0/8"})
+
+
+async def world(client: Client) -> dict[str, str]:
+    assert (await client.post("/v1/templates", type="there", steps=STEPS)).status_code == 201
+    hook = await client.post("/v1/webhooks", url="https://127.0.0.3/")
+    schedule = await client.post("/v1/schedules", template="there", cron="0 * * * *")
+    return {"run": await client.start("there"), "webhook": hook.json()["id"], "schedule": schedule.json()["id"]}
+
+
+@pytest.mark.parametrize("operation", CREATES)
+async def test_what_is_asked_for_again_is_answered_again_and_made_once(client: Client, operation: str) -> None:
+    path, body, other = CREATES[operation]
+    at = path.format(**await world(client))
+    asked = [client.http.post(at, json=body, headers={"Idempotency-Key": "k"}) for _ in range(4)]
+    answers = await asyncio.gather(*asked)
+    for answer in answers:
+        if answer.status_code != 409:
+            assert answer.is_success, answer.text
+        else:
+            problem(answer, 409, "idempotency_key_in_flight")
+    first = next(answer for answer in answers if answer.is_success)
+    again = await client.http.post(at, json=body, headers={"Idempotency-Key": "k"})
+    assert (again.status_code, again.json()) == (first.status_code, first.json())
+    assert {answer.text for answer in answers if answer.is_success} == {first.text}
+    if other is not None:
+        wrong = await client.http.post(at, json=other, headers={"Idempotency-Key": "k"})
+        problem(wrong, 422, "idempotency_key_reused")
+
+
+async def test_an_answer_stands_whatever_has_changed_since(client: Client) -> None:
+    made = await client.http.post(
+        "/v1/templates", json={"type": "new", "steps": STEPS}, headers={"Idempotency-Key": "t"}
+    )
+    assert made.status_code == 201
+    await client.http.patch("/v1/templates/new/1", json={"enabled": False})
+    again = await client.http.post(
+        "/v1/templates", json={"type": "new", "steps": STEPS}, headers={"Idempotency-Key": "t"}
+    )
+    assert (again.status_code, again.json()) == (201, made.json())
+    problem(await client.post("/v1/templates", type="new", steps=STEPS), 409, "template_exists")
+
+
+async def test_a_webhooks_secret_is_not_among_the_kept_answers(client: Client, rows: Any) -> None:
+    made = await client.http.post("/v1/webhooks", json={"url": "https://127.0.0.1/"}, headers={"Idempotency-Key": "w"})
+    secret = made.json()["secret"]
+    kept = await rows.fetchval("SELECT body FROM idempotency WHERE key = 'w'")
+    assert secret.removeprefix("whsec_").encode() not in kept
+
+
+async def test_of_every_operation_that_creates_it_is_known_how_it_is_repeated(running: Running) -> None:
+    """A new one takes an Idempotency-Key, or is named here with the reason why it needs none."""
+    async with client_of(running.url) as http:
+        paths = (await http.get("/openapi.json")).json()["paths"]
+    takes = {
+        said["operationId"]: any(one["name"] == "Idempotency-Key" for one in said.get("parameters", ()))
+        for path in paths.values()
+        for method, said in path.items()
+        if method == "post" and {"201", "202"} & said["responses"].keys()
+    }
+    without = {name for name, takes_it in takes.items() if not takes_it}
+    assert without <= {
+        "completeUpload",  # one media has one job
+        "cancelRun", "cancelImages", "cancelVideo", "drainWorker",  # asked twice, it happens once
+        "retryRun", "replayDeadLetter", "replayDeadLetters",  # what was revived is failed no more
+    }  # fmt: skip
