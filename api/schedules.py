@@ -9,14 +9,16 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
+import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
 from api.cursors import cursor_of, id_at
+from api.idempotent import Answer, IdempotencyKey, is_repeated, once
 from api.keyring import Caller
 from api.openapi import REFUSED_FOR_NOW, problems
 from api.run_schemas import Priority, Scope, ScopeId
-from api.runs import json_response, tell_of
+from api.runs import encoded, json_response, tell_of
 from api.security import RUNS_READ, RUNS_WRITE, Require
 from api.services import Services, services_of
 from leasehold import cron
@@ -25,9 +27,11 @@ from leasehold.bounds import make_room
 from leasehold.broker.base import BANDS
 from leasehold.database import Connection
 from leasehold.errors import Conflict, Invalid, NotFound, RequestError
+from leasehold.idempotency import fingerprint
 from leasehold.ids import new_id
 from leasehold.run_reads import Row
 from leasehold.transitions import schedules
+from leasehold.transitions.runs import Made
 
 router = APIRouter(tags=["schedules"], prefix="/v1/schedules")
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
@@ -119,11 +123,18 @@ async def _check_payload(services: Services, tenant_id: str, said: dict[str, Any
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cron`, `invalid_timezone`, `invalid_payload`, `invalid_request`",
     }),
 )  # fmt: skip
-async def create_schedule(request: Request, wanted: NewSchedule, caller: Writer) -> Response:
+async def create_schedule(
+    request: Request, wanted: NewSchedule, caller: Writer, idempotency_key: IdempotencyKey = None
+) -> Response:
     services = services_of(request)
     cron.check(wanted.cron, wanted.timezone)
-    await _check_payload(services, caller.tenant_id, wanted.model_dump(mode="json"))
-    async with services.pool.acquire() as connection, connection.transaction():
+    is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
+    if is_checked:
+        await _check_payload(services, caller.tenant_id, wanted.model_dump(mode="json"))
+
+    async def work(connection: Connection) -> Answer:
+        if not is_checked:  # its first answer has expired just now
+            raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await make_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         row = await connection.fetchrow(
             "INSERT INTO schedule (id, tenant_id, template, version, cron, timezone, payload_template, scope, scope_id,"
@@ -135,8 +146,13 @@ async def create_schedule(request: Request, wanted: NewSchedule, caller: Writer)
             wanted.overlap, wanted.catch_up, wanted.catch_up_seconds, wanted.pause_after_failures,
             _next(wanted.cron, wanted.timezone) if wanted.enabled else None,
         )  # fmt: skip
-    assert row is not None
-    return json_response(_answer(row), HTTPStatus.CREATED, {"Location": f"/v1/schedules/{row['id']}"})
+        assert row is not None
+        return Answer(HTTPStatus.CREATED, encoded(_answer(row)))
+
+    asked = fingerprint(b"POST /v1/schedules", wanted.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    location = {"Location": f"/v1/schedules/{orjson.loads(answer.body)['id']}"}
+    return json_response(answer.body, answer.status_code, location)
 
 
 async def _prepared(services: Services, row: Row) -> schedules.Prepared:
@@ -241,24 +257,36 @@ async def delete_schedule(request: Request, schedule_id: UUID, caller: Writer) -
         HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
     }),
 )  # fmt: skip
-async def run_now(request: Request, schedule_id: UUID, caller: Writer) -> Response:
+async def run_now(
+    request: Request, schedule_id: UUID, caller: Writer, idempotency_key: IdempotencyKey = None
+) -> Response:
     services = services_of(request)
     keep = services.settings.retention_days * 86_400
     async with services.pool.acquire() as connection:
         row = await _find(connection, caller.tenant_id, schedule_id)
     prepared = await _prepared(services, row)
-    async with services.pool.acquire() as connection, connection.transaction():
+    limited: dict[str, str] = {}
+    started: list[Made] = []
+
+    async def work(connection: Connection) -> Answer:
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")  # before what is charged
         async with services.admission.submitting(connection, caller.payer, {}) as paid:
             made = await schedules.start(connection, prepared, row, None, keep)
             if made is None:
                 await services.admission.refund(connection, caller.payer)
-            else:
-                paid.queues |= await queues_waited_in(connection, made.id)
-    if made is None:
+                return Answer(HTTPStatus.CONFLICT, b"", kept=False)  # but why it was refused is
+            paid.queues |= await queues_waited_in(connection, made.id)
+        started.append(made)
+        limited.update(paid.fields)
+        return Answer(HTTPStatus.ACCEPTED, encoded({"id": made.id}))
+
+    asked = fingerprint(b"POST /v1/schedules/run-now", schedule_id.bytes)
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    if answer.status_code == HTTPStatus.CONFLICT:
         raise Conflict("not_started", "The run was refused; the schedule's last_error says why.")
-    await tell_of(services, made)
-    return json_response({"id": made.id}, HTTPStatus.ACCEPTED, paid.fields)
+    for made in started:
+        await tell_of(services, made)
+    return json_response(answer.body, answer.status_code, limited)
 
 
 @router.post(
@@ -273,10 +301,12 @@ async def run_now(request: Request, schedule_id: UUID, caller: Writer) -> Respon
         HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
     }),
 )  # fmt: skip
-async def backfill(request: Request, schedule_id: UUID, wanted: Backfill, caller: Writer) -> Response:
+async def backfill(
+    request: Request, schedule_id: UUID, wanted: Backfill, caller: Writer, idempotency_key: IdempotencyKey = None
+) -> Response:
     services = services_of(request)
     keep = services.settings.retention_days * 86_400
-    made = []
+    made: list[Made | None] = []
     async with services.pool.acquire() as connection, connection.transaction():
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")  # before what is charged
         if wanted.end > row["now"]:
@@ -289,7 +319,9 @@ async def backfill(request: Request, schedule_id: UUID, wanted: Backfill, caller
         if len(wanted_ticks) > most:
             raise Invalid("range_too_long", f"The range has more than {most} ticks: ask for less at once.")
     prepared = await _prepared(services, row)
-    async with services.pool.acquire() as connection, connection.transaction():
+    limited: dict[str, str] = {}
+
+    async def work(connection: Connection) -> Answer:
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")  # before what is charged
         missing = await schedules.without_run(connection, schedule_id, wanted_ticks)
         async with services.admission.submitting(connection, caller.payer, {}, len(missing)) as paid:
@@ -298,9 +330,13 @@ async def backfill(request: Request, schedule_id: UUID, wanted: Backfill, caller
                 made.append(one)
                 paid.queues |= set() if one is None else await queues_waited_in(connection, one.id)
             await services.admission.refund(connection, caller.payer, made.count(None))
-    runs = [one for one in made if one is not None]
-    for one in runs:
-        await tell_of(services, one)
-    return json_response(
-        {"ticks": len(wanted_ticks), "runs": [one.id for one in runs]}, HTTPStatus.ACCEPTED, paid.fields
-    )
+        limited.update(paid.fields)
+        ids = [one.id for one in made if one is not None]
+        return Answer(HTTPStatus.ACCEPTED, encoded({"ticks": len(wanted_ticks), "runs": ids}))
+
+    asked = fingerprint(b"POST /v1/schedules/backfill", schedule_id.bytes, wanted.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    for run in made:
+        if run is not None:
+            await tell_of(services, run)
+    return json_response(answer.body, answer.status_code, limited)

@@ -26,6 +26,13 @@ CREATES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "createWebhook": ("/v1/webhooks", {"url": "https://127.0.0.1/"}, {"url": "https://127.0.0.2/"}),
     "rotateWebhookSecret": ("/v1/webhooks/{webhook}/rotate", {}, None),
     "rerunRun": ("/v1/runs/{run}/rerun", {}, None),
+    "createSchedule": (
+        "/v1/schedules",
+        {"template": "there", "cron": "@daily"},
+        {"template": "there", "cron": "@hourly"},
+    ),
+    "runScheduleNow": ("/v1/schedules/{schedule}/run-now", {}, None),
+    "backfillSchedule": ("/v1/schedules/{schedule}/backfill", PAST, PAST | {"end": PAST["start"]}),
 }
 
 
