@@ -177,17 +177,21 @@ def _new(
         deadline_at=params.deadline_at + BACKSTOP,
         trace=trace,
         id=job_id,
-        gates=_gates(settings, server, terms),
+        gates=_gates(settings, caller, wanted.server_id, terms),
         pin=wanted.server_id,
     )
     return NewGeneration(job, wanted.task_id or str(job_id), params.kind, server, asked)
 
 
-def _gates(settings: Settings, server: str, terms: ProviderTerms) -> list[Gate]:
-    """Shared by all tenants: a server is one machine, and a provider's bounds are the installation's."""
+def _gates(settings: Settings, caller: Caller, server: str | None, terms: ProviderTerms) -> list[Gate]:
+    """A server that a caller names is one machine, and a provider's bounds are the installation's: tenants share them.
+    Without a server each tenant has a share of its own.
+    """
     found = []
     if settings.generation_per_server:
-        found.append(Gate(EVERYBODY, f"server:{server}", at_most=settings.generation_per_server))
+        whose = caller.tenant_id if server is None else EVERYBODY
+        name = server or settings.generation_default_server
+        found.append(Gate(whose, f"server:{name}", at_most=settings.generation_per_server))
     if terms.at_most is not None:
         found.append(Gate(EVERYBODY, f"provider:{terms.name}", at_most=terms.at_most))
     return found

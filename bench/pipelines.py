@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from leasehold.pipeline import Pipeline, Step
 from leasehold.registry import Pipelines
-from pipelines import shipped
+from pipelines import with_demonstrations
 
 stamped = Pipeline("stamped", module="bench.steps", steps=[Step("only")])
 twostep = Pipeline("twostep", module="bench.steps", steps=[Step("first"), Step("second", needs=("first",))])
@@ -20,7 +20,7 @@ outside = Pipeline("outside", module="bench.steps", steps=[Step("ask", queue="ou
 
 
 def benched() -> Pipelines:
-    pipelines = shipped()
+    pipelines = with_demonstrations()
     for pipeline in (stamped, twostep, threestep, napping, outside):
         pipelines.add(pipeline)
     return pipelines

@@ -57,6 +57,7 @@ class Stand:
         environment = self._stack.environment | {
             "LEASEHOLD_DATABASE_URL": self._url_of(name),
             "LEASEHOLD_AMQP_QUEUE_PREFIX": name,
+            "LEASEHOLD_PIPELINES": "pipelines:with_demonstrations",
             "LEASEHOLD_WORK_DIR": str(self._stack.directory / "work"),
             "LEASEHOLD_ISOLATION": decided(),
             **_variables(settings),

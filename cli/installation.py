@@ -84,7 +84,8 @@ class Installation:
             poll = "0.5" if self._late_rabbitmq is None else "0.1"
             self.isolation = os.environ.get("LEASEHOLD_ISOLATION") or decided()
             environment["LEASEHOLD_ISOLATION"] = self.isolation
-            self.environment = environment | {"LEASEHOLD_POLL_SECONDS": os.environ.get("LEASEHOLD_POLL_SECONDS", poll)}
+            chosen = {"LEASEHOLD_POLL_SECONDS": poll, "LEASEHOLD_PIPELINES": "pipelines:with_demonstrations"}
+            self.environment = environment | {name: os.environ.get(name, value) for name, value in chosen.items()}
             await asyncio.gather(self._start(opening, "api"), self._start(opening, "worker"), self._prepare())
             await self._until_ready()
             if rabbitmq is not None:

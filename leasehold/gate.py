@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 #: The tenant of gates that jobs of all tenants pass.
 EVERYBODY = "*"
+#: Where tenants share a number of places, slots of a worker or places of a gate, a tenant that has some takes another
+#: only while it has fewer than so many times as many as are free: one tenant alone has seven eighths.
+GREED = 7
 
 
 @dataclass(frozen=True, slots=True)

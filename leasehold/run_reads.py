@@ -247,7 +247,8 @@ async def why_held(connection: Connection, tenant_id: str, run_id: UUID) -> Sequ
         " (SELECT count(*) FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key"
         "   AND o.admitted_at > clock_timestamp() - interval '60 seconds') AS lately,"
         " (SELECT count(*) FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key"
-        "   AND o.admitted_at IS NULL AND (o.priority, o.job_id) < (w.priority, w.job_id)) AS ahead"
+        "   AND o.admitted_at IS NULL AND o.owner = w.owner"
+        "   AND (o.priority, o.job_id) < (w.priority, w.job_id)) AS ahead"
         " FROM gate_job w JOIN gate g ON g.tenant_id = w.tenant_id AND g.key = w.key JOIN job j ON j.id = w.job_id"
         " WHERE w.job_id = $1 AND j.tenant_id = $2 AND w.admitted_at IS NULL ORDER BY g.key",
         run_id,

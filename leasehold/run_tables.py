@@ -139,7 +139,16 @@ gate_job = Table(
     Column("ready_at", _INSTANT, nullable=False, server_default=_NOW),  # it does not ask to be let in earlier
     Column("admitted_at", _INSTANT),  # NULL while it waits
     PrimaryKeyConstraint("tenant_id", "key", "job_id"),
-    Index("gate_job_held", "tenant_id", "key", "priority", "job_id", postgresql_where=text("admitted_at IS NULL")),
+    Column("owner", Text, nullable=False, server_default=""),  # the job's tenant: whose turn it is at a shared gate
+    Index(
+        "gate_job_turn",
+        "tenant_id",
+        "key",
+        "owner",
+        "priority",
+        "job_id",
+        postgresql_where=text("admitted_at IS NULL"),
+    ),
     Index("gate_job_inside", "tenant_id", "key", postgresql_where=text("admitted_at IS NOT NULL")),
     Index("gate_job_job_id", "job_id"),
 )

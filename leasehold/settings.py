@@ -179,7 +179,9 @@ class Settings(BaseSettings):
         {}, description='Generations that a provider has under way at once, of all tenants: {"ark": 20}.'
     )
     generation_per_server: int = Field(
-        3, ge=0, description="Generations that one server_id has under way at once; 0: no bound."
+        3,
+        ge=0,
+        description="Generations that one server_id has under way at once, and each tenant without one; 0: no bound.",
     )
     generation_default_server: str = Field("default", description="Whose share tasks without a server_id count as.")
     generation_image_seconds: int = Field(3600, ge=1, description="An image that is not made by then fails.")

@@ -14,8 +14,18 @@ from pipelines.webhooks.pipeline import webhooks
 
 def shipped() -> Pipelines:
     """Ours, and those of installed packages."""
-    pipelines = Pipelines(media, noop, demo_long_task, webhooks, generation, withdrawal)
+    pipelines = Pipelines(media, webhooks, generation, withdrawal)
     if find_spec("onnxruntime") is not None:  # else a worker could not load the handlers: the extra `conversion`
         pipelines.add(conversion)
     pipelines.add_installed()
+    return pipelines
+
+
+def with_demonstrations() -> Pipelines:
+    """As `shipped`, and what only shows or measures the platform: for `leasehold dev`, the demo and benchmarks. Whoever
+    may start runs could hold slots with them for hours.
+    """
+    pipelines = shipped()
+    pipelines.add(noop)
+    pipelines.add(demo_long_task)
     return pipelines

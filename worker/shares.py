@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-#: A tenant may run so many times as many steps as slots are free.
-GREED = 7
+from leasehold.gate import GREED
 
 
 @dataclass(frozen=True, slots=True)

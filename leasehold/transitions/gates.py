@@ -3,11 +3,14 @@
 What is inside is counted, never kept as a number that could drift: the admitted rows of a gate whose jobs are
 unfinished. Whoever admits locks the gates' rows, in order, so that no limit is ever exceeded. Jobs without gates pay
 nothing; a gate is asked when a job arrives, when one of its jobs ends, and by the sweeper.
+
+Where tenants share a gate they take turns: first whoever has least inside. A part of such a gate's room is kept for
+tenants that have nothing inside, for a job that was let in cannot be sent out again.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -15,7 +18,7 @@ from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 from leasehold.database import Connection, unindexed
-from leasehold.gate import Gate
+from leasehold.gate import EVERYBODY, GREED, Gate
 from leasehold.outbox import Announcement
 
 #: (tenant, key)
@@ -25,6 +28,8 @@ GateName: TypeAlias = tuple[str, str]
 _MOST = 500
 #: Looked at first: seldom more than a few can be let in.
 _FEW = 32
+#: A shared gate for at least so many jobs keeps a place for a tenant that has none inside.
+_SHARED_BY_MORE = 4
 
 
 class Gated(Protocol):
@@ -32,6 +37,8 @@ class Gated(Protocol):
 
     @property
     def id(self) -> UUID: ...
+    @property
+    def tenant_id(self) -> str: ...
     @property
     def priority(self) -> int: ...
     @property
@@ -52,10 +59,10 @@ WHERE NOT gate.declared
 
 _QUEUE_UP = """
 -- gates_queue_up
-INSERT INTO gate_job (tenant_id, key, job_id, priority, ready_at)
-SELECT g.tenant_id, g.key, g.job_id, g.priority, coalesce(g.ready_at, clock_timestamp())
-FROM unnest($1::text[], $2::text[], $3::uuid[], $4::smallint[], $5::timestamptz[])
-    AS g(tenant_id, key, job_id, priority, ready_at)
+INSERT INTO gate_job (tenant_id, key, job_id, priority, ready_at, owner)
+SELECT g.tenant_id, g.key, g.job_id, g.priority, coalesce(g.ready_at, clock_timestamp()), g.owner
+FROM unnest($1::text[], $2::text[], $3::uuid[], $4::smallint[], $5::timestamptz[], $6::text[])
+    AS g(tenant_id, key, job_id, priority, ready_at, owner)
 """
 
 
@@ -70,27 +77,65 @@ async def queue_up(connection: Connection, jobs: Sequence[Gated]) -> None:
         [gate.at_most for gate in ordered],
         [gate.per_minute for gate in ordered],
     )
-    rows = [(gate.tenant_id, gate.key, job.id, job.priority, job.not_before) for job in jobs for gate in job.gates]
+    rows = [
+        (gate.tenant_id, gate.key, job.id, job.priority, job.not_before, job.tenant_id)
+        for job in jobs
+        for gate in job.gates
+    ]
     await connection.execute(_QUEUE_UP, *(list(column) for column in zip(*rows, strict=True)))
 
 
-# Of each asked gate the jobs that have waited longest, and all the gates of those jobs.
+# Of each asked gate the jobs that come next, and all the gates of those jobs. Tenants take turns: a tenant's first
+# counts before everybody's second, and what it has inside counts before its first. `owners` is a loose index scan: one
+# probe a tenant, however many jobs each has.
 _WAITING = """
 -- gates_waiting
-WITH waiting AS MATERIALIZED (
-    SELECT DISTINCT head.job_id, head.priority
-    FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
-    CROSS JOIN LATERAL (
-        SELECT g.job_id, g.priority FROM gate_job g
+WITH RECURSIVE asked AS (
+    SELECT * FROM unnest($1::text[], $2::text[]) AS a(tenant_id, key)
+), owners(tenant_id, key, owner) AS (
+    SELECT asked.tenant_id, asked.key, first.owner
+    FROM asked CROSS JOIN LATERAL (
+        SELECT g.owner FROM gate_job g
         WHERE g.tenant_id = asked.tenant_id AND g.key = asked.key AND g.admitted_at IS NULL
+        ORDER BY g.owner LIMIT 1
+    ) AS first
+    UNION ALL
+    SELECT o.tenant_id, o.key, next.owner
+    FROM owners o CROSS JOIN LATERAL (
+        SELECT g.owner FROM gate_job g
+        WHERE g.tenant_id = o.tenant_id AND g.key = o.key AND g.admitted_at IS NULL AND g.owner > o.owner
+        ORDER BY g.owner LIMIT 1
+    ) AS next
+), heads AS MATERIALIZED (
+    SELECT head.job_id, head.priority, head.nth + inside.n AS turn
+    FROM owners o
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS n FROM gate_job i
+        WHERE o.tenant_id = $4 AND i.tenant_id = o.tenant_id AND i.key = o.key AND i.owner = o.owner
+          AND i.admitted_at IS NOT NULL
+    ) AS inside
+    CROSS JOIN LATERAL (
+        SELECT g.job_id, g.priority, row_number() OVER (ORDER BY g.priority, g.job_id) AS nth FROM gate_job g
+        WHERE g.tenant_id = o.tenant_id AND g.key = o.key AND g.owner = o.owner AND g.admitted_at IS NULL
           AND g.ready_at <= clock_timestamp()
         ORDER BY g.priority, g.job_id LIMIT $3
     ) AS head
-    ORDER BY priority, job_id LIMIT $3
+), waiting AS MATERIALIZED (
+    SELECT job_id, priority, max(turn) AS turn FROM heads GROUP BY job_id, priority
+    ORDER BY turn, priority, job_id LIMIT $3
 )
-SELECT w.job_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys, j.finished_at IS NULL AS alive
+SELECT w.job_id, j.tenant_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys,
+       j.finished_at IS NULL AS alive
 FROM waiting w JOIN gate_job g ON g.job_id = w.job_id JOIN job j ON j.id = w.job_id
-GROUP BY w.job_id, w.priority, j.finished_at ORDER BY w.priority, w.job_id
+GROUP BY w.job_id, w.priority, w.turn, j.tenant_id, j.finished_at ORDER BY w.turn, w.priority, w.job_id
+"""
+
+# What each tenant has inside of the gates that tenants share.
+_OWNERS = """
+-- gates_owners
+SELECT g.key, g.owner, count(*) AS n FROM gate_job g
+WHERE g.tenant_id = $1 AND g.key = ANY($2::text[]) AND g.admitted_at IS NOT NULL
+GROUP BY g.key, g.owner
 """
 
 _LOCK = """
@@ -188,22 +233,42 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 @dataclass(slots=True)
 class _Room:
+    """What a gate has left: places inside and entries; None: any number. `of`: what each tenant has inside, where
+    tenants share the gate. `kept`: places that only a tenant without any may have.
+    """
+
     inside: int | None
     entries: int | None
+    kept: int = 0
+    of: Counter[str] | None = None
+    #: A tenant that waits had its share: whoever waits behind it has no less.
+    refused: bool = False
 
     @property
     def left(self) -> bool:
         return self.inside != 0 and self.entries != 0
 
-    def take(self) -> None:
+    def admits(self, tenant_id: str) -> bool:
+        if not self.left:
+            return False
+        if self.of is None or self.inside is None or not self.of[tenant_id]:
+            return True
+        admits = self.inside > self.kept and self.of[tenant_id] < GREED * self.inside
+        self.refused = self.refused or not admits
+        return admits
+
+    def take(self, tenant_id: str) -> None:
         self.inside = None if self.inside is None else self.inside - 1
         self.entries = None if self.entries is None else self.entries - 1
+        if self.of is not None:
+            self.of[tenant_id] += 1
 
 
 async def admit(
     connection: Connection, names: Iterable[GateName], left: Sequence[UUID] | None = None
 ) -> list[Announcement]:
-    """held -> runnable for as many jobs of these gates as there is room for, by priority and age.
+    """held -> runnable for as many jobs of these gates as there is room for: tenants in turn, each one's by priority
+    and age.
 
     `left`: the jobs that may have ended since the gates were asked last; None: nobody knows, and all that were let in
     are looked at. Returns the hints to be published. A job that some other gate keeps out does not keep out those
@@ -227,16 +292,16 @@ async def _choose(
     connection: Connection, asked: Sequence[GateName], left: Sequence[UUID] | None, most: int
 ) -> tuple[list[UUID], bool]:
     """Of the first `most` that wait, those that every gate of theirs has room for; and whether to look further."""
-    waiting = await connection.fetch(_WAITING, *_columns(asked), most)
+    waiting = await connection.fetch(_WAITING, *_columns(asked), most, EVERYBODY)
     rooms = await _rooms(connection, sorted({*asked, *(name for row in waiting for name in _names(row))}), left)
     let_in = []
     for row in waiting:
         mine = [rooms[name] for name in _names(row)]
-        if row["alive"] and all(room.left for room in mine):
+        if row["alive"] and all(room.admits(row["tenant_id"]) for room in mine):
             let_in.append(row["job_id"])
             for room in mine:
-                room.take()
-    return let_in, len(waiting) == most and any(rooms[name].left for name in asked)
+                room.take(row["tenant_id"])
+    return let_in, len(waiting) == most and any(rooms[name].left and not rooms[name].refused for name in asked)
 
 
 def _names(row: Any) -> list[GateName]:
@@ -258,11 +323,19 @@ async def _rooms(
     elif left:
         await connection.execute(_FORGET_LEFT, sorted(left))
     counted = {(row["tenant_id"], row["key"]): row for row in await connection.fetch(_INSIDE, *columns)}
+    shared: dict[str, Counter[str]] = {key: Counter() for tenant_id, key in names if tenant_id == EVERYBODY}
+    for row in await connection.fetch(_OWNERS, EVERYBODY, list(shared)) if shared else ():
+        shared[row["key"]][row["owner"]] = row["n"]
     rooms: defaultdict[GateName, _Room] = defaultdict(lambda: _Room(None, None))
     for row in gates:
         name = (row["tenant_id"], row["key"])
         inside, lately = (counted[name]["inside"], counted[name]["lately"]) if name in counted else (0, 0)
-        rooms[name] = _Room(_left(row["at_most"], inside), _left(row["per_minute"], lately))
+        rooms[name] = _Room(
+            _left(row["at_most"], inside),
+            _left(row["per_minute"], lately),
+            int((row["at_most"] or 0) >= _SHARED_BY_MORE),
+            shared[row["key"]] if row["tenant_id"] == EVERYBODY else None,
+        )
     return rooms
 
 

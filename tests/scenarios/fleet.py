@@ -79,6 +79,7 @@ class Fleet:
             "S3_ACCESS_KEY": settings.s3_access_key.get_secret_value(),
             "S3_SECRET_KEY": settings.s3_secret_key.get_secret_value(),
             "WORK_DIR": self.directory / "work",
+            "PIPELINES": "pipelines:with_demonstrations",
             "WORKER_CHILDREN": 1,
             "POLL_SECONDS": 0.5,
             "SWEEP_SECONDS": 0.5,

@@ -11,15 +11,21 @@ from pathlib import Path
 from uuid import UUID
 
 import pytest
+from cryptography.fernet import Fernet
+from pydantic import SecretStr
 
+from api.security import GENERATION_WRITE
 from leasehold.broker import make_broker
 from leasehold.broker.base import Broker
-from leasehold.database import connect
+from leasehold.credentials import create_key
+from leasehold.database import Connection, connect
+from leasehold.gate import EVERYBODY, Gate
 from leasehold.pipeline import Pipeline
 from leasehold.settings import Settings
-from leasehold.transitions import jobs
+from leasehold.transitions import gates, jobs
 from leasehold.transitions.jobs import NewJob
-from tests.factories import Rows
+from tests.api.conftest import client_of, serving
+from tests.factories import ONE, Rows
 from tests.security.neighbour_work import chain, heavy, heavy_chain, inline
 from worker.worker import Worker
 
@@ -187,3 +193,72 @@ async def test_where_no_child_process_can_be_kept_a_newcomer_has_the_next_that_b
             newcomer,
         )
         assert begun_before <= 3  # the hint may be on its way while a step ends
+
+
+async def held_at(connection: Connection, gate: Gate, **tenants: int) -> None:
+    for tenant, count in tenants.items():
+        async with connection.transaction():
+            await jobs.submit(connection, [NewJob(ONE, tenant, gates=[gate]) for _ in range(count)])
+
+
+async def let_in(connection: Connection, gate: Gate) -> dict[str, int]:
+    """Whose jobs are inside, once all were let in that may."""
+    await gates.admit(connection, [(gate.tenant_id, gate.key)])
+    rows = await connection.fetch("SELECT tenant_id, count(*) AS n FROM job WHERE NOT held GROUP BY tenant_id")
+    return {row["tenant_id"]: row["n"] for row in rows}
+
+
+async def end_one(connection: Connection, tenant: str) -> None:
+    job_id = await connection.fetchval(
+        "SELECT id FROM job WHERE NOT held AND finished_at IS NULL AND tenant_id = $1 ORDER BY id LIMIT 1", tenant
+    )
+    await jobs.request_cancel(connection, [job_id], tenant, reason="", by="")
+
+
+@pytest.mark.parametrize(("at_most", "alone"), [(1, 1), (3, 3), (4, 3), (8, 7), (40, 35)])
+async def test_a_tenant_alone_leaves_a_place_at_a_limit_that_tenants_share(
+    rows: Rows, at_most: int, alone: int
+) -> None:
+    gate = Gate(EVERYBODY, "provider:p", at_most)
+    await held_at(rows.connection, gate, flood=600)
+    assert await let_in(rows.connection, gate) == {"flood": alone}
+    await held_at(rows.connection, gate, newcomer=1)
+    assert ("newcomer" in await let_in(rows.connection, gate)) == (alone < at_most)
+
+
+async def test_tenants_take_turns_at_a_limit_that_they_share(rows: Rows) -> None:
+    gate = Gate(EVERYBODY, "server:south", 3)
+    await held_at(rows.connection, gate, flood=600)
+    assert await let_in(rows.connection, gate) == {"flood": 3}
+    await held_at(rows.connection, gate, second=5, third=1)
+    for inside in ({"flood": 3, "second": 1}, {"flood": 3, "second": 1, "third": 1}):
+        await end_one(rows.connection, "flood")
+        assert await let_in(rows.connection, gate) == inside
+    await end_one(rows.connection, "flood")
+    assert (await let_in(rows.connection, gate))["flood"] == 4
+
+
+async def test_a_tenant_s_own_limit_is_all_its_own(rows: Rows) -> None:
+    gate = Gate("flood", "tenant", 8)
+    await held_at(rows.connection, gate, flood=600)
+    assert await let_in(rows.connection, gate) == {"flood": 8}
+
+
+async def test_a_generation_without_a_server_waits_for_its_own_tenant_s_alone(settings: Settings, rows: Rows) -> None:
+    known = settings.model_copy(
+        update={
+            "generation_credentials": {"jimeng": SecretStr("id:secret")},
+            "sealing_keys": SecretStr(Fernet.generate_key().decode()),
+        }
+    )
+    body = {"prompt": "a cat", "provider": "jimeng", "model": "m"}
+    async with serving(known) as running:
+        for tenant, count in (("flood", 5), ("newcomer", 1)):
+            key = await create_key(rows.connection, tenant_id=tenant, client_id="t", scopes=[GENERATION_WRITE])
+            async with client_of(running.url, key.text) as http:
+                for _ in range(count):
+                    assert (await http.post("/v1/images/generations", json=body)).status_code == 202
+    held = await rows.connection.fetch(
+        "SELECT tenant_id, count(*) AS n FROM job WHERE pipeline = 'generation' AND NOT held GROUP BY 1 ORDER BY 1"
+    )
+    assert [tuple(row) for row in held] == [("flood", 3), ("newcomer", 1)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from worker.shares import GREED, Shares
+from leasehold.gate import GREED
+from worker.shares import Shares
 
 
 def filled(shares: Shares, *tenants: str) -> Shares:
