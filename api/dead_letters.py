@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -12,15 +12,14 @@ from api.cursors import cursor_of, instant_and_id_at
 from api.keyring import Caller
 from api.openapi import REFUSED_FOR_NOW, problems
 from api.run_schemas import BulkReplayRequest, ReplayRequest
-from api.runs import json_response, retry, tell
+from api.runs import json_response, retry, revived, tell_of
 from api.security import RUNS_READ, RUNS_WRITE, Require
 from api.services import Services, services_of
 from leasehold import run_reads
 from leasehold.admission import queues_waited_in
 from leasehold.database import Connection
-from leasehold.errors import Invalid, NotFound, TooMany
-from leasehold.outbox import Announcement
-from leasehold.transitions import jobs
+from leasehold.errors import Conflict, Invalid, NotFound, TooMany
+from leasehold.transitions.runs import Made
 
 router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters")
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
@@ -72,6 +71,8 @@ async def group_dead_letters(
     "/replay",
     operation_id="replayDeadLetters",
     summary="Replay all dead letters of a kind, or one of them first",
+    description="`refused` names those that cannot run now, each with its code: another run has their place "
+    "(`same_scope_running`), or their template is gone. The rest goes on.",
     status_code=202,
     responses=problems({
         HTTPStatus.UNPROCESSABLE_ENTITY: "`filter_missing`, `batch_too_large`",
@@ -83,6 +84,7 @@ async def replay_many(request: Request, asked: BulkReplayRequest, caller: Writer
         raise Invalid("filter_missing", "Say which: by fingerprint, template or code.")
     services = services_of(request)
     replayed: list[UUID] = []
+    refused: list[dict[str, Any]] = []
     async with services.pool.acquire() as connection:
         rows = await run_reads.dead_letters(
             connection,
@@ -98,26 +100,32 @@ async def replay_many(request: Request, asked: BulkReplayRequest, caller: Writer
             limited = await services.admission.charge(connection, caller.payer, len(asked_for))
         try:
             for run_id in asked_for:
-                hints = await _replay(services, connection, caller, run_id)
-                if hints is not None:
+                try:
+                    made = await _replay(services, connection, caller, run_id)
+                except (Conflict, NotFound) as error:  # of this one: its place is taken, or its template gone
+                    refused.append({"run_id": run_id, "code": error.code, "detail": error.message})
+                    continue
+                if made is not None:
                     replayed.append(run_id)
-                    await tell(services, hints)
+                    await tell_of(services, made)
         except TooMany:  # no more fit in
             if not replayed:
                 raise
         finally:
             await services.admission.refund(connection, caller.payer, len(asked_for) - len(replayed))
-    return json_response({"replayed": replayed}, HTTPStatus.ACCEPTED, limited)
+    return json_response({"replayed": replayed, "refused": refused}, HTTPStatus.ACCEPTED, limited)
 
 
-async def _replay(
-    services: Services, connection: Connection, caller: Caller, run_id: UUID
-) -> list[Announcement] | None:
-    """One of those that were charged for together."""
+async def _replay(services: Services, connection: Connection, caller: Caller, run_id: UUID) -> Made | None:
+    """One of those that were charged for together. None: it has not failed any more. Raises Conflict, NotFound."""
+    found = await run_reads.find_run(connection, caller.tenant_id, run_id)
+    if found is None:
+        return None
+    known = await services.templates.of_run(connection, caller.tenant_id, found["template"], found["version"])
     async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as paid:
-        hints = await jobs.replay(connection, run_id, caller.tenant_id)
+        made = await revived(services, connection, caller, known, found)
         paid.queues |= await queues_waited_in(connection, run_id)
-    return hints
+    return made
 
 
 @router.post(

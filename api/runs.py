@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from dataclasses import replace
 from http import HTTPStatus
 from typing import Annotated, Any
 from uuid import UUID
 
-import asyncpg
 import orjson
 import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
@@ -36,7 +36,7 @@ from leasehold.run_reads import Row
 from leasehold.states import JOB_TERMINAL, JobState
 from leasehold.telemetry.jobs import jobs_ended
 from leasehold.templates import Known
-from leasehold.transitions import gates, jobs, runs
+from leasehold.transitions import gates, jobs, runs, webhooks
 from leasehold.transitions.gates import GateName
 from leasehold.transitions.runs import Made, NewRun
 
@@ -253,6 +253,7 @@ async def find_run(services: Services, caller: Caller, run_id: UUID) -> Row:
 async def cancel_run(request: Request, run_id: UUID, caller: Writer, asked: Reason | None = None) -> Response:
     services = services_of(request)
     reason = asked.reason if asked is not None else ""
+    await find_run(services, caller, run_id)  # jobs of other kinds are cancelled where they were made, if at all
     async with services.pool.acquire() as connection:
         names = await gates.gates_of(connection, [run_id])
         cancels = await jobs.request_cancel(
@@ -297,26 +298,52 @@ async def retry_run(request: Request, run_id: UUID, caller: Writer, asked: Repla
 async def retry(services: Services, caller: Caller, run_id: UUID, asked: ReplayRequest) -> dict[str, str]:
     """The RateLimit fields: it is a submission as any other. Raises as the door says."""
     found = await find_run(services, caller, run_id)
-    params = None
     if asked.payload is not None:
         await refuse_early(services, caller, {})
-        async with services.pool.acquire() as connection:
-            known = await services.templates.find(connection, caller.tenant_id, found["template"], found["version"])
+    async with services.pool.acquire() as connection:
+        known = await services.templates.of_run(connection, caller.tenant_id, found["template"], found["version"])
+    params = None
+    if asked.payload is not None:
         params = await services.templates.params(caller.tenant_id, known, asked.payload)
     async with (
         services.pool.acquire() as connection,
         connection.transaction(),
         services.admission.submitting(connection, caller.payer, {}) as paid,
     ):
-        try:
-            revived = await jobs.replay(connection, run_id, caller.tenant_id, params, asked.from_step)
-        except asyncpg.UniqueViolationError:  # its place was taken meanwhile
-            raise Conflict("same_scope_running", "Another run of the same scope is unfinished.") from None
-        if revived is None:
+        made = await revived(services, connection, caller, known, found, params, asked.from_step)
+        if made is None:
             raise invalid_state(found["status"])
         paid.queues |= await queues_waited_in(connection, run_id)
-    await tell(services, revived)
+    await tell_of(services, made)
     return paid.fields
+
+
+async def revived(
+    services: Services,
+    connection: Connection,
+    caller: Caller,
+    known: Known,
+    found: Row,
+    params: dict[str, Any] | None = None,
+    from_step: str | None = None,
+) -> Made | None:
+    """A second life for the failed run `found`; in a transaction. Webhooks that were not told yet how the first one
+    ended are told now. Raises as runs.revive.
+    """
+    new = NewRun(
+        known=known,
+        tenant_id=caller.tenant_id,
+        params=found["payload"] if params is None else params,
+        scope=found["scope"],
+        scope_id=found["scope_id"],
+        priority=found["priority"],
+        id=found["id"],
+    )
+    deliveries = services.templates.pipelines.find("webhook")
+    keep = services.settings.retention_days * 86_400
+    told = [] if deliveries is None else await webhooks.dispatch(connection, deliveries, keep, run_id=new.id)
+    made = await runs.revive(connection, new, params, from_step)
+    return None if made is None else replace(made, hints=[*told, *made.hints])
 
 
 @router.post(

@@ -95,6 +95,10 @@ class Templates:
         template = Template.model_validate(row["declaration"])
         return Known(template, template.pipeline(), enabled=row["enabled"], by_code=False)
 
+    async def of_run(self, connection: Connection, tenant_id: str, kind: str, version: int) -> Known:
+        """The template of a run that exists; of code whose version was raised since, as it is now. Raises NotFound."""
+        return self.by_code(kind) or await self.find(connection, tenant_id, kind, version)
+
     async def find_usable(self, connection: Connection, tenant_id: str, kind: str, version: int | None) -> Known:
         """As `find`. Raises Conflict `template_disabled`."""
         known = await self.find(connection, tenant_id, kind, version)

@@ -68,7 +68,18 @@ FROM unnest($1::text[], $2::text[], $3::uuid[], $4::smallint[], $5::timestamptz[
 
 async def queue_up(connection: Connection, jobs: Sequence[Gated]) -> None:
     """Put new jobs before their gates; in the transaction that writes the jobs."""
-    known = {(gate.tenant_id, gate.key): gate for job in jobs for gate in job.gates}
+    await _know(connection, [gate for job in jobs for gate in job.gates])
+    rows = [
+        (gate.tenant_id, gate.key, job.id, job.priority, job.not_before, job.tenant_id)
+        for job in jobs
+        for gate in job.gates
+    ]
+    await connection.execute(_QUEUE_UP, *(list(column) for column in zip(*rows, strict=True)))
+
+
+async def _know(connection: Connection, wanted: Iterable[Gate]) -> None:
+    """Write the gates, and lock them, in order."""
+    known = {(gate.tenant_id, gate.key): gate for gate in wanted}
     ordered = [known[name] for name in sorted(known)]
     await connection.execute(
         _KNOW,
@@ -77,12 +88,15 @@ async def queue_up(connection: Connection, jobs: Sequence[Gated]) -> None:
         [gate.at_most for gate in ordered],
         [gate.per_minute for gate in ordered],
     )
-    rows = [
-        (gate.tenant_id, gate.key, job.id, job.priority, job.not_before, job.tenant_id)
-        for job in jobs
-        for gate in job.gates
-    ]
-    await connection.execute(_QUEUE_UP, *(list(column) for column in zip(*rows, strict=True)))
+
+
+async def leave(connection: Connection, job_id: UUID, wanted: Sequence[Gate]) -> None:
+    """Forget that a finished job was inside any gate, for it waits at the gates `wanted` again. Their locks come first,
+    as with everybody who lets in. A gate with a rate does not count the earlier admission any more.
+    """
+    if wanted:
+        await _know(connection, wanted)
+    await connection.execute("DELETE FROM gate_job WHERE job_id = $1", job_id)
 
 
 # Of each asked gate the jobs that come next, and all the gates of those jobs. Tenants take turns: a tenant's first
@@ -207,8 +221,9 @@ WITH jobs AS MATERIALIZED (
         status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
         available_at = greatest(t.available_at, clock_timestamp())
     FROM jobs
-    WHERE t.job_id = jobs.id AND t.status = 'blocked'
-      AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks))
+    WHERE t.job_id = jobs.id AND t.status = 'blocked' AND t.waiting_on = 1
+      AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks)
+                        AND p.status <> 'succeeded')
     RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS was, jobs.event_seq,
               jobs.trace
 ), counted AS MATERIALIZED (

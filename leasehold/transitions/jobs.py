@@ -297,7 +297,9 @@ async def request_cancel(
 _LEFT_OUT = """(t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM event e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
 
-# A failed job only: its failed and skipped or cancelled steps become runnable again, with their counters reset.
+# A failed job only: its failed and skipped or cancelled steps become runnable again, with their counters reset. The job
+# has as long as it had from the start, or from its last replay, and webhooks are told of its end again. $4: it waits at
+# gates first, which count as one more step that each runnable step needs. $5: whether $6 replaces its exclusive key.
 REPLAY = f"""
 -- replay
 WITH locked AS MATERIALIZED (
@@ -306,7 +308,8 @@ WITH locked AS MATERIALIZED (
     FOR UPDATE
 ), revived AS (
     UPDATE task t
-    SET status = CASE WHEN t.waiting_on = 0 THEN 'pending' ELSE 'blocked' END,
+    SET status = CASE WHEN t.waiting_on = 0 AND NOT $4 THEN 'pending' ELSE 'blocked' END,
+        waiting_on = CASE WHEN t.waiting_on = 0 AND $4 THEN 1 ELSE t.waiting_on END,
         errors = 0, crashes = 0, losses = 0, finished_at = NULL, available_at = clock_timestamp()
     FROM locked
     WHERE t.job_id = locked.id AND t.status IN ('failed', 'skipped', 'cancelled') AND NOT {_LEFT_OUT}
@@ -314,7 +317,14 @@ WITH locked AS MATERIALIZED (
 ), advanced AS (
     UPDATE job j
     SET status = 'pending', error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
-        params = coalesce($3::jsonb, j.params),
+        params = coalesce($3::jsonb, j.params), held = $4, gated = j.gated OR $4,
+        exclusive_key = CASE WHEN $5 THEN $6 ELSE j.exclusive_key END,
+        deadline_at = clock_timestamp() + (j.deadline_at - coalesce(
+            (SELECT max(e.at) FROM event e WHERE e.job_id = j.id AND e.kind = 'replayed'),
+            (SELECT r.scheduled_at FROM run r WHERE r.job_id = j.id),
+            j.created_at)),
+        notify = EXISTS (SELECT 1 FROM run r JOIN webhook w ON w.tenant_id = r.tenant_id AND w.enabled
+                         WHERE r.job_id = j.id),
         event_seq = j.event_seq + (SELECT count(*)::int FROM revived)
     FROM locked WHERE j.id = locked.id
     RETURNING j.id, j.tenant_id, j.trace, j.event_seq - (SELECT count(*)::int FROM revived) AS seq
@@ -358,25 +368,57 @@ RETURNING (SELECT count(*) FROM rewound)
 """
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a job stands among others: the gates that it waits at, and its exclusive key."""
+
+    gates: Sequence[Gate] = ()
+    exclusive_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    """A job of old that waits at gates; as gates.Gated."""
+
+    id: UUID
+    tenant_id: str
+    priority: int
+    gates: Sequence[Gate]
+    not_before: datetime | None = None
+
+
 async def replay(
     connection: Connection,
     job_id: UUID,
     tenant_id: str,
     params: Mapping[str, Any] | None = None,
     from_step: str | None = None,
+    place: Place | None = None,
 ) -> list[Announcement] | None:
     """failed -> pending, from the failed step on; steps that succeeded stay. None: no such failed job.
 
     `params`: in place of the job's own, already fit for its pipeline. `from_step`: go on from this step instead, and
-    do again what needs it. Raises Invalid `unknown_step`.
+    do again what needs it. `place`: where the job stands in its second life; without one it waits at no gates, and
+    keeps its exclusive key. With gates the job is held: call `gates.admit` after the commit.
+
+    Raises Invalid `unknown_step`; asyncpg.UniqueViolationError while another job has its exclusive key.
     """
     async with connection.transaction():
-        failed = await connection.fetchval(
-            "SELECT true FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE", job_id, tenant_id
+        failed = await connection.fetchrow(
+            "SELECT priority FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE",
+            job_id,
+            tenant_id,
         )
-        if not failed:
+        if failed is None:
             return None
         if from_step is not None and not await connection.fetchval(REWIND, job_id, from_step):
             raise Invalid("unknown_step", "The run has no such step.")
-        rows = await connection.fetch(REPLAY, job_id, tenant_id, params)
+        at = place or Place()
+        if place is not None:
+            await gates.leave(connection, job_id, at.gates)
+        rows = await connection.fetch(
+            REPLAY, job_id, tenant_id, params, bool(at.gates), place is not None, at.exclusive_key
+        )
+        if at.gates:
+            await gates.queue_up(connection, [_Waiting(job_id, tenant_id, failed["priority"], at.gates)])
     return [Announcement.from_row(row) for row in rows]

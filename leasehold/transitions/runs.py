@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -20,7 +21,7 @@ from leasehold.outbox import Announcement
 from leasehold.templates import Known
 from leasehold.transitions import gates, jobs, limits
 from leasehold.transitions.endings import JobEnded
-from leasehold.transitions.jobs import NewJob, RunOf
+from leasehold.transitions.jobs import NewJob, Place, RunOf
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,37 +117,80 @@ async def create(connection: Connection, new: NewRun) -> Made:
     Raises Conflict `same_scope_running` (reject_same_scope) with the other run's id in its message; a tick that made
     its run already raises asyncpg.UniqueViolationError.
     """
-    terms = new.known.pipeline.terms
-    same = _same_scope(new)
     around = (await _surroundings(connection, {new.tenant_id}))[new.tenant_id]
-    its_gates = _declared_gates(around, new)
-    exclusive = None
+    placed = await _placed(connection, new, around)
+    job = _job(new, placed.place.gates, notify=around.watched, exclusive=placed.place.exclusive_key)
+    async with _exclusive(connection, new, placed.place):
+        hints = await jobs.submit(connection, [job])
+    return placed.made(new.id, hints)
+
+
+async def revive(
+    connection: Connection, new: NewRun, params: Mapping[str, Any] | None, from_step: str | None
+) -> Made | None:
+    """failed -> pending for the run `new.id`, in the caller's transaction, which this needs: it waits at its scope and
+    limits as a new one does. None: it has not failed, or there is none. `new.params`: what it runs with from now on;
+    `params`: the same where they are not its own.
+
+    Raises Conflict `same_scope_running` and Invalid `unknown_step`.
+    """
+    failed = await connection.fetchval(
+        "SELECT true FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE", new.id, new.tenant_id
+    )
+    if not failed:
+        return None
+    placed = await _placed(connection, new, (await _surroundings(connection, {new.tenant_id}))[new.tenant_id])
+    async with _exclusive(connection, new, placed.place):
+        hints = await jobs.replay(connection, new.id, new.tenant_id, params, from_step, placed.place)
+    return None if hints is None else placed.made(new.id, hints)
+
+
+@dataclass(frozen=True, slots=True)
+class _Placed:
+    place: Place
     replaced: Sequence[UUID] = ()
     ended: Sequence[JobEnded] = ()
-    if terms.concurrency == "reject_same_scope":
-        exclusive = same
-    elif terms.concurrency in ("queue_same_scope", "replace_same_scope"):
-        its_gates.append(Gate(new.tenant_id, f"scope:{new.known.template.type}:{same}", at_most=1))
-    if terms.concurrency == "replace_same_scope":
-        replaced, ended = await _replace(connection, new, its_gates[-1])
-    hints = await _submit(connection, _job(new, its_gates, notify=around.watched, exclusive=exclusive))
-    return Made(new.id, hints, [(gate.tenant_id, gate.key) for gate in its_gates], replaced, ended)
+
+    def made(self, run_id: UUID, hints: Sequence[Announcement]) -> Made:
+        names = [(gate.tenant_id, gate.key) for gate in self.place.gates]
+        return Made(run_id, hints, names, self.replaced, self.ended)
 
 
-async def _submit(connection: Connection, job: NewJob) -> list[Announcement]:
-    if job.exclusive_key is None:
-        return await jobs.submit(connection, [job])
+async def _placed(connection: Connection, new: NewRun, around: _Surroundings) -> _Placed:
+    """Its place among others, which by its template's rule may have to make room."""
+    concurrency = new.known.pipeline.terms.concurrency
+    same = _same_scope(new)
+    its_gates = _declared_gates(around, new)
+    if concurrency == "reject_same_scope":
+        return _Placed(Place(its_gates, same))
+    if concurrency == "allow":
+        return _Placed(Place(its_gates))
+    scope = Gate(new.tenant_id, f"scope:{new.known.template.type}:{same}", at_most=1)
+    place = Place([*its_gates, scope])
+    return (
+        _Placed(place, *await _replace(connection, new, scope))
+        if concurrency == "replace_same_scope"
+        else _Placed(place)
+    )
+
+
+@asynccontextmanager
+async def _exclusive(connection: Connection, new: NewRun, place: Place) -> AsyncIterator[None]:
+    """Raises Conflict where the block finds the run's place taken; what the caller did before survives that."""
+    if place.exclusive_key is None:
+        yield
+        return
     try:
-        async with connection.transaction():  # a savepoint: the caller's transaction survives the refusal
-            return await jobs.submit(connection, [job])
+        async with connection.transaction():  # a savepoint
+            yield
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != "job_exclusive":
             raise
         other = await connection.fetchval(
             "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
-            job.tenant_id,
-            job.pipeline.name,
-            job.exclusive_key,
+            new.tenant_id,
+            new.known.pipeline.name,
+            place.exclusive_key,
         )
         raise Conflict("same_scope_running", f"A run of the same scope is unfinished: {other}.") from None
 

@@ -15,7 +15,7 @@ _ENDED = """
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, r.template, r.version, r.scope, r.scope_id
 FROM job j JOIN run r ON r.job_id = j.id
-WHERE j.notify AND j.finished_at IS NOT NULL
+WHERE j.notify AND j.finished_at IS NOT NULL AND ($2::uuid IS NULL OR j.id = $2)
 ORDER BY j.finished_at LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
 """
@@ -26,11 +26,13 @@ _TOLD = "UPDATE job SET notify = false WHERE id = ANY($1::uuid[])"
 
 
 async def dispatch(
-    connection: Connection, pipeline: Pipeline, keep_seconds: int, limit: int = 100
+    connection: Connection, pipeline: Pipeline, keep_seconds: int, limit: int = 100, run_id: UUID | None = None
 ) -> list[Announcement]:
-    """Write a delivery for each ended run and each webhook that subscribed to it. Returns hints to be published."""
+    """Write a delivery for each ended run, or for `run_id` alone, and each webhook that subscribed to it. Returns hints
+    to be published.
+    """
     async with connection.transaction():
-        ended = await connection.fetch(_ENDED, limit)
+        ended = await connection.fetch(_ENDED, limit, run_id)
         if not ended:
             return []
         watching = await connection.fetch(_WATCHING, sorted({row["tenant_id"] for row in ended}))

@@ -1,0 +1,217 @@
+"""A retry is a second life: what holds for a new run holds for one that goes on after its failure."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from leasehold.database import Connection
+from leasehold.transitions import gates, sweeps, webhooks
+from pipelines.webhooks.pipeline import webhooks as deliveries
+from tests.api.door import problem
+from tests.factories import Rows, assert_history
+from tests.runs.conftest import Client
+
+
+async def template(client: Client, **more: Any) -> None:
+    body = {"type": "outside", "steps": [{"id": "a", "queue": "q"}, {"id": "b", "queue": "q"}]}
+    assert (await client.post("/v1/templates", **(body | more))).status_code == 201
+
+
+async def settle(client: Client, verb: str, run: str | None = None, **body: Any) -> str:
+    """Of the next task, which is one of `run`'s: its step."""
+    (task,) = (await client.post("/v1/external/claim", worker_id="w", queues=["q"], wait=5)).json()["tasks"]
+    assert run in (None, task["run_id"])
+    held = {"worker_id": "w", "epoch": task["epoch"]}
+    answer = await client.post(f"/v1/external/tasks/{task['task_id']}/{verb}", **held, **body)
+    assert answer.status_code == 200, answer.text
+    return str(task["step"])
+
+
+async def nothing_to_do(client: Client) -> bool:
+    return not (await client.post("/v1/external/claim", worker_id="w", queues=["q"])).json()["tasks"]
+
+
+async def failed(client: Client, **body: Any) -> str:
+    run = await client.start("outside", **body)
+    await settle(client, "fail", run, retryable=False)
+    await client.until(run, "failed")
+    return run
+
+
+async def retry(client: Client, run: str, **body: Any) -> None:
+    answer = await client.post(f"/v1/runs/{run}/retry", **body)
+    assert answer.status_code == 202, answer.text
+
+
+async def seconds_left(rows: Connection, run: str) -> float:
+    return float(
+        await rows.fetchval(
+            "SELECT extract(epoch FROM deadline_at - clock_timestamp())::float8 FROM job WHERE id = $1", UUID(run)
+        )
+    )
+
+
+async def test_its_deadline_starts_anew_however_late_and_often_it_is_retried(client: Client, rows: Connection) -> None:
+    await template(client, timeout_seconds=600)
+    run = await failed(client)
+    await rows.execute(
+        "UPDATE job SET created_at = created_at - interval '1 day', deadline_at = deadline_at - interval '1 day'"
+    )
+    for _ in range(2):
+        await retry(client, run)
+        assert 590 < await seconds_left(rows, run) <= 600
+        await sweeps.expire_jobs(rows)
+        assert await settle(client, "fail", run, retryable=False) == "a"
+        await client.until(run, "failed")
+    await retry(client, run)
+    assert await settle(client, "complete", run) == "a"
+    assert await settle(client, "complete", run) == "b"
+    await client.until(run, "succeeded")
+    await assert_history(Rows(rows), UUID(run))
+
+
+async def test_a_run_that_was_to_start_later_has_no_more_time_than_that(client: Client, rows: Connection) -> None:
+    await template(client, timeout_seconds=600)
+    run = await failed(client)
+    await rows.execute("UPDATE run SET scheduled_at = clock_timestamp() + interval '1 hour'")
+    await rows.execute("UPDATE job SET deadline_at = clock_timestamp() + interval '1 hour 600 seconds'")
+    await retry(client, run)
+    assert 590 < await seconds_left(rows, run) <= 601
+
+
+async def told(rows: Connection, run: str) -> list[str]:
+    """What a webhook is told of the run's ends."""
+    await webhooks.dispatch(rows, deliveries, 60)
+    found = await rows.fetch(
+        "SELECT params->'event'->>'type' AS type FROM job WHERE pipeline = 'webhook'"
+        " AND params->'event'->'data'->>'id' = $1 ORDER BY id",
+        run,
+    )
+    return [row["type"] for row in found]
+
+
+@pytest.mark.parametrize("told_of_the_first", [True, False], ids=["told before", "not told yet"])
+async def test_webhooks_are_told_of_each_end(client: Client, rows: Connection, *, told_of_the_first: bool) -> None:
+    await template(client)
+    await rows.execute(
+        "INSERT INTO webhook (id, tenant_id, url, secrets, events) VALUES (gen_random_uuid(), 'acme',"
+        " 'https://example.com', '{}', '{run.failed,run.succeeded}')"
+    )
+    run = await failed(client)
+    if told_of_the_first:
+        assert await told(rows, run) == ["run.failed"]
+    await retry(client, run)
+    await settle(client, "complete", run)
+    await settle(client, "complete", run)
+    assert await told(rows, run) == ["run.failed", "run.succeeded"]
+
+
+async def test_it_waits_its_turn_among_runs_of_the_same_scope(client: Client, rows: Connection) -> None:
+    await template(client, concurrency_policy="queue_same_scope")
+    run = await failed(client, scope_id="s")
+    other = await client.start("outside", scope_id="s")
+    await retry(client, run)
+    assert (await client.look(run))["held"]
+    await settle(client, "complete", other)
+    await settle(client, "complete", other)
+    await gates.admit(rows, await gates.gates_of(rows, [UUID(other)]))  # as a worker or the sweeper does
+    await settle(client, "complete", run)
+    await settle(client, "complete", run)
+    await client.until(run, "succeeded")
+    await assert_history(Rows(rows), UUID(run))
+
+
+async def test_from_a_later_step_it_waits_its_turn_too(client: Client, rows: Connection) -> None:
+    await template(client, concurrency_policy="queue_same_scope")
+    run = await client.start("outside", scope_id="s")
+    assert await settle(client, "complete", run) == "a"
+    assert await settle(client, "fail", run, retryable=False) == "b"
+    other = await client.start("outside", scope_id="s")
+    await retry(client, run)
+    assert await settle(client, "fail", other, retryable=False) == "a"
+    await gates.admit(rows, await gates.gates_of(rows, [UUID(other)]))
+    assert await settle(client, "complete", run) == "b"
+    await client.until(run, "succeeded")
+    await assert_history(Rows(rows), UUID(run))
+
+
+async def test_a_held_second_life_can_be_cancelled(client: Client) -> None:
+    await template(client, concurrency_policy="queue_same_scope")
+    run = await failed(client, scope_id="s")
+    await client.start("outside", scope_id="s")
+    await retry(client, run)
+    assert (await client.post(f"/v1/runs/{run}/cancel")).status_code == 202
+    await client.until(run, "cancelled")
+
+
+async def test_it_replaces_what_it_would_have_replaced(client: Client) -> None:
+    await template(client, concurrency_policy="replace_same_scope")
+    run = await failed(client, scope_id="s")
+    other = await client.start("outside", scope_id="s")
+    await retry(client, run)
+    await client.until(other, "cancelled")
+    await settle(client, "complete", run)
+    await settle(client, "complete", run)
+    await client.until(run, "succeeded")
+
+
+async def test_with_another_payload_it_takes_the_place_of_that_payload(client: Client) -> None:
+    """Two runs of one scope ran together: the place was that of the payload before."""
+    await template(client, concurrency_policy="reject_same_scope", dedupe_keys=["target"])
+    run = await failed(client, payload={"target": 1})
+    other = await client.start("outside", payload={"target": 2})
+    said = problem(await client.post(f"/v1/runs/{run}/retry", payload={"target": 2}), 409, "same_scope_running")
+    assert other in said["detail"]
+    await retry(client, run, payload={"target": 3})
+    problem(await client.submit("outside", payload={"target": 3}), 409, "same_scope_running")
+    await client.start("outside", payload={"target": 1})
+
+
+async def test_it_waits_at_declared_limits_again_also_right_after_its_failure(client: Client, rows: Connection) -> None:
+    await template(client)
+    limit = {"tenant_id": "acme", "key": "template:outside", "at_most": 1}
+    assert (await client.http.put("/v1/limits", json=limit)).status_code == 200
+    run = await failed(client)
+    other = await client.start("outside")
+    await retry(client, run)
+    assert sorted([(await client.look(one))["held"] for one in (run, other)]) == [False, True]
+    for _ in range(4):
+        await settle(client, "complete")
+        await gates.admit(rows, [("acme", "template:outside")])
+    for one in (run, other):
+        await client.until(one, "succeeded")
+
+
+async def test_a_limit_that_was_declared_since_holds_for_it(client: Client) -> None:
+    await template(client)
+    run = await failed(client)
+    limit = {"tenant_id": "acme", "key": "template:outside", "at_most": 0}
+    assert (await client.http.put("/v1/limits", json=limit)).status_code == 200
+    await retry(client, run)
+    assert (await client.look(run))["held"]
+    assert await nothing_to_do(client)
+
+
+async def test_in_bulk_a_taken_place_is_told_of_its_run_and_the_rest_goes_on(client: Client) -> None:
+    await template(client, concurrency_policy="reject_same_scope")
+    runs = [await failed(client, scope_id=str(number)) for number in range(3)]
+    other = await client.start("outside", scope_id="1")
+    answer = await client.post("/v1/dead-letters/replay", template="outside")
+    assert answer.status_code == 202, answer.text
+    said = answer.json()
+    assert sorted(said["replayed"]) == sorted([runs[0], runs[2]])
+    (refused,) = said["refused"]
+    assert (refused["run_id"], refused["code"]) == (runs[1], "same_scope_running")
+    assert other in refused["detail"]
+    assert (await client.look(runs[1]))["status"] == "failed"
+
+
+async def test_in_bulk_runs_of_one_scope_go_on_one_at_a_time(client: Client) -> None:
+    await template(client, concurrency_policy="reject_same_scope")
+    runs = [await failed(client, scope_id="s") for _ in range(3)]
+    said = (await client.post("/v1/dead-letters/replay", template="outside")).json()
+    assert len(said["replayed"]) == 1
+    assert {one["run_id"] for one in said["refused"]} == set(runs) - set(said["replayed"])
