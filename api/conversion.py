@@ -17,6 +17,7 @@ from api.conversion_view import STATES, encoded, is_finished, record
 from api.cursors import cursor_of, id_at
 from api.early import refuse_early
 from api.edge import identity_of
+from api.etags import matches
 from api.idempotent import Answer, IdempotencyKey, once
 from api.keyring import Caller
 from api.metrics import SUBMITTED
@@ -171,12 +172,12 @@ async def get_conversion(
     ] = 0,
 ) -> Response:
     services = services_of(request)
-    row = await _find(services, caller, job_id)
-    if wait and not is_finished(row) and if_none_match in (None, _etag(row)):
+    row = await find(services, caller, job_id)
+    if wait and not is_finished(row) and (if_none_match is None or matches(if_none_match, _etag(row))):
         await services.watch.changed(job_id, row["event_seq"], wait)
-        row = await _find(services, caller, job_id)
+        row = await find(services, caller, job_id)
     headers = {"ETag": _etag(row)} | ({} if is_finished(row) else {"Retry-After": "1"})
-    if if_none_match == headers["ETag"]:
+    if matches(if_none_match, headers["ETag"]):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     return Response(encoded(record(row)), headers=headers, media_type="application/json")
 
@@ -186,7 +187,8 @@ def _etag(row: Row) -> str:
     return f'"{hashlib.sha256(encoded(record(row))).hexdigest()[:32]}"'
 
 
-async def _find(services: Services, caller: Caller, job_id: UUID) -> Row:
+async def find(services: Services, caller: Caller, job_id: UUID) -> Row:
+    """Raises NotFound; another tenant's conversion is not there."""
     async with services.pool.acquire() as connection:
         found = await conversions.find(connection, caller.tenant_id, job_id)
     if found is None:

@@ -17,7 +17,7 @@ STATES: dict[str, tuple[str, ...]] = {
     "completed": ("succeeded",),
     "failed": ("failed", "cancelled", "expired"),
 }
-_OUTSIDE = {inner: outer for outer, several in STATES.items() for inner in several}
+OUTSIDE = {inner: outer for outer, several in STATES.items() for inner in several}
 #: `artifact` of /result -> the output's name.
 ARTIFACTS = {
     "onnx": "output/out.onnx",
@@ -38,7 +38,7 @@ def record(row: Row) -> dict[str, Any]:
     steps: list[dict[str, Any]] = row["steps"] or []
     keys = {output["name"]: output["key"] for output in row["outputs"] or []}
     models = {name: keys.get(ARTIFACTS[name]) for name in _MODELS}
-    status = _OUTSIDE[row["status"]]
+    status = OUTSIDE[row["status"]]
     current = next((step for step in steps if step["status"] != "succeeded"), None)
     inside = (current or {}).get("percent") or 0
     done = sum(step["status"] == "succeeded" for step in steps)

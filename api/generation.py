@@ -107,7 +107,8 @@ async def _create(
     limited: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
-        if not await generations.is_ordered(connection, new):
+        job_id = await generations.ordered_before(connection, new)
+        if job_id is None:
             queues = queues_of(caller.tenant_id, generation, new.job.pin)
             async with services.admission.submitting(connection, caller.payer, queues) as paid:
                 submitted = await generations.create(connection, new)
@@ -115,7 +116,8 @@ async def _create(
                     await services.admission.refund(connection, caller.payer)
             made.extend([] if submitted is None else [submitted])
             limited.update(paid.fields)
-        said = GenerationAccepted(created=int(time()), data=Ordered(task_id=new.task_id))
+            job_id = new.job.id if submitted is not None else await generations.ordered_before(connection, new)
+        said = GenerationAccepted(created=int(time()), data=Ordered(task_id=new.task_id, job_id=job_id))
         return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
 
     said = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
+from api.etags import matches
 from api.generation_schemas import SERVER_ID, TASK_ID, GenerationAnswer, GenerationStatistics, TaskQuery
-from api.generation_view import answer, is_finished, statistics, unknown
+from api.generation_view import answer, etag, is_finished, statistics, unknown
 from api.keyring import Caller
 from api.openapi import problems
 from api.security import GENERATION_READ, Require
@@ -21,6 +22,7 @@ router = APIRouter(tags=["generation"])
 Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
 TaskId = Annotated[str, Query(pattern=TASK_ID)]
 Consume = Annotated[bool, Query(description="Take a finished result once and for all; it is unknown from then on.")]
+IfNoneMatch = Annotated[str | None, Header(max_length=1000)]
 Wait = Annotated[float, Query(ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change.")]
 
 _QUERIES = {
@@ -29,48 +31,85 @@ _QUERIES = {
     "kept until `expires_at`, unless it is consumed.",
     "responses": problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}),
 }
+_CHEAPLY = {304: {"description": "Nothing changed since the answer with the ETag in `If-None-Match`."}}
+_POLLS = _QUERIES | {"responses": problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}) | _CHEAPLY}
 
 
-@router.get("/v1/images/query", operation_id="queryImages", summary="See what became of images", **_QUERIES)  # type: ignore[arg-type]  # what the routes share
+@router.get("/v1/images/query", operation_id="queryImages", summary="See what became of images", **_POLLS)  # type: ignore[arg-type]  # what the routes share
 async def query_images(
-    request: Request, caller: Reader, task_id: TaskId, wait: Wait = 0, *, consume: Consume = False
-) -> GenerationAnswer:
-    return await _query(request, caller, "image", task_id, wait, consume=consume)
+    request: Request,
+    response: Response,
+    caller: Reader,
+    task_id: TaskId,
+    wait: Wait = 0,
+    if_none_match: IfNoneMatch = None,
+    *,
+    consume: Consume = False,
+) -> GenerationAnswer | Response:
+    return await _query(request, response, caller, "image", task_id, wait, if_none_match, consume=consume)
 
 
 @router.post("/v1/images/query", operation_id="postImagesQuery", summary="The same, by a body", **_QUERIES)  # type: ignore[arg-type]  # as above
-async def post_images_query(request: Request, caller: Reader, wanted: TaskQuery) -> GenerationAnswer:
-    return await _query(request, caller, "image", wanted.task_id, consume=wanted.consume)
+async def post_images_query(
+    request: Request, response: Response, caller: Reader, wanted: TaskQuery
+) -> GenerationAnswer | Response:
+    return await _query(request, response, caller, "image", wanted.task_id, wanted.wait, consume=wanted.consume)
 
 
-@router.get("/v1/video/query", operation_id="queryVideo", summary="See what became of a video", **_QUERIES)  # type: ignore[arg-type]  # as above
+@router.get("/v1/video/query", operation_id="queryVideo", summary="See what became of a video", **_POLLS)  # type: ignore[arg-type]  # as above
 async def query_video(
-    request: Request, caller: Reader, task_id: TaskId, wait: Wait = 0, *, consume: Consume = False
-) -> GenerationAnswer:
-    return await _query(request, caller, "video", task_id, wait, consume=consume)
+    request: Request,
+    response: Response,
+    caller: Reader,
+    task_id: TaskId,
+    wait: Wait = 0,
+    if_none_match: IfNoneMatch = None,
+    *,
+    consume: Consume = False,
+) -> GenerationAnswer | Response:
+    return await _query(request, response, caller, "video", task_id, wait, if_none_match, consume=consume)
 
 
 @router.post("/v1/video/query", operation_id="postVideoQuery", summary="The same, by a body", **_QUERIES)  # type: ignore[arg-type]  # as above
-async def post_video_query(request: Request, caller: Reader, wanted: TaskQuery) -> GenerationAnswer:
-    return await _query(request, caller, "video", wanted.task_id, consume=wanted.consume)
+async def post_video_query(
+    request: Request, response: Response, caller: Reader, wanted: TaskQuery
+) -> GenerationAnswer | Response:
+    return await _query(request, response, caller, "video", wanted.task_id, wanted.wait, consume=wanted.consume)
 
 
 async def _query(
-    request: Request, caller: Caller, kind: Kind, task_id: str, wait: float = 0, *, consume: bool
-) -> GenerationAnswer:
+    request: Request,
+    response: Response,
+    caller: Caller,
+    kind: Kind,
+    task_id: str,
+    wait: float = 0,
+    if_none_match: str | None = None,
+    *,
+    consume: bool,
+) -> GenerationAnswer | Response:
     services = services_of(request)
     row = await _find(request, caller, kind, task_id)
-    if row is not None and wait and not is_finished(row):
+    if row is not None and wait and not is_finished(row) and _is_known(row, if_none_match):
         await services.watch.changed(row["job_id"], row["event_seq"], wait)
         row = await _find(request, caller, kind, task_id)
     if row is None:
         return unknown(task_id)
+    headers = {"ETag": etag(row)} | ({} if is_finished(row) else {"Retry-After": "1"})
+    if matches(if_none_match, headers["ETag"]) and not consume:
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     said = await answer(services, row)
     if consume and is_finished(row):
         async with services.pool.acquire() as connection:
             if not await generations.consume(connection, caller.tenant_id, row["job_id"]):
                 return unknown(task_id)
+    response.headers.update(headers)
     return said
+
+
+def _is_known(row: Row, if_none_match: str | None) -> bool:
+    """Who does not know the present state is told it at once."""
+    return if_none_match is None or matches(if_none_match, etag(row))
 
 
 async def _find(request: Request, caller: Caller, kind: Kind, task_id: str) -> Row | None:

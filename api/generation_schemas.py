@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
+from uuid import UUID
 
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -69,6 +70,7 @@ class TaskQuery(BaseModel):
 
     task_id: str = Field(pattern=TASK_ID)
     consume: bool = Field(False, description="Take a finished result once and for all; it is unknown from then on.")
+    wait: float = Field(0, ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change.")
 
 
 class CancelRequest(BaseModel):
@@ -80,6 +82,7 @@ class CancelRequest(BaseModel):
 
 class Ordered(BaseModel):
     task_id: str
+    job_id: UUID | None = Field(None, description="The platform's own name of it.")
     status: Literal[0] = 0
 
 
@@ -91,11 +94,13 @@ class GenerationAccepted(BaseModel):
 class GenerationError(BaseModel):
     code: str
     message: str
+    retryable: bool = Field(description="Whether ordering it again can help.")
     fail_code: str | None = Field(None, description="The provider's own code.")
 
 
 class GenerationState(BaseModel):
     task_id: str
+    job_id: UUID | None = Field(None, description="The platform's own name of it.")
     url: str = Field(description="The files' URLs, joined by commas.")
     status: Literal[0, -1, -2] = Field(description="0 under way or unknown, -1 made, -2 failed.")
     status_text: Literal["unknown", "pending", "processing", "polling", "completed", "failed"]

@@ -7,14 +7,15 @@ from datetime import UTC, datetime
 from time import time
 from typing import Any, Literal, TypeAlias
 
+from api.etags import weak
 from api.generation_schemas import GenerationAnswer, GenerationError, GenerationState, GenerationStatistics
 from api.services import Services
 from leasehold.generations import UNDER_WAY, Row
 from leasehold.states import JOB_TERMINAL, JobState
 
 Word: TypeAlias = Literal["unknown", "pending", "processing", "polling", "completed", "failed"]
-_NUMBER: dict[Word, Literal[0, -1, -2]] = {"completed": -1, "failed": -2}
-#: For a job that ended badly without an error of its own.
+NUMBER: dict[Word, Literal[0, -1, -2]] = {"completed": -1, "failed": -2}
+#: For a job that ended badly without an error of its own. Either may be ordered again.
 _ENDED = {
     JobState.CANCELLED: ("cancelled", "The generation was cancelled."),
     JobState.EXPIRED: ("deadline_exceeded", "The generation was not made in time."),
@@ -54,8 +55,9 @@ async def answer(services: Services, row: Row) -> GenerationAnswer:
         created=int(time()),
         data=GenerationState(
             task_id=row["task_id"],
+            job_id=row["job_id"],
             url=",".join(urls),
-            status=_NUMBER.get(word, 0),
+            status=NUMBER.get(word, 0),
             status_text=word,
             urls=urls,
             error=_error(row) if word == "failed" else None,
@@ -63,6 +65,14 @@ async def answer(services: Services, row: Row) -> GenerationAnswer:
             expires_at=int(row["expires_at"].timestamp()) if is_finished(row) else None,
         ),
     )
+
+
+def etag(row: Row) -> str:
+    """The state's version. Weak: `created` is the time of the answer, and a URL's signature differs. A signed URL lives
+    a week at most, so the version changes meanwhile.
+    """
+    version = f"{row['job_id']}.{row['status']}.{row['event_seq']}"
+    return weak(version + (f".{int(time() // (_MOST_SECONDS / 2))}" if is_finished(row) else ""))
 
 
 async def _url(services: Services, row: Row, key: str) -> str:
@@ -77,8 +87,10 @@ def _error(row: Row) -> GenerationError:
     error: dict[str, Any] | None = row["error"]
     if error is None:
         code, message = _ENDED[JobState(row["status"])]
-        return GenerationError(code=code, message=message)
-    return GenerationError(code=error["code"], message=error["message"], fail_code=row["fail_code"])
+        return GenerationError(code=code, message=message, retryable=True)
+    return GenerationError(
+        code=error["code"], message=error["message"], retryable=error["retryable"], fail_code=row["fail_code"]
+    )
 
 
 def _metadata(row: Row) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from http import HTTPStatus
 from time import time
 from typing import Annotated
@@ -11,6 +10,7 @@ from uuid import UUID
 import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
+from api.etags import matches, weak
 from api.keyring import Caller
 from api.media_view import is_finished, media_answer
 from api.openapi import problems
@@ -56,7 +56,7 @@ async def get_media(
     headers = {"ETag": _etag(services, found)}
     if not is_finished(found):
         headers["Retry-After"] = "1"
-    if _matches(if_none_match, headers["ETag"]):
+    if matches(if_none_match, headers["ETag"]):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     response.headers.update(headers)
     return await media_answer(services, found)
@@ -74,7 +74,7 @@ def _worth_waiting(services: Services, found: MediaView, if_none_match: str | No
     """Not when there is no job to change, nor when the caller does not know the present state yet."""
     if found.job_id is None or is_finished(found):
         return False
-    return if_none_match is None or _matches(if_none_match, _etag(services, found))
+    return if_none_match is None or matches(if_none_match, _etag(services, found))
 
 
 def _etag(services: Services, found: MediaView) -> str:
@@ -85,12 +85,4 @@ def _etag(services: Services, found: MediaView) -> str:
     version = f"{found.id}.{found.status}.{found.job_id}.{found.job_seq}"
     if is_finished(found) and services.settings.cdn_base_url is None:
         version += f".{int(time() // (services.settings.download_url_seconds / 2))}"
-    return f'W/"{hashlib.sha256(version.encode()).hexdigest()[:32]}"'
-
-
-def _matches(if_none_match: str | None, etag: str) -> bool:
-    """RFC 9110's weak comparison."""
-    if if_none_match is None:
-        return False
-    asked = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
-    return "*" in asked or etag.removeprefix("W/") in asked
+    return weak(version)

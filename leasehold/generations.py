@@ -57,18 +57,23 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | None
             raise
     else:
         return submitted
-    await is_ordered(connection, new)
+    await ordered_before(connection, new)
     return None
 
 
-async def is_ordered(connection: Connection, new: NewGeneration) -> bool:
-    """Whether the very same was asked before. Raises Conflict as `create`."""
-    asked: bytes | None = await connection.fetchval(
-        "SELECT request_hash FROM generation WHERE tenant_id = $1 AND task_id = $2", new.job.tenant_id, new.task_id
+async def ordered_before(connection: Connection, new: NewGeneration) -> UUID | None:
+    """The job of the very same order, if there was one. Raises Conflict as `create`."""
+    row = await connection.fetchrow(
+        "SELECT job_id, request_hash FROM generation WHERE tenant_id = $1 AND task_id = $2",
+        new.job.tenant_id,
+        new.task_id,
     )
-    if asked is not None and asked != new.request_hash:
+    if row is None:
+        return None
+    if row["request_hash"] != new.request_hash:
         raise Conflict("task_id_reused", "Another generation has this task_id.")
-    return asked is not None
+    job_id: UUID = row["job_id"]
+    return job_id
 
 
 _FIND = """

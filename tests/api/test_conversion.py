@@ -9,14 +9,16 @@ from typing import Any
 from uuid import UUID
 
 import httpx2
+import orjson
 import pytest
 
 from api.conversion_view import disposition
 from api.security import CONVERSION_READ, CONVERSION_WRITE
 from leasehold.database import Connection
 from leasehold.settings import Settings
-from leasehold.transitions import claims
+from leasehold.transitions import claims, jobs
 from tests.api.conftest import MakeKey, Running, client_of, count, serving
+from tests.api.door import problem
 from tests.api.driver import TERMS
 
 PICTURE = b"\x89PNG\r\n\x1a\n and so on"
@@ -176,6 +178,31 @@ async def test_polling_costs_a_304_until_something_changes(client: httpx2.AsyncC
     await claims.claim(rows, TERMS, [hint])
     changed = await client.get(path, headers={"If-None-Match": first.headers["ETag"]})
     assert (changed.status_code, changed.json()["status"]) == (200, "running")
+
+
+async def test_a_known_state_is_a_304_however_the_tag_is_written(client: httpx2.AsyncClient) -> None:
+    path = (await send(client)).headers["Location"]
+    tag = (await client.get(path)).headers["ETag"]
+    for known in (f"W/{tag}", f'"another", {tag}', "*"):
+        assert (await client.get(path, headers={"If-None-Match": known})).status_code == 304
+
+
+async def test_events_stream_to_the_end_and_resume(
+    client: httpx2.AsyncClient, rows: Connection, api: Running, make_key: MakeKey
+) -> None:
+    path = (await send(client)).headers["Location"]
+    job_id = UUID(path.rpartition("/")[2])
+    await jobs.request_cancel(rows, [job_id], "acme", reason="", by="test")
+    text = (await client.get(f"{path}/events")).text
+    told = [orjson.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
+    assert [one["seq"] for one in told] == list(range(1, len(told) + 1))
+    assert (told[0]["status"], told[-1]["status"]) == ("created", "failed")
+    rest = (await client.get(f"{path}/events", headers={"Last-Event-ID": str(len(told) - 1)})).text
+    assert rest.count("data: ") == 1
+    assert (await client.get(f"{path}/events", headers={"Last-Event-ID": str(len(told))})).status_code == 204
+    stranger = await make_key("other", scopes=SCOPES)
+    async with client_of(api.url, stranger.text) as other:
+        problem(await other.get(f"{path}/events"), 404, "job_not_found")
 
 
 async def test_lists_are_newest_first_by_user_and_by_state(client: httpx2.AsyncClient) -> None:

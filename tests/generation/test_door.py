@@ -25,10 +25,14 @@ async def test_an_image_is_ordered_polled_and_stored(client: Client, worker: Wor
     answer = await client.order("a lighthouse #work=2 #files=2", task_id="order-4711")
     assert answer.status_code == 202
     said = answer.json()
+    job_id = said["data"].pop("job_id")
     assert said["data"] == {"task_id": "order-4711", "status": 0}
     assert isinstance(said["created"], int)
     done = await client.ended("order-4711")
     assert (done["status"], done["status_text"], done["error"]) == (-1, "completed", None)
+    assert done["job_id"] == job_id
+    repeated = await client.order("a lighthouse #work=2 #files=2", task_id="order-4711")
+    assert repeated.json()["data"]["job_id"] == job_id
     assert done["url"] == ",".join(done["urls"])
     assert [httpx2.URL(url).path.rpartition("/")[2] for url in done["urls"]] == ["0.png", "1.png"]
     async with httpx2.AsyncClient() as anybody:
@@ -45,8 +49,8 @@ async def test_a_video_is_made_as_well(client: Client, worker: Worker) -> None:
 
 async def test_an_unknown_task_is_no_error(client: Client) -> None:
     assert await client.look("nobody") == {
-        "task_id": "nobody", "url": "", "status": 0, "status_text": "unknown", "urls": [], "error": None,
-        "metadata": None, "expires_at": None,
+        "task_id": "nobody", "job_id": None, "url": "", "status": 0, "status_text": "unknown", "urls": [],
+        "error": None, "metadata": None, "expires_at": None,
     }  # fmt: skip
     answer = await client.http.post("/v1/video/query", json={"task_id": "nobody"})
     assert answer.json()["data"]["status_text"] == "unknown"
