@@ -204,7 +204,10 @@ class Settings(BaseSettings):
         "", description="Labels of this worker, comma-separated: it also does work that is pinned to one of them."
     )
     worker_concurrency: int = Field(
-        128, ge=1, le=4096, description="Inline steps at once in one worker, of any tenants."
+        128,
+        ge=1,
+        le=4096,
+        description="Inline steps at once in one worker, of one tenant; an eighth more of all tenants.",
     )
     worker_reserve: int | None = Field(
         None,

@@ -59,7 +59,7 @@ class _Found:
 
 
 class Crew:
-    """`slots`: for all tenants; `reserve`: further ones, each for a tenant that runs nothing else here."""
+    """`slots`: how many one tenant may take; `reserve`: as worker.shares has it."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class Crew:
         poll_seconds: float,
     ) -> None:
         self.queues = tuple(queues)
-        self.slots = slots
+        self.slots = slots  # of one tenant
         self.reserve = reserve
         self._claim = claim
         self._claim_due = claim_due
@@ -127,6 +127,11 @@ class Crew:
         await asyncio.gather(*self._loops, *self._busy, return_exceptions=True)
 
     @property
+    def shared(self) -> int:
+        """Slots for all tenants."""
+        return self._shares.slots
+
+    @property
     def busy(self) -> int:
         """Attempts that run now."""
         return len(self._busy)
@@ -141,7 +146,7 @@ class Crew:
         self._shares.give(tenant)
         self._busy.discard(task)
         self._changed.set()
-        if self._yields and self._shares.busy < self.slots:
+        if self._yields and self._shares.busy < self._shares.slots:
             self._look.set()
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("an attempt could not be carried through", exc_info=error)
@@ -200,7 +205,7 @@ class Crew:
             hints_come = not hintless and self._broker.connected
             # With hints on their way, only what is overdue is ours to find: the rest would be taken twice.
             overdue = self._pause if hints_come and not told else 0.0
-            if self._yields and self._shares.busy < self.slots:
+            if self._yields and self._shares.busy < self._shares.slots:
                 self._yield(yields=False)
                 self._full_since = None
                 await self._take_due(overdue, most=1)
@@ -219,7 +224,7 @@ class Crew:
         """Where no slot for all is free, while others wait for one, keep the next one from the hints, every
         `_FAIR_SECONDS`: a look gives it to whose turn it is. Jobs of many steps give theirs up between two.
         """
-        if not others_wait or self._shares.busy < self.slots:
+        if not others_wait or self._shares.busy < self._shares.slots:
             self._full_since = None
         elif self._full_since is None:
             self._full_since = monotonic()

@@ -33,10 +33,12 @@ class Hints:
         chosen = self._chosen()
         if chosen is None:
             return None
-        waiting = self._waiting.pop(chosen)
+        waiting = self._waiting[chosen]
         delivery = waiting.popleft()
-        if waiting:
-            self._waiting[chosen] = waiting
+        if not waiting:
+            del self._waiting[chosen]
+        elif len(self._waiting) > 1:
+            self._waiting[chosen] = self._waiting.pop(chosen)
         return delivery
 
     def _chosen(self) -> str | None:
@@ -54,7 +56,8 @@ class Hints:
 
     def waits_with_less(self, tenant: str) -> bool:
         """Whether another tenant waits that runs at least two steps less: a slot of `tenant` is better its."""
+        others = len(self._waiting) - (tenant in self._waiting)
         bound = self._shares.running(tenant) - 1
-        return bound > 0 and any(
+        return others > 0 < bound and any(
             self._shares.running(other) < bound for other in islice(self._waiting, _COMPARED) if other != tenant
         )

@@ -1,14 +1,13 @@
 """How the slots of one pool are shared by tenants. Nobody can take a slot back from a step that runs for an hour, so a
 part of the slots is kept for those who have less, whether or not they are there.
 
-A pool has `slots` for all and `reserve` further ones, each for a tenant that runs nothing else in the pool. Of the
-slots for all, a tenant may take another while it runs fewer than `GREED` times as many as are free: one tenant alone
-fills seven eighths of them, and whoever comes later finds room for several steps, not for one.
+A tenant may run `most` steps in a pool, and the pool has an eighth more slots than that. Of these a tenant takes
+another only while it runs fewer than `GREED` times as many as are unused: who comes later finds room for several steps,
+not for one. Beside them are `reserve` slots, each for a tenant that runs nothing else in the pool.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -26,15 +25,17 @@ class Rooms:
 
 
 class Shares:
-    """`reserve` 0: the pool has so few slots that none is kept; then tenants only take turns."""
+    """`reserve` 0: the pool has `most` slots, too few to keep any; then tenants only take turns."""
 
-    def __init__(self, slots: int, reserve: int = 0) -> None:
-        self.slots = slots
+    def __init__(self, most: int, reserve: int = 0) -> None:
+        self.most = most
+        #: For all tenants.
+        self.slots = most + most // GREED if reserve else most
         self.reserve = reserve
         self.busy = 0
         #: Slots that are kept for a poll that is under way.
         self.promised = 0
-        self._running: Counter[str] = Counter()
+        self._running: dict[str, int] = {}
 
     @property
     def free(self) -> int:
@@ -46,31 +47,35 @@ class Shares:
         return min(self.reserve, self.slots + self.reserve - self.busy - self.promised)
 
     def running(self, tenant: str) -> int:
-        return self._running[tenant]
+        return self._running.get(tenant, 0)
 
     def take(self, tenant: str) -> None:
-        self._running[tenant] += 1
+        self._running[tenant] = self._running.get(tenant, 0) + 1
         self.busy += 1
 
     def give(self, tenant: str) -> None:
         self.busy -= 1
-        self._running[tenant] -= 1
-        if not self._running[tenant]:
+        left = self._running[tenant] - 1
+        if left:
+            self._running[tenant] = left
+        else:
             del self._running[tenant]
 
     def may_take(self, tenant: str) -> bool:
         """Whether the tenant may start another step now."""
-        return self._may_run(self._running[tenant], self.free) or (
-            not self._running[tenant] and self.free <= 0 < self.reserve_free
-        )
+        running = self._running.get(tenant, 0)
+        if self.slots - self.busy - self.promised > 0:
+            return self._may_run(running, self.slots - self.busy)
+        return not running and self.reserve_free > 0
 
     def may_keep(self, tenant: str) -> bool:
         """Whether the tenant, if it gave up one of its slots, might take it again."""
         running = self._running[tenant] - 1
-        return running <= 0 or self._may_run(running, self.free + 1)
+        return running <= 0 or self._may_run(running, self.slots - self.busy + 1)
 
-    def _may_run(self, running: int, free: int) -> bool:
-        return free > 0 and (not running or not self.reserve or running < GREED * free)
+    def _may_run(self, running: int, unused: int) -> bool:
+        """Whether a tenant that runs so much may take one of the `unused` slots for all."""
+        return unused > 0 and (not running or not self.reserve or running < min(self.most, GREED * unused))
 
     def rooms(self, wanted: int) -> Rooms:
         """For a poll that may claim `wanted` tasks: what each tenant may have of them."""
@@ -81,5 +86,5 @@ class Shares:
 
     def _room(self, running: int, wanted: int) -> int | None:
         """For how many steps, one after another, `_may_run` holds; None: for all that are `wanted`."""
-        room = -(-(GREED * self.free - running) // (GREED + 1))
+        room = min(-(-(GREED * (self.slots - self.busy) - running) // (GREED + 1)), self.most - running)
         return None if not self.reserve or room >= wanted else max(room, 0 if running else 1)

@@ -298,7 +298,7 @@ class Worker:
         )
         for crew in self._crews:
             crew.start()
-        metrics.SLOTS.labels("all").set(sum(crew.slots for crew in self._crews))
+        metrics.SLOTS.labels("all").set(sum(crew.shared for crew in self._crews))
         metrics.SLOTS.labels("reserve").set(sum(crew.reserve for crew in self._crews))
         metrics.SLOTS.labels("busy").set_function(lambda: sum(crew.busy for crew in self._crews))
 

@@ -92,7 +92,7 @@ async def _admit(rows: Rows, job_id: UUID) -> None:
         "UPDATE job SET held = true, status = 'pending' WHERE id = $1 AND finished_at IS NULL", job_id
     )
     async with rows.connection.transaction():
-        job = SimpleNamespace(id=job_id, priority=1, gates=[Gate("t", "k", 1)], not_before=None)
+        job = SimpleNamespace(id=job_id, tenant_id="t", priority=1, gates=[Gate("t", "k", 1)], not_before=None)
         await gates.queue_up(rows.connection, [job])
     await gates.admit(rows.connection, [("t", "k")])
 

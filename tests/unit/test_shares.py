@@ -16,9 +16,16 @@ def filled(shares: Shares, *tenants: str) -> Shares:
     return shares
 
 
-@pytest.mark.parametrize(("slots", "alone"), [(1, 1), (2, 2), (7, 7), (8, 7), (16, 14), (128, 112)])
-def test_a_tenant_alone_has_nearly_all_slots(slots: int, alone: int) -> None:
-    assert filled(Shares(slots, slots), "flood").running("flood") == alone
+@pytest.mark.parametrize("most", [1, 2, 7, 8, 16, 100, 128, 4096])
+def test_a_tenant_alone_has_all_that_one_may_have(most: int) -> None:
+    shares = filled(Shares(most, most), "flood")
+    assert shares.running("flood") == most
+    assert shares.may_take("newcomer")
+
+
+def test_a_tenant_that_comes_second_has_several() -> None:
+    shares = filled(Shares(128, 128), "flood", "second")
+    assert shares.running("second") > 10
 
 
 @pytest.mark.parametrize("slots", [1, 2, 8, 128])
@@ -46,7 +53,7 @@ def test_the_reserve_ends() -> None:
     assert not filled(Shares(1, 1), "flood", "other").may_take("third")
 
 
-@pytest.mark.parametrize("running", [0, 1, 50, 111, 112])
+@pytest.mark.parametrize("running", [0, 1, 50, 127, 128])
 def test_a_poll_may_claim_as_much_as_hints_might(running: int) -> None:
     shares = Shares(128, 128)
     for _ in range(running):
@@ -72,12 +79,19 @@ def test_a_poll_that_is_under_way_has_its_slots() -> None:
     assert not shares.may_take("newcomer")
 
 
+def test_a_poll_that_is_under_way_stops_nobody_who_has_room() -> None:
+    shares = filled(Shares(128, 128), "flood")
+    shares.give("flood")
+    shares.promised = shares.free - 1
+    assert shares.may_take("flood")
+
+
 def test_a_tenant_keeps_its_slot_only_while_it_might_take_it_again() -> None:
     shares = filled(Shares(16, 16), "flood")
     assert shares.may_keep("flood")
-    filled(shares, "other")
+    filled(shares, "other", "third")
     assert not shares.may_keep("flood")
-    assert shares.may_keep("other")
+    assert shares.may_keep("third")
     while not shares.may_keep("flood"):
         shares.give("flood")
     assert shares.running("flood") - 1 < GREED * (shares.free + 1)
