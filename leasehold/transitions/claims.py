@@ -89,6 +89,10 @@ WITH jobs AS MATERIALIZED (
     FOR UPDATE OF t
 )"""
 
+_IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
+             AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
+             AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - $5::interval)"""
+
 # The oldest due tasks of each queue, band and tenant, dealt out in turn: a tenant's first counts before everybody's
 # second, and a tenant that has much running comes later. So a flood delays its own tenant. A band below ages into
 # the one above in thirty seconds. What a hint tells of (`pending`) is ours only when it is overdue by $5.
@@ -126,26 +130,32 @@ WITH RECURSIVE served AS MATERIALIZED (
     GROUP BY tenant_id
     UNION ALL
     SELECT known.tenant_id, known.n FROM unnest($7::text[], $8::bigint[]) AS known(tenant_id, n)
-), heads AS MATERIALIZED (
-    SELECT head.*, x.band, x.tenant_id
+), shares AS MATERIALIZED (
+    SELECT x.*, mine.n AS mine, CASE WHEN mine.tenant_id IS NULL THEN $12 ELSE mine.room END AS room
     FROM tenants x
+    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS mine(tenant_id, n, room) ON mine.tenant_id = x.tenant_id
+), heads AS MATERIALIZED (
+    -- Of a tenant without room only how long it has waited is wanted.
+    SELECT head.*, x.band, x.tenant_id, x.mine, x.room
+    FROM shares x
     CROSS JOIN LATERAL (
-        SELECT t.id, t.job_id, t.status AS was, t.available_at, row_number() OVER (ORDER BY t.available_at) AS nth
-        FROM task t
-        WHERE t.queue = x.queue AND t.priority = x.band AND t.tenant_id = x.tenant_id
-          AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
-          AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - $5::interval)
-        ORDER BY t.available_at
-        LIMIT 4 * $4
+        SELECT t.*, row_number() OVER (ORDER BY t.available_at) AS nth
+        FROM (
+            (SELECT t.id, t.job_id, t.status AS was, t.available_at FROM task t
+             WHERE t.queue = x.queue AND t.priority = x.band AND t.tenant_id = x.tenant_id AND {_IS_DUE}
+               AND x.room IS DISTINCT FROM 0
+             ORDER BY t.available_at LIMIT 4 * $4)
+            UNION ALL
+            (SELECT t.id, t.job_id, t.status, t.available_at FROM task t
+             WHERE t.queue = x.queue AND t.priority = x.band AND t.tenant_id = x.tenant_id AND {_IS_DUE}
+               AND x.room = 0
+             ORDER BY t.available_at LIMIT 1)
+        ) AS t
     ) AS head
 ), roomy AS MATERIALIZED (
-    SELECT h.*, mine.n AS mine, coalesce(
-               row_number() OVER (PARTITION BY h.tenant_id ORDER BY h.nth, h.available_at)
-                   <= CASE WHEN mine.tenant_id IS NULL THEN $12 ELSE mine.room END,
-               true) AS has_room
+    SELECT h.*, coalesce(row_number() OVER (PARTITION BY h.tenant_id ORDER BY h.nth, h.available_at) <= h.room, true)
+                AS has_room
     FROM heads h
-    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS mine(tenant_id, n, room) ON mine.tenant_id = h.tenant_id
 ), candidates AS MATERIALIZED (
     SELECT h.id, h.job_id, h.was, h.nth + greatest(busy.n, h.mine, 0) AS turn,
            h.available_at + h.band * interval '30 seconds' AS since
