@@ -7,6 +7,7 @@ import binascii
 from datetime import datetime
 from uuid import UUID
 
+from leasehold.cron import FIRST, LAST
 from leasehold.errors import Invalid
 
 
@@ -44,6 +45,9 @@ def instant_and_id_at(cursor: str | None) -> tuple[datetime, UUID] | None:
         return None
     instant, number = _parts(cursor, 2)
     try:
-        return datetime.fromisoformat(instant), UUID(number)
+        found = datetime.fromisoformat(instant), UUID(number)
     except ValueError:
         raise _malformed() from None
+    if found[0].tzinfo is None or not FIRST <= found[0] <= LAST:
+        raise _malformed()
+    return found

@@ -8,12 +8,15 @@ from uuid import UUID
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
+from leasehold.cron import FIRST, LAST
 from leasehold.run_reads import Row
 from leasehold.states import JobState
 
 Priority = Literal["high", "normal", "low"]
 Scope = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 ScopeId = Annotated[str, Field(max_length=200)]
+#: An instant that a client names: none that leaves the calendar in some zone, or the range of a column.
+Instant = Annotated[AwareDatetime, Field(ge=FIRST, le=LAST)]
 
 
 class _Asked(BaseModel):
@@ -34,7 +37,7 @@ class RunRequest(_Asked):
     scope_id: ScopeId = ""
     payload: dict[str, JsonValue] = Field(default_factory=dict)
     priority: Priority = "normal"
-    scheduled_at: AwareDatetime | None = Field(None, description="Not earlier than this.")
+    scheduled_at: Instant | None = Field(None, description="Not earlier than this.")
 
 
 class BatchItem(_Asked):
@@ -58,7 +61,7 @@ class BatchRequest(_Asked):
     version: int | None = Field(None, ge=1, description="Left out: the newest enabled one.")
     scope: Scope = "tenant"
     priority: Priority = "normal"
-    scheduled_at: AwareDatetime | None = Field(None, description="Not earlier than this.")
+    scheduled_at: Instant | None = Field(None, description="Not earlier than this.")
     runs: list[BatchItem] = Field(min_length=1, max_length=MOST_TOGETHER)
 
 

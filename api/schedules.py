@@ -11,13 +11,13 @@ from uuid import UUID
 
 import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from api.cursors import cursor_of, id_at
 from api.idempotent import Answer, IdempotencyKey, is_repeated, once
 from api.keyring import Caller
 from api.openapi import REFUSED_FOR_NOW, problems
-from api.run_schemas import Priority, Scope, ScopeId
+from api.run_schemas import Instant, Priority, Scope, ScopeId
 from api.runs import encoded, json_response, tell_of
 from api.security import RUNS_READ, RUNS_WRITE, Require
 from api.services import Services, services_of
@@ -30,7 +30,7 @@ from leasehold.errors import Conflict, Invalid, NotFound, RequestError
 from leasehold.idempotency import fingerprint
 from leasehold.ids import new_id
 from leasehold.run_reads import Row
-from leasehold.transitions import schedules
+from leasehold.transitions import quarantine, schedules
 from leasehold.transitions.runs import Made
 
 router = APIRouter(tags=["schedules"], prefix="/v1/schedules")
@@ -77,17 +77,24 @@ class Backfill(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    start: AwareDatetime
-    end: AwareDatetime
+    start: Instant
+    end: Instant
 
 
 def _answer(row: Row) -> dict[str, Any]:
     said = {name: value for name, value in row.items() if name not in ("tenant_id", "buffered_at", "now")}
-    ahead: list[datetime] = []
-    if row["next_run_at"] is not None:
+    return said | {"priority": BANDS[row["priority"]], "next_runs": _ahead(row)}
+
+
+def _ahead(row: Row) -> list[datetime]:
+    """What it will fire next; nothing where its times cannot be read any more, as `last_error` says once it is due."""
+    if row["next_run_at"] is None:
+        return []
+    try:
         coming = cron.ticks(row["cron"], row["timezone"], row["next_run_at"])
-        ahead = [row["next_run_at"], *islice(coming, _SHOWN_AHEAD - 1)]
-    return said | {"priority": BANDS[row["priority"]], "next_runs": ahead}
+        return [row["next_run_at"], *islice(coming, _SHOWN_AHEAD - 1)]
+    except Invalid:
+        return []
 
 
 async def _find(connection: Connection, tenant_id: str, schedule_id: UUID, more: str = "") -> Row:
@@ -222,12 +229,14 @@ async def change_schedule(request: Request, schedule_id: UUID, wanted: _Changes,
         changed = await connection.fetchrow(
             "UPDATE schedule SET enabled = $2, cron = $3, timezone = $4, payload_template = $5, overlap = $6,"
             " catch_up = $7, catch_up_seconds = $8, pause_after_failures = $9, next_run_at = $10,"
-            " paused_because = CASE WHEN $2 THEN NULL ELSE paused_because END, updated_at = clock_timestamp()"
+            " paused_because = CASE WHEN $2 THEN NULL ELSE paused_because END, failures = 0,"
+            " updated_at = clock_timestamp()"
             " WHERE id = $1 RETURNING *, clock_timestamp() AS now",
             schedule_id, row["enabled"], row["cron"], row["timezone"], row["payload_template"], row["overlap"],
             row["catch_up"], row["catch_up_seconds"], row["pause_after_failures"],
             upcoming if timed else row["next_run_at"],
         )  # fmt: skip
+        await quarantine.release(connection, schedules.DUTY, schedule_id)
     assert changed is not None
     return json_response(_answer(changed))
 
@@ -325,11 +334,12 @@ async def backfill(
         row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")  # before what is charged
         missing = await schedules.without_run(connection, schedule_id, wanted_ticks)
         async with services.admission.submitting(connection, caller.payer, {}, len(missing)) as paid:
-            for tick in missing:
+            refused = isinstance(prepared, RequestError)  # for each tick alike: it is written down once
+            for tick in missing[-1:] if refused else missing:
                 one = await schedules.start(connection, prepared, row, tick, keep)
                 made.append(one)
                 paid.queues |= set() if one is None else await queues_waited_in(connection, one.id)
-            await services.admission.refund(connection, caller.payer, made.count(None))
+            await services.admission.refund(connection, caller.payer, len(missing) if refused else made.count(None))
         limited.update(paid.fields)
         ids = [one.id for one in made if one is not None]
         return Answer(HTTPStatus.ACCEPTED, encoded({"ticks": len(wanted_ticks), "runs": ids}))

@@ -2,14 +2,19 @@
 
 Daylight saving follows Debian's cron, by cronsim: a time that the clock skips fires once, right after the gap; a time
 that it repeats fires once, the first time; `*` in minutes or hours fires by real time.
+
+Zones are those that the package `tzdata` ships, by name and by rules, and never the host's: what the API has accepted
+each worker knows, whatever machine it runs on.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
 from itertools import takewhile
-from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
 
@@ -25,6 +30,9 @@ _ALIASES = {
     "@hourly": "0 * * * *",
 }
 _FIELDS = 5
+#: Instants from clients lie between these: every zone's clock can show them, and PostgreSQL can keep them.
+FIRST = datetime(1970, 1, 1, tzinfo=UTC)
+LAST = datetime(2999, 12, 31, tzinfo=UTC)
 
 
 def check(cron: str, timezone: str) -> None:
@@ -34,18 +42,29 @@ def check(cron: str, timezone: str) -> None:
         raise Invalid("invalid_cron", "This schedule never fires.")
 
 
+@cache
+def zone_names() -> frozenset[str]:
+    """The IANA time zones that schedules may name."""
+    return frozenset(resources.files("tzdata").joinpath("zones").read_text("utf-8").split())
+
+
 def zone(name: str) -> ZoneInfo:
     """Raises Invalid `invalid_timezone`."""
-    try:
-        return ZoneInfo(name)
-    except (ZoneInfoNotFoundError, ValueError, OSError):
-        raise Invalid("invalid_timezone", "This is not an IANA time zone, such as Europe/Berlin.") from None
+    if name not in zone_names():
+        raise Invalid("invalid_timezone", "This is not an IANA time zone, such as Europe/Berlin.")
+    return _load(name)
+
+
+@cache
+def _load(name: str) -> ZoneInfo:
+    with resources.files("tzdata.zoneinfo").joinpath(*name.split("/")).open("rb") as file:
+        return ZoneInfo.from_file(file, key=name)
 
 
 def ticks(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
     """The instants after `after`, in UTC, in order; it ends where nothing comes for fifty years.
 
-    Raises Invalid `invalid_cron`.
+    Raises Invalid `invalid_cron`, and `range_too_long` where the zone's clock cannot show `after`.
     """
     expression = _ALIASES.get(cron.strip(), cron)
     if len(expression.split()) != _FIELDS:

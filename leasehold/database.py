@@ -45,6 +45,14 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
     asyncpg.SerializationError,
 )
 
+
+def may_try_again(error: BaseException) -> bool:
+    """Whether the error is one of TRY_AGAIN, in fact and not only by its type. asyncpg reports a value that it cannot
+    encode as an InterfaceError, too: that statement fails however often it is repeated.
+    """
+    return isinstance(error, TRY_AGAIN) and not isinstance(error, ValueError)
+
+
 _LONGER_THAN_ANYTHING = timedelta(days=36_500)
 
 #: The transitions find rows by key, in the order that their joins are written in. Statistics of a young table must not
@@ -183,8 +191,8 @@ async def until_answered(work: Callable[[], Awaitable[_T]], *, within: float, pa
     while True:
         try:
             return await work()
-        except TRY_AGAIN:
-            if asyncio.get_running_loop().time() + pause > deadline:
+        except TRY_AGAIN as error:
+            if not may_try_again(error) or asyncio.get_running_loop().time() + pause > deadline:
                 raise
             await asyncio.sleep(pause)
 

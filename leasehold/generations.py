@@ -15,8 +15,11 @@ from leasehold.errors import Conflict
 from leasehold.transitions import limits
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.limits import Submitted
+from leasehold.transitions.quarantine import not_in
 
 Row: TypeAlias = asyncpg.Record
+#: The duty that forgets source images, in the quarantine.
+SOURCES = "expired_sources"
 #: Finished generations that statistics count, at most, of each tenant.
 MOST_COUNTED = 100_000
 
@@ -171,7 +174,9 @@ async def keep_source(connection: Connection, tenant_id: str, key: str, kept: ti
 async def expired_sources(connection: Connection, limit: int = 100) -> list[str]:
     """Keys of source images that nobody may use any more. Delete the objects, then `forget_sources`."""
     rows = await connection.fetch(
-        "SELECT key FROM source_image WHERE expires_at < statement_timestamp() ORDER BY expires_at LIMIT $1", limit
+        "SELECT key FROM source_image WHERE expires_at < statement_timestamp()"
+        f" AND {not_in(SOURCES, 'key', 'text')} ORDER BY expires_at LIMIT $1",
+        limit,
     )
     return [row["key"] for row in rows]
 

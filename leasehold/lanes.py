@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from leasehold.database import TRY_AGAIN, Connection
+from leasehold.database import TRY_AGAIN, Connection, may_try_again
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
@@ -75,7 +75,7 @@ class Lane(Generic[_In, _Out]):
         try:
             _tell(batch, await self._answer([item for item, _ in batch]))
         except Exception as error:  # noqa: BLE001 - belongs to the askers, each of whom gets it
-            if len(batch) == 1 or isinstance(error, TRY_AGAIN):
+            if len(batch) == 1 or may_try_again(error):
                 _refuse(batch, error)
                 return
             for one in batch:  # what the database will not take of one must not cost the others
@@ -94,6 +94,8 @@ class Lane(Generic[_In, _Out]):
                     self._connection = await self._connect()
                 return await self._statement(self._connection, items, repeated)
             except TRY_AGAIN as error:
+                if not may_try_again(error):
+                    raise
                 log.warning("database statement will be repeated", error=type(error).__name__)
                 await self._drop()
                 repeated = True

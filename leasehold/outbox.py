@@ -71,3 +71,8 @@ async def take(connection: Connection, limit: int, back: float | None = None) ->
 async def announced(connection: Connection, outbox_ids: Sequence[int]) -> None:
     """The broker confirmed these: forget the rows; job: pending -> queued."""
     await connection.execute(ANNOUNCED, list(outbox_ids))
+
+
+async def drop(connection: Connection, outbox_id: int) -> None:
+    """Forget a hint that cannot be sent. Its task is found by those who look."""
+    await connection.execute("DELETE FROM outbox WHERE id = $1", outbox_id)

@@ -106,7 +106,8 @@ schedule = Table(
     Column("buffered_at", _INSTANT),  # buffer_one: the tick that waits for the run before it
     Column("next_run_at", _INSTANT),  # NULL while disabled
     Column("last_run_at", _INSTANT),
-    Column("last_error", JSONB),  # why the last firing made no run
+    Column("last_error", JSONB),  # why the last firing made no run; NULL after one that did
+    Column("failures", Integer, nullable=False, server_default="0"),  # firings in a row that no waiting can mend
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
     CheckConstraint("overlap IN ('skip', 'buffer_one', 'cancel_other', 'allow_all')", name="overlap_known"),

@@ -242,6 +242,9 @@ class Settings(BaseSettings):
         True, description="Hold an advisory lock per worker for instant takeover; turn off behind a pooler."
     )
     max_losses: int = Field(5, ge=1, le=100, description="Attempts lost with their workers before a task fails.")
+    schedule_failures_limit: int = Field(
+        5, ge=1, le=100, description="Firings in a row that fail, or are refused for good, before a schedule is paused."
+    )
     work_dir: str | None = Field(None, description="Where attempts keep files; unset means the system's.")
 
     failpoints: str = Field("", description="For tests of failure only: see leasehold/failpoints.py.")

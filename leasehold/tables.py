@@ -267,6 +267,18 @@ worker = Table(
     Column("seen_at", _INSTANT, nullable=False, server_default=_NOW),
 )
 
+quarantine = Table(
+    "quarantine",
+    metadata,
+    Column("duty", Text, nullable=False),
+    Column("unit", Text, nullable=False),  # the id or key of what failed
+    Column("failures", Integer, nullable=False),  # in a row
+    Column("error", JSONB, nullable=False),  # {code, message} of the last one
+    Column("failed_at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("retry_at", _INSTANT, nullable=False),  # set aside until then
+    PrimaryKeyConstraint("duty", "unit"),
+)
+
 leadership = Table(
     "leadership",
     metadata,

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import asyncpg
+import structlog
 from jsonschema_rs import Draft202012Validator
 from pydantic import ValidationError
 
@@ -20,6 +21,8 @@ from leasehold.pipeline import Pipeline
 from leasehold.registry import Pipelines
 from leasehold.settings import Settings
 from leasehold.template import Template, declared, encoded_payload
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -92,7 +95,7 @@ class Templates:
         )
         if row is None:
             raise NotFound("template_not_found", "There is no such template, or none of it is enabled.")
-        template = Template.model_validate(row["declaration"])
+        template = _read(row["declaration"])
         return Known(template, template.pipeline(), enabled=row["enabled"], by_code=False)
 
     async def of_run(self, connection: Connection, tenant_id: str, kind: str, version: int) -> Known:
@@ -186,10 +189,24 @@ class Templates:
             tenant_id,
             kind,
         )
-        written = [Template.model_validate(row["declaration"]) for row in rows]
         found = [known for known in self.of_code() if kind in (None, known.template.type)]
-        found += [
-            Known(template, template.pipeline(), enabled=row["enabled"], by_code=False)
-            for template, row in zip(written, rows, strict=True)
-        ]
+        for row in rows:
+            try:
+                template = _read(row["declaration"])
+            except Conflict as error:  # the others are listed
+                log.warning("a template is left out of a list", tenant_id=tenant_id, code=error.code)
+                continue
+            found.append(Known(template, template.pipeline(), enabled=row["enabled"], by_code=False))
         return sorted(found, key=lambda known: (known.template.type, -known.template.version))
+
+
+def _read(declaration: Any) -> Template:
+    """A template as it was written. Raises Conflict `template_unreadable`: the row was changed by hand, or written by a
+    release that allowed more.
+    """
+    try:
+        return Template.model_validate(declaration)
+    except (ValidationError, ValueError, TypeError, RecursionError):
+        raise Conflict(
+            "template_unreadable", "This version of the template cannot be read by this release: write a new version."
+        ) from None

@@ -5,13 +5,9 @@ from __future__ import annotations
 import asyncio
 from uuid import UUID
 
-import structlog
-
 from leasehold.announcer import Announcer
-from leasehold.database import TRY_AGAIN, Pool
+from leasehold.database import Pool
 from leasehold.transitions import gates
-
-log = structlog.get_logger(__name__)
 
 #: Ends that come together are taken together: the gates' locks and counts cost the same for one as for hundreds.
 _GATHER_SECONDS = 0.02
@@ -31,15 +27,12 @@ class Admitter:
         self._left.add(job_id)
         self._somebody_left.set()
 
-    async def run(self) -> None:
-        while True:
-            await self._somebody_left.wait()
-            await asyncio.sleep(_GATHER_SECONDS)
-            self._somebody_left.clear()
-            left, self._left = self._left, set()
-            try:
-                async with self._pool.acquire() as connection:
-                    names = await gates.gates_of(connection, [*left])
-                    self._announcer.announce(await gates.admit(connection, names, [*left]))
-            except TRY_AGAIN as error:
-                log.warning("jobs at their gates are left to the sweeper", error=type(error).__name__)
+    async def turn(self) -> float:
+        await self._somebody_left.wait()
+        await asyncio.sleep(_GATHER_SECONDS)
+        self._somebody_left.clear()
+        left, self._left = self._left, set()
+        async with self._pool.acquire() as connection:
+            names = await gates.gates_of(connection, [*left])
+            self._announcer.announce(await gates.admit(connection, names, [*left]))
+        return 0.0

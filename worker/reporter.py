@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from uuid import UUID
 
-import structlog
-
-from leasehold.database import TRY_AGAIN, Pool
+from leasehold.database import Pool
 from leasehold.lease import Lease
 from leasehold.transitions.progress import Progress, report
+from leasehold.transitions.quarantine import each_of
 
-log = structlog.get_logger(__name__)
-
-_EVERY_SECONDS = 0.5
+EVERY_SECONDS = 0.5
+#: The duty's name.
+DUTY = "progress"
 
 
 class Reporter:
@@ -26,15 +26,17 @@ class Reporter:
         self._said[lease.task_id] = Progress(lease, percent, summary)
         self._spoken.set()
 
-    async def run(self) -> None:
-        """For ever. What cannot be written now is dropped: the next word says more."""
-        while True:
-            await self._spoken.wait()
-            self._spoken.clear()
-            said, self._said = self._said, {}
-            try:
-                async with self._pool.acquire() as connection:
-                    await report(connection, list(said.values()))
-            except TRY_AGAIN as error:
-                log.warning("progress was not written down", error=type(error).__name__)
-            await asyncio.sleep(_EVERY_SECONDS)
+    async def turn(self) -> None:
+        """Wait until somebody has spoken, and write it down. What cannot be written is dropped: the next word says
+        more; one that the database will not take costs the others nothing.
+        """
+        await self._spoken.wait()
+        self._spoken.clear()
+        said, self._said = self._said, {}
+
+        async def write(some: Sequence[Progress]) -> Sequence[None]:
+            await report(connection, some)
+            return ()
+
+        async with self._pool.acquire() as connection:
+            await each_of(connection, DUTY, list(said.values()), write, lambda one: one.lease.task_id)

@@ -24,6 +24,7 @@ from leasehold.errors import StoreError
 from leasehold.evaluation.evaluator import evaluating
 from leasehold.ids import new_id
 from leasehold.outbox import Announcement
+from leasehold.periodic import Periodic
 from leasehold.pipeline import Step, pinned_queue, unpinned_queue
 from leasehold.pool_sizes import pool_of_worker
 from leasehold.registry import Pipelines
@@ -34,19 +35,18 @@ from leasehold.telemetry.exporter import exporting
 from leasehold.templates import Templates
 from leasehold.transitions import workers
 from leasehold.transitions.claims import Claimed, LeaseTerms, Looked
-from worker import isolation, metrics
+from worker import isolation, metrics, relay, reporter
 from worker.admitter import Admitter
 from worker.children import Children
 from worker.crew import Crew, claim_with_takeover
+from worker.duties import Duties
 from worker.heartbeat import Heartbeat
 from worker.lanes import ClaimLane, SettleLane
 from worker.looks import Looks
-from worker.relay import relay
+from worker.relay import Relay
 from worker.reporter import Reporter
 from worker.runner import Runner
-from worker.scheduler import schedule
 from worker.shares import Rooms
-from worker.sweeper import Sweeper
 from worker.workdir import WorkDir
 
 log = structlog.get_logger(__name__)
@@ -55,7 +55,6 @@ log = structlog.get_logger(__name__)
 _BATCH = 128
 #: Hints in hand per slot: a band's share of them is not lent to the others, and must fill the slots by itself.
 _HINTS_PER_SLOT = 4
-_RELAY_SECONDS = 0.5
 _CHECK_AFTER_SECONDS = 5.0
 _START_SECONDS = 60.0  # how long the database may be away when a worker starts
 #: How long a worker waits for its presence before it claims.
@@ -148,25 +147,26 @@ class Worker:
         self._announcer.start()
         self._opened.push_async_callback(self._announcer.close)
         await self._start_attempts(work_dir)
-        self._sweeper = Sweeper(settings, self.id, self._pool, self._store, self._announcer)
         exporter = self._opened.enter_context(exporting(settings, self.id, self._pool, self._broker))
         evaluator = await self._opened.enter_async_context(evaluating(settings))
-        self._loops = [
-            asyncio.create_task(exporter.run()),
-            asyncio.create_task(self._sweeper.run()),
-            asyncio.create_task(relay(self._pool, self._broker, self._announcer, _RELAY_SECONDS)),
-            asyncio.create_task(self._reporter.run()),
-            asyncio.create_task(self._admitter.run()),
-            asyncio.create_task(
-                schedule(
-                    self._pool,
-                    Templates(self.pipelines, evaluator),
-                    self._announcer,
-                    settings.retention_days * 86_400,
-                    self.pipelines.find("webhook"),
-                )
-            ),
+        duties = Duties(
+            settings,
+            self.id,
+            self._pool,
+            self._store,
+            self._announcer,
+            Templates(self.pipelines, evaluator),
+            self.pipelines.find("webhook"),
+        )
+        relaying = Relay(self._pool, self._broker, self._announcer)
+        periodic = [
+            *duties.all(),
+            Periodic(relay.DUTY, relaying.turn, every=relay.EVERY_SECONDS),
+            Periodic(reporter.DUTY, self._reporter.turn, every=reporter.EVERY_SECONDS),
+            Periodic("admitter", self._admitter.turn, every=0.0),
         ]
+        self._loops = [asyncio.create_task(exporter.run(), name="exporter")]
+        self._loops += [asyncio.create_task(duty.run(), name=duty.name) for duty in periodic]
         for loop in self._loops:
             loop.add_done_callback(self._watch)
         await self._consume()

@@ -7,9 +7,8 @@ that tell them at once, around a change of leader, tell the same: dashboards tak
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -22,14 +21,16 @@ from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from leasehold.broker.base import Broker
-from leasehold.database import TRY_AGAIN, Connection, Pool
-from leasehold.easing import pause_after
+from leasehold.database import Connection, Pool
+from leasehold.easing import Pauses
 from leasehold.generations import UNDER_WAY
+from leasehold.periodic import Periodic
 from leasehold.settings import Settings
 from leasehold.telemetry import queries
 from leasehold.telemetry.broker_parts import BrokerParts
-from leasehold.telemetry.meters import gauge, histogram
+from leasehold.telemetry.meters import counter, gauge, histogram
 from leasehold.transitions import workers
+from leasehold.transitions.quarantine import is_away
 
 log = structlog.get_logger(__name__)
 
@@ -47,31 +48,44 @@ MOST_SERVERS = 100
 _PATIENCE = 3.0
 
 LEADS = gauge("exporter_leads", "1 in the process that tells what only the database knows")
+REFUSED = counter("exporter_refused_total", "Questions of a look that the database did not answer", ["question"])
 LOOK_SECONDS = histogram("exporter_look_duration_seconds", "One look into the database, all statements together")
 
 Rows = Mapping[str, Sequence[Any]]
 
-# Also whatever a database says that is not migrated yet.
-_AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, asyncpg.PostgresError)
+
+def _questions(silent: float) -> dict[str, tuple[str, tuple[object, ...]]]:
+    return {
+        "queues": (queries.QUEUES, (queries.CAP, silent, queries.MOST_LINES)),
+        "leases": (queries.LEASES, (queries.CAP,)),
+        "backlog": (queries.BACKLOG, (queries.CAP,)),
+        "generations": (queries.GENERATIONS, (queries.CAP,)),
+        "workers": (queries.WORKERS, (silent,)),
+        "quarantine": (queries.QUARANTINE, ()),
+        "tables": (queries.TABLES, ()),
+        "sessions": (queries.SESSIONS, ()),
+        "slow": (queries.SLOW, ()),
+        "database": (queries.DATABASE, ()),
+    }
 
 
 async def look(connection: Connection, silent: float) -> Rows:
-    """All that one look finds. `silent`: seconds after which a worker that was not seen counts as silent."""
+    """All that one look finds. `silent`: seconds after which a worker that was not seen counts as silent.
 
-    async def ask(statement: str, *values: object) -> Sequence[Any]:
-        return await connection.fetch(statement, *values, timeout=_PATIENCE)
-
-    return {
-        "queues": await ask(queries.QUEUES, queries.CAP, silent, queries.MOST_LINES),
-        "leases": await ask(queries.LEASES, queries.CAP),
-        "backlog": await ask(queries.BACKLOG, queries.CAP),
-        "generations": await ask(queries.GENERATIONS, queries.CAP),
-        "workers": await ask(queries.WORKERS, silent),
-        "tables": await ask(queries.TABLES),
-        "sessions": await ask(queries.SESSIONS),
-        "slow": await ask(queries.SLOW),
-        "database": await ask(queries.DATABASE),
-    }
+    A question that the database refuses is left out and counted, and the others are asked. Raises one of TRY_AGAIN.
+    """
+    found: dict[str, Sequence[Any]] = {}
+    slow = 0
+    for name, (statement, values) in _questions(silent).items():
+        try:
+            found[name] = await connection.fetch(statement, *values, timeout=_PATIENCE)
+        except (asyncpg.PostgresError, TimeoutError) as error:
+            slow += isinstance(error, TimeoutError)
+            if is_away(connection, error) or slow > 1:
+                raise
+            REFUSED.labels(name).inc()
+            log.warning("the exporter's question was not answered", question=name, error=type(error).__name__)
+    return found
 
 
 class Exporter(Collector):
@@ -83,36 +97,31 @@ class Exporter(Collector):
         self._silent = 3 * settings.renew_seconds
         self._on = settings.metrics
         self._seen: Rows | None = None
-        self._look_at = 0.0
+        self._pauses = Pauses(share=_SHARE, least=EVERY, most=_AT_LEAST_EVERY)
         self._fresh_until = 0.0
-        self._away = False
 
     async def run(self) -> None:
-        while self._on:
-            try:
-                async with self._pool.acquire() as connection:
-                    await self._turn(connection)
-                self._away = False
-            except _AWAY as error:
-                if not self._away:  # once an outage
-                    log.warning("the exporter cannot look into the database", error=type(error).__name__)
-                self._away = True
-            await asyncio.sleep(EVERY)
+        if self._on:
+            await Periodic("exporter", self._look, every=EVERY).run()
+
+    async def _look(self) -> None:
+        async with self._pool.acquire() as connection:
+            await self._turn(connection)
 
     async def _turn(self, connection: Connection) -> None:
         leads = await workers.lead(connection, "exporter", self._owner, 3 * EVERY)
         LEADS.set(leads)
         if not leads:
-            self._seen, self._look_at = None, 0.0
+            self._seen = None
+            self._pauses.forget()
+            return
+        if not self._pauses.due:
             return
         began = monotonic()
-        if began < self._look_at:
-            return
         with LOOK_SECONDS.time():
             self._seen = await look(connection, self._silent)
-        now = monotonic()
-        pause = pause_after(now - began, share=_SHARE, least=EVERY, most=_AT_LEAST_EVERY)
-        self._look_at, self._fresh_until = now + pause, now + 3 * pause
+        pause = self._pauses.done(began)
+        self._fresh_until = monotonic() + 3 * pause
 
     def describe(self) -> list[Metric]:
         """Nothing is promised: who leads, changes."""
@@ -127,8 +136,15 @@ class Exporter(Collector):
 
 def families(seen: Rows) -> Iterator[Metric]:
     """The metrics that a look amounts to."""
-    yield from _of_queues(seen["queues"], seen["leases"])
-    (backlog,), (fleet,), (database,) = seen["backlog"], seen["workers"], seen["database"]
+    if "queues" in seen and "leases" in seen:
+        yield from _of_queues(seen["queues"], seen["leases"])
+    for name, of in _FAMILIES.items():
+        if name in seen:
+            yield from of(seen[name])
+
+
+def _of_backlog(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    (backlog,) = rows
     capped = f"; counted up to {queries.CAP}"
     yield _gauge("outbox_rows", f"Hints written and not yet confirmed by the broker{capped}", backlog["outbox"])
     yield _gauge("outbox_oldest_seconds", "Age of the oldest row of the outbox", backlog["outbox_oldest"])
@@ -136,12 +152,21 @@ def families(seen: Rows) -> Iterator[Metric]:
     yield _gauge(
         "schedule_oldest_due_seconds", "How long ago the schedule that is latest was due", backlog["schedule_oldest"]
     )
-    yield from _of_generations(seen["generations"])
     yield _gauge("jobs_unfinished", f"Jobs that have not ended{capped}", backlog["unfinished"])
+
+
+def _of_workers(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    (fleet,) = rows
     yield _labelled("workers", "Registered workers", ["state"], [((state,), fleet[state]) for state in fleet.keys()])  # noqa: SIM118 - a Record's iteration gives values
-    yield from _of_tables(seen["tables"])
-    yield from _of_sessions(seen["sessions"])
-    yield from _of_slow(seen["slow"])
+
+
+def _of_quarantine(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    meaning = "Units of a duty that are set aside because they failed by themselves"
+    yield _labelled("quarantined_units", meaning, ["duty"], [((row["duty"],), row["n"]) for row in rows])
+
+
+def _of_database(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
+    (database,) = rows
     yield _gauge("database_bytes", "Size of the database", database["bytes"])
     yield _gauge("database_sessions_max", "Sessions that the server allows", database["max_sessions"])
 
@@ -209,6 +234,18 @@ def _of_slow(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     found = {"other": 0} | {row["statement"]: row["n"] for row in rows}
     meaning = "Statements that have been under way for over a second, by the name in their first line"
     yield _labelled("database_slow_statements", meaning, ["statement"], [((name,), n) for name, n in found.items()])
+
+
+_FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]]] = {
+    "backlog": _of_backlog,
+    "generations": _of_generations,
+    "workers": _of_workers,
+    "quarantine": _of_quarantine,
+    "tables": _of_tables,
+    "sessions": _of_sessions,
+    "slow": _of_slow,
+    "database": _of_database,
+}
 
 
 def _gauge(name: str, meaning: str, value: float) -> Metric:

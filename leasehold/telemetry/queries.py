@@ -113,6 +113,11 @@ SELECT count(*) FILTER (WHERE heard AND NOT draining)::int AS serving,
 FROM (SELECT draining, seen_at > now() - make_interval(secs => $1) AS heard FROM worker) AS w
 """
 
+QUARANTINE = """
+-- exporter_quarantine
+SELECT duty, count(*)::int AS n FROM quarantine WHERE retry_at > now() GROUP BY duty
+"""
+
 # Estimates that PostgreSQL keeps by itself; an event's day is its own table. Sizes are asked of the file system.
 TABLES = r"""
 -- exporter_tables

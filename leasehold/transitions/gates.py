@@ -14,15 +14,21 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 from leasehold.database import Connection, unindexed
 from leasehold.gate import EVERYBODY, GREED, Gate
 from leasehold.outbox import Announcement
+from leasehold.transitions.quarantine import alone, each, is_away, not_in
 
 #: (tenant, key)
 GateName: TypeAlias = tuple[str, str]
+
+#: The duty in the quarantine: jobs that cannot be let in, and gates that cannot be asked.
+JOBS, GATES = "admissions", "gates"
+_GATE_UNIT = "g.tenant_id || '/' || g.key"
 
 #: Jobs looked at, and so admitted at most, in one go.
 _MOST = 500
@@ -102,7 +108,7 @@ async def leave(connection: Connection, job_id: UUID, wanted: Sequence[Gate]) ->
 # Of each asked gate the jobs that come next, and all the gates of those jobs. Tenants take turns: a tenant's first
 # counts before everybody's second, and what it has inside counts before its first. `owners` is a loose index scan: one
 # probe a tenant, however many jobs each has.
-_WAITING = """
+_WAITING = f"""
 -- gates_waiting
 WITH RECURSIVE asked AS (
     SELECT * FROM unnest($1::text[], $2::text[]) AS a(tenant_id, key)
@@ -131,7 +137,7 @@ WITH RECURSIVE asked AS (
     CROSS JOIN LATERAL (
         SELECT g.job_id, g.priority, row_number() OVER (ORDER BY g.priority, g.job_id) AS nth FROM gate_job g
         WHERE g.tenant_id = o.tenant_id AND g.key = o.key AND g.owner = o.owner AND g.admitted_at IS NULL
-          AND g.ready_at <= clock_timestamp()
+          AND g.ready_at <= clock_timestamp() AND ($5::uuid IS NULL OR g.job_id = $5) AND {not_in(JOBS, "g.job_id")}
         ORDER BY g.priority, g.job_id LIMIT $3
     ) AS head
 ), waiting AS MATERIALIZED (
@@ -294,20 +300,61 @@ async def admit(
     most = _MOST if left is None else min(_MOST, max(_FEW, 2 * len(left)))
     more = bool(asked)
     while more:
-        async with connection.transaction():
-            let_in, more = await _choose(connection, asked, left, most)
-            if let_in:
-                hints += [Announcement.from_row(row) for row in await connection.fetch(ADMIT, let_in)]
+        let_in, more, found = await _admit(connection, asked, left, most)
+        hints += [Announcement.from_row(row) for row in found]
         more = more and (most < _MOST or bool(let_in))
         left, most = (), min(_MOST, 4 * most)
     return hints
 
 
-async def _choose(
+async def _admit(
     connection: Connection, asked: Sequence[GateName], left: Sequence[UUID] | None, most: int
+) -> tuple[Sequence[UUID], bool, list[Any]]:
+    """One go: the jobs that were let in, whether to look further, and the rows of their hints. Where letting them in
+    together fails, each is let in by itself; one that cannot be keeps out nobody else.
+    """
+    more = False
+    let_in: Sequence[UUID] = ()
+
+    async def take(only: object | None) -> Sequence[UUID]:
+        nonlocal more, let_in
+        chosen, further = await _choose(connection, asked, left, most, only)
+        if only is None:
+            let_in, more = chosen, further
+        return chosen
+
+    async def enter(jobs: Sequence[UUID]) -> list[Any]:
+        return await connection.fetch(ADMIT, list(jobs))
+
+    rows = await each(connection, JOBS, take, enter)
+    return let_in, more, rows
+
+
+async def admit_each(connection: Connection, names: Iterable[GateName]) -> list[Announcement]:
+    """As `admit`, of gates that have nothing to do with each other: one that cannot be asked is set aside."""
+    known = sorted(set(names))
+    try:
+        return await admit(connection, known)
+    except Exception as error:
+        if is_away(connection, error):
+            raise
+    hints: list[Announcement] = []
+    for name in known:
+        hints += await alone(connection, GATES, "/".join(name), partial(admit, connection, [name])) or ()
+    return hints
+
+
+async def _choose(
+    connection: Connection,
+    asked: Sequence[GateName],
+    left: Sequence[UUID] | None,
+    most: int,
+    only: object | None = None,
 ) -> tuple[list[UUID], bool]:
-    """Of the first `most` that wait, those that every gate of theirs has room for; and whether to look further."""
-    waiting = await connection.fetch(_WAITING, *_columns(asked), most, EVERYBODY)
+    """Of the first `most` that wait, or of `only` that job, those that every gate of theirs has room for; and whether
+    to look further.
+    """
+    waiting = await connection.fetch(_WAITING, *_columns(asked), most, EVERYBODY, only)
     rooms = await _rooms(connection, sorted({*asked, *(name for row in waiting for name in _names(row))}), left)
     let_in = []
     for row in waiting:
@@ -371,7 +418,7 @@ async def crowded(connection: Connection, after: GateName, limit: int = 200) -> 
     rows = await connection.fetch(
         "SELECT g.tenant_id, g.key FROM gate g WHERE (g.tenant_id, g.key) > ($1, $2) AND EXISTS ("
         "SELECT 1 FROM gate_job w WHERE w.tenant_id = g.tenant_id AND w.key = g.key AND w.admitted_at IS NULL)"
-        " ORDER BY g.tenant_id, g.key LIMIT $3",
+        f" AND {not_in(GATES, _GATE_UNIT, 'text')} ORDER BY g.tenant_id, g.key LIMIT $3",
         *after,
         limit,
     )

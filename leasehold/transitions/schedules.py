@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -14,11 +15,13 @@ import structlog
 
 from leasehold import cron
 from leasehold.database import Connection, unindexed
-from leasehold.errors import RequestError, TooMany, Unavailable
+from leasehold.errors import Invalid, RequestError, TooMany, Unavailable
+from leasehold.telemetry.duties import SCHEDULES_PAUSED
 from leasehold.templates import Known, Templates
 from leasehold.transitions import jobs, runs
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.gates import gates_of
+from leasehold.transitions.quarantine import STUCK_AFTER, alone, described, not_in
 from leasehold.transitions.runs import Made, NewRun
 
 log = structlog.get_logger(__name__)
@@ -28,58 +31,115 @@ ON_TIME = timedelta(seconds=60)
 #: Ticks of one schedule that are caught up, or filled in, in one go.
 MOST_TICKS = 100
 
-_DUE = """
+#: A template and the parameters of its runs, or why there are none.
+Prepared: TypeAlias = tuple[Known, dict[str, Any]] | RequestError
+
+#: The duty's name in the quarantine.
+DUTY = "schedules"
+
+_DUE = f"""
 -- schedules_due
-SELECT *, clock_timestamp() AS now FROM schedule
-WHERE next_run_at <= statement_timestamp() ORDER BY next_run_at LIMIT $1 FOR UPDATE SKIP LOCKED
+SELECT id FROM schedule
+WHERE next_run_at <= statement_timestamp() AND {not_in(DUTY, "id")} ORDER BY next_run_at LIMIT $1
 """
+
+_LOCK_DUE = """
+-- schedules_lock_due
+SELECT *, clock_timestamp() AS now FROM schedule
+WHERE id = $1 AND next_run_at <= statement_timestamp() FOR UPDATE SKIP LOCKED
+"""
+
+_IS_FREE = f"""NOT EXISTS (SELECT 1 FROM run r JOIN job j ON j.id = r.job_id
+                  WHERE r.schedule_id = s.id AND {unindexed("j.finished_at IS NULL")})"""
 
 _BUFFERED = f"""
 -- schedules_buffered
+SELECT s.id FROM schedule s
+WHERE s.buffered_at IS NOT NULL AND {not_in(DUTY, "s.id")} AND {_IS_FREE}
+LIMIT $1
+"""
+
+_LOCK_BUFFERED = f"""
+-- schedules_lock_buffered
 SELECT s.*, clock_timestamp() AS now FROM schedule s
-WHERE s.buffered_at IS NOT NULL
-  AND NOT EXISTS (SELECT 1 FROM run r JOIN job j ON j.id = r.job_id
-                  WHERE r.schedule_id = s.id AND {unindexed("j.finished_at IS NULL")})
-LIMIT $1 FOR UPDATE SKIP LOCKED
+WHERE s.id = $1 AND s.buffered_at IS NOT NULL AND {_IS_FREE}
+FOR UPDATE SKIP LOCKED
+"""
+
+_PAUSE = """
+-- schedule_pause
+UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, paused_because = $2,
+    updated_at = clock_timestamp()
+WHERE id = $1
 """
 
 
-async def fire_due(connection: Connection, templates: Templates, keep_seconds: int, limit: int = 50) -> list[Made]:
-    """Make the runs of schedules whose time has come. Publish what each brings after this returns."""
+async def fire_due(
+    connection: Connection, templates: Templates, keep_seconds: int, limit: int = 50, pause_after: int = STUCK_AFTER
+) -> list[Made]:
+    """Make the runs of schedules whose time has come, each schedule in a transaction of its own. Publish what each
+    brings after this returns.
+
+    A schedule that cannot be fired says so in `last_error`, and is tried again with growing pauses; after `pause_after`
+    such failures in a row it is paused.
+    """
+
+    async def due(schedule_id: UUID) -> list[Made]:
+        row = await connection.fetchrow(_LOCK_DUE, schedule_id)
+        return [] if row is None else await _fire(connection, templates, row, keep_seconds, pause_after)
+
+    async def buffered(schedule_id: UUID) -> list[Made]:
+        row = await connection.fetchrow(_LOCK_BUFFERED, schedule_id)
+        if row is None:
+            return []
+        await connection.execute("UPDATE schedule SET buffered_at = NULL WHERE id = $1", row["id"])
+        prepared = await prepare(connection, templates, row)
+        return await _start(connection, prepared, row, row["buffered_at"], keep_seconds)
+
     made: list[Made] = []
-    async with connection.transaction():
-        for row in await connection.fetch(_DUE, limit):
-            made += await _fire(connection, templates, row, keep_seconds)
-        for row in await connection.fetch(_BUFFERED, limit):
-            await connection.execute("UPDATE schedule SET buffered_at = NULL WHERE id = $1", row["id"])
-            made += await _start(connection, templates, row, row["buffered_at"], keep_seconds)
+    for statement, fire in ((_DUE, due), (_BUFFERED, buffered)):
+        for found in await connection.fetch(statement, limit):
+            work, failed = partial(fire, found["id"]), partial(_broken, connection, found["id"], pause_after)
+            made += await alone(connection, DUTY, found["id"], work, failed) or ()
     return made
 
 
-async def _fire(connection: Connection, templates: Templates, row: Any, keep_seconds: int) -> list[Made]:
+async def _broken(connection: Connection, schedule_id: UUID, pause_after: int, error: Exception, failures: int) -> None:
+    """A schedule could not even be tried: it says why, and pauses after so many failures, unless it is not at fault."""
+    its_fault = not isinstance(error, (TooMany, Unavailable))
+    await connection.execute(_REFUSED, schedule_id, described(error), its_fault)
+    if its_fault and failures >= pause_after:
+        await _pause(connection, schedule_id, f"it could not be fired {failures} times in a row", "broken")
+
+
+async def _pause(connection: Connection, schedule_id: UUID, reason: str, because: str) -> None:
+    await connection.execute(_PAUSE, schedule_id, reason)
+    SCHEDULES_PAUSED.labels(because).inc()
+    log.warning("schedule paused", schedule_id=str(schedule_id), reason=reason)
+
+
+async def _fire(
+    connection: Connection, templates: Templates, row: Any, keep_seconds: int, pause_after: int
+) -> list[Made]:
     if await _failed_too_often(connection, row):
-        said = f"the last {row['pause_after_failures']} runs failed"
-        await connection.execute(
-            "UPDATE schedule SET enabled = false, next_run_at = NULL, paused_because = $2,"
-            " updated_at = clock_timestamp() WHERE id = $1",
-            row["id"],
-            said,
-        )
-        log.warning("schedule paused", schedule_id=str(row["id"]), reason=said)
+        await _pause(connection, row["id"], f"the last {row['pause_after_failures']} runs failed", "runs_failed")
         return []
     due = [row["next_run_at"]]
     due += cron.between(row["cron"], row["timezone"], due[0], row["now"], MOST_TICKS)
     made: list[Made] = []
-    for tick in _wanted(row, due):
-        made += await _start(connection, templates, row, tick, keep_seconds)
+    if wanted := _wanted(row, due):
+        prepared = await prepare(connection, templates, row)
+        # What is refused is refused for each tick: it counts once.
+        for tick in wanted[-1:] if isinstance(prepared, RequestError) else wanted:
+            made += await _start(connection, prepared, row, tick, keep_seconds)
     # With a full batch there may be more behind it: go on from the last that was looked at.
     after = due[-1] if len(due) > MOST_TICKS else row["now"]
-    await connection.execute(
-        "UPDATE schedule SET next_run_at = $2, last_run_at = coalesce($3, last_run_at) WHERE id = $1",
-        row["id"],
-        cron.next_after(row["cron"], row["timezone"], after),
-        due[-1] if made else None,
+    upcoming = cron.next_after(row["cron"], row["timezone"], after)
+    failures = await connection.fetchval(
+        "UPDATE schedule SET next_run_at = $2 WHERE id = $1 RETURNING failures", row["id"], upcoming
     )
+    if failures >= pause_after:
+        await _pause(connection, row["id"], f"{failures} firings in a row were refused", "refused")
     return made
 
 
@@ -110,9 +170,12 @@ def _wanted(row: Any, due: Sequence[datetime]) -> list[datetime]:
 
 
 async def _start(
-    connection: Connection, templates: Templates, row: Any, tick: datetime, keep_seconds: int
+    connection: Connection, prepared: Prepared, row: Any, tick: datetime, keep_seconds: int
 ) -> list[Made]:
-    """The run of one tick, as the overlap policy lets it be."""
+    """The run of one tick, as the overlap policy lets it be. One that is refused cancels no other."""
+    if isinstance(prepared, RequestError):
+        await _refused(connection, row["id"], tick, prepared)
+        return []
     unfinished = await _unfinished(connection, row["id"])
     freed: list[tuple[str, str]] = []
     ended: list[JobEnded] = []
@@ -129,7 +192,7 @@ async def _start(
             connection, unfinished, row["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
         )
         ended = cancels.ended
-    made = await start(connection, await prepare(connection, templates, row), row, tick, keep_seconds)
+    made = await start(connection, prepared, row, tick, keep_seconds)
     return [] if made is None else [Made(made.id, made.hints, [*made.gates, *freed], unfinished, ended)]
 
 
@@ -142,20 +205,16 @@ async def _unfinished(connection: Connection, schedule_id: UUID) -> list[UUID]:
     return [row["job_id"] for row in rows]
 
 
-#: A template and the parameters of its runs, or why there are none.
-Prepared: TypeAlias = tuple[Known, dict[str, Any]] | RequestError
-
-
 async def prepare(connection: Connection, templates: Templates, row: Any) -> Prepared:
     """What the schedule's runs are made of.
 
-    Raises ConnectionError where the payload could not be checked now: the tick stays due.
+    Raises TooMany and Unavailable where the payload could not be checked now: the tick stays due.
     """
     try:
         known = await templates.find_usable(connection, row["tenant_id"], row["template"], row["version"])
         return known, await templates.params(row["tenant_id"], known, row["payload_template"])
-    except (TooMany, Unavailable) as error:
-        raise ConnectionError(error.message) from error
+    except (TooMany, Unavailable):
+        raise
     except RequestError as error:
         return error
 
@@ -197,8 +256,28 @@ async def start(
             raise
         return None
     except RequestError as error:
-        said = {"code": error.code, "message": error.message, "tick": tick}
-        await connection.execute("UPDATE schedule SET last_error = $2 WHERE id = $1", row["id"], said)
-        log.warning("a schedule made no run", schedule_id=str(row["id"]), code=error.code)
+        await _refused(connection, row["id"], tick, error)
         return None
+    await connection.execute(_MADE, row["id"], tick)
     return made
+
+
+async def _refused(connection: Connection, schedule_id: UUID, tick: datetime | None, error: RequestError) -> None:
+    said = {"code": error.code, "message": error.message, "tick": tick}
+    await connection.execute(_REFUSED, schedule_id, said, isinstance(error, Invalid))
+    log.warning("a schedule made no run", schedule_id=str(schedule_id), code=error.code)
+
+
+# Refusals that only a change of the schedule or of its template can mend count as failures.
+_REFUSED = """
+-- schedule_refused
+UPDATE schedule SET last_error = $2, failures = CASE WHEN $3 THEN failures + 1 ELSE failures END WHERE id = $1
+"""
+
+# `last_run_at`: the newest tick that has its run, or when one was made by hand.
+_MADE = """
+-- schedule_made
+UPDATE schedule SET last_error = NULL, failures = 0,
+    last_run_at = greatest(last_run_at, coalesce($2::timestamptz, clock_timestamp()))
+WHERE id = $1
+"""

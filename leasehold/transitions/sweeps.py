@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, time, timedelta
+from functools import partial
 from uuid import UUID
 
 import asyncpg
@@ -17,16 +18,23 @@ import asyncpg
 from leasehold.database import Connection, unindexed
 from leasehold.outbox import Announcement
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
+from leasehold.transitions.quarantine import each, not_in
 from leasehold.transitions.workers import is_of_gone
+
+#: The duties of this module in the quarantine.
+LEASES, CANCELS, DEADLINES = "leases", "cancels", "deadlines"
+RETENTION, UPLOADS = "retention", "abandoned_uploads"
 
 # The jobs are locked by a statement of its own, here and below: one that waited for a lock, or took it just after
 # another let it go, would read the job's steps as they were before, and leave a new one behind in a job that ended.
-_LOCK_JOBS_OF_LOST = """
+# Here and below the last parameter is the one job that is asked for, or NULL: whatever is due.
+_LOCK_JOBS_OF_LOST = f"""
 -- expire_leases_lock
 SELECT j.id FROM job j
 WHERE j.id IN (
     SELECT t.job_id FROM task t
     WHERE t.status = 'running' AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($1::uuid[]))
+      AND ($3::uuid IS NULL OR t.job_id = $3) AND {not_in(LEASES, "t.job_id")}
     LIMIT $2
 ) AND j.status <> 'cancel_requested'
 ORDER BY j.id
@@ -81,27 +89,33 @@ async def expire_leases(
 
     Returns how many leases were ended, the hints of those that may run again, and the jobs that failed.
     """
-    async with connection.transaction():
-        locked = [row["id"] for row in await connection.fetch(_LOCK_JOBS_OF_LOST, list(gone), limit)]
-        rows = await connection.fetch(EXPIRE_LEASES, list(gone), max_losses, locked) if locked else []
+
+    async def take(only: object | None) -> list[UUID]:
+        return [row["id"] for row in await connection.fetch(_LOCK_JOBS_OF_LOST, list(gone), limit, only)]
+
+    async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
+        return await connection.fetch(EXPIRE_LEASES, list(gone), max_losses, list(locked))
+
+    rows = await each(connection, LEASES, take, end)
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
     return len(rows), hints, jobs_ended(rows)
 
 
-async def _locked_first(connection: Connection, statement: str, limit: int) -> list[UUID]:
+async def _locked_first(connection: Connection, statement: str, limit: int, only: object | None) -> list[UUID]:
     """Ids by the index that has them in the order that is asked for.
 
     Of several indexes of unfinished jobs the planner takes any, for its statistics say that there are few; but in one
     of all of them lies everything that has ended since the last vacuum.
     """
     await connection.execute("SET LOCAL enable_sort = off")
-    return [row["id"] for row in await connection.fetch(statement, limit)]
+    return [row["id"] for row in await connection.fetch(statement, limit, only)]
 
 
-_LOCK_JOBS_PAST_DEADLINE = """
+_LOCK_JOBS_PAST_DEADLINE = f"""
 -- expire_jobs_lock
 SELECT j.id FROM job j
 WHERE j.finished_at IS NULL AND j.deadline_at < statement_timestamp()
+  AND ($2::uuid IS NULL OR j.id = $2) AND {not_in(DEADLINES, "j.id")}
 ORDER BY j.deadline_at LIMIT $1
 FOR UPDATE SKIP LOCKED
 """
@@ -141,15 +155,19 @@ SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced
 
 async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded]:
     """Unfinished jobs past `deadline_at` -> expired; their steps end with them."""
-    async with connection.transaction():
-        locked = await _locked_first(connection, _LOCK_JOBS_PAST_DEADLINE, limit)
-        return jobs_ended(await connection.fetch(EXPIRE_JOBS, locked) if locked else [])
+
+    async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
+        return await connection.fetch(EXPIRE_JOBS, list(locked))
+
+    take = partial(_locked_first, connection, _LOCK_JOBS_PAST_DEADLINE, limit)
+    return jobs_ended(await each(connection, DEADLINES, take, end))
 
 
-_LOCK_CANCELLED_JOBS = """
+_LOCK_CANCELLED_JOBS = f"""
 -- end_cancels_lock
 SELECT j.id FROM job j
 WHERE j.cancel_by IS NOT NULL AND j.finished_at IS NULL
+  AND ($2::uuid IS NULL OR j.id = $2) AND {not_in(CANCELS, "j.id")}
 ORDER BY j.cancel_by LIMIT $1
 FOR UPDATE SKIP LOCKED
 """
@@ -179,9 +197,12 @@ SELECT id AS ended_job, pipeline, status AS outcome, seconds FROM advanced WHERE
 
 async def end_cancels(connection: Connection, gone: Sequence[UUID], limit: int = 100) -> list[JobEnded]:
     """cancel_requested -> cancelled where nobody acknowledges: past the grace, or with a lost worker."""
-    async with connection.transaction():
-        locked = await _locked_first(connection, _LOCK_CANCELLED_JOBS, limit)
-        return jobs_ended(await connection.fetch(END_CANCELS, list(gone), locked) if locked else [])
+
+    async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
+        return await connection.fetch(END_CANCELS, list(gone), list(locked))
+
+    take = partial(_locked_first, connection, _LOCK_CANCELLED_JOBS, limit)
+    return jobs_ended(await each(connection, CANCELS, take, end))
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,7 +218,7 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
     """Finished jobs past `expires_at`. Delete their objects first, then `forget_jobs`."""
     rows = await connection.fetch(
         "SELECT id, tenant_id, output_prefix FROM job WHERE expires_at < statement_timestamp()"
-        " ORDER BY expires_at LIMIT $1",
+        f" AND {not_in(RETENTION, 'id')} ORDER BY expires_at LIMIT $1",
         limit,
     )
     return [Forgettable(row["id"], row["tenant_id"], row["output_prefix"]) for row in rows]
@@ -219,7 +240,8 @@ async def forget_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
 async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
     """Media that nobody completed in time, and their keys. Delete the objects, then `forget_uploads`."""
     rows = await connection.fetch(
-        "SELECT id, original_key FROM media WHERE expires_at < statement_timestamp() ORDER BY expires_at LIMIT $1",
+        f"SELECT id, original_key FROM media WHERE expires_at < statement_timestamp() AND {unindexed('job_id IS NULL')}"
+        f" AND {not_in(UPLOADS, 'id')} ORDER BY expires_at LIMIT $1",
         limit,
     )
     return [(row["id"], row["original_key"]) for row in rows]

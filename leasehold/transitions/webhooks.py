@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from uuid import UUID
+
+import asyncpg
 
 from leasehold.database import Connection
 from leasehold.outbox import Announcement
 from leasehold.pipeline import Pipeline
 from leasehold.transitions.jobs import NewJob, submit
+from leasehold.transitions.quarantine import each, not_in
+
+#: The duty's name in the quarantine.
+DUTY = "webhooks"
 
 # The runs that ended and were not told of, with what they became.
-_ENDED = """
+_ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, r.template, r.version, r.scope, r.scope_id
 FROM job j JOIN run r ON r.job_id = j.id
-WHERE j.notify AND j.finished_at IS NOT NULL AND ($2::uuid IS NULL OR j.id = $2)
+WHERE j.notify AND j.finished_at IS NOT NULL
+  AND ($2::uuid IS NULL OR j.id = $2) AND {not_in(DUTY, "j.id")}
 ORDER BY j.finished_at LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
 """
@@ -29,12 +37,13 @@ async def dispatch(
     connection: Connection, pipeline: Pipeline, keep_seconds: int, limit: int = 100, run_id: UUID | None = None
 ) -> list[Announcement]:
     """Write a delivery for each ended run, or for `run_id` alone, and each webhook that subscribed to it. Returns hints
-    to be published.
+    to be published. A run of which nobody can be told keeps back no other.
     """
-    async with connection.transaction():
-        ended = await connection.fetch(_ENDED, limit, run_id)
-        if not ended:
-            return []
+
+    async def take(only: object | None) -> list[asyncpg.Record]:
+        return await connection.fetch(_ENDED, limit, run_id if only is None else only)
+
+    async def tell(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
         watching = await connection.fetch(_WATCHING, sorted({row["tenant_id"] for row in ended}))
         deliveries = [
             _delivery(pipeline, hook["id"], row, keep_seconds)
@@ -44,7 +53,9 @@ async def dispatch(
         ]
         hints = await submit(connection, deliveries) if deliveries else []
         await connection.execute(_TOLD, [row["id"] for row in ended])
-    return hints
+        return hints
+
+    return await each(connection, DUTY, take, tell, key=lambda row: row["id"])
 
 
 def _delivery(pipeline: Pipeline, webhook_id: UUID, row: Any, keep_seconds: int) -> NewJob:
