@@ -16,7 +16,7 @@ import structlog
 
 from leasehold.database import TRY_AGAIN, may_try_again
 from leasehold.errors import BrokerUnavailable, StoreError
-from leasehold.telemetry.meters import counter
+from leasehold.telemetry.duties import ERRORS
 
 log = structlog.get_logger(__name__)
 
@@ -26,8 +26,6 @@ AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, StoreError, BrokerUnavailab
 LONGEST_PAUSE = 60.0
 #: Seconds between two lines about a failure that goes on.
 _REMINDER = 60.0
-
-ERRORS = counter("duty_errors_total", "Turns of a duty that ended by an error that nobody foresaw", ["duty"])
 
 
 class Periodic:
@@ -87,7 +85,7 @@ class Periodic:
     def _failed(self, error: BaseException) -> float:
         ERRORS.labels(self.name).inc()
         speaks = self._speaks()
-        kind = _kind(error)
+        kind = kind_of(error)
         if kind not in self._known:
             self._known.add(kind)
             log.error("a duty failed; it goes on", duty=self.name, error=type(error).__name__, exc_info=error)
@@ -116,7 +114,7 @@ def _detail(error: BaseException) -> str | None:
     return str(error) if isinstance(error, StoreError) else None
 
 
-def _kind(error: BaseException) -> str:
+def kind_of(error: BaseException) -> str:
     """Equal for errors of one type from one place."""
     frames = extract_tb(error.__traceback__)
     return f"{type(error).__qualname__} {frames[-1].filename}:{frames[-1].lineno}" if frames else repr(type(error))

@@ -28,7 +28,8 @@ from leasehold.periodic import Periodic
 from leasehold.settings import Settings
 from leasehold.telemetry import queries
 from leasehold.telemetry.broker_parts import BrokerParts
-from leasehold.telemetry.meters import counter, gauge, histogram
+from leasehold.telemetry.duties import EXPORTER_REFUSED
+from leasehold.telemetry.meters import gauge, histogram
 from leasehold.transitions import workers
 from leasehold.transitions.quarantine import is_away
 
@@ -48,7 +49,6 @@ MOST_SERVERS = 100
 _PATIENCE = 3.0
 
 LEADS = gauge("exporter_leads", "1 in the process that tells what only the database knows")
-REFUSED = counter("exporter_refused_total", "Questions of a look that the database did not answer", ["question"])
 LOOK_SECONDS = histogram("exporter_look_duration_seconds", "One look into the database, all statements together")
 
 Rows = Mapping[str, Sequence[Any]]
@@ -83,7 +83,7 @@ async def look(connection: Connection, silent: float) -> Rows:
             slow += isinstance(error, TimeoutError)
             if is_away(connection, error) or slow > 1:
                 raise
-            REFUSED.labels(name).inc()
+            EXPORTER_REFUSED.labels(name).inc()
             log.warning("the exporter's question was not answered", question=name, error=type(error).__name__)
     return found
 

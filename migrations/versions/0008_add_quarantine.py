@@ -1,7 +1,7 @@
 """add quarantine
 
-Revision ID: 0007_quarantine
-Revises: 0006_quota_keys
+Revision ID: 0008_quarantine
+Revises: 0007_event_days
 May run before the new code: yes; it only adds a table and a column with a default.
 """
 
@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision: str = "0007_quarantine"
-down_revision: str | None = "0006_quota_keys"
+revision: str = "0008_quarantine"
+down_revision: str | None = "0007_event_days"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 

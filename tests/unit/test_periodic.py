@@ -1,0 +1,111 @@
+"""A loop goes on, whatever a turn of it meets, and says so once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+
+import asyncpg
+import pytest
+from structlog.testing import capture_logs
+
+from leasehold.easing import Pauses
+from leasehold.errors import StoreUnavailable
+from leasehold.periodic import LONGEST_PAUSE, Periodic
+from leasehold.telemetry.duties import ERRORS
+from tests.support.clock import Clock
+
+
+def turns(*outcomes: BaseException | float | None) -> Callable[[], Awaitable[float | None]]:
+    waiting = list(outcomes)
+
+    async def turn() -> float | None:
+        outcome = waiting.pop(0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return outcome
+
+    return turn
+
+
+def duty(clock: Clock, outcomes: Sequence[BaseException | float | None], every: float = 0.5) -> Periodic:
+    return Periodic("test", turns(*outcomes), every=every, clock=clock)
+
+
+async def test_a_turn_says_when_the_next_one_comes(clock: Clock) -> None:
+    periodic = duty(clock, [None, 0.0, 7.0])
+    assert [await periodic.once() for _ in range(3)] == [0.5, 0.0, 7.0]
+
+
+async def test_what_nobody_foresaw_is_told_with_its_traceback_once_and_counted(clock: Clock) -> None:
+    before = ERRORS.labels("test")._value.get()
+    with capture_logs() as lines:
+        periodic = duty(clock, [RuntimeError("a bug")] * 4 + [None])
+        pauses = [await periodic.once() for _ in range(5)]
+    assert ERRORS.labels("test")._value.get() - before == 4
+    assert [line["log_level"] for line in lines] == ["error", "info"]
+    assert [("exc_info" in line) for line in lines] == [True, False]
+    assert pauses == [1.0, 2.0, 4.0, 8.0, 0.5]
+
+
+async def test_pauses_grow_to_a_minute(clock: Clock) -> None:
+    periodic = duty(clock, [RuntimeError("a bug")] * 30)
+    assert [await periodic.once() for _ in range(30)][-1] == LONGEST_PAUSE
+
+
+async def test_another_error_is_told_too_and_one_that_goes_on_once_a_minute(clock: Clock) -> None:
+    with capture_logs() as lines:
+        periodic = duty(clock, [RuntimeError("a bug"), ValueError("another"), RuntimeError("a bug"), ValueError("x")])
+        for seconds in (0, 1, 61, 1):
+            clock.now += seconds
+            await periodic.once()
+    assert [line["error"] for line in lines] == ["RuntimeError", "ValueError", "RuntimeError"]
+
+
+@pytest.mark.parametrize(
+    "error", [ConnectionError(), asyncpg.InterfaceError("closed"), StoreUnavailable("k"), asyncio.CancelledError()]
+)
+async def test_what_is_away_is_waited_for_without_an_error(clock: Clock, error: BaseException) -> None:
+    """Also where a library says so by a cancellation that nobody asked for."""
+    before = ERRORS.labels("test")._value.get()
+    with capture_logs() as lines:
+        periodic = duty(clock, [error] * 3 + [None])
+        pauses = [await periodic.once() for _ in range(4)]
+    assert pauses == [0.5] * 4
+    assert [line["log_level"] for line in lines] == ["warning", "info"]
+    assert ERRORS.labels("test")._value.get() == before
+
+
+async def test_a_value_that_no_statement_takes_is_no_absence_of_the_database(clock: Clock) -> None:
+    class BadInput(asyncpg.InterfaceError, ValueError):
+        """What asyncpg raises for it."""
+
+    with capture_logs() as lines:
+        await duty(clock, [BadInput("surrogates not allowed")]).once()
+    assert [line["log_level"] for line in lines] == ["error"]
+
+
+async def test_a_loop_that_is_cancelled_ends() -> None:
+    async def hang() -> None:
+        await asyncio.Event().wait()
+
+    task = asyncio.create_task(Periodic("test", hang, every=0.5).run())
+    await asyncio.sleep(0)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_a_clock_of_pauses_is_due_until_it_is_done_and_again_after_its_pause(clock: Clock) -> None:
+    pauses = Pauses(share=0.1, least=1.0, most=50.0, clock=clock)
+    assert pauses.due
+    began = clock.now
+    clock.now += 2
+    assert pauses.done(began) == 20.0
+    assert not pauses.due
+    clock.now += 20
+    assert pauses.due
+    pauses.done(clock.now)
+    assert not pauses.due
+    pauses.forget()
+    assert pauses.due
