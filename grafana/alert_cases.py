@@ -51,6 +51,8 @@ HEALTHY: Mapping[str, str] = {
     'leasehold_dead_letters_total{pipeline="media",step="resize",code="broken_picture"}': "0 1 1 2x1437",
     'leasehold_child_crashes_total{how="SIGKILL"}': "0 0 1x1438",
     "leasehold_schedule_oldest_due_seconds": "0.4+0x1440",
+    'leasehold_duty_errors_total{duty="retention"}': "0 0 1x1438",
+    'leasehold_units_stuck_total{duty="schedules"}': "1+0x1440",
     'leasehold_table_rows{table="task",kind="dead"}': "15000+0x1440",
     'leasehold_table_rows{table="task",kind="live"}': "100000+0x1440",
     "leasehold_database_snapshot_oldest_seconds": "5+0x1440",
@@ -97,6 +99,18 @@ CASES = (
         {"how": "SIGKILL"},
     ),
     Case("LeaseholdScheduleLate", "10m", {"leasehold_schedule_oldest_due_seconds": "0+60x1440"}),
+    Case(
+        "LeaseholdDutyFails",
+        "30m",
+        {'leasehold_duty_errors_total{duty="retention"}': "0+1x1440"},
+        {"duty": "retention"},
+    ),
+    Case(
+        "LeaseholdUnitsStuck",
+        "20m",
+        {'leasehold_units_stuck_total{duty="schedules"}': "0x10 1x1430"},
+        {"duty": "schedules"},
+    ),
     Case(
         "LeaseholdTableBloat",
         "2h",

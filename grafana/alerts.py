@@ -132,6 +132,14 @@ ALERTS = (
         "A schedule should have fired over a minute ago", "schedule-late",
     ),
     Alert(
+        "LeaseholdDutyFails", "sum by (duty) (increase(leasehold_duty_errors_total[15m])) > 3", "5m", "ticket",
+        "The duty {{ $labels.duty }} of a worker keeps failing as nobody foresaw", "duty-fails",
+    ),
+    Alert(
+        "LeaseholdUnitsStuck", "sum by (duty) (increase(leasehold_units_stuck_total[1h])) > 0", "0m", "ticket",
+        "Something in the duty {{ $labels.duty }} failed five times in a row", "duty-fails",
+    ),
+    Alert(
         "LeaseholdTableBloat",
         'max by (table) (leasehold_table_rows{kind="dead"}) > 20000'
         ' and max by (table) (leasehold_table_rows{kind="dead"}) > 0.5'

@@ -169,9 +169,7 @@ def _wanted(row: Any, due: Sequence[datetime]) -> list[datetime]:
     return on_time
 
 
-async def _start(
-    connection: Connection, prepared: Prepared, row: Any, tick: datetime, keep_seconds: int
-) -> list[Made]:
+async def _start(connection: Connection, prepared: Prepared, row: Any, tick: datetime, keep_seconds: int) -> list[Made]:
     """The run of one tick, as the overlap policy lets it be. One that is refused cancels no other."""
     if isinstance(prepared, RequestError):
         await _refused(connection, row["id"], tick, prepared)
