@@ -26,7 +26,7 @@ class Announcement:
 
     @classmethod
     def from_row(cls, row: Any) -> Announcement:
-        headers = row["headers"] or {}
+        headers = row["headers"] if isinstance(row["headers"], dict) else {}  # of another shape: sent without
         tenant = headers.pop(TENANT, "")
         return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant))
 
