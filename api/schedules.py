@@ -11,13 +11,13 @@ from uuid import UUID
 
 import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
 from api.cursors import cursor_of, id_at
 from api.idempotent import Answer, IdempotencyKey, is_repeated, once
 from api.keyring import Caller
 from api.openapi import REFUSED_FOR_NOW, problems
-from api.run_schemas import Instant, Priority, Scope, ScopeId
+from api.run_schemas import Priority, Scope, ScopeId
 from api.runs import encoded, json_response, tell_of
 from api.security import RUNS_READ, RUNS_WRITE, Require
 from api.services import Services, services_of
@@ -77,8 +77,8 @@ class Backfill(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    start: Instant
-    end: Instant
+    start: AwareDatetime
+    end: AwareDatetime
 
 
 def _answer(row: Row) -> dict[str, Any]:
