@@ -1,7 +1,7 @@
 """add quarantine
 
-Revision ID: 0009_quarantine
-Revises: 0008_kept_for_a_tenant
+Revision ID: 0010_quarantine
+Revises: 0009_gate_owners
 May run before the new code: yes; it only adds a table and a column with a default.
 """
 
@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects import postgresql
 
-revision: str = "0009_quarantine"
-down_revision: str | None = "0008_kept_for_a_tenant"
+revision: str = "0010_quarantine"
+down_revision: str | None = "0009_gate_owners"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
