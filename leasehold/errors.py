@@ -17,6 +17,7 @@ LeaseholdError
 ├── LeaseLost                   a write carried a lease that is no longer the task's
 ├── StepError                   how an attempt at a step ended badly
 │   ├── Retryable               worth another attempt, now or `after`
+│   │   └── Unforeseen          an isolated handler raised what is none of these: worth one more attempt, soon
 │   ├── Permanent               cannot succeed: fails the job at once
 │   ├── StepTimeout             ran past its time limit
 │   └── ChildCrashed            the child process died by a signal or its memory limit: poison, two at most
@@ -143,6 +144,15 @@ class Retryable(StepError):
     def __init__(self, message: str, *, code: str = "retryable", after: timedelta | None = None) -> None:
         super().__init__(code, message)
         self.after = after
+
+
+class Unforeseen(Retryable):
+    """An isolated handler raised something that it did not mean to: same input, same code, same end. One more attempt
+    tells a fault of the machine from one of the code.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, code="handler_error")
 
 
 class Permanent(StepError):

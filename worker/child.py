@@ -11,7 +11,7 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from pydantic import ValidationError
 
@@ -23,6 +23,8 @@ from worker import frames, sandbox
 
 #: Progress is passed on this often at most, in seconds.
 _SPEAK_EVERY = 0.2
+
+_Kind = Literal["permanent", "retryable", "unforeseen"]
 
 
 def live(pipeline: Pipeline, fences: sandbox.Fences, zygote: int, channel: int, output: int) -> NoReturn:
@@ -143,14 +145,14 @@ def _told(error: BaseException) -> frames.Failed:
         return _failed("permanent", "file_limit", "a file grew past the step's size limit", error=error)
     if is_disk_full(error):
         return _failed("retryable", "disk_full", "the disk of the worker is full", error=error)
-    return _failed("retryable", "handler_error", named(error), error=error)
+    return _failed("unforeseen", "handler_error", named(error), error=error)
 
 
 def _failed(
-    kind: str, code: str, message: str, *, after: timedelta | None = None, error: BaseException | None = None
+    kind: _Kind, code: str, message: str, *, after: timedelta | None = None, error: BaseException | None = None
 ) -> frames.Failed:
     return frames.Failed(
-        error="permanent" if kind == "permanent" else "retryable",
+        error=kind,
         code=bounded(code)[:200] or "unnamed",
         message=bounded(message),
         after=None if after is None else min(max(0.0, after.total_seconds()), frames.MAX_AFTER),

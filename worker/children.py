@@ -15,7 +15,7 @@ from typing import Any
 
 import structlog
 
-from leasehold.errors import Cancelled, Permanent, Retryable
+from leasehold.errors import Cancelled, Permanent, Retryable, Unforeseen
 from leasehold.pipeline import Limits
 from leasehold.verdicts import Done
 from worker import frames, metrics, sandbox
@@ -94,7 +94,7 @@ class Children:
 
         A file `cancel` beside `directory` asks the handler to stop at its next checkpoint.
         Raises what the handler raised (Permanent, Retryable, Cancelled), StepTimeout, or ChildCrashed; any other
-        exception of the handler becomes Retryable("handler_error"), and an answer that cannot be used
+        exception of the handler becomes Unforeseen, and an answer that cannot be used
         Permanent("bad_output"). When the caller is cancelled the child is killed at once.
         """
         place, request = _requests(pipeline, step, params, files, directory, item)
@@ -131,11 +131,13 @@ class Children:
         if isinstance(answer, frames.Finished):
             return checked(answer, directory.absolute())
         if answer.traceback:
-            self._log.warning("handler raised", child=child.pid, code=answer.code, traceback=answer.traceback)
+            self._log.error("handler raised", child=child.pid, code=answer.code, traceback=answer.traceback)
         if answer.error == "cancelled":
             raise Cancelled
         if answer.error == "permanent":
             raise Permanent(answer.code, answer.message)
+        if answer.error == "unforeseen":
+            raise Unforeseen(answer.message)
         after = None if answer.after is None else timedelta(seconds=answer.after)
         raise Retryable(answer.message, code=answer.code, after=after)
 

@@ -102,7 +102,7 @@ class Failed(_Frame):
     """The handler raised: `error` is the class of errors.py that the parent raises in its turn."""
 
     kind: Literal["failed"] = "failed"
-    error: Literal["permanent", "retryable", "cancelled"]
+    error: Literal["permanent", "retryable", "unforeseen", "cancelled"]
     code: Name
     message: Text
     after: Annotated[float | None, Field(ge=0, le=MAX_AFTER)] = None  # seconds

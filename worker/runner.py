@@ -9,6 +9,7 @@ import logging
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -19,7 +20,7 @@ import structlog
 
 from leasehold import failpoints
 from leasehold.backoff import delay_after
-from leasehold.database import Pool
+from leasehold.database import TRY_AGAIN, Pool
 from leasehold.errors import (
     Cancelled,
     ChildCrashed,
@@ -31,6 +32,7 @@ from leasehold.errors import (
     StepError,
     StepTimeout,
     StoreError,
+    Unforeseen,
     is_disk_full,
 )
 from leasehold.logs import say_with_every_line
@@ -56,6 +58,12 @@ log = structlog.get_logger(__name__)
 _GRACE = 120.0
 #: A task of a pipeline that this worker does not know (an older release) is offered again after this.
 _UNKNOWN_PAUSE = 30.0
+
+
+_LAST_ERROR = "SELECT code FROM failure WHERE task_id = $1 AND cause = 'error' ORDER BY epoch DESC LIMIT 1"
+_UNFORESEEN_CODE = Unforeseen("").code
+#: After an exception that nobody foresaw.
+_SOON = (timedelta(seconds=4),)
 
 
 class Runner:
@@ -214,7 +222,21 @@ class Runner:
             # decides.
             return None
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; whatever it is, the attempt failed
-            return _failure(claimed, step, _as_step_error(error))
+            failed = _as_step_error(error)
+            if isinstance(failed, Unforeseen) and await self._failed_so_before(claimed):
+                failed = Permanent(failed.code, failed.message)
+            return _failure(claimed, step, failed)
+
+    async def _failed_so_before(self, claimed: Claimed) -> bool:
+        """Whether the attempt before this one ended with an exception that nobody foresaw, too."""
+        if not claimed.errors:
+            return False
+        try:
+            async with self._pool.acquire() as connection:
+                code = await connection.fetchval(_LAST_ERROR, claimed.lease.task_id)
+        except TRY_AGAIN:  # nobody can tell now: it costs one attempt more
+            return False
+        return bool(code == _UNFORESEEN_CODE)
 
     def _stopped(self, claimed: Claimed, step: Step, held: Held, stopped: BaseException) -> Settlement | None:
         """Why it stopped before its end: the lease is gone, the job was asked to stop, or the worker must go."""
@@ -309,7 +331,9 @@ def _failure(claimed: Claimed, step: Step, error: StepError) -> Failure:
     cause = "timeout" if isinstance(error, StepTimeout) else "crash" if isinstance(error, ChildCrashed) else "error"
     before = claimed.crashes if cause == "crash" else claimed.errors
     delay = delay_after(before + 1, step.retry_ladder)
-    if isinstance(error, Retryable) and error.after is not None:
+    if isinstance(error, Unforeseen):
+        delay = delay_after(1, _SOON)
+    elif isinstance(error, Retryable) and error.after is not None:
         delay = error.after
     retryable = error.retryable and not isinstance(error, Permanent)
     return Failure(claimed.lease, cause, error.code, _storable(error.message), retryable, delay.total_seconds())

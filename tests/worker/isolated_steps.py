@@ -7,7 +7,7 @@ from datetime import timedelta
 
 from pydantic import BaseModel
 
-from leasehold.errors import Permanent
+from leasehold.errors import Permanent, Retryable
 from leasehold.pipeline import Pipeline, Step
 from leasehold.registry import Pipelines
 from leasehold.verdicts import Done, File
@@ -41,8 +41,25 @@ thirds = Pipeline(
 )
 
 
+class Fault(BaseModel):
+    """Until `busy_until` (seconds since 1970) it asks for another attempt."""
+
+    busy_until: float = 0.0
+
+
+#: Its ladder is the default one: a minute, five, thirty, two hours.
+faulty = Pipeline("faulty", params=Fault, module="tests.worker.isolated_steps", steps=[Step("raise", isolated=True)])
+
+
 def pipelines() -> Pipelines:
-    return Pipelines(halves, thirds)
+    return Pipelines(halves, thirds, faulty)
+
+
+@faulty.handles("raise")
+def raise_something(work: Work) -> Done:
+    if time.time() < work.params.busy_until:
+        raise Retryable("not yet", code="busy", after=timedelta(seconds=2.5))
+    raise ZeroDivisionError("nobody thought of it")
 
 
 @halves.handles("first")
