@@ -13,7 +13,7 @@ from onnx import defs
 from pipelines.conversion import refusals
 from pipelines.conversion.limits import ModelLimits
 
-_OLDEST_OPSET = 7  # what onnxruntime promises to run
+_OLDEST_OPSET = 1
 #: The standard's own domains; "ai.onnx" is another spelling of "".
 _STANDARD = {"", "ai.onnx"}
 _DEEPEST = 16  # graphs in graphs
@@ -34,6 +34,8 @@ def load(path: Path, limits: ModelLimits) -> onnx.ModelProto:
         raise refusals.not_onnx("it is damaged, truncated or of another kind") from error
     if not model.HasField("graph") or not model.graph.node or not model.opset_import:
         raise refusals.not_onnx("it has no graph, or names no opset")
+    if any(not isinstance(imported.domain, str) for imported in model.opset_import):
+        raise refusals.invalid_model("a domain in it is not UTF-8")
     _check_opset(model)
     _check_graphs(model, limits)
     return model
@@ -71,6 +73,7 @@ def _graphs(graph: onnx.GraphProto, limits: ModelLimits, depth: int = 0) -> Iter
     """This graph and those in its nodes' attributes; tensors in attributes are checked on the way."""
     if depth > _DEEPEST:
         raise refusals.invalid_model(f"its graphs are nested deeper than {_DEEPEST}")
+    _check_names(graph)
     yield graph
     for node in graph.node:
         for attribute in node.attribute:
@@ -80,6 +83,17 @@ def _graphs(graph: onnx.GraphProto, limits: ModelLimits, depth: int = 0) -> Iter
                 yield from _graphs(attribute.g, limits, depth + 1)
             for inner in attribute.graphs:
                 yield from _graphs(inner, limits, depth + 1)
+
+
+def _check_names(graph: onnx.GraphProto) -> None:
+    """Refuse names that are not UTF-8: protobuf hands them on as bytes, which nobody who asks for text expects."""
+    values = (*graph.input, *graph.output, *graph.value_info)
+    names = [graph.name, *(value.name for value in values), *(tensor.name for tensor in graph.initializer)]
+    for node in graph.node:
+        names += [node.name, node.op_type, node.domain, *node.input, *node.output]
+        names += [attribute.name for attribute in node.attribute]
+    if any(not isinstance(name, str) for name in names):
+        raise refusals.invalid_model("a name in it is not UTF-8")
 
 
 def _check_tensor(tensor: onnx.TensorProto, limits: ModelLimits) -> None:

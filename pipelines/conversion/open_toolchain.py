@@ -67,8 +67,9 @@ def optimise(work: Work) -> Done:
         source = to_onnx(source, work.directory / "from-tflite.onnx", params.limits.max_bytes)
     model = load(source, params.limits)
     say(work, 5, "checking")
+    opset = optimising.opset_of(model)
     model, changes = optimising.checked(model, params.limits)
-    before = facts(model)
+    before = facts(model) | {"opset": opset}
     say(work, 20, "running the original")
     answers = optimising.answers(_saved(model, out), params.seed)
     say(work, 35, "converting the opset")

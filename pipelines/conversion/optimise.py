@@ -19,23 +19,40 @@ _TRIALS = 3
 _TOLERANCE = 1e-3  # relative to the output's largest value: float32 sums in another order
 #: The newest file format that onnxruntime's releases of the last two years read.
 _IR_VERSION = 10
+_OLDEST_OPSET = 7  # what onnxruntime promises to run
 
 
 def checked(model: onnx.ModelProto, limits: ModelLimits) -> tuple[onnx.ModelProto, list[str]]:
-    """The model with fixed inputs and inferred shapes, and what was changed for that."""
+    """The model with fixed inputs and inferred shapes, in an opset that the runtime promises to run, and what was
+    changed for that.
+    """
     changes = fix_inputs(model)
     model.ir_version = min(model.ir_version, _IR_VERSION)
     try:
         checker.check_model(model, full_check=False)
     except (checker.ValidationError, RuntimeError, ValueError) as error:
         raise refusals.invalid_model(str(error).partition("\n")[0]) from error
-    return inferred(model, limits), changes
+    return inferred(_of_age(model, changes), limits), changes
+
+
+def _of_age(model: onnx.ModelProto, changes: list[str]) -> onnx.ModelProto:
+    """The same model, lifted to an opset that the runtime promises to run. Adds what was done to `changes`."""
+    current = opset_of(model)
+    if current >= _OLDEST_OPSET:
+        return model
+    made = converted(model, _OLDEST_OPSET)
+    changes.append(f"opset {current} was lifted to {_OLDEST_OPSET}")
+    return made
+
+
+def opset_of(model: onnx.ModelProto) -> int:
+    """The version of the standard that it is written in."""
+    return next(int(o.version) for o in model.opset_import if o.domain in {"", "ai.onnx"})
 
 
 def converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
     """The same model in another opset."""
-    current = next(o.version for o in model.opset_import if o.domain in {"", "ai.onnx"})
-    if current == opset:
+    if opset_of(model) == opset:
         return model
     try:
         made: onnx.ModelProto = version_converter.convert_version(model, opset)
@@ -45,9 +62,10 @@ def converted(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 
 def simplified(model: onnx.ModelProto) -> onnx.ModelProto:
-    """Fold, fuse and drop with onnxslim; a model that it cannot take stays as it is."""
+    """Fold, fuse and drop with onnxslim; a model that it cannot take, or makes too large, stays as it is."""
     try:
         slim: onnx.ModelProto = onnxslim.slim(model)
+        slim.ByteSize()  # raises when constants that were worked out make it larger than protobuf can write
     except MemoryError:
         raise
     except Exception:  # noqa: BLE001 - an optimiser that gives up costs speed, not the job: `facts` shows no change

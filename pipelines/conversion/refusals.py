@@ -48,7 +48,7 @@ def unsupported_operators(names: list[str]) -> Permanent:
 
 
 def unsupported_opset(version: int, newest: int) -> Permanent:
-    return Permanent("unsupported_opset", f"The model is of opset {version}; those from 7 to {newest} are accepted.")
+    return Permanent("unsupported_opset", f"The model is of opset {version}; those from 1 to {newest} are accepted.")
 
 
 def opset_not_convertible(target: int, reason: str) -> Permanent:
@@ -57,6 +57,12 @@ def opset_not_convertible(target: int, reason: str) -> Permanent:
 
 def invalid_model(reason: str) -> Permanent:
     return Permanent("invalid_model", f"The model breaks the ONNX standard: {_said(reason)}.")
+
+
+def not_serialisable() -> Permanent:
+    return Permanent(
+        "not_serialisable", "The model cannot be written down: it has more than 2 GB with its constants worked out."
+    )
 
 
 def missing_shapes(name: str, reason: str) -> Permanent:

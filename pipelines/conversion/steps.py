@@ -4,13 +4,13 @@ of a worker imports it.
 
 from __future__ import annotations
 
-import ctypes
-import gc
 from types import ModuleType
+
+from google.protobuf.message import EncodeError
 
 from leasehold.verdicts import Done
 from leasehold.work import Work
-from pipelines.conversion import kneron, open_toolchain
+from pipelines.conversion import kneron, open_toolchain, refusals
 from pipelines.conversion.pipeline import conversion
 
 _TOOLCHAINS: dict[str, ModuleType] = {"open": open_toolchain, "kneron": kneron}
@@ -34,16 +34,6 @@ def package_model(work: Work) -> Done:
 def _performed(work: Work, act: str) -> Done:
     try:
         done: Done = getattr(_TOOLCHAINS[work.params.toolchain], act)(work)
-        return done
-    finally:
-        _give_back()
-
-
-def _give_back() -> None:
-    """Hundreds of megabytes were freed: with the kernel they make no child look worn, whose successor takes seconds
-    to load.
-    """
-    gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it, musl does not
-    if trim is not None:
-        trim(0)
+    except EncodeError as error:  # whoever hands a model on writes it first: inference, the converter, ourselves
+        raise refusals.not_serialisable() from error
+    return done

@@ -91,7 +91,7 @@ MODELS: dict[str, tuple[Callable[[], bytes], str]] = {
     "unknown operator": (lambda: foreign("Frobnicate", ""), "unsupported_operators"),
     "foreign domain": (lambda: foreign("Relu", "com.example"), "unsupported_operators"),
     "opset from the future": (lambda: of_opset(999), "unsupported_opset"),
-    "opset too old": (lambda: of_opset(3), "unsupported_opset"),
+    "opset too old": (lambda: of_opset(0), "unsupported_opset"),
     "external data": (lambda: external("weights.bin"), "external_data"),
     "external data climbing out": (lambda: external("../../etc/passwd"), "external_data"),
     "address in memory": (lambda: external("*/_ORT_MEM_ADDR_/*"), "external_data"),
