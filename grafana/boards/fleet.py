@@ -13,7 +13,7 @@ BOARD = Board(
             Panel("Registered workers", "Silent ones were not seen for three renewals.", {"{{state}}": told("leasehold_workers", "state")}),
             Panel("Workers of a queue", "None, and its tasks wait.", {"{{queue}}": told("leasehold_queue_workers", "queue")}, bad=1, low_is_bad=True),
             Panel("Paused queues", "1 while somebody has paused the queue: its tasks wait.", {"{{queue}}": told("leasehold_queue_paused", "queue")}),
-            Panel("Busy slots", "Of all that the fleet has.", {"busy": 'sum(leasehold_worker_slots{state="busy"})', "all": 'sum(leasehold_worker_slots{state="all"})'}),
+            Panel("Busy slots", "Of those for all tenants. More are busy where tenants beyond these have one of the reserve.", {"busy": 'sum(leasehold_worker_slots{state="busy"})', "all": 'sum(leasehold_worker_slots{state="all"})', "and the reserve": 'sum(leasehold_worker_slots{state=~"all|reserve"})'}),
             Panel("Draining", "Workers that take nothing new because they stop.", {"{{instance}}": "leasehold_worker_draining"}),
             Panel("Memory", "Resident, of each process; its children are not in it.", {"{{instance}}": 'process_resident_memory_bytes{job=~"leasehold.*"}'}, "bytes"),
             Panel("CPU", "Cores that each process keeps busy.", {"{{instance}}": 'rate(process_cpu_seconds_total{job=~"leasehold.*"}[$__rate_interval])'}),

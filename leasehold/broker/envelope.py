@@ -55,7 +55,7 @@ def decode(body: bytes, headers: Mapping[str, Any] | None = None) -> Hint:
     if not isinstance(message, dict):
         raise Garbage("wrong_shape")
     version = message.get("v")
-    if not isinstance(version, int) or version not in _FIELDS:
+    if type(version) is not int or version not in _FIELDS:
         raise Garbage("wrong_version")
     if message.keys() != _FIELDS[version]:
         raise Garbage("wrong_shape")

@@ -37,6 +37,27 @@ async def test_steps_run_one_after_the_other_and_the_last_one_ends_the_job(rows:
     await assert_history(rows, job_id)
 
 
+async def test_every_hint_of_a_job_says_whose_it_is(rows: Rows) -> None:
+    """Of a submission, the step before, a lease given back, a lost worker, a replay, and the relay."""
+    trace = {"request_id": "r"}
+    submitted = await rows.submit(THREE, tenant="acme", trace=trace)
+    (claimed,) = await claims.claim(rows.connection, rows.terms, [submitted[0].hint.task_id])
+    completed = (await complete(rows, claimed)).announcements
+    (second,) = await claims.claim(rows.connection, rows.terms, [completed[0].hint.task_id])
+    released = (await settlements.release(rows.connection, [second.lease])).announcements
+    (third,) = await claims.claim(rows.connection, rows.terms, [released[0].hint.task_id])
+    await rows.lapse(third.lease.task_id)
+    _, lost, _ = await sweeps.expire_leases(rows.connection, [], 5)
+    (fourth,) = await claims.claim(rows.connection, rows.terms, [third.lease.task_id])
+    await settlements.fail(rows.connection, [Failure(fourth.lease, "error", "x", "", retryable=False, delay=0)])
+    replayed = await jobs.replay(rows.connection, claimed.job_id, "acme") or []
+    await rows.connection.execute("UPDATE outbox SET relay_at = clock_timestamp()")
+    relayed = await outbox.take(rows.connection, 100)
+    for hints in (submitted, completed, released, lost, replayed, relayed):
+        assert hints
+        assert {(one.hint.tenant, tuple(one.hint.headers.items())) for one in hints} == {("acme", (*trace.items(),))}
+
+
 async def test_a_step_that_needs_two_starts_once_when_both_finish_at_the_same_time(rows: Rows, another: Open) -> None:
     other = await another()
     for _ in range(20):
