@@ -28,7 +28,8 @@ class Announcement:
     def from_row(cls, row: Any) -> Announcement:
         headers = row["headers"] if isinstance(row["headers"], dict) else {}  # of another shape: sent without
         tenant = headers.pop(TENANT, "")
-        return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant))
+        whose = tenant if isinstance(tenant, str) else ""
+        return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, whose))
 
 
 # By an array, not a join: where the statistics say that the outbox is empty, as it mostly is, the planner would begin

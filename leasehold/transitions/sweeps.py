@@ -70,9 +70,10 @@ WITH held AS MATERIALIZED (
     + END_FAILED_JOBS
     + """
 , hinted AS (
-    INSERT INTO outbox (task_id, job_id, queue, priority, relay_at)
-    SELECT id, job_id, queue, priority, clock_timestamp() + interval '1 second' FROM failed
-    WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT f.id, f.job_id, f.queue, f.priority, j.trace, clock_timestamp() + interval '1 second'
+    FROM failed f JOIN job j ON j.id = f.job_id
+    WHERE f.status = 'pending' AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT f.id AS task_id, f.status, h.id AS outbox_id, h.queue, h.priority, h.headers,
