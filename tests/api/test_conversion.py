@@ -16,7 +16,8 @@ from api.conversion_view import disposition
 from api.security import CONVERSION_READ, CONVERSION_WRITE
 from leasehold.database import Connection
 from leasehold.settings import Settings
-from leasehold.transitions import claims, jobs
+from leasehold.transitions import claims, jobs, settlements
+from leasehold.transitions.settlements import Completion, Output
 from tests.api.conftest import MakeKey, Running, client_of, count, serving
 from tests.api.door import problem
 from tests.api.driver import TERMS
@@ -228,3 +229,48 @@ async def test_another_tenants_job_is_not_there(api: Running, client: httpx2.Asy
 def test_a_file_name_cannot_break_out_of_its_header() -> None:
     said = disposition('a"b\r\nc模型.onnx', "nef")
     assert said == "attachment; filename=\"a_b__c__.nef\"; filename*=UTF-8''a%22b%0D%0Ac%E6%A8%A1%E5%9E%8B.nef"
+
+
+async def test_a_model_that_cannot_be_stored_leaves_the_database_clean(
+    settings: Settings, rows: Connection, make_key: MakeKey
+) -> None:
+    """The store comes first, so there is nothing to take back: its user may send again at once."""
+    key = await make_key(scopes=SCOPES)
+    without = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:1"})
+    async with serving(without) as api, client_of(api.url, key.text) as client:
+        answer = await send(client)
+        assert (answer.status_code, answer.json()["code"]) == (502, "store_unavailable")
+    for table in ("conversion", "job", "task", "outbox", "idempotency"):
+        assert await count(rows, table) == 0, table
+    async with serving(settings) as api, client_of(api.url, key.text) as client:
+        assert (await send(client)).status_code == 201
+
+
+async def test_the_record_has_every_field_of_the_requirement(client: httpx2.AsyncClient, rows: Connection) -> None:
+    """Section 3 of the converter's text, while its second step runs."""
+    sent = (await send(client, tenant_id="someone")).json()
+    path = f"/api/v1/jobs/{sent['job_id']}"
+    for step in ("onnx", "bie"):
+        task = await rows.fetchval("SELECT id FROM task WHERE job_id = $1 AND step = $2", UUID(sent["job_id"]), step)
+        (claimed,) = await claims.claim(rows, TERMS, [task])
+        if step == "onnx":
+            key = f"jobs/{sent['job_id']}/output/out.onnx"
+            made = Output("output/out.onnx", key, 1, "0" * 64, "application/octet-stream")
+            await settlements.complete(rows, [Completion(claimed.lease, [made])])
+    job = (await client.get(path)).json()
+    assert job.keys() >= {
+        "job_id", "created_at", "status", "stage", "progress", "parameters", "output", "result_object_keys", "error",
+        "origin", "user_id", "tenant_id", "source_filename", "input", "stage_timings", "stage_progress", "expires_at",
+        "metadata", "promoted", "promoted_object_keys",
+    }  # fmt: skip
+    assert (job["status"], job["stage_status"], job["stage"], job["progress"]) == ("running", "BIE", "bie", 33)
+    assert job["parameters"].keys() >= {
+        "model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw",
+    }  # fmt: skip
+    assert job["result_object_keys"] == {"onnx": key, "bie": None, "nef": None}
+    assert job["output"] == {"onnx_path": key, "bie_path": None, "nef_path": None}
+    assert (job["tenant_id"], job["source_filename"], job["promoted"]) == ("someone", "model.onnx", False)
+    assert job["input"].keys() >= {"filename", "object_key", "size_bytes", "ref_images_count"}
+    timings = job["stage_timings"]
+    assert timings["onnx"]["started_at"] <= timings["onnx"]["completed_at"] <= timings["bie"]["started_at"]
+    assert (timings["bie"]["completed_at"], timings["nef"]) == (None, None)
