@@ -166,7 +166,9 @@ async def _prepared(services: Services, row: Row) -> schedules.Prepared:
     """As schedules.prepare, and no connection is held while the payload is checked."""
     try:
         async with services.pool.acquire() as connection:
-            known = await services.templates.find_usable(connection, row["tenant_id"], row["template"], row["version"])
+            known = await services.templates.find_schedulable(
+                connection, row["tenant_id"], row["template"], row["version"]
+            )
         return known, await services.templates.params(row["tenant_id"], known, row["payload_template"])
     except RequestError as error:
         return error

@@ -109,6 +109,13 @@ class Templates:
             raise Conflict("template_disabled", "This version of the template is disabled.")
         return known
 
+    async def find_schedulable(self, connection: Connection, tenant_id: str, kind: str, version: int | None) -> Known:
+        """As `find_usable`, for a run of a schedule. Raises Conflict `not_schedulable`, too."""
+        known = await self.find_usable(connection, tenant_id, kind, version)
+        if not known.template.schedulable:
+            raise Conflict("not_schedulable", "Runs of this template are not scheduled.")
+        return known
+
     async def params(self, tenant_id: str, known: Known, payload: Mapping[str, Any]) -> dict[str, Any]:
         """The parameters of a run. Raises Invalid, naming what does not fit, and as Evaluator.check.
 

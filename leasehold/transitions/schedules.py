@@ -209,7 +209,7 @@ async def prepare(connection: Connection, templates: Templates, row: Any) -> Pre
     Raises TooMany and Unavailable where the payload could not be checked now: the tick stays due.
     """
     try:
-        known = await templates.find_usable(connection, row["tenant_id"], row["template"], row["version"])
+        known = await templates.find_schedulable(connection, row["tenant_id"], row["template"], row["version"])
         return known, await templates.params(row["tenant_id"], known, row["payload_template"])
     except (TooMany, Unavailable):
         raise

@@ -93,3 +93,27 @@ async def test_steps_of_a_template_run_beside_each_other_and_skip_as_declared(cl
     said = await client.until(await client.start("diamond", payload=schema_of_code), "succeeded")
     assert [step["status"] for step in said["progress"]["steps"]] == ["succeeded"] * 4
     problem(await client.submit("diamond-of-nothing", payload={}), 404, "template_not_found")
+
+
+async def test_a_template_says_whether_its_runs_are_repeated(client: Client) -> None:
+    once: dict[str, Any] = {"type": "once", "steps": [STEP], "repeatable": False}
+    assert (await client.post("/v1/templates", **once)).status_code == 201
+    run = await client.start("once")
+    await client.post(f"/v1/runs/{run}/cancel")
+    problem(await client.post(f"/v1/runs/{run}/rerun"), 409, "not_repeatable")
+
+
+async def test_a_template_says_whether_its_runs_are_scheduled_also_to_the_schedules_it_has(client: Client) -> None:
+    """A schedule that names no version follows the newest: it fires no more once that one forbids it."""
+    body: dict[str, Any] = {"type": "report", "steps": [STEP]}
+    schedule = {"template": "report", "cron": "0 9 * * *", "timezone": "UTC", "payload_template": {}}
+    assert (await client.post("/v1/templates", **body)).status_code == 201
+    made = await client.post("/v1/schedules", **schedule)
+    assert made.status_code == 201, made.text
+    path = f"/v1/schedules/{made.json()['id']}"
+    assert (await client.post(f"{path}/run-now")).status_code == 202
+    assert (await client.post("/v1/templates", **body, version=2, schedulable=False)).status_code == 201
+    problem(await client.post("/v1/schedules", **schedule), 409, "not_schedulable")
+    problem(await client.post(f"{path}/run-now"), 409, "not_started")
+    assert (await client.http.get(path)).json()["last_error"]["code"] == "not_schedulable"
+    assert len((await client.http.get("/v1/runs", params={"template": "report"})).json()["runs"]) == 1
