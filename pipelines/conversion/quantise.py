@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,11 @@ def quantised(source: Path, target: Path, samples: list[Tensors], heard: Callabl
     """
     logging.getLogger().setLevel(logging.ERROR)  # it advises, on the root logger, what the step before has done
     options: dict[str, Any] = {"WeightSymmetric": True, "ActivationSymmetric": False}
+    own = target.with_name("float.onnx")
+    shutil.copyfile(source, own)  # onnxruntime writes beside the model that it reads, which is only to be read
     try:
         quantize_static(
-            source,
+            own,
             target,
             _Reader(samples, heard),
             quant_format=QuantFormat.QDQ,
@@ -53,3 +56,5 @@ def quantised(source: Path, target: Path, samples: list[Tensors], heard: Callabl
         raise
     except Exception as error:
         raise refusals.not_quantisable(f"{type(error).__name__} {error}".partition("\n")[0]) from error
+    finally:
+        own.unlink()
