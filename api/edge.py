@@ -21,6 +21,7 @@ from api.metrics import IN_FLIGHT, REQUESTS, method_label
 from api.problems import is_database_away, problem_of
 from leasehold.errors import RequestError, StoreError
 from leasehold.ids import new_id
+from leasehold.outages import DATABASE
 from leasehold.telemetry import traces
 
 log = structlog.get_logger(__name__)
@@ -127,7 +128,9 @@ class _Answer:
 
 
 async def _answer_error(error: Exception, identity: Identity, scope: Scope, receive: Receive, answer: _Answer) -> None:
-    if isinstance(error, (RequestError, StoreError)) or is_database_away(error):
+    if is_database_away(error):
+        DATABASE.met(error, "requests")  # each has its line with its status; why, is told once an outage
+    elif isinstance(error, (RequestError, StoreError)):
         log.warning("request failed", error=type(error).__name__)
     else:
         log.error("request failed unexpectedly", error=type(error).__name__, exc_info=error)

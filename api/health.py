@@ -26,6 +26,7 @@ from api.services import Services, services_of
 from leasehold.database import TRY_AGAIN
 from leasehold.errors import StoreError
 from leasehold.ids import new_id
+from leasehold.outages import DATABASE, STORE
 from leasehold.selfcheck import Finding, check_all
 from leasehold.telemetry import database
 
@@ -109,6 +110,7 @@ class Readiness:
         with database.contact():
             async with self._services.pool.acquire() as connection:
                 await connection.execute(PROVE_WRITES, self._id)
+        DATABASE.answered()
         return "takes writes"
 
     async def _migrations(self) -> str:
@@ -145,7 +147,10 @@ async def _checked(name: str, look: Callable[[], Awaitable[str]], *, required: b
     except Exception as error:  # noqa: BLE001 - whatever it is, we are not ready
         away = isinstance(error, StoreError) or is_database_away(error)
         detail = "does not answer" if away else type(error).__name__
-        log.warning("readiness check failed", check=name, error=type(error).__name__)
+        if away:
+            (STORE if isinstance(error, StoreError) or name == "store" else DATABASE).met(error, "readiness")
+        else:
+            log.warning("readiness check failed", check=name, error=type(error).__name__)
         return Check(name, ok=False, required=required, detail=detail)
 
 

@@ -7,13 +7,11 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Annotated, TypeAlias
 
-import structlog
 from fastapi import Header
 
 from leasehold.database import TRY_AGAIN, Connection, Pool
 from leasehold.idempotency import Reservation, StoredAnswer, is_answered, release, reserve, store
-
-log = structlog.get_logger(__name__)
+from leasehold.outages import DATABASE
 
 IdempotencyKey: TypeAlias = Annotated[
     str | None,
@@ -81,4 +79,4 @@ async def _release(connection: Connection, reserved: Reservation) -> None:
     try:
         await release(connection, reserved)
     except TRY_AGAIN as error:
-        log.warning("an idempotency key stays reserved until its lock expires", error=type(error).__name__)
+        DATABASE.met(error, "idempotency keys, which stay reserved until their lock expires")

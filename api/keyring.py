@@ -6,14 +6,12 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from time import monotonic
 
-import structlog
-
 from leasehold.admission import Payer
 from leasehold.credentials import PresentedKey, StoredKey, find_key, mark_used, matches, parse_key
 from leasehold.database import TRY_AGAIN, Connection, Pool
 from leasehold.errors import Unauthenticated
+from leasehold.outages import DATABASE
 
-log = structlog.get_logger(__name__)
 _MOST_REMEMBERED = 10_000
 
 
@@ -85,4 +83,4 @@ async def _mark_used(connection: Connection, stored: StoredKey) -> None:
         await mark_used(connection, stored.id)
     except TRY_AGAIN as error:
         # A database that only reads can still say who calls; the statistic is not worth the request.
-        log.warning("the use of an API key was not recorded", error=type(error).__name__)
+        DATABASE.met(error, "the use of API keys")

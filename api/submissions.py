@@ -19,7 +19,7 @@ class Submissions:
 
     def __init__(self, settings: Settings, announcer: Announcer) -> None:
         self._announcer = announcer
-        self._lane = Lane(partial(connect, settings, "api submissions"), self._create, patience=0.0)
+        self._lane = Lane(partial(connect, settings, "api submissions"), self._create, name="submissions", patience=0.0)
 
     async def create(self, new: NewRun) -> bool:
         """- -> pending, committed and announced. False, and nothing is written: a declared limit is for this run.

@@ -10,14 +10,12 @@ from time import monotonic
 from typing import Generic, TypeVar
 from uuid import UUID
 
-import structlog
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from leasehold import reads, run_reads
 from leasehold.database import TRY_AGAIN, Pool
-
-log = structlog.get_logger(__name__)
+from leasehold.outages import DATABASE
 
 #: How often the database is asked while anybody waits, in seconds.
 INTERVAL = 0.15
@@ -94,8 +92,9 @@ class _Watch(ABC, Generic[_Key]):
             try:
                 numbers = await self._ask()
             except _AWAY as error:
-                log.warning("what is waited for could not be looked at", error=type(error).__name__)
+                DATABASE.met(error, "watches")
             else:
+                DATABASE.answered()
                 for key, waiters in self._waiters.items():
                     for waiter in self._due(waiters, numbers.get(key)):
                         _answer(waiter, said=True)

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import structlog
 
-from leasehold import failpoints, outbox
+from leasehold import failpoints, outages, outbox
 from leasehold.broker.base import Broker
 from leasehold.database import TRY_AGAIN, Connection
 from leasehold.outbox import Announcement
@@ -90,4 +90,4 @@ class Announcer:
         try:
             await self._on_connection(lambda connection: outbox.announced(connection, ids))
         except TRY_AGAIN as error:
-            log.warning("hints were sent but not marked; the relay repeats them", error=type(error).__name__)
+            outages.DATABASE.met(error, "hints that were sent and not marked: the relay repeats them")

@@ -7,13 +7,11 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-import structlog
-
 from leasehold.database import TRY_AGAIN, Connection, may_try_again
+from leasehold.outages import DATABASE
 
 _In = TypeVar("_In")
 _Out = TypeVar("_Out")
-log = structlog.get_logger(__name__)
 
 
 class Lane(Generic[_In, _Out]):
@@ -21,7 +19,7 @@ class Lane(Generic[_In, _Out]):
 
     `statement` takes the connection, the items and whether this is a repetition (the answer to an earlier try was
     lost, so it may have been carried out), and returns one answer an item, in order. It must be safe to repeat.
-    After `patience` seconds without an answer the askers get the error.
+    `name`: what the log calls it. After `patience` seconds without an answer the askers get the error.
     """
 
     def __init__(
@@ -29,12 +27,14 @@ class Lane(Generic[_In, _Out]):
         connect: Callable[[], Awaitable[Connection]],
         statement: Callable[[Connection, Sequence[_In], bool], Awaitable[Sequence[_Out]]],
         *,
+        name: str = "statements",
         most: int = 64,
         patience: float = 60.0,
         pause: float = 0.25,
     ) -> None:
         self._connect = connect
         self._statement = statement
+        self._name = name
         self._most = most
         self._patience = patience
         self._pause = pause
@@ -92,16 +92,19 @@ class Lane(Generic[_In, _Out]):
             try:
                 if self._connection is None or self._connection.is_closed():  # by the server, while nobody asked
                     self._connection = await self._connect()
-                return await self._statement(self._connection, items, repeated)
+                answers = await self._statement(self._connection, items, repeated)
             except TRY_AGAIN as error:
                 if not may_try_again(error):
                     raise
-                log.warning("database statement will be repeated", error=type(error).__name__)
+                DATABASE.met(error, self._name)
                 await self._drop()
                 repeated = True
                 if loop.time() + self._pause > deadline:
                     raise
                 await asyncio.sleep(self._pause)
+            else:
+                DATABASE.answered()
+                return answers
 
     async def _drop(self) -> None:
         connection, self._connection = self._connection, None

@@ -1,7 +1,7 @@
 """`Periodic`: the one loop of everything that a process does again and again, whatever a turn of it meets.
 
 A turn may fail in two ways. Something that it needs is away (the database, the store, the broker): it is tried again,
-with a line when that begins, one a minute, and one when it ends. Or it raises what nobody foresaw: that is logged with
+and is part of an outage that the whole process tells of once (see outages). Or it raises what nobody foresaw: that is logged with
 its traceback once, counted, and the loop goes on with growing pauses. Neither ends the loop, nor the process.
 """
 
@@ -16,6 +16,7 @@ import structlog
 
 from leasehold.database import TRY_AGAIN, may_try_again
 from leasehold.errors import BrokerUnavailable, StoreError
+from leasehold.outages import BROKER, DATABASE, STORE, Outage
 from leasehold.telemetry.duties import ERRORS
 
 log = structlog.get_logger(__name__)
@@ -69,17 +70,16 @@ class Periodic:
             if task is not None and task.cancelling():
                 raise
             return self._waits(error)  # a library's own: aio-pika answers so when a connection ends under a publish
-        if self._failures:
+        if self._known:
             log.info("a duty works again", duty=self.name, after_seconds=round(self._clock() - self._failing_since, 1))
         self._failures = 0
         self._known.clear()
         return self._every if pause is None else pause
 
     def _waits(self, error: BaseException) -> float:
-        if self._speaks():
-            log.warning(
-                "a duty waits for what is away", duty=self.name, error=type(error).__name__, detail=_detail(error)
-            )
+        """Said once an outage, whoever else notices it."""
+        self._failures += 1
+        outage_of(error).met(error, self.name)
         return min(self._every, _doubled(self._failures))
 
     def _failed(self, error: BaseException) -> float:
@@ -97,7 +97,7 @@ class Periodic:
         """Count a failure; whether it is time for a line about it."""
         now = self._clock()
         self._failures += 1
-        if self._failures == 1:
+        if not self._known:
             self._failing_since = now
         elif now - self._said_at < _REMINDER:
             return False
@@ -109,9 +109,11 @@ def _doubled(failures: int) -> float:
     return float(2 ** min(failures - 1, 10))
 
 
-def _detail(error: BaseException) -> str | None:
-    """What the store says names a key and a code; what the database says may hold a row."""
-    return str(error) if isinstance(error, StoreError) else None
+def outage_of(error: BaseException) -> Outage:
+    """Of what `error` says that it is away."""
+    if isinstance(error, StoreError):
+        return STORE
+    return BROKER if isinstance(error, BrokerUnavailable | asyncio.CancelledError) else DATABASE
 
 
 def kind_of(error: BaseException) -> str:

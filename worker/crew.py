@@ -21,7 +21,7 @@ from uuid import UUID
 
 import structlog
 
-from leasehold import failpoints
+from leasehold import failpoints, outages
 from leasehold.broker.base import Broker, Delivery
 from leasehold.database import TRY_AGAIN
 from leasehold.transitions.claims import Claimed, Looked
@@ -261,7 +261,7 @@ class Crew:
             looked = await self._claim_due(self.queues, wanted, overdue, rooms)
             metrics.took("look", asked)
         except TRY_AGAIN as error:
-            log.warning("could not look for work", error=type(error).__name__)
+            outages.DATABASE.met(error, "polls")
             return _Found(plenty=False, hinted=True, held_back=False)
         finally:
             self._keep_free(-wanted)

@@ -19,6 +19,7 @@ from uuid import UUID
 import asyncpg
 import structlog
 
+from leasehold import outages
 from leasehold.database import TRY_AGAIN, Connection, connect, is_direct
 from leasehold.lease import Lease
 from leasehold.settings import Settings
@@ -196,8 +197,9 @@ class Heartbeat:
             asked_at = monotonic()
             await self._hear_of_cancels()
             self._answered_at = asked_at  # a process that stood still meanwhile reads an answer of long ago
+            outages.DATABASE.answered()
         except TRY_AGAIN as error:
-            log.warning("heartbeat lost its connection", error=type(error).__name__)
+            outages.DATABASE.met(error, "heartbeat")
             self._disconnect()
 
     async def _keep_distrusting(self, tick: float) -> None:

@@ -74,7 +74,7 @@ class ClaimLane:
         self._sure = sure
         self._lane: Lane[Asked, Claimed | _Held | None] = Lane(
             # For as long as the database is away: who gave up would keep the hint, which is then nobody's.
-            lambda: connect(settings, "claims"), self._claim, most=most, patience=float("inf"),
+            lambda: connect(settings, "claims"), self._claim, name="claims", most=most, patience=float("inf"),
         )  # fmt: skip
         self.start, self.close = self._lane.start, self._lane.close
 
@@ -138,8 +138,12 @@ class SettleLane:
         self._announce = announce
         self._lane: Lane[Settlement, Answer] = Lane(
             # Nothing is better than waiting: an attempt that cannot be settled would only be run again.
-            lambda: connect(settings, "settlements"), self._settle, most=most, patience=float("inf"),
-        )  # fmt: skip
+            lambda: connect(settings, "settlements"),
+            self._settle,
+            name="settlements",
+            most=most,
+            patience=float("inf"),
+        )
         self.start, self.close = self._lane.start, self._lane.close
 
     async def settle(self, settlement: Settlement) -> Answer:

@@ -15,7 +15,6 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 
 import aiormq
-import structlog
 from aio_pika.connection import make_url
 from aiormq.abc import AbstractChannel, AbstractConnection
 from pydantic import SecretStr
@@ -23,6 +22,7 @@ from pydantic import SecretStr
 from leasehold.backoff import delay_after
 from leasehold.broker.wire import Wire
 from leasehold.errors import BrokerUnavailable
+from leasehold.outages import BROKER
 from leasehold.urls import broker_url
 
 #: Waits between attempts, jittered: quick after a blink, kind to a broker that 500 workers come back to.
@@ -31,8 +31,6 @@ CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 3.0
 #: A connection that lived this long was a good one: the ladder begins anew.
 SETTLED_SECONDS = 5.0
-
-log = structlog.get_logger(__name__)
 
 
 @asynccontextmanager
@@ -106,7 +104,6 @@ class Link:
         self._serve = serve
         self._loop: asyncio.Task[None] | None = None
         self._drop = asyncio.Event()
-        self._down_since: float | None = None
         self.connection: AbstractConnection | None = None
         self.connects = 0
 
@@ -132,7 +129,7 @@ class Link:
                 await self._connect_and_serve()
             # Whatever goes wrong with a connection, the answer is the same: say it and try again.
             except Exception as error:  # noqa: BLE001
-                self._report(error)
+                BROKER.met(error, self._role, detail=str(error))
             await ladder.wait()
 
     async def _connect_and_serve(self) -> None:
@@ -149,7 +146,7 @@ class Link:
                 await connection.connect()
             self.connection = connection
             self.connects += 1
-            self._report_up()
+            BROKER.answered()
             await self._serve_until_lost(connection, wire)
         finally:
             self.connection = None
@@ -175,19 +172,3 @@ class Link:
             if not task.cancelled() and (error := task.exception()):
                 raise error
         raise BrokerUnavailable(f"the connection closed: {_reason(connection)}")
-
-    def _report_up(self) -> None:
-        if self._down_since is not None:
-            log.info("broker is back", role=self._role, away_seconds=round(time.monotonic() - self._down_since, 1))
-            self._down_since = None
-
-    def _report(self, error: Exception) -> None:
-        """Once an outage: the first reason is the one that tells something."""
-        if self._down_since is None:
-            self._down_since = time.monotonic()
-            log.warning(
-                "broker is away; trying again until it is back",
-                role=self._role,
-                reason=type(error).__name__,
-                detail=str(error),
-            )

@@ -13,12 +13,12 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 
 import asyncpg
-import structlog
 from asyncpg.pool import PoolConnectionProxy
 from pydantic import SecretStr
 
 from leasehold.broker.base import Delivery, Hint
 from leasehold.broker.connection import Ladder
+from leasehold.outages import DATABASE
 from leasehold.settings import Settings
 from leasehold.urls import database_url
 
@@ -31,8 +31,6 @@ PROBE_SECONDS = 10.0
 CLOSE_SECONDS = 3.0
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
-
-log = structlog.get_logger(__name__)
 
 
 class PostgresBroker:
@@ -156,7 +154,6 @@ class _Session:
         self._serve = serve
         self._loop: asyncio.Task[None] | None = None
         self._lost = asyncio.Event()
-        self._reported = False
         self.ready = False
         self.connects = 0
         self.server_version: str | None = None
@@ -182,7 +179,7 @@ class _Session:
                 await self._connect_and_serve()
             # Whatever goes wrong with a connection, the answer is the same: say it and try again.
             except Exception as error:  # noqa: BLE001
-                self._report(error)
+                DATABASE.met(error, f"hints: {self._role}")
             await ladder.wait()
 
     async def _connect_and_serve(self) -> None:
@@ -196,7 +193,8 @@ class _Session:
             self._lost.clear()
             connection.add_termination_listener(lambda _: self._lost.set())
             self.server_version = ".".join(str(part) for part in connection.get_server_version()[:2])
-            self.ready, self._reported = True, False
+            self.ready = True
+            DATABASE.answered()
             self.connects += 1
             await self._serve_until_lost(connection)
         finally:
@@ -215,13 +213,3 @@ class _Session:
         for task in done:
             if not task.cancelled() and (error := task.exception()):
                 raise error
-
-    def _report(self, error: Exception) -> None:
-        """Once an outage; the driver's words may quote the connection string, so only the kind is told."""
-        if not self._reported:
-            self._reported = True
-            log.warning(
-                "database connection for hints is away; workers poll until it is back",
-                role=self._role,
-                reason=type(error).__name__,
-            )

@@ -15,6 +15,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 
 from leasehold.errors import ObjectMissing, StoreError, StoreUnavailable
 from leasehold.holding import going_out
+from leasehold.outages import STORE
 from leasehold.settings import Settings
 from leasehold.telemetry.store import REQUESTS
 
@@ -73,13 +74,18 @@ def asked(operation: str, key: str) -> Iterator[None]:
     except ClientError as error:
         told = _told(error, key)
         outcome = _OUTCOMES.get(type(told), "refused")
+        if outcome == "unavailable":
+            STORE.met(told, operation)
         raise told from None
     except (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
         outcome = "unavailable"
+        STORE.met(error, operation)
         raise StoreUnavailable(f"{key}: the object store did not answer ({type(error).__name__})") from None
     except BaseException:
         outcome = "left"  # by its caller, before its end
         raise
+    else:
+        STORE.answered()
     finally:
         REQUESTS.labels(operation, outcome).observe(perf_counter() - started)
 

@@ -18,8 +18,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-import structlog
-
 from leasehold.errors import ObjectCorrupt, ObjectExists, ObjectMissing, ObjectTooLarge, StoreUnavailable
 from leasehold.ids import id_at, new_id
 from leasehold.settings import Settings
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
     from types_aiobotocore_s3.type_defs import GetObjectOutputTypeDef
 
-log = structlog.get_logger(__name__)
 
 #: Larger files go up in parts.
 SINGLE_PUT_BYTES = 64 * 1024 * 1024

@@ -24,6 +24,7 @@ from leasehold.broker.base import Broker
 from leasehold.database import Connection, Pool
 from leasehold.easing import Pauses
 from leasehold.generations import UNDER_WAY
+from leasehold.outages import DATABASE
 from leasehold.periodic import Periodic
 from leasehold.settings import Settings
 from leasehold.telemetry import queries
@@ -107,6 +108,7 @@ class Exporter(Collector):
     async def _look(self) -> None:
         async with self._pool.acquire() as connection:
             await self._turn(connection)
+        DATABASE.answered()
 
     async def _turn(self, connection: Connection) -> None:
         leads = await workers.lead(connection, "exporter", self._owner, 3 * EVERY)

@@ -96,7 +96,8 @@ def guarded(runs_settings: Settings) -> Settings:
             "egress_allow": "127.0.0.0/8",
             "sealing_keys": SecretStr(Fernet.generate_key().decode()),
             "pipelines": "tests.runs.work:pipelines_and_webhooks",
-            "worker_concurrency": 8,
+            "worker_concurrency": 2,
+            "worker_reserve": 0,  # so that one slot too many of the hostile tenant would show
             "webhook_per_host": 64,  # both receivers are on one host
         }
     )

@@ -1,0 +1,104 @@
+"""One outage is one line when it begins, one when it ends, and one a minute between, however many parts notice it.
+
+Each process has one `Outage` for the database, the broker and the store. Whoever meets an error says so here and logs
+nothing itself; whoever gets an answer says so, too, which costs a comparison while all is well.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from time import monotonic
+
+import structlog
+
+log = structlog.get_logger(__name__)
+
+#: Seconds between two lines about an outage that goes on.
+REMINDER = 60.0
+#: An answer ends the outage when nobody has met an error for so long: parts that come back one after the other are one
+#: outage.
+SETTLED = 1.0
+
+
+class Outage:
+    """What this process knows of one part of the installation. Its methods may be called from any thread."""
+
+    def __init__(self, part: str, *, clock: Callable[[], float] = monotonic) -> None:
+        self._begins = f"the {part} is away; trying again until it is back"
+        self._goes_on = f"the {part} is still away"
+        self._ends = f"the {part} is back"
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._since: float | None = None
+        self._met_at = 0.0
+        self._answered_at = 0.0
+        self._ending: asyncio.TimerHandle | None = None
+        self._said_at = 0.0
+        self._errors = 0
+        self._noticed: set[str] = set()
+
+    @property
+    def lasts(self) -> bool:
+        return self._since is not None
+
+    def met(self, error: BaseException, noticed_by: str, **facts: object) -> None:
+        """`noticed_by` has met `error`, and will try again. Only the error's kind is logged: a text may hold a row."""
+        with self._lock:
+            now = self._clock()
+            begins = self._since is None
+            self._since = now if self._since is None else self._since
+            self._met_at = now
+            self._errors += 1
+            self._noticed.add(noticed_by)
+            reminds = not begins and now - self._said_at >= REMINDER
+            if begins or reminds:
+                self._said_at = now
+            seconds = round(now - self._since, 1)
+        if begins:
+            log.warning(
+                self._begins,
+                noticed_by=noticed_by, error=type(error).__name__, **facts,
+            )  # fmt: skip
+        elif reminds:
+            log.warning(
+                self._goes_on,
+                away_seconds=seconds, errors=self._errors, noticed_by=sorted(self._noticed), error=type(error).__name__,
+            )  # fmt: skip
+
+    def answered(self) -> None:
+        """Somebody was answered. Soon after an error that ends nothing yet: it does if no further one comes."""
+        if self._since is None:
+            return
+        self._answered_at = self._clock()
+        if self._answered_at - self._met_at >= SETTLED:
+            self._end()
+        elif self._ending is None:
+            with suppress(RuntimeError):  # no loop: a later answer will do
+                self._ending = asyncio.get_running_loop().call_later(SETTLED, self._perhaps_end)
+
+    def _perhaps_end(self) -> None:
+        self._ending = None
+        if self._met_at <= self._answered_at:
+            self._end()
+
+    def _end(self) -> None:
+        with self._lock:
+            if self._since is None:
+                return
+            said = {
+                "away_seconds": round(self._met_at - self._since, 1),
+                "errors": self._errors,
+                "noticed_by": sorted(self._noticed),
+            }
+            self._since = None
+            self._errors = 0
+            self._noticed.clear()
+        log.info(self._ends, **said)
+
+
+DATABASE = Outage("database")
+BROKER = Outage("broker")
+STORE = Outage("object store")

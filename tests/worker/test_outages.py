@@ -1,0 +1,79 @@
+"""A restart of a server leaves two lines in the log of each process, and not two hundred."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+from pydantic import SecretStr
+from structlog.testing import capture_logs
+
+from embedded.postgres import Postgres
+from leasehold import outages
+from leasehold.database import migrate
+from leasehold.settings import Settings
+from tests.api.conftest import client_of, serving
+from tests.support.broker_node import BrokerNode
+from worker.worker import Worker
+
+AWAY = 3.0
+
+
+@pytest.fixture
+async def server(run_directory: Path) -> AsyncIterator[Postgres]:
+    server = Postgres(run_directory / "postgres-of-an-outage", durable=False)
+    await server.start()
+    yield server
+    await server.stop("immediate")
+    shutil.rmtree(server.directory)
+
+
+async def test_a_restart_of_the_database_is_one_line_when_it_goes_and_one_when_it_is_back(
+    server: Postgres, settings: Settings, tmp_path: Path
+) -> None:
+    await migrate(server.url)
+    changes = {"database_url": SecretStr(server.url), "broker": "postgres", "pipelines": "tests.runs.work:pipelines"}
+    changed = settings.model_copy(update={**changes, "work_dir": str(tmp_path), "poll_seconds": 0.1})
+    async with serving(changed) as running, client_of(running.url, "lh_none_none") as http, Worker(changed):
+        with capture_logs() as lines:
+            await server.stop("fast")
+            until = asyncio.get_running_loop().time() + AWAY
+            while asyncio.get_running_loop().time() < until:
+                await http.get("/readyz")
+                await asyncio.sleep(0.1)
+            assert outages.DATABASE.lasts
+            await server.start()
+            async with asyncio.timeout(30):
+                while outages.DATABASE.lasts:
+                    await asyncio.sleep(0.05)
+            await asyncio.sleep(2)
+    said = [line for line in lines if line["event"] != "request"]
+    assert [line["event"] for line in said] == [
+        "the database is away; trying again until it is back",
+        "the database is back",
+    ], said
+    assert {"heartbeat", "readiness"} <= set(said[1]["noticed_by"])
+
+
+async def test_a_restart_of_the_broker_is_one_line_when_it_goes_and_one_when_it_is_back(
+    rabbitmq_node: BrokerNode, settings: Settings, tmp_path: Path
+) -> None:
+    changes = {"amqp_url": SecretStr(rabbitmq_node.url), "pipelines": "tests.runs.work:pipelines"}
+    changed = settings.model_copy(update={**changes, "work_dir": str(tmp_path)})
+    async with Worker(changed) as worker:
+        async with asyncio.timeout(30):
+            while not worker._broker.connected:
+                await asyncio.sleep(0.05)
+        with capture_logs() as lines:
+            await rabbitmq_node.kill()
+            await asyncio.sleep(AWAY)
+            assert outages.BROKER.lasts
+            await rabbitmq_node.start()
+            async with asyncio.timeout(60):
+                while outages.BROKER.lasts or not worker._broker.connected:
+                    await asyncio.sleep(0.05)
+    events = [line["event"] for line in lines if line["event"] != "self-check"]
+    assert events == ["the broker is away; trying again until it is back", "the broker is back"], events
