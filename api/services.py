@@ -21,7 +21,8 @@ from leasehold.admission import Admission
 from leasehold.announcer import Announcer
 from leasehold.broker import make_broker
 from leasehold.broker.base import Broker
-from leasehold.database import Connection, Pool, make_engine, make_pool
+from leasehold.database import Connection, Pool, make_pool
+from leasehold.engine import make_engine
 from leasehold.evaluation.evaluator import evaluating
 from leasehold.ids import new_id
 from leasehold.pool_sizes import pool_of_api

@@ -1,7 +1,8 @@
 """What the handler of an inline step is given: its parameters, its inputs, and a way to write outputs.
 
-An inline handler is an `async def` that runs in the worker's own loop: for steps that mostly wait. Steps that
-compute, or that parse bytes from outside, are declared `isolated` (see leasehold.work).
+An inline handler is an `async def` that runs in the worker's own loop: for steps that mostly wait; or a plain function,
+which runs in a thread with a leasehold.plain.PlainAttempt. Steps that compute, or that parse bytes from outside, are
+declared `isolated` (see leasehold.work).
 """
 
 from __future__ import annotations

@@ -226,6 +226,12 @@ class Settings(BaseSettings):
     webhook_per_tenant: int = Field(4, ge=1, le=1024, description="Of these, deliveries of one tenant.")
     webhook_per_host: int = Field(4, ge=1, le=1024, description="Of these, deliveries to one host.")
     webhook_seconds: float = Field(15.0, gt=0, le=50, description="The longest that one delivery may take, in all.")
+    worker_threads: int = Field(
+        16, ge=1, le=1024, description="Handlers at once that are plain functions, each in a thread of the worker."
+    )
+    loop_blocked_seconds: float = Field(
+        0.1, gt=0, description="A handler that keeps the worker's event loop longer than this is named in a warning."
+    )
     worker_children: int = Field(0, ge=0, le=256, description="Child processes for isolated steps; 0: one a core.")
     lease_seconds: float = Field(30.0, gt=0, description="Life of a lease unless it is renewed.")
     renew_seconds: float = Field(10.0, gt=0, description="How often leases are renewed.")

@@ -26,11 +26,16 @@ from leasehold.transitions.settlements import Completion, Output, Parking, Part,
 from leasehold.verdicts import Done, FanOut, Park
 from worker.heartbeat import Held
 from worker.inputs import sources_of
+from worker.plain import in_thread, is_plain
 from worker.reporter import Reporter
+from worker.stalls import Watched
 from worker.stores import replaceable, signed
+from worker.threads import Threads
 
 #: An inline handler keeps what it reads in memory; larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
+#: How long a plain handler waits for a thread, with its lease in hand, and then without it.
+_THREAD_SECONDS = 5.0
 #: The most parts that one step may spread into.
 MAX_ITEMS = 1000
 
@@ -191,12 +196,18 @@ async def item_of(pool: Pool, claimed: Claimed) -> Any:
         return await connection.fetchval("SELECT value FROM item WHERE task_id = $1", claimed.lease.task_id)
 
 
-async def perform(attempt: InlineAttempt, seconds: float) -> Completion | Parking | Spreading:
-    """Raises what the handler raises, and StepTimeout after `seconds`."""
+async def perform(
+    attempt: InlineAttempt, seconds: float, threads: Threads, blocked_after: float
+) -> Completion | Parking | Spreading:
+    """Raises what the handler raises, and StepTimeout after `seconds`. A plain handler that finds no thread snoozes."""
     handler = attempt.pipeline.handlers[attempt.step]
+    plain = is_plain(handler)
+    if plain and not await threads.keep(_THREAD_SECONDS):
+        return Parking(attempt.lease, _THREAD_SECONDS)
     try:
         async with asyncio.timeout(seconds) as limit:
-            said = await handler(attempt)
+            work = in_thread(handler, attempt, threads) if plain else handler(attempt)
+            said = await Watched(work, attempt.pipeline.name, attempt.step, blocked_after)
     except TimeoutError:
         if not limit.expired():
             raise  # the handler's own

@@ -43,6 +43,12 @@ SLOTS = gauge(
     "nothing else here (reserve); and those that do (busy)",
     ["state"],
 )
+BLOCKED = histogram(
+    "event_loop_blocked_seconds",
+    "How long a handler kept the event loop to itself, where that was over LEASEHOLD_LOOP_BLOCKED_SECONDS",
+    ["pipeline", "step"],
+    buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
+)
 DRAINING = gauge("worker_draining", "1 while this worker takes nothing new because it is stopping")
 CRASHES = counter("child_crashes_total", "Child processes that died of a step", ["how"])
 CHILD_PEAK = histogram(

@@ -51,6 +51,7 @@ from worker.heartbeat import Heartbeat, Held
 from worker.isolated import IsolatedAttempts
 from worker.lanes import Acknowledgement, Answer, Release, SettleLane, Settlement
 from worker.reporter import Reporter
+from worker.threads import Threads
 
 log = structlog.get_logger(__name__)
 
@@ -93,6 +94,8 @@ class Runner:
             store=store, pool=pool, children=children, reporter=reporter, work_dir=work_dir, settings=settings
         )
         self._opened = opened
+        self._threads = Threads(settings.worker_threads)
+        self._blocked_after = settings.loop_blocked_seconds
         self._running: set[asyncio.Task[Settlement]] = set()
         self._giving_back = False
 
@@ -202,7 +205,7 @@ class Runner:
             directory=partial(self._isolated.directory, claimed),
         )
         try:
-            return await inline.perform(attempt, _limit(claimed, step))
+            return await inline.perform(attempt, _limit(claimed, step), self._threads, self._blocked_after)
         finally:
             if attempt.used_directory:  # few inline handlers need one
                 await asyncio.shield(

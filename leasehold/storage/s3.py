@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager, contextmanager
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-import aioboto3
 import aiohttp
 from aiobotocore.config import AioConfig
+from aiobotocore.session import get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
 from leasehold.errors import ObjectMissing, StoreError, StoreUnavailable
@@ -49,8 +49,7 @@ def _config(settings: Settings) -> AioConfig:
 
 @asynccontextmanager
 async def open_client(settings: Settings, endpoint: str | None) -> AsyncIterator[S3Client]:
-    session = aioboto3.Session()
-    async with session.client(
+    async with get_session().create_client(
         "s3",
         endpoint_url=endpoint,
         region_name=settings.s3_region,

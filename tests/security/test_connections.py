@@ -259,7 +259,8 @@ OPENERS = {
     "cli/keys.py": 2,
     "cli/migrate.py": 1,
     "leasehold/broker/postgres.py": 1,  # for two sessions
-    "leasehold/database.py": 4,
+    "leasehold/database.py": 3,
+    "leasehold/engine.py": 1,
     "migrations/env.py": 1,
     "worker/heartbeat.py": 1,
     "worker/lanes.py": 2,

@@ -23,7 +23,8 @@ from embedded.rabbitmq_install import install_rabbitmq
 from embedded.s3 import S3
 from leasehold.broker import Hint, make_broker
 from leasehold.credentials import create_key
-from leasehold.database import connect, make_engine, make_pool, migrate
+from leasehold.database import connect, make_pool, migrate
+from leasehold.engine import make_engine
 from leasehold.errors import BadSetting, StoreUnavailable
 from leasehold.ids import new_id
 from leasehold.settings import Settings

@@ -1,0 +1,79 @@
+"""A pipeline of plain functions, and of an async one that does what it should not."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from typing import Any
+
+import structlog
+from pydantic import BaseModel
+
+from leasehold.attempt import Attempt
+from leasehold.errors import Cancelled, Retryable
+from leasehold.pipeline import Pipeline, RunTerms, Step
+from leasehold.plain import PlainAttempt
+from leasehold.registry import Pipelines
+from leasehold.verdicts import Done
+
+
+class Script(BaseModel):
+    does: str = "ok"
+
+
+#: What handlers tell the tests, and what lets them go on.
+HEARD: list[Any] = []
+GO_ON = threading.Event()
+AT_ONCE = (timedelta(milliseconds=1),)
+
+plain = Pipeline(
+    "plain",
+    params=Script,
+    module="tests.worker.plain_steps",
+    steps=[
+        Step("first", max_attempts=2, timeout=timedelta(seconds=1), retry_ladder=AT_ONCE),
+        Step("second", needs=("first",), reads=("first",), retry_ladder=AT_ONCE),
+    ],
+    terms=RunTerms(grace=timedelta(seconds=1)),
+)
+rude = Pipeline("rude", params=Script, module="tests.worker.plain_steps", steps=[Step("only")])
+
+
+@plain.handles("first")
+def first(attempt: PlainAttempt) -> Done | None:
+    match attempt.params.does:
+        case "flaky" if attempt.number == 1:
+            raise Retryable("not yet", code="flaky")
+        case "exit":
+            raise SystemExit(3)
+        case "hang":
+            GO_ON.wait(30)
+            try:
+                attempt.write("late.txt", b"too late", "text/plain")
+            except Cancelled:
+                HEARD.append("cancelled")
+                raise
+        case "work":
+            HEARD.append("working")
+            while True:
+                attempt.checkpoint()
+                time.sleep(0.01)
+    attempt.progress(50, "half")
+    attempt.write("greeting.txt", b"hello", "text/plain")
+    bound = structlog.contextvars.get_contextvars()
+    return Done(value={"thread": threading.current_thread().name, "job_id": str(bound["job_id"])})
+
+
+@plain.handles("second")
+def second(attempt: PlainAttempt) -> dict[str, Any]:
+    return {"read": attempt.read("greeting.txt").decode(), "first": attempt.value("first")["job_id"]}
+
+
+@rude.handles("only")
+async def only(_attempt: Attempt) -> None:
+    time.sleep(0.3)  # noqa: ASYNC251 - this is what it is for
+
+
+def pipelines() -> Pipelines:
+    return Pipelines(plain, rude)
