@@ -10,11 +10,12 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import socket
+import ssl
 from collections.abc import AsyncIterable, AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Self
 
@@ -98,9 +99,8 @@ class Egress:
 
     def __init__(self, allowed: tuple[Network, ...] = (), *, keepalive: int = 0) -> None:
         self._allowed = allowed
-        self._http = httpx2.AsyncClient(
-            trust_env=False, follow_redirects=False, limits=httpx2.Limits(max_keepalive_connections=keepalive)
-        )
+        self._keepalive = keepalive
+        self._http: httpx2.AsyncClient | None = None
 
     @classmethod
     def from_settings(cls, settings: Settings, *, keepalive: int = 0) -> Self:
@@ -113,7 +113,8 @@ class Egress:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        await self._http.aclose()
+        if self._http is not None:
+            await self._http.aclose()
 
     async def check(self, url: str) -> Target:
         """Where `url` leads. Raises EgressRefused."""
@@ -214,7 +215,8 @@ class Egress:
         self, target: Target, method: str, headers: Mapping[str, str], content: bytes | AsyncIterable[bytes]
     ) -> httpx2.Response:
         host = target.host if target.url.port is None else f"{target.host}:{target.url.port}"
-        request = self._http.build_request(
+        http = await self._client()
+        request = http.build_request(
             method,
             target.url.copy_with(host=target.address),
             headers={**headers, "Host": host},
@@ -222,13 +224,35 @@ class Egress:
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
             extensions={"sni_hostname": target.host},  # the certificate must be the name's, not the address's
         )
-        return await self._http.send(request, stream=True)
+        return await http.send(request, stream=True)
+
+    async def _client(self) -> httpx2.AsyncClient:
+        """Made with the first request: most processes that could make one never do."""
+        if self._http is not None:
+            return self._http
+        return self._made(await asyncio.to_thread(_authorities))
+
+    def _made(self, authorities: ssl.SSLContext) -> httpx2.AsyncClient:
+        if self._http is None:  # another first request may have been faster
+            self._http = httpx2.AsyncClient(
+                verify=authorities,
+                trust_env=False,
+                follow_redirects=False,
+                limits=httpx2.Limits(max_keepalive_connections=self._keepalive),
+            )
+        return self._http
 
     def _may_be_asked(self, address: Address) -> bool:
         return self._is_allowed(address) or is_public(address)
 
     def _is_allowed(self, address: Address) -> bool:
         return any(address in network for network in self._allowed)
+
+
+@cache
+def _authorities() -> ssl.SSLContext:
+    """Of everybody in this process: to read them takes a tenth of a second."""
+    return httpx2.create_ssl_context(trust_env=False)
 
 
 async def _pieces(answer: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:

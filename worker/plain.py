@@ -10,7 +10,10 @@ from typing import Any
 
 from leasehold.attempt import Attempt
 from leasehold.errors import Cancelled
+from leasehold.plain import PlainAttempt
 from worker.threads import Threads
+
+_OFFERED = frozenset(name for name in vars(PlainAttempt) if not name.startswith("_"))
 
 
 def is_plain(handler: Callable[..., Any]) -> bool:
@@ -32,6 +35,8 @@ class BlockingAttempt:
         self._over = True
 
     def __getattr__(self, name: str) -> Any:
+        if name not in _OFFERED:  # whoever prints a traceback asks for all sorts of things
+            raise AttributeError(name)
         if self._over:
             raise Cancelled
         found = getattr(self._attempt, name)

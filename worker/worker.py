@@ -33,6 +33,7 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.exporter import exporting
 from leasehold.templates import Templates
+from leasehold.together import together
 from leasehold.transitions import workers
 from leasehold.transitions.claims import Claimed, LeaseTerms, Looked
 from worker import isolation, metrics, relay, reporter
@@ -129,20 +130,9 @@ class Worker:
     async def _start(self) -> None:
         settings = self.settings
         work_dir = self._opened.enter_context(WorkDir(_root(settings), self.id))
-        await self._start_children(work_dir)
-        self._pool = await self._opened.enter_async_context(make_pool(settings, "worker", pool_of_worker(settings)))
+        # Children load their handlers for a second, on cores of their own: what is waited for meanwhile costs nothing.
+        await together([self._start_children(work_dir), self._open_servers()])
         self._presence_key = await self._register()
-        self._store = ObjectStore.from_settings(settings)
-        await self._store.open()
-        self._opened.push_async_callback(self._store.close)
-        try:
-            await self._store.probe()
-        except StoreError as error:
-            # Taken for one that does not honour conditions until a worker starts while it answers: the careful way.
-            log.warning("the object store does not answer yet", error=str(error))
-        self._broker = make_broker(settings)
-        await self._broker.open()
-        self._opened.push_async_callback(self._broker.close)
         self._announcer = Announcer(self._broker, self._on_connection)
         self._announcer.start()
         self._opened.push_async_callback(self._announcer.close)
@@ -177,6 +167,21 @@ class Worker:
             broker=self._broker.name,
             isolation=self._children.isolation,
         )
+
+    async def _open_servers(self) -> None:
+        settings = self.settings
+        self._pool = await self._opened.enter_async_context(make_pool(settings, "worker", pool_of_worker(settings)))
+        self._broker = make_broker(settings)
+        await self._broker.open()
+        self._opened.push_async_callback(self._broker.close)
+        self._store = ObjectStore.from_settings(settings)
+        await self._store.open()
+        self._opened.push_async_callback(self._store.close)
+        try:
+            await self._store.probe()
+        except StoreError as error:
+            # Taken for one that does not honour conditions until a worker starts while it answers: the careful way.
+            log.warning("the object store does not answer yet", error=str(error))
 
     async def _register(self) -> int:
         async def register() -> int:
