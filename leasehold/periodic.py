@@ -1,8 +1,8 @@
 """`Periodic`: the one loop of everything that a process does again and again, whatever a turn of it meets.
 
 A turn may fail in two ways. Something that it needs is away (the database, the store, the broker): it is tried again,
-and is part of an outage that the whole process tells of once (see outages). Or it raises what nobody foresaw: that is logged with
-its traceback once, counted, and the loop goes on with growing pauses. Neither ends the loop, nor the process.
+and is part of an outage that the whole process tells of once (see outages). Or it raises what nobody foresaw: that is
+logged with its traceback once, counted, and tried again after growing pauses. Neither ends the loop, or the process.
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ from structlog.testing import capture_logs
 
 from leasehold.easing import Pauses
 from leasehold.errors import StoreUnavailable
+from leasehold.outages import Outage
 from leasehold.periodic import LONGEST_PAUSE, Periodic
 from leasehold.telemetry.duties import ERRORS
 from tests.support.clock import Clock
@@ -63,16 +64,27 @@ async def test_another_error_is_told_too_and_one_that_goes_on_once_a_minute(cloc
 
 
 @pytest.mark.parametrize(
-    "error", [ConnectionError(), asyncpg.InterfaceError("closed"), StoreUnavailable("k"), asyncio.CancelledError()]
+    ("error", "part"),
+    [
+        (ConnectionError(), "database"),
+        (asyncpg.InterfaceError("closed"), "database"),
+        (StoreUnavailable("k"), "object store"),
+        (asyncio.CancelledError(), "broker"),
+    ],
 )
-async def test_what_is_away_is_waited_for_without_an_error(clock: Clock, error: BaseException) -> None:
-    """Also where a library says so by a cancellation that nobody asked for."""
+async def test_what_is_away_is_waited_for_without_an_error(
+    clock: Clock, error: BaseException, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a library says so by a cancellation that nobody asked for. It is one line for all duties."""
+    for name, fresh in (("DATABASE", "database"), ("STORE", "object store"), ("BROKER", "broker")):
+        monkeypatch.setattr(f"leasehold.periodic.{name}", Outage(fresh))
     before = ERRORS.labels("test")._value.get()
     with capture_logs() as lines:
-        periodic = duty(clock, [error] * 3 + [None])
-        pauses = [await periodic.once() for _ in range(4)]
-    assert pauses == [0.5] * 4
-    assert [line["log_level"] for line in lines] == ["warning", "info"]
+        for _ in range(2):
+            periodic = duty(clock, [error] * 3 + [None])
+            pauses = [await periodic.once() for _ in range(4)]
+            assert pauses == [0.5] * 4
+    assert [line["event"] for line in lines] == [f"the {part} is away; trying again until it is back"]
     assert ERRORS.labels("test")._value.get() == before
 
 
