@@ -12,6 +12,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from api.app import make_app
+from api.connections import allow_files, guarded
 from leasehold import failpoints
 from leasehold.garbage import freeze_loaded
 from leasehold.logs import configure_logs
@@ -48,6 +49,9 @@ def make_server(settings: Settings, *, host: str, port: int) -> Server:
         host=host,
         port=port,
         loop="uvloop",
+        http=guarded(settings),
+        ws="none",
+        proxy_headers=False,  # LEASEHOLD_TRUSTED_PROXIES says whom to believe
         access_log=False,  # the edge writes one line a request, from a fixed list of fields
         log_config=None,
         server_header=False,
@@ -69,6 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     expose(settings, "api")
     if settings.traces:
         begin_traces("api")
+    allow_files(settings)
     server = make_server(settings, host=asked.host, port=asked.port)
     freeze_loaded()
     server.run()

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
 
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
@@ -38,12 +38,12 @@ from api import (
     uploads,
     webhooks,
 )
-from api.body_limit import BodyLimit
+from api.caller_first import CallerFirst
 from api.edge import Edge, identity_of
 from api.problems import NOT_STORABLE, problem_of
 from api.security import refuse_open_routes
 from api.services import open_services
-from leasehold.errors import LeaseholdError
+from leasehold.errors import DeclarationError, LeaseholdError
 from leasehold.settings import Settings
 
 #: What needs no key: for machines that watch the process, for whoever makes a client from the contract, and for
@@ -101,18 +101,21 @@ def make_app(settings: Settings) -> FastAPI:
         lifespan=lifespan,
     )
     for router in (*_DOORS, health.router, openapi.router, *([metrics.router] if settings.metrics_public else [])):
+        refuse_open_bodies(app, router)
         refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], PUBLIC)
         app.include_router(router)
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     for kind in (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE):
         app.add_exception_handler(kind, _answer_problem)
-    app.add_middleware(
-        BodyLimit,
-        most_depth=settings.json_max_depth,
-        streaming=frozenset({conversion.PATH, source_images.PATH}),
-    )
     app.add_middleware(Edge)  # added last, so outermost
     return app
+
+
+def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
+    """Raises DeclarationError for a route whose body would be read before its caller is known."""
+    for route in router.routes:
+        if isinstance(route, APIRoute) and route.body_field is not None and not isinstance(route, CallerFirst):
+            raise DeclarationError(f"{app.title}: {route.path} reads its body before it knows its caller")
 
 
 async def _answer_problem(request: Request, error: Exception) -> Response:

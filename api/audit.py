@@ -5,16 +5,17 @@ A key is named by its public prefix; no secret, no body, no file name is in a li
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import structlog
-from fastapi import Request, Security
+from fastapi import Request
 from fastapi.security import HTTPAuthorizationCredentials
 
 from api.keyring import Caller
-from api.security import Require, bearer
+from api.security import Require
+from api.source_address import source_address
 from leasehold.credentials import parse_key
-from leasehold.errors import Unauthenticated
+from leasehold.errors import Forbidden, Unauthenticated
 
 _log = structlog.get_logger("audit")
 
@@ -22,22 +23,22 @@ _log = structlog.get_logger("audit")
 def audit(event: str, request: Request, caller: Caller | None = None, **facts: Any) -> None:
     """Write one line: `event` is a stable name such as `result.streamed`."""
     who = {} if caller is None else {"client_id": caller.client_id, "key_prefix": caller.key_prefix}
-    source_ip = request.client.host if request.client is not None else None
-    _log.info(event, audit=True, source_ip=source_ip, route=request.url.path, **who, **facts)
+    _log.info(event, audit=True, source_ip=source_address(request), route=request.url.path, **who, **facts)
 
 
 class AuditedRequire(Require):
-    """`Require`, with every outcome audited: auth.success, auth.missing, auth.malformed, auth.rejected."""
+    """`Require`, with every outcome audited: auth.success, auth.missing, auth.malformed, auth.rejected and, for a key
+    without the scope, auth.forbidden.
+    """
 
-    async def __call__(
-        self,
-        request: Request,
-        credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
-    ) -> Caller:
+    async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
         try:
-            caller = await super().__call__(request, credentials)
+            caller = await super().admit(request, credentials)
         except Unauthenticated as error:
             audit(_refused(error, credentials), request)
+            raise
+        except Forbidden:  # who it was, the request's context names
+            audit("auth.forbidden", request, scope=self.scope)
             raise
         audit("auth.success", request, caller)
         return caller

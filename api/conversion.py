@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
+from datetime import UTC, datetime, timedelta
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -10,9 +12,12 @@ from uuid import UUID
 import orjson
 import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
 
-from api.audit import AuditedRequire
-from api.conversion_upload import Sent, keys_of, receive
+from api.audit import AuditedRequire, audit
+from api.caller_first import CallerFirst
+from api.conversion_rates import check_rate
+from api.conversion_upload import MEMORY_BYTES, MOST_BYTES, MOST_SECONDS, Sent, keys_of, prefix_of, receive
 from api.conversion_view import STATES, encoded, is_finished, record
 from api.cursors import cursor_of, id_at
 from api.early import refuse_early
@@ -26,18 +31,21 @@ from api.problems import Problem
 from api.runs import tell
 from api.security import CONVERSION_READ, CONVERSION_WRITE
 from api.services import Services, services_of
-from leasehold import conversions
+from leasehold import conversions, uploads
 from leasehold.admission import queues_of
 from leasehold.conversions import Busy, NewConversion, Row
 from leasehold.database import Connection
-from leasehold.errors import BadGateway, LeaseholdError, NotFound, RequestError, StoreError
+from leasehold.errors import BadGateway, Conflict, Gone, LeaseholdError, NotFound, RequestError, StoreError
 from leasehold.ids import new_id
+from leasehold.states import JOB_TERMINAL, JobState
+from leasehold.telemetry.jobs import jobs_ended
+from leasehold.transitions import gates, jobs
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.limits import Submitted
 from pipelines.conversion.pipeline import conversion
 
 log = structlog.get_logger(__name__)
-router = APIRouter(tags=["conversion"])
+router = APIRouter(tags=["conversion"], route_class=CallerFirst)
 Reader = Annotated[Caller, Depends(AuditedRequire(CONVERSION_READ))]
 Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
@@ -63,31 +71,63 @@ _SLOW = Problem(
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "`tflite_unsupported`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `model_missing`, `unsupported_format`, `too_large`, "
         "`bad_reference_images`, `hardware_simulation_unavailable`, `idempotency_key_reused`",
-        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `upload_quota_exceeded`",
         HTTPStatus.BAD_GATEWAY: "`store_unavailable`",
     }),
 )  # fmt: skip
 async def create_conversion(request: Request, caller: Writer, idempotency_key: IdempotencyKey = None) -> Response:
     services, identity = services_of(request), identity_of(request)
+    services.store.require()
     job_id = new_id()
     keys = keys_of(job_id)
+    limited = await check_rate(services, caller, "posts")
     await refuse_early(services, caller, queues_of(caller.tenant_id, conversion), idempotency_key)
+    size = _announced(request)
+    await _announce_upload(services, caller, job_id, size)
     try:
-        sent = await receive(request, services.store, keys, services.settings)
+        async with services.bodies.room(caller.tenant_id, min(size, MEMORY_BYTES)):
+            sent = await receive(request, services.store, keys, services.settings)
     except TimeoutError:
+        await _clean_up(services, caller, job_id)
         return _SLOW.response(identity.request_id)
     except StoreError as error:
-        await _clean_up(services, keys)
+        await _clean_up(services, caller, job_id)
         raise BadGateway("store_unavailable", "The model could not be stored. Try again soon.") from error
-    new = _new(caller, sent, job_id, keys, identity.trace)
-    try:
-        return await _created(services, caller, new, sent, idempotency_key)
-    except Busy as busy:
-        await _clean_up(services, keys)
-        return _in_progress(busy, identity.request_id)
-    except RequestError:  # the idempotency key's; of any other error nobody knows whether the rows are there
-        await _clean_up(services, keys)
+    except BaseException:
+        await asyncio.shield(_clean_up(services, caller, job_id))
         raise
+    new = _new(caller, sent, job_id, keys, identity.trace, services.settings.conversion_deadline_seconds)
+    try:
+        created = await _created(services, caller, new, sent, idempotency_key)
+    except Busy as busy:
+        await _clean_up(services, caller, job_id)
+        return _in_progress(busy, identity.request_id)
+    except RequestError:  # the idempotency key's
+        await _clean_up(services, caller, job_id)
+        raise
+    # After any other error nobody knows whether the job is there. If it is not, the sweeper finds what was stored.
+    created.headers.update(limited)
+    return created
+
+
+def _announced(request: Request) -> int:
+    """The form's size, or the most that it may have."""
+    announced = request.headers.get("content-length", "")
+    return min(int(announced), MOST_BYTES) if announced.isdecimal() else MOST_BYTES
+
+
+async def _announce_upload(services: Services, caller: Caller, job_id: UUID, size: int) -> None:
+    """Write down where the form will be stored, before it is."""
+    async with services.pool.acquire() as connection, connection.transaction():
+        await uploads.open_upload(
+            connection,
+            services.settings,
+            caller.tenant_id,
+            prefix_of(job_id),
+            counted=size,
+            most=MOST_BYTES,
+            seconds=MOST_SECONDS,
+        )
 
 
 async def _created(
@@ -100,6 +140,7 @@ async def _created(
     async def work(connection: Connection) -> Answer:
         async with services.admission.submitting(connection, caller.payer, queues, size=sent.model_bytes) as paid:
             made.append(await conversions.create(connection, new))
+        await uploads.forget(connection, caller.tenant_id, prefix_of(new.job.id))
         limited.update(paid.fields)
         row = await conversions.find(connection, caller.tenant_id, new.job.id)
         assert row is not None
@@ -111,12 +152,14 @@ async def _created(
         SUBMITTED.labels(conversion.name).inc()
         log.info("job submitted", job_id=str(new.job.id), bytes=sent.model_bytes)
     if not made:  # the first answer again: what was just stored is nobody's
-        await _clean_up(services, dict(new.job.inputs))
+        await _clean_up(services, caller, new.job.id)
     headers = limited | {"Location": f"{PATH}/{orjson.loads(answer.body)['job_id']}"}
     return Response(answer.body, answer.status_code, headers, media_type="application/json")
 
 
-def _new(caller: Caller, sent: Sent, job_id: UUID, keys: dict[str, str], trace: dict[str, str]) -> NewConversion:
+def _new(
+    caller: Caller, sent: Sent, job_id: UUID, keys: dict[str, str], trace: dict[str, str], deadline_seconds: int
+) -> NewConversion:
     job = NewJob(
         pipeline=conversion,
         tenant_id=caller.tenant_id,
@@ -124,6 +167,7 @@ def _new(caller: Caller, sent: Sent, job_id: UUID, keys: dict[str, str], trace: 
         inputs=keys,
         output_prefix=f"jobs/{job_id}",
         keep_seconds=_KEPT_SECONDS,
+        deadline_at=datetime.now(UTC) + timedelta(seconds=deadline_seconds),
         trace=trace,
         id=job_id,
         exclusive_key=sent.user_id,
@@ -134,15 +178,20 @@ def _new(caller: Caller, sent: Sent, job_id: UUID, keys: dict[str, str], trace: 
         "size_bytes": sent.model_bytes,
         "ref_images_count": sent.images,
     }
-    return NewConversion(job, sent.user_id, sent.owner_tenant, sent.file_name, said)
+    return NewConversion(job, sent.user_id, caller.client_id, sent.owner_tenant, sent.file_name, said)
 
 
-async def _clean_up(services: Services, keys: dict[str, str]) -> None:
-    """Take back what a refused job has stored; a store that is away keeps it."""
+async def _clean_up(services: Services, caller: Caller, job_id: UUID) -> None:
+    """Take back what a refused job has stored; what a store that is away keeps, the sweeper deletes."""
     try:
-        await services.store.delete(*keys.values())
+        await services.store.delete(*keys_of(job_id).values())
     except LeaseholdError as error:
-        log.warning("objects of a refused job are left", keys=list(keys.values()), error=type(error).__name__)
+        log.warning("objects of a refused job are left", job_id=str(job_id), error=type(error).__name__)
+        async with services.pool.acquire() as connection:
+            await uploads.close(connection, caller.tenant_id, prefix_of(job_id), keep=None)
+        return
+    async with services.pool.acquire() as connection:
+        await uploads.forget(connection, caller.tenant_id, prefix_of(job_id))
 
 
 def _in_progress(busy: Busy, request_id: str) -> Response:
@@ -159,7 +208,14 @@ def _in_progress(busy: Busy, request_id: str) -> Response:
     f"{PATH}/{{job_id}}",
     operation_id="getConversion",
     summary="See what became of a model",
-    responses=problems({HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"})
+    responses=problems(
+        {
+            HTTPStatus.NOT_FOUND: "`job_not_found`",
+            HTTPStatus.GONE: "`expired`",
+            HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
+            HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`",
+        }
+    )
     | {304: {"description": "Nothing changed since the answer with the ETag in `If-None-Match`."}},
 )
 async def get_conversion(
@@ -172,11 +228,12 @@ async def get_conversion(
     ] = 0,
 ) -> Response:
     services = services_of(request)
+    limited = await check_rate(services, caller, "reads")
     row = await find(services, caller, job_id)
     if wait and not is_finished(row) and (if_none_match is None or matches(if_none_match, _etag(row))):
         await services.watch.changed(job_id, row["event_seq"], wait)
         row = await find(services, caller, job_id)
-    headers = {"ETag": _etag(row)} | ({} if is_finished(row) else {"Retry-After": "1"})
+    headers = limited | {"ETag": _etag(row)} | ({} if is_finished(row) else {"Retry-After": "1"})
     if matches(if_none_match, headers["ETag"]):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     return Response(encoded(record(row)), headers=headers, media_type="application/json")
@@ -191,27 +248,85 @@ async def find(services: Services, caller: Caller, job_id: UUID) -> Row:
     """Raises NotFound; another tenant's conversion is not there."""
     async with services.pool.acquire() as connection:
         found = await conversions.find(connection, caller.tenant_id, job_id)
+        if found is None and await conversions.is_expired(connection, caller.tenant_id, job_id):
+            raise Gone("expired", "The conversion has expired, and was deleted.")
     if found is None:
         raise NotFound("job_not_found", "There is no such conversion.")
+    if found["expired"]:
+        raise Gone("expired", "The conversion has expired.")
     return found
+
+
+class CancelRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field("", max_length=500, description="For people; it is kept with the job.")
+
+
+@router.post(
+    f"{PATH}/{{job_id}}/cancel",
+    operation_id="cancelConversion",
+    summary="Stop a conversion, so that its user may send another",
+    description="One that no worker has begun ends at once; a running step is stopped within seconds. Asking again "
+    "while it stops changes nothing.",
+    status_code=202,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`job_not_found`",
+        HTTPStatus.CONFLICT: "`resource_invalid_state`: it has ended",
+        HTTPStatus.GONE: "`expired`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`",
+    }),
+)  # fmt: skip
+async def cancel_conversion(
+    request: Request, job_id: UUID, caller: Writer, asked: CancelRequest | None = None
+) -> Response:
+    services = services_of(request)
+    limited = await check_rate(services, caller, "posts")
+    await find(services, caller, job_id)  # of another kind of job nobody learns here
+    async with services.pool.acquire() as connection:
+        names = await gates.gates_of(connection, [job_id])
+        cancels = await jobs.request_cancel(
+            connection,
+            [job_id],
+            caller.tenant_id,
+            reason=asked.reason if asked is not None else "",
+            by=f"client {caller.client_id}",
+        )
+    jobs_ended(cancels.ended)
+    status = cancels.states.get(job_id)
+    if status in JOB_TERMINAL:
+        await tell(services, [], names, [job_id])
+    row = await find(services, caller, job_id)
+    if status is None and row["status"] != JobState.CANCEL_REQUESTED:
+        raise Conflict("resource_invalid_state", f"The conversion is {record(row)['status']}: it cannot be cancelled.")
+    audit("job.cancelled", request, caller, job_id=str(job_id))
+    return Response(encoded(record(row)), HTTPStatus.ACCEPTED, limited, media_type="application/json")
 
 
 @router.get(
     PATH,
     operation_id="listConversions",
     summary="List conversions, newest first",
-    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `invalid_cursor`"}),
+    responses=problems(
+        {
+            HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `invalid_cursor`",
+            HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`",
+        }
+    ),
 )
 async def list_conversions(
     request: Request,
+    response: Response,
     caller: Reader,
     user_id: Annotated[str | None, Query(max_length=128)] = None,
     status: Literal["created", "running", "completed", "failed"] | None = None,
     cursor: Annotated[str | None, Query(max_length=200)] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
+    services = services_of(request)
+    response.headers.update(await check_rate(services, caller, "reads"))
     before, states = id_at(cursor), None if status is None else STATES[status]
-    async with services_of(request).pool.acquire() as connection:
+    async with services.pool.acquire() as connection:
         rows, total = await conversions.newest(
             connection, caller.tenant_id, user_id=user_id, states=states, before=before, limit=limit + 1
         )

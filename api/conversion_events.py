@@ -10,6 +10,7 @@ from fastapi import APIRouter, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.conversion import PATH, Reader, find
+from api.conversion_rates import check_rate
 from api.conversion_view import OUTSIDE, is_finished
 from api.openapi import problems
 from api.services import services_of
@@ -28,6 +29,8 @@ router = APIRouter(tags=["conversion"])
     response_class=StreamingResponse,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`job_not_found`",
+        HTTPStatus.GONE: "`expired`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`",
     }) | {204: {"description": "Everything was told already."}},
 )  # fmt: skip
@@ -39,6 +42,7 @@ async def stream_conversion_events(
 ) -> Response:
     services = services_of(request)
     after = number_of(last_event_id)
+    await check_rate(services, caller, "reads")
     row = await find(services, caller, job_id)
     if is_finished(row) and row["event_seq"] <= after:
         return Response(status_code=HTTPStatus.NO_CONTENT)

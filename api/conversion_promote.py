@@ -5,27 +5,28 @@ from __future__ import annotations
 import asyncio
 import re
 from http import HTTPStatus
-from typing import Annotated, Any
+from typing import Annotated
 from uuid import UUID
 
-import structlog
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from api.audit import AuditedRequire, audit
+from api.caller_first import CallerFirst
+from api.conversion_rates import check_rate
 from api.conversion_result import ArtifactName, finished_artifacts
 from api.conversion_view import file_name_of
 from api.keyring import Caller
 from api.openapi import problems
-from api.promotion import Destination, open_destination
 from api.security import CONVERSION_WRITE
 from api.services import Services, services_of
 from leasehold import conversions, promotions
-from leasehold.errors import BadGateway, Conflict, Invalid, NotFound
+from leasehold.errors import Conflict, Invalid, NotFound
+from leasehold.promoting import Copy, Promoter
+from leasehold.promotion_targets import open_target
 from leasehold.promotions import Turn
 
-log = structlog.get_logger(__name__)
-router = APIRouter(tags=["conversion"])
+router = APIRouter(tags=["conversion"], route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
@@ -36,7 +37,12 @@ class Target(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     artifact: ArtifactName = "nef"
-    key: str | None = Field(None, max_length=_MOST_KEY, description="Where to; default `{job_id}/out.<artifact>`.")
+    key: str | None = Field(
+        None,
+        max_length=_MOST_KEY,
+        description="Where to, below the tenant's own folder; default `{job_id}/out.<artifact>`.",
+    )
+    replace: bool | None = Field(None, description="Default: the request's own.")
 
     @field_validator("key")
     @classmethod
@@ -53,6 +59,9 @@ class PromoteRequest(BaseModel):
     )
 
     targets: list[Target] = Field(min_length=1, max_length=8)
+    replace: bool = Field(
+        False, description="Overwrite what the same tenant promoted to these keys before; never anything else."
+    )
 
 
 class Promoted(BaseModel):
@@ -65,31 +74,44 @@ class Promoted(BaseModel):
     "/api/v1/jobs/{job_id}/promote",
     operation_id="promoteConversion",
     summary="Copy what came out to where models are served from",
-    description="All targets (200) or none (502). Repeating it copies nothing again.",
+    description="All targets (200) or none (502). Repeating it copies nothing again. Keys begin with the tenant's own "
+    "folder at the target, and `promoted_object_keys` names them in full.",
     response_model=Promoted,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`job_not_found`",
-        HTTPStatus.CONFLICT: "`not_ready`, `promotion_in_progress`, `already_promoted` (to other keys)",
+        HTTPStatus.CONFLICT: "`not_ready`, `promotion_in_progress`, `already_promoted` (to other keys), "
+        "`target_exists`",
         HTTPStatus.GONE: "`expired`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
-        HTTPStatus.BAD_GATEWAY: "`promotion_failed`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`",
+        HTTPStatus.BAD_GATEWAY: "`promotion_failed`, `token_refused`, `token_endpoint_unavailable`",
         HTTPStatus.SERVICE_UNAVAILABLE: "`promotion_not_configured`",
     }),
 )  # fmt: skip
 async def promote_conversion(request: Request, job_id: UUID, wanted: PromoteRequest, caller: Writer) -> Promoted:
     services = services_of(request)
+    await check_rate(services, caller, "posts")
     artifacts = await finished_artifacts(services, caller, job_id, tuple(target.artifact for target in wanted.targets))
-    keys = [target.key or f"{job_id}/{file_name_of(target.artifact)}" for target in wanted.targets]
+    copies = [
+        Copy(
+            f"{promotions.folder_of(caller.tenant_id)}/{target.key or f'{job_id}/{file_name_of(target.artifact)}'}",
+            artifact["key"],
+            artifact["size"],
+            wanted.replace if target.replace is None else target.replace,
+        )
+        for target, artifact in zip(wanted.targets, artifacts, strict=True)
+    ]
+    keys = [copy.key for copy in copies]
     if len(set(keys)) != len(keys):
         raise Invalid("invalid_request", "Two targets have one key.")
     async with services.pool.acquire() as connection:
-        turn = await promotions.begin(connection, caller.tenant_id, job_id)
-    if turn is None:
+        begun = await promotions.begin(connection, caller.tenant_id, job_id)
+    if begun is None:
         return await _decided(services, caller, job_id, keys)
+    turn, left = begun
     try:
-        async with open_destination(services.settings, services.store) as destination:
-            await _copy(destination, dict(zip(keys, artifacts, strict=True)))
-            await _finish(services, turn, keys)
+        async with open_target(services.settings, services.store) as target:
+            await Promoter(services.pool.acquire, services.store, target).promote(turn, left, copies)
     except BaseException:
         await asyncio.shield(_give_up(services, turn))
         audit("promote.failed", request, caller, job_id=str(job_id))
@@ -105,36 +127,10 @@ async def _decided(services: Services, caller: Caller, job_id: UUID, keys: list[
     if found is None:
         raise NotFound("job_not_found", "There is no such conversion.")
     if found["promoted"] is None:
-        raise Conflict("promotion_in_progress", "Another request is promoting it.", retry_after=5)
+        raise promotions.in_progress()
     if set(found["promoted"]) != set(keys):
         raise Conflict("already_promoted", "It was promoted, to other keys.")
     return Promoted(job_id=job_id, promoted_object_keys=found["promoted"])
-
-
-async def _copy(destination: Destination, wanted: dict[str, dict[str, Any]]) -> None:
-    """One after the other; whatever went before a failure is taken back."""
-    tried: list[str] = []
-    try:
-        for key, artifact in wanted.items():
-            tried.append(key)
-            await destination.put(key, artifact["key"], artifact["size"])
-    except BaseException:
-        await asyncio.shield(_take_back(destination, tried))
-        raise
-
-
-async def _take_back(destination: Destination, keys: list[str]) -> None:
-    for key in keys:
-        try:
-            await destination.take_back(key)
-        except BadGateway as error:  # the caller hears of the failure that led here; a repeat writes the same keys
-            log.warning("a copy is left at the target", code=error.code)
-
-
-async def _finish(services: Services, turn: Turn, keys: list[str]) -> None:
-    async with services.pool.acquire() as connection:
-        if not await promotions.finish(connection, turn, keys):
-            raise Conflict("promotion_in_progress", "It took too long; another request is promoting it.", retry_after=5)
 
 
 async def _give_up(services: Services, turn: Turn) -> None:

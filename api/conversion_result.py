@@ -14,6 +14,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from starlette.types import Receive, Scope, Send
 
 from api.audit import AuditedRequire, audit
+from api.caller_first import CallerFirst
 from api.conversion_view import ARTIFACTS, disposition
 from api.keyring import Caller
 from api.openapi import problems
@@ -25,7 +26,7 @@ from leasehold.database import TRY_AGAIN
 from leasehold.errors import Conflict, Gone, LeaseholdError, NotFound, ObjectMissing, TooMany
 
 log = structlog.get_logger(__name__)
-router = APIRouter(tags=["conversion"])
+router = APIRouter(tags=["conversion"], route_class=CallerFirst)
 Reader = Annotated[Caller, Depends(AuditedRequire(CONVERSION_READ))]
 ArtifactName = Literal["onnx", "bie", "nef", "report"]
 
@@ -68,6 +69,9 @@ async def finished_artifacts(
     """The rows of the job's artifacts. Raises NotFound, Gone or Conflict."""
     async with services.pool.acquire() as connection:
         found = await conversions.find(connection, caller.tenant_id, job_id)
+        gone = found is None and await conversions.is_expired(connection, caller.tenant_id, job_id)
+    if gone:
+        raise expired()
     if found is None:
         raise NotFound("job_not_found", "There is no such conversion.")
     if found["expired"]:

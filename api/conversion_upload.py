@@ -22,7 +22,7 @@ from leasehold.errors import Invalid, RequestError, StoreError, Unsupported
 from leasehold.idempotency import fingerprint
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
-from leasehold.storage.streaming import Upload
+from leasehold.storage.streaming import PART_BYTES, Upload
 from pipelines.conversion.limits import ModelLimits
 from pipelines.conversion.pipeline import ConversionParams, Toolchain
 from pipelines.media.kinds import sniff
@@ -30,8 +30,10 @@ from pipelines.media.kinds import sniff
 LIMITS = ModelLimits()
 #: Everything a form may hold, with room for its boundaries and fields.
 MOST_BYTES = LIMITS.max_bytes + LIMITS.max_images * LIMITS.max_image_bytes + 1024 * 1024
-#: An upload takes at most this long: 500 MB at 150 KB a second.
-MOST_SECONDS = 3600.0
+#: What a form has in memory: of each of its two objects a part that gathers and one that is sent, and a picture.
+MEMORY_BYTES = 4 * PART_BYTES + 2 * LIMITS.max_image_bytes
+#: An upload takes at most this long: 500 MB at 180 KB a second. What is unfinished then is gone within the hour.
+MOST_SECONDS = 3000.0
 _MOST_FIELDS = 20
 _MOST_FIELD_BYTES = 4096
 _MOST_USER = 128
@@ -54,9 +56,13 @@ class Sent:
     fingerprint: bytes  # of everything that was sent
 
 
+def prefix_of(job_id: UUID) -> str:
+    return f"jobs/{job_id}/input/"
+
+
 def keys_of(job_id: UUID) -> dict[str, str]:
     """Where a job's inputs lie; chosen by us, never by the client."""
-    return {"model": f"jobs/{job_id}/input/model", "references": f"jobs/{job_id}/input/references.tar"}
+    return {"model": f"{prefix_of(job_id)}model", "references": f"{prefix_of(job_id)}references.tar"}
 
 
 async def receive(request: Request, store: ObjectStore, keys: dict[str, str], settings: Settings) -> Sent:

@@ -34,7 +34,7 @@ _ENDED = {"completed": "COMPLETED", "failed": "FAILED"}
 
 
 def record(row: Row) -> dict[str, Any]:
-    """The text's section 3, without `created_by_client_id`."""
+    """The text's section 3."""
     steps: list[dict[str, Any]] = row["steps"] or []
     keys = {output["name"]: output["key"] for output in row["outputs"] or []}
     models = {name: keys.get(ARTIFACTS[name]) for name in _MODELS}
@@ -46,6 +46,7 @@ def record(row: Row) -> dict[str, Any]:
     return {
         "job_id": str(row["job_id"]),
         "created_at": row["created_at"],
+        "updated_at": row["updated_at"],
         "status": status,
         "stage": stage,
         "stage_status": _ENDED.get(status, (stage or _MODELS[0]).upper()),
@@ -58,6 +59,7 @@ def record(row: Row) -> dict[str, Any]:
         "origin": "api",
         "user_id": row["user_id"],
         "tenant_id": row["owner_tenant"],
+        "created_by_client_id": row["client_id"],
         "source_filename": row["source_filename"],
         "input": row["input"],
         "stage_timings": {step["step"]: _timing(step) for step in steps},

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from api.caller_first import CallerFirst
 from api.cursors import cursor_of, instant_and_id_at
 from api.keyring import Caller
 from api.openapi import REFUSED_FOR_NOW, problems
@@ -21,7 +22,7 @@ from leasehold.database import Connection
 from leasehold.errors import Conflict, Invalid, NotFound, TooMany
 from leasehold.transitions.runs import Made
 
-router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters")
+router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters", route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 

@@ -15,6 +15,7 @@ from uuid import UUID, uuid5
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from api.caller_first import CallerFirst
 from api.keyring import Caller
 from api.openapi import problems
 from api.runs import json_response
@@ -30,7 +31,7 @@ from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.transitions.jobs import external_queue
 from leasehold.transitions.settlements import Completion, Failure, Settled, Verdict
 
-router = APIRouter(tags=["external workers"], prefix="/v1/external")
+router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=CallerFirst)
 Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 
 #: Makes owners of leases out of worker ids: two tenants' workers of one name are two.

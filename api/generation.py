@@ -12,6 +12,7 @@ from uuid import UUID
 import structlog
 from fastapi import APIRouter, Depends, Header, Request, Response
 
+from api.caller_first import CallerFirst
 from api.edge import identity_of
 from api.generation_schemas import CancelRequest, GenerationAccepted, GenerationAnswer, GenerationRequest, Ordered
 from api.generation_view import answer, is_finished
@@ -43,7 +44,7 @@ from pipelines.generation.provider import Kind
 from pipelines.generation.providers import Catalogue, ProviderTerms
 
 log = structlog.get_logger(__name__)
-router = APIRouter(tags=["generation"])
+router = APIRouter(tags=["generation"], route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(GENERATION_WRITE))]
 Credential = Annotated[
     str | None,
@@ -98,6 +99,7 @@ async def _create(
     idempotency_key: str | None,
 ) -> Response:
     services = services_of(request)
+    services.store.require()  # before anything is bought
     terms = _terms(services.catalogue, wanted, credential)
     sealed = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
     params = _params(services.settings, kind, wanted, terms, sealed)

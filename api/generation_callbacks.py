@@ -10,6 +10,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Path, Request, Response
 
+from api.caller_first import CallerFirst
 from api.runs import tell
 from api.services import services_of
 from leasehold import generations
@@ -20,7 +21,7 @@ from leasehold.transitions.wakes import wake
 from pipelines.generation import callbacks
 
 ROUTE = callbacks.PATH + "/{job_id}/{signature}"
-router = APIRouter(tags=["generation"])
+router = APIRouter(tags=["generation"], route_class=CallerFirst)
 #: Providers give up after five seconds (Ark) and try again.
 _PATIENCE_SECONDS = 3.0
 _AGAIN_SECONDS = 0.2

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
+from api.caller_first import CallerFirst
 from api.etags import matches
 from api.generation_schemas import SERVER_ID, TASK_ID, GenerationAnswer, GenerationStatistics, TaskQuery
 from api.generation_view import answer, etag, is_finished, statistics, unknown
@@ -18,7 +19,7 @@ from leasehold import generations
 from leasehold.generations import Row
 from pipelines.generation.provider import Kind
 
-router = APIRouter(tags=["generation"])
+router = APIRouter(tags=["generation"], route_class=CallerFirst)
 Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
 TaskId = Annotated[str, Query(pattern=TASK_ID)]
 Consume = Annotated[bool, Query(description="Take a finished result once and for all; it is unknown from then on.")]

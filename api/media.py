@@ -10,19 +10,27 @@ from uuid import UUID
 import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
+from api.caller_first import CallerFirst
 from api.etags import matches, weak
 from api.keyring import Caller
 from api.media_view import is_finished, media_answer
 from api.openapi import problems
+from api.runs import tell
 from api.schemas import MediaAnswer
-from api.security import MEDIA_READ, Require
+from api.security import MEDIA_READ, MEDIA_WRITE, Require
 from api.services import Services, services_of
-from leasehold import reads
-from leasehold.errors import NotFound
+from leasehold import reads, uploads
+from leasehold.errors import NotFound, StoreError
 from leasehold.reads import MediaView
+from leasehold.telemetry.jobs import jobs_ended
+from leasehold.transitions import gates
+from leasehold.transitions import media as transitions
 
-router = APIRouter(tags=["media"])
+log = structlog.get_logger(__name__)
+
+router = APIRouter(tags=["media"], route_class=CallerFirst)
 Reader = Annotated[Caller, Depends(Require(MEDIA_READ))]
+Writer = Annotated[Caller, Depends(Require(MEDIA_WRITE))]
 
 
 @router.get(
@@ -60,6 +68,36 @@ async def get_media(
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     response.headers.update(headers)
     return await media_answer(services, found)
+
+
+@router.delete(
+    "/media/{media_id}",
+    operation_id="deleteMedia",
+    summary="Delete a picture and everything made of it",
+    description="It is gone for everybody at once; a step that runs is stopped. Objects are deleted in this call or, "
+    "where the store is away or a step still runs, within minutes. URLs signed before end with their objects.",
+    status_code=204,
+    responses=problems({HTTPStatus.NOT_FOUND: "`media_not_found`"}),
+)
+async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Response:
+    services = services_of(request)
+    structlog.contextvars.bind_contextvars(media_id=str(media_id))
+    async with services.pool.acquire() as connection, connection.transaction():
+        deleted = await transitions.delete(connection, media_id, caller.tenant_id, f"client {caller.client_id}")
+        names = await gates.gates_of(connection, [deleted.job_id]) if deleted and deleted.job_id else []
+    if deleted is None:
+        raise NotFound("media_not_found", "There is no such media.")
+    jobs_ended(deleted.ended)
+    if deleted.ended and deleted.job_id is not None:
+        await tell(services, [], names, [deleted.job_id])
+    log.info("media deleted", job_id=str(deleted.job_id))
+    try:
+        await services.store.delete(deleted.original_key)
+        if deleted.prefix is not None:
+            await uploads.remove_below(services.store, f"{deleted.prefix}/")
+    except StoreError as error:
+        log.warning("objects of a deleted media are left for housekeeping", error=type(error).__name__)
+    return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
 async def find_media(services: Services, caller: Caller, media_id: UUID) -> MediaView:

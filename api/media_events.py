@@ -9,6 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
+from api.caller_first import CallerFirst
 from api.keyring import Caller
 from api.media import find_media
 from api.media_view import status_word, step_word
@@ -20,7 +21,7 @@ from leasehold.errors import Conflict
 from leasehold.reads import EventView
 from leasehold.states import JOB_TERMINAL
 
-router = APIRouter(tags=["media"])
+router = APIRouter(tags=["media"], route_class=CallerFirst)
 
 
 @router.get(

@@ -17,6 +17,9 @@ IN_FLIGHT = gauge("http_requests_in_flight", "Requests that are being answered, 
 PROBLEMS = counter(
     "http_problems_total", "Requests that were refused or failed, by the problem's code; 429s among them", ["code"]
 )
+BODY_BYTES = gauge("http_body_bytes", "Bytes reserved for request bodies: LEASEHOLD_API_BODY_BYTES at most")
+CONNECTIONS = gauge("http_connections", "Connections of clients: LEASEHOLD_API_CONNECTIONS at most")
+CLOSED = counter("http_connections_closed_total", "Connections that were refused, or closed on their client", ["why"])
 SUBMITTED = tallies("jobs_submitted_total", "Jobs written by this process", ["pipeline"])
 REFUSED = counter("uploads_refused_total", "Uploaded objects refused before any job", ["code"])
 

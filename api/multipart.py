@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -16,6 +17,8 @@ from leasehold.errors import Invalid
 _MOST_HEADERS_BYTES = 8 * 1024
 _MOST_NAME = 200
 _MOST_FILE_NAME = 4096
+#: A sender that is silent for so long has gone.
+MOST_SILENT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +105,23 @@ def _unreadable() -> HTTPException:
     return HTTPException(400)
 
 
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
+    """Raises TimeoutError when nothing comes for a while."""
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(MOST_SILENT_SECONDS):
+                piece = await anext(stream)
+        except StopAsyncIteration:
+            return
+        yield piece
+
+
 async def events(request: Request, most_bytes: int) -> AsyncIterator[Event]:
     """The parts of the request's form.
 
-    Raises HTTPException(400) for what is no form, or a cut one; Invalid("too_large") beyond `most_bytes`, counted as
-    they come, whatever was announced.
+    Raises HTTPException(400) for what is no form, or a cut one; TimeoutError for a silent sender; Invalid("too_large")
+    beyond `most_bytes`, counted as they come, whatever was announced.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")
@@ -117,7 +132,7 @@ async def events(request: Request, most_bytes: int) -> AsyncIterator[Event]:
     parser = MultipartParser(boundary, {f"on_{name}": getattr(found, f"on_{name}") for name in (*calls, "end")})  # type: ignore[arg-type]  # its callbacks are a TypedDict
     came = 0
     try:
-        async for piece in request.stream():
+        async for piece in _pieces(request):
             came += len(piece)
             if came > most_bytes:
                 raise Invalid("too_large", f"A form has at most {most_bytes} bytes.")

@@ -9,6 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from api.caller_first import CallerFirst
 from api.keyring import Caller
 from api.openapi import problems
 from api.runs import json_response, tell
@@ -23,7 +24,7 @@ from pipelines.conversion.pipeline import conversion
 from pipelines.generation.pipeline import generation
 from pipelines.media.pipeline import media
 
-router = APIRouter(tags=["operators"], prefix="/v1")
+router = APIRouter(tags=["operators"], prefix="/v1", route_class=CallerFirst)
 Operator = Annotated[Caller, Depends(Require(OPERATE))]
 
 

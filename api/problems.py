@@ -24,12 +24,15 @@ from api.metrics import PROBLEMS
 from leasehold.database import TRY_AGAIN
 from leasehold.errors import (
     BadGateway,
+    BodyTooLarge,
+    BodyTooSlow,
     Conflict,
     Forbidden,
     Gone,
     Invalid,
     NotFound,
     RequestError,
+    StoreAbsent,
     StoreError,
     TooMany,
     Unauthenticated,
@@ -46,6 +49,8 @@ STATUS_OF: dict[type[RequestError], HTTPStatus] = {
     NotFound: HTTPStatus.NOT_FOUND,
     Conflict: HTTPStatus.CONFLICT,
     Gone: HTTPStatus.GONE,
+    BodyTooSlow: HTTPStatus.REQUEST_TIMEOUT,
+    BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
     Unsupported: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
     Invalid: HTTPStatus.UNPROCESSABLE_ENTITY,
     TooMany: HTTPStatus.TOO_MANY_REQUESTS,
@@ -118,6 +123,8 @@ def problem_of(error: Exception) -> Problem:
 
 
 def _of_others(error: Exception) -> Problem:
+    if isinstance(error, StoreAbsent):
+        return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_not_configured", str(error))
     if isinstance(error, StoreError):
         return _unavailable("store_unavailable", "The object store does not answer.")
     if is_database_away(error):
@@ -152,6 +159,8 @@ def _of_request_error(error: RequestError) -> Problem:
         headers["WWW-Authenticate"] = "Bearer"
     if isinstance(error, Forbidden):
         headers["WWW-Authenticate"] = 'Bearer error="insufficient_scope"'
+    if isinstance(error, (BodyTooSlow, BodyTooLarge)):
+        headers["Connection"] = "close"  # what is left of the body is not read
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, ceil(error.retry_after)))
     elif isinstance(error, (TooMany, Unavailable)):

@@ -9,6 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Header, Request, Response
 from fastapi.responses import StreamingResponse
 
+from api.caller_first import CallerFirst
 from api.keyring import Caller
 from api.openapi import problems
 from api.runs import find_run
@@ -18,7 +19,7 @@ from api.streams import HEADERS, number_of, stream
 from leasehold.reads import EventView
 from leasehold.states import JOB_TERMINAL
 
-router = APIRouter(tags=["runs"])
+router = APIRouter(tags=["runs"], route_class=CallerFirst)
 
 
 @router.get(

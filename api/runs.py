@@ -13,6 +13,7 @@ import orjson
 import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
+from api.caller_first import CallerFirst
 from api.cursors import cursor_of, id_at
 from api.early import refuse_early
 from api.edge import identity_of
@@ -40,7 +41,7 @@ from leasehold.transitions import gates, jobs, runs, webhooks
 from leasehold.transitions.gates import GateName
 from leasehold.transitions.runs import Made, NewRun
 
-router = APIRouter(tags=["runs"], prefix="/v1/runs")
+router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=CallerFirst)
 quick = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]

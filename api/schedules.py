@@ -13,6 +13,7 @@ import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
+from api.caller_first import CallerFirst
 from api.cursors import cursor_of, id_at
 from api.idempotent import Answer, IdempotencyKey, is_repeated, once
 from api.keyring import Caller
@@ -33,7 +34,7 @@ from leasehold.run_reads import Row
 from leasehold.transitions import quarantine, schedules
 from leasehold.transitions.runs import Made
 
-router = APIRouter(tags=["schedules"], prefix="/v1/schedules")
+router = APIRouter(tags=["schedules"], prefix="/v1/schedules", route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 _SHOWN_AHEAD = 5

@@ -61,6 +61,9 @@ class CompleteRequest(BaseModel):
     original_key: str = Field(max_length=1024)
     variants: list[VariantName] = Field([], max_length=20, description="Further outputs, each made at most once.")
     priority: Literal["high", "normal", "low"] = "normal"
+    step_priority: dict[Literal["resize", "compress", "webp"], Literal["high", "normal", "low"]] = Field(
+        {}, description="Of steps that shall have another priority than the picture."
+    )
 
 
 class Accepted(BaseModel):

@@ -50,6 +50,13 @@ class Require:
         request: Request,
         credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
     ) -> Caller:
+        admitted: dict[Require, Caller] = request.scope.setdefault("state", {}).setdefault("admitted", {})
+        if self not in admitted:
+            admitted[self] = await self.admit(request, credentials)
+        return admitted[self]
+
+    async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
+        """Find out who calls; once a request."""
         if credentials is None or len(request.headers.getlist("authorization")) != 1:
             raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
         caller = await services_of(request).keyring.identify(credentials.credentials)
@@ -59,13 +66,13 @@ class Require:
         return caller
 
 
-def _requirements(dependant: Dependant) -> list[Require]:
+def requirements(dependant: Dependant) -> list[Require]:
     own = [dependant.call] if isinstance(dependant.call, Require) else []
-    return own + [found for child in dependant.dependencies for found in _requirements(child)]
+    return own + [found for child in dependant.dependencies for found in requirements(child)]
 
 
 def refuse_open_routes(app: FastAPI, routes: list[APIRoute], public: frozenset[str]) -> None:
     """Raises DeclarationError for a route of `app` that is neither in `public` nor names a scope."""
     for route in routes:
-        if route.path not in public and not _requirements(route.dependant):
+        if route.path not in public and not requirements(route.dependant):
             raise DeclarationError(f"{app.title}: {route.path} names no scope and is not public")

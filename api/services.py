@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from fastapi import Request
 from sqlalchemy.ext.asyncio import AsyncEngine
 
+from api.bodies import Bodies
 from api.keyring import Keyring
 from api.submissions import Submissions
 from api.watch import JobWatch, QueueWatch
@@ -44,6 +45,7 @@ class Services:
     announcer: Announcer
     submissions: Submissions
     keyring: Keyring
+    bodies: Bodies
     watch: JobWatch
     queues: QueueWatch
     templates: Templates
@@ -92,6 +94,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             announcer=announcer,
             submissions=submissions,
             keyring=Keyring(pool, cache_seconds=settings.api_key_cache_seconds),
+            bodies=Bodies(settings.api_body_bytes),
             watch=watch,
             queues=queues,
             templates=Templates(Pipelines.from_source(settings.pipelines), evaluator),

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from datetime import timedelta
+from datetime import datetime, timedelta
 from http import HTTPStatus
 from time import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from api.caller_first import CallerFirst
 from api.early import refuse_early
 from api.keyring import Caller
 from api.multipart import Begin, Data, End, events
@@ -22,7 +23,7 @@ from leasehold import generations
 from leasehold.errors import BadGateway, Invalid, RequestError, StoreError
 from pipelines.media.kinds import sniff
 
-router = APIRouter(tags=["generation"])
+router = APIRouter(tags=["generation"], route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(GENERATION_WRITE))]
 
 PATH = "/v1/upload/images"
@@ -42,13 +43,17 @@ _EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
         HTTPStatus.UNPROCESSABLE_ENTITY: "`image_missing`, `too_many_images`, `too_large`, `unsupported_format`",
         HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `storage_full`",
         HTTPStatus.BAD_GATEWAY: "`store_unavailable`",
+        HTTPStatus.SERVICE_UNAVAILABLE: "`busy`",
     }),
 )  # fmt: skip
 async def upload_images(request: Request, caller: Writer) -> Response:
     services = services_of(request)
+    services.store.require()
     kept = services.settings.generation_keep_seconds
     try:
-        async with asyncio.timeout(_MOST_SECONDS):
+        # An image is held whole, and once more while it is stored.
+        held = 2 * services.settings.generation_source_max_bytes
+        async with services.bodies.room(caller.tenant_id, held), asyncio.timeout(_MOST_SECONDS):
             await refuse_early(services, caller, {}, what="uploads")
             form = _Form(services, caller)
             keys = await form.read(request)
@@ -78,9 +83,23 @@ class _Form:
         self._held = bytearray()
         self._is_file = False
         self._keys: list[str] = []
+        self._fresh: dict[str, datetime] = {}  # brought by this form, and kept until then
         self._refused: RequestError | StoreError | None = None
 
     async def read(self, request: Request) -> list[str]:
+        try:
+            return await self._read(request)
+        except BaseException:
+            await asyncio.shield(self._drop())
+            raise
+
+    async def _drop(self) -> None:
+        """Nobody hears of what a refused form has brought: it goes with the next housekeeping."""
+        if self._fresh:
+            async with self._services.pool.acquire() as connection:
+                await generations.drop_sources(connection, self._caller.tenant_id, self._fresh)
+
+    async def _read(self, request: Request) -> list[str]:
         async for event in events(request, MOST_IMAGES * self._most + 1024 * 1024):
             if self._refused is None:
                 try:
@@ -121,6 +140,8 @@ class _Form:
             self.limited = await self._services.admission.uploading(connection, self._caller.payer)
             # The row first: an object without one would never be deleted.
             kept = timedelta(seconds=self._services.settings.generation_keep_seconds)
-            await generations.keep_source(connection, tenant_id, key, kept)
+            until = await generations.keep_source(connection, tenant_id, key, kept)
+        if until is not None:
+            self._fresh[key] = until
         await self._services.store.put(key, image, content_type=kind, metadata={})
         return key

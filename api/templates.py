@@ -8,6 +8,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict
 
+from api.caller_first import CallerFirst
 from api.idempotent import Answer, IdempotencyKey, is_repeated, once
 from api.keyring import Caller
 from api.openapi import problems
@@ -21,7 +22,7 @@ from leasehold.idempotency import fingerprint
 from leasehold.template import Template
 from leasehold.templates import Known
 
-router = APIRouter(tags=["templates"], prefix="/v1/templates")
+router = APIRouter(tags=["templates"], prefix="/v1/templates", route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(TEMPLATES_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
 

@@ -10,6 +10,7 @@ from uuid import UUID
 import structlog
 from fastapi import APIRouter, Depends, Request, Response
 
+from api.caller_first import CallerFirst
 from api.early import refuse_early
 from api.edge import identity_of
 from api.file_names import clean_file_name
@@ -22,11 +23,11 @@ from api.runs import tell
 from api.schemas import Accepted, CompleteRequest, UploadRequest, UploadTicket
 from api.security import MEDIA_WRITE, Require
 from api.services import Services, services_of
-from leasehold import failpoints, reads
+from leasehold import failpoints, reads, uploads
 from leasehold.admission import queues_of
 from leasehold.broker.base import BANDS
 from leasehold.database import Connection
-from leasehold.errors import Conflict, Invalid, NotFound
+from leasehold.errors import Conflict, Invalid, NotFound, StoreError
 from leasehold.idempotency import fingerprint
 from leasehold.ids import new_id
 from leasehold.reads import MediaView
@@ -38,11 +39,8 @@ from pipelines.media.limits import PictureLimits
 from pipelines.media.pipeline import MediaParams, media
 
 log = structlog.get_logger(__name__)
-router = APIRouter(tags=["media"])
+router = APIRouter(tags=["media"], route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(MEDIA_WRITE))]
-
-#: An upload that is never completed is forgotten after this.
-UPLOAD_LIVES = timedelta(days=1)
 
 
 @router.post(
@@ -53,15 +51,16 @@ UPLOAD_LIVES = timedelta(days=1)
     response_model=UploadTicket,
     responses=problems({
         HTTPStatus.CONFLICT: "`idempotency_key_in_flight`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`unsupported_content_type`, `too_large`, `invalid_request`, "
-        "`idempotency_key_reused`, `idempotency_key_malformed`",
-        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `storage_full`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`unsupported_content_type`, `too_large`, `content_length_required`, "
+        "`invalid_request`, `idempotency_key_reused`, `idempotency_key_malformed`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `storage_full`, `upload_quota_exceeded`",
     }),
 )  # fmt: skip
 async def create_upload_url(
     request: Request, wanted: UploadRequest, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
+    services.store.require()
     _check_wanted(wanted, services.settings)
     limited: dict[str, str] = {}
 
@@ -73,7 +72,7 @@ async def create_upload_url(
     answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
     ticket = UploadTicket.model_validate_json(answer.body)
     body = answer.body
-    if answer.age.total_seconds() >= services.settings.upload_url_seconds:
+    if answer.age.total_seconds() >= services.settings.upload_url_seconds and await _extended(services, caller, ticket):
         # The first answer's URL is dead; the same media with a living one is what the caller needs.
         ticket = await _ticket(services, ticket.media_id, ticket.original_key, wanted)
         body = ticket.model_dump_json().encode()
@@ -81,9 +80,19 @@ async def create_upload_url(
     return Response(body, answer.status_code, headers, media_type="application/json")
 
 
+async def _extended(services: Services, caller: Caller, ticket: UploadTicket) -> bool:
+    """Whether a new URL may be made: not for a media that has ended, to which nobody would look again."""
+    async with services.pool.acquire() as connection:
+        return await uploads.extend(
+            connection, caller.tenant_id, ticket.original_key, services.settings.upload_url_seconds
+        )
+
+
 def _check_wanted(wanted: UploadRequest, settings: Settings) -> None:
     if wanted.content_type not in ALLOWED:
         raise Invalid("unsupported_content_type", f"Accepted are {', '.join(sorted(ALLOWED))}.")
+    if wanted.content_length is None and settings.upload_require_length:
+        raise Invalid("content_length_required", "Say the picture's content_length; the upload URL admits exactly it.")
     if wanted.content_length is not None and wanted.content_length > settings.picture_max_bytes:
         raise Invalid("too_large", f"A picture has at most {settings.picture_max_bytes} bytes.")
 
@@ -91,6 +100,17 @@ def _check_wanted(wanted: UploadRequest, settings: Settings) -> None:
 async def _register(services: Services, connection: Connection, caller: Caller, wanted: UploadRequest) -> Answer:
     media_id = new_id()
     key = f"media/{media_id}/original.{ALLOWED[wanted.content_type]}"
+    most = services.settings.picture_max_bytes
+    await uploads.open_upload(
+        connection,
+        services.settings,
+        caller.tenant_id,
+        key,
+        counted=wanted.content_length or most,
+        most=most,
+        seconds=services.settings.upload_url_seconds,
+        exact=wanted.content_length is not None,
+    )
     await transitions.register(
         connection,
         media_id,
@@ -98,7 +118,7 @@ async def _register(services: Services, connection: Connection, caller: Caller, 
         original_key=key,
         content_type=wanted.content_type,
         file_name=clean_file_name(wanted.file_name),
-        lives=UPLOAD_LIVES,
+        lives=timedelta(seconds=services.settings.upload_unfinished_seconds),
     )
     log.info("upload registered", media_id=str(media_id))
     ticket = await _ticket(services, media_id, key, wanted)
@@ -170,7 +190,13 @@ async def _take_in(
     queues = queues_of(caller.tenant_id, media)
     await refuse_early(services, caller, queues)
     limits = _limits(services.settings)
-    inspected = await inspect_upload(services.store, found.original_key, found.content_type, limits)
+    try:
+        inspected = await inspect_upload(services.store, found.original_key, found.content_type, limits)
+    except Conflict:
+        # Whoever has refused it meanwhile has deleted it.
+        if (job_id := _settled(await _find(services, caller, found.id))) is not None:
+            return job_id
+        raise
     if isinstance(inspected, Refusal):
         return await _refuse(services, caller, found, inspected)
     params = MediaParams(variants=tuple(done.variants), content_type=found.content_type, limits=limits)
@@ -181,6 +207,8 @@ async def _take_in(
         inputs={"original": found.original_key},
         output_prefix=f"media/{found.id}",
         priority=BANDS.index(done.priority),
+        step_priority={step: BANDS.index(band) for step, band in done.step_priority.items()},
+        keep_seconds=_kept_seconds(services.settings),
         trace=trace | {"media_id": str(found.id)},
     )
     async with (
@@ -191,6 +219,8 @@ async def _take_in(
         submitted = await transitions.complete_upload(connection, found.id, caller.tenant_id, inspected, job)
         if submitted is None:
             await services.admission.refund(connection, caller.payer)
+        else:
+            await uploads.close(connection, caller.tenant_id, found.original_key, keep=limits.max_bytes)
     if submitted is None:
         return await _decided_elsewhere(services, caller, found.id)
     limited.update(paid.fields)
@@ -203,7 +233,7 @@ async def _take_in(
 
 async def _refuse(services: Services, caller: Caller, found: MediaView, refusal: Refusal) -> UUID:
     """Make the media FAILED and say why; unless another request took it in or refused it first."""
-    async with services.pool.acquire() as connection:
+    async with services.pool.acquire() as connection, connection.transaction():
         refused = await transitions.refuse_upload(
             connection,
             found.id,
@@ -212,8 +242,14 @@ async def _refuse(services: Services, caller: Caller, found: MediaView, refusal:
             error={"code": refusal.code, "message": refusal.message, "retryable": False},
             kept=timedelta(days=services.settings.retention_days),
         )
+        if refused:
+            await uploads.close(connection, caller.tenant_id, found.original_key, keep=None)
     if not refused:
         return await _decided_elsewhere(services, caller, found.id)
+    try:
+        await services.store.delete(found.original_key)
+    except StoreError as error:  # the sweeper deletes it within a minute
+        log.warning("a refused object is left for housekeeping", error=type(error).__name__)
     REFUSED.labels(refusal.code).inc()
     log.info("upload refused", code=refusal.code, bytes=refusal.size)
     raise Invalid(refusal.code, refusal.message)
@@ -224,6 +260,11 @@ async def _decided_elsewhere(services: Services, caller: Caller, media_id: UUID)
     if job_id is None:
         raise Conflict("upload_expired", "The upload was not completed in time; get a new upload URL.")
     return job_id
+
+
+def _kept_seconds(settings: Settings) -> int | None:
+    days = settings.media_retention_days
+    return None if days is None else days * 24 * 3600
 
 
 def _limits(settings: Settings) -> PictureLimits:

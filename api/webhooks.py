@@ -10,6 +10,7 @@ import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from api.caller_first import CallerFirst
 from api.idempotent import Answer, IdempotencyKey, is_repeated, once
 from api.keyring import Caller
 from api.openapi import problems
@@ -27,7 +28,7 @@ from leasehold.sealing import Sealing
 from leasehold.signing import new_secret, shown
 from leasehold.transitions import webhooks
 
-router = APIRouter(tags=["webhooks"], prefix="/v1/webhooks")
+router = APIRouter(tags=["webhooks"], prefix="/v1/webhooks", route_class=CallerFirst)
 Owner = Annotated[Caller, Depends(Require(WEBHOOKS_WRITE))]
 Event: TypeAlias = Literal["run.succeeded", "run.failed", "run.cancelled", "run.expired"]
 

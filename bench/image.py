@@ -147,7 +147,8 @@ async def _through_platform(platform: Platform, picture: bytes) -> Processed:
 
 async def uploaded(client: httpx2.AsyncClient, picture: bytes) -> dict[str, str]:
     """The body of its `POST /complete-upload`."""
-    ticket = (await ok(client.post("/upload-url", json={"content_type": _KIND, "file_name": "a.jpg"}))).json()
+    wanted = {"content_type": _KIND, "file_name": "a.jpg", "content_length": len(picture)}
+    ticket = (await ok(client.post("/upload-url", json=wanted))).json()
     async with httpx2.AsyncClient(timeout=_WAIT_SECONDS) as store:
         await ok(store.put(ticket["upload_url"], content=picture, headers={"Content-Type": _KIND}))
     return {"media_id": ticket["media_id"], "original_key": ticket["original_key"]}

@@ -41,7 +41,8 @@ class _Door:
 
 
 _DOORS = (
-    _Door("POST /upload-url", "requests/s", "/upload-url", {"content_type": "image/jpeg", "file_name": "a.jpg"},
+    _Door("POST /upload-url", "requests/s", "/upload-url",
+          {"content_type": "image/jpeg", "file_name": "a.jpg", "content_length": 1000},
           HTTPStatus.CREATED),
     _Door("POST /v1/runs", "runs/s", "/v1/runs", {"template": "noop"}, HTTPStatus.ACCEPTED, goal=_ONE_BY_ONE),
     _Door("POST /v1/runs", "runs/s", "/v1/runs", {"template": "noop"}, HTTPStatus.ACCEPTED, goal=_ONE_BY_ONE,
@@ -60,7 +61,7 @@ async def _figure(stand: Stand, scale: Scale, door: _Door) -> Figure:
     rates, load, p50s, meters = [], [], [], []
     connections = door.connections or scale.requests_at_once
     for _ in range(scale.runs):
-        async with stand.installation() as installation:
+        async with stand.installation(upload_unfinished_bytes=2**45) as installation:
             ports = [free_port() for _ in range(door.processes)]
             for port in ports:
                 await installation.start("api", api_port=port)

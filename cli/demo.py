@@ -66,7 +66,8 @@ async def run(pictures: Sequence[Path], *, out: Path, **where: Any) -> None:
 async def _follow(client: httpx2.AsyncClient, one: Sent, out: Path, show: Any) -> None:
     data = await asyncio.to_thread(one.path.read_bytes)
     kind = sniff(data[:HEAD_BYTES]) or _UNKNOWN
-    asked = await _said(client.post("/upload-url", json={"content_type": kind, "file_name": one.path.name}))
+    wanted = {"content_type": kind, "file_name": one.path.name, "content_length": len(data)}
+    asked = await _said(client.post("/upload-url", json=wanted))
     async with httpx2.AsyncClient(timeout=60) as plain:  # the signed URL is all that the store asks for
         (await plain.put(asked["upload_url"], content=data, headers={"Content-Type": kind})).raise_for_status()
     named = {"media_id": asked["media_id"], "original_key": asked["original_key"]}

@@ -53,6 +53,7 @@ def _card(installation: Installation) -> str:
         f"logs     {logs}\n"
         f"metrics  {', '.join(installation.metrics.values())}\n\n"
         f"curl -s {installation.api_url}/upload-url -H 'Authorization: Bearer {installation.api_key}' \\\n"
-        '  -H \'Content-Type: application/json\' -d \'{"content_type": "image/jpeg", "file_name": "a.jpg"}\'\n\n'
+        "  -H 'Content-Type: application/json' \\\n"
+        '  -d \'{"content_type": "image/jpeg", "file_name": "a.jpg", "content_length": 48213}\'\n\n'
         "Ctrl-C stops everything."
     )

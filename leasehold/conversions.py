@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -17,6 +18,8 @@ from leasehold.transitions.limits import Submitted
 Row: TypeAlias = asyncpg.Record
 #: A list's total is counted up to this.
 MOST_COUNTED = 10_000
+#: For so long an expired conversion is told from one that never was.
+EXPIRED_KEPT = timedelta(days=90)
 
 
 class Busy(Exception):
@@ -31,6 +34,7 @@ class Busy(Exception):
 class NewConversion:
     job: NewJob  # its exclusive_key is the user: the database lets one unfinished job in
     user_id: str
+    client_id: str
     owner_tenant: str | None
     source_filename: str
     input: Mapping[str, Any]
@@ -42,9 +46,10 @@ async def create(connection: Connection, new: NewConversion) -> Submitted:
         async with connection.transaction():
             submitted = await limits.submit(connection, new.job)
             await connection.execute(
-                "INSERT INTO conversion (job_id, tenant_id, user_id, owner_tenant, source_filename, input)"
-                " VALUES ($1, $2, $3, $4, $5, $6)",
+                "INSERT INTO conversion (job_id, tenant_id, user_id, owner_tenant, source_filename, input, client_id)"
+                " VALUES ($1, $2, $3, $4, $5, $6, $7)",
                 new.job.id, new.job.tenant_id, new.user_id, new.owner_tenant, new.source_filename, dict(new.input),
+                new.client_id,
             )  # fmt: skip
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != "job_exclusive":
@@ -65,7 +70,12 @@ async def _unfinished(connection: Connection, new: NewConversion) -> UUID | None
 
 _WHOLE = """
 -- conversion
-SELECT c.*, j.status, j.event_seq, j.params, j.error, j.created_at, j.finished_at, j.expires_at,
+SELECT c.*, j.status, j.event_seq, j.params, j.error, j.created_at, j.finished_at,
+    -- Not earlier than this; once it has ended, at this very time.
+    coalesce(j.expires_at, j.created_at + make_interval(secs => j.keep_seconds)) AS expires_at,
+    greatest(j.created_at, j.started_at, j.finished_at,
+             (SELECT greatest(max(t.started_at), max(t.finished_at), max(p.at))
+              FROM task t LEFT JOIN progress p ON p.task_id = t.id WHERE t.job_id = c.job_id)) AS updated_at,
     j.expires_at <= clock_timestamp() AS expired,
     (SELECT jsonb_agg(jsonb_build_object('step', t.step, 'status', t.status, 'started_at', t.started_at,
         'finished_at', t.finished_at, 'percent', p.percent, 'value', r.value) ORDER BY t.position)
@@ -80,6 +90,24 @@ FROM conversion c JOIN job j ON j.id = c.job_id
 
 async def find(connection: Connection, tenant_id: str, job_id: UUID) -> Row | None:
     return await connection.fetchrow(f"{_WHOLE} WHERE c.tenant_id = $1 AND c.job_id = $2", tenant_id, job_id)
+
+
+async def is_expired(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
+    """Whether there was such a conversion of the tenant's, of which only that is remembered."""
+    found: bool = await connection.fetchval(
+        "SELECT EXISTS (SELECT FROM expired_conversion WHERE job_id = $1 AND tenant_id = $2)", job_id, tenant_id
+    )
+    return found
+
+
+async def forget_expired(connection: Connection, limit: int = 1000) -> None:
+    """Housekeeping: after a while an expired conversion is as one that never was."""
+    await connection.execute(
+        "DELETE FROM expired_conversion WHERE job_id IN (SELECT job_id FROM expired_conversion"
+        " WHERE forgotten_at < statement_timestamp() - $1::interval ORDER BY forgotten_at LIMIT $2)",
+        EXPIRED_KEPT,
+        limit,
+    )
 
 
 # $1 tenant, $2 user or NULL, $3 states or NULL.

@@ -155,13 +155,20 @@ class Egress:
             return Answer(answer.status_code, answer.headers, bytes(body))
 
     async def download(
-        self, url: str, path: Path, *, max_bytes: int, timeout: float = 300.0, redirects: int = 0
+        self,
+        url: str,
+        path: Path,
+        *,
+        max_bytes: int,
+        timeout: float = 300.0,
+        redirects: int = 0,
+        headers: Mapping[str, str] | None = None,
     ) -> Downloaded:
         """Fetch into the file `path`, in pieces, at most `max_bytes`, all within `timeout` seconds.
 
         Only a 200 is written. Raises EgressRefused; EgressFailed, AnswerTooLarge.
         """
-        async with self._answered("GET", url, {}, b"", timeout, redirects) as answer:
+        async with self._answered("GET", url, headers or {}, b"", timeout, redirects) as answer:
             if answer.status_code != _OK:
                 return Downloaded(answer.status_code, answer.headers, 0, b"")
             size, head = 0, b""

@@ -7,6 +7,8 @@ LeaseholdError
 │   ├── NotFound                404  not there, or somebody else's
 │   ├── Conflict                409  not in this state
 │   ├── Gone                    410  it was there, and has expired
+│   ├── BodyTooSlow             408  the body did not arrive in time
+│   ├── BodyTooLarge            413  more bytes than the address takes
 │   ├── Unsupported             415  a kind that this installation cannot take
 │   ├── Invalid                 422  well-formed, but not acceptable
 │   ├── TooMany                 429  a limit: try again later
@@ -22,6 +24,7 @@ LeaseholdError
 │   ├── StepTimeout             ran past its time limit
 │   └── ChildCrashed            the child process died by a signal or its memory limit: poison, two at most
 ├── StoreError                  the object store
+│   ├── StoreAbsent             there is none: LEASEHOLD_OBJECT_STORE=none
 │   ├── ObjectMissing           no such object
 │   ├── ObjectExists            a create-only put met an object with other bytes
 │   ├── ObjectCorrupt           size or sha256 differ from what the row says
@@ -84,6 +87,14 @@ class Conflict(RequestError):
 
 
 class Gone(RequestError):
+    pass
+
+
+class BodyTooLarge(RequestError):
+    pass
+
+
+class BodyTooSlow(RequestError):
     pass
 
 
@@ -171,6 +182,10 @@ class ChildCrashed(StepError):
 
 class StoreError(LeaseholdError):
     """The object store said no, or nothing."""
+
+
+class StoreAbsent(StoreError):
+    """This installation has no object store, and says so."""
 
 
 class ObjectMissing(StoreError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -160,14 +160,32 @@ async def counts(connection: Connection, tenant_id: str, server_id: str | None) 
     return await connection.fetch(_COUNTS, tenant_id, server_id, MOST_COUNTED)
 
 
-async def keep_source(connection: Connection, tenant_id: str, key: str, kept: timedelta) -> None:
-    """Remember an uploaded source image for as long as it may be used; the same one again is kept longer."""
-    await connection.execute(
+async def keep_source(connection: Connection, tenant_id: str, key: str, kept: timedelta) -> datetime | None:
+    """Remember an uploaded source image for as long as it may be used; the same one again is kept longer.
+
+    Returns until when, if it was not there before.
+    """
+    row = await connection.fetchrow(
         "INSERT INTO source_image (key, tenant_id, expires_at) VALUES ($1, $2, clock_timestamp() + $3)"
-        " ON CONFLICT (key) DO UPDATE SET expires_at = greatest(source_image.expires_at, excluded.expires_at)",
+        " ON CONFLICT (key) DO UPDATE SET expires_at = greatest(source_image.expires_at, excluded.expires_at)"
+        " RETURNING expires_at, xmax = 0 AS fresh",
         key,
         tenant_id,
         kept,
+    )
+    assert row is not None
+    return row["expires_at"] if row["fresh"] else None
+
+
+async def drop_sources(connection: Connection, tenant_id: str, kept_until: Mapping[str, datetime]) -> None:
+    """Forget at once what a form that was refused had brought, unless another form has kept it longer since."""
+    await connection.execute(
+        "UPDATE source_image SET expires_at = clock_timestamp()"
+        " FROM unnest($2::text[], $3::timestamptz[]) AS mine(key, at)"
+        " WHERE source_image.key = mine.key AND tenant_id = $1 AND expires_at = mine.at",
+        tenant_id,
+        list(kept_until),
+        list(kept_until.values()),
     )
 
 

@@ -112,7 +112,11 @@ def _media_query() -> Select[Any]:
             _changed_at().label("changed_at"), _steps().label("steps"), _outputs().label("outputs"),
         )
         .select_from(media.outerjoin(job, job.c.id == media.c.job_id))
-        .where(media.c.id == bindparam("media_id"), media.c.tenant_id == bindparam("tenant_id"))
+        .where(
+            media.c.id == bindparam("media_id"),
+            media.c.tenant_id == bindparam("tenant_id"),
+            media.c.deleted_at.is_(None),
+        )
     )  # fmt: skip
 
 

@@ -104,6 +104,10 @@ def check_broker(broker: Broker, settings: Settings) -> list[Finding]:
 
 async def check_store(store: ObjectStore) -> list[Finding]:
     """Whether it answers, takes writes, and refuses to overwrite when told so."""
+    if store.is_absent:
+        return [
+            Finding("store", True, "none", "runs work; pictures, conversions, generations and steps with files do not")
+        ]
     try:
         conditional = await store.probe()
     except StoreError as error:

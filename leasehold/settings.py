@@ -5,9 +5,10 @@ Times are seconds and sizes are bytes unless the name says otherwise.
 
 from __future__ import annotations
 
-from typing import Literal
+from ipaddress import ip_network
+from typing import Literal, Self
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 MIB = 1024 * 1024
@@ -56,6 +57,9 @@ class Settings(BaseSettings):
     amqp_heartbeat: int = Field(10, ge=2, le=120, description="AMQP heartbeat interval.")
 
     # --- the object store
+    object_store: Literal["s3", "none"] = Field(
+        "s3", description="`none`: nothing is stored; runs work, and what needs objects is refused."
+    )
     s3_endpoint: str | None = Field(None, description="URL of the S3 service; unset means AWS.")
     s3_public_endpoint: str | None = Field(
         None, description="What clients use in signed URLs, where it differs from s3_endpoint."
@@ -131,6 +135,31 @@ class Settings(BaseSettings):
     )
     json_max_depth: int = Field(100, ge=10, le=200, description="Levels of lists and objects in a JSON body.")
 
+    trusted_proxies: str = Field(
+        "",
+        description="Networks of proxies, comma-separated: X-Forwarded-For counts only from them.",
+    )
+    api_connections: int = Field(
+        1000, ge=10, le=100_000, description="Connections that one API process has at once; more get 503 `busy`."
+    )
+    api_body_bytes: int = Field(
+        128 * MIB, ge=2 * MIB, description="Bytes of request bodies that one API process has in memory at once."
+    )
+    api_header_seconds: float = Field(
+        10.0, gt=0, le=120, description="A connection whose request's head is not whole by then is closed."
+    )
+    upload_unfinished_bytes: int = Field(
+        4096 * MIB,
+        ge=MIB,
+        description="Uploads that one tenant may have unfinished: what is declared, else the most it may be.",
+    )
+    upload_unfinished_seconds: int = Field(
+        3300, ge=900, le=86_400, description="An upload that nobody completes is deleted after this."
+    )
+    upload_require_length: bool = Field(
+        False, description="Refuse uploads that do not declare their content_length: the store holds them to it."
+    )
+
     # --- addresses and secrets of clients
     egress_allow: str = Field(
         "", description="Networks that webhooks and providers may be in although they are private, comma-separated."
@@ -146,6 +175,10 @@ class Settings(BaseSettings):
         200_000_000, gt=0, description="Largest width x height x frames of an animation."
     )
     picture_max_frames: int = Field(300, gt=0, description="Most frames of an animation.")
+
+    media_retention_days: int | None = Field(
+        None, ge=1, le=3650, description="Days that a picture is kept after it is READY or FAILED; unset: for good."
+    )
 
     # --- conversion
     conversion_toolchain: Literal["open", "kneron"] = Field(
@@ -163,6 +196,21 @@ class Settings(BaseSettings):
         description="Or an HTTP file service: {promote_url}/{key} is PUT; egress_allow lets private ones be asked.",
     )
     promote_token: SecretStr = Field(SecretStr(""), description="Bearer token for that file service.")
+    promote_token_url: str | None = Field(
+        None, description="Or an OAuth 2.0 token endpoint that gives one for client credentials."
+    )
+    promote_client_id: str = Field("", description="Who asks that endpoint.")
+    promote_client_secret: SecretStr = Field(SecretStr(""), description="And its secret.")
+    promote_scope: str = Field("", description="The scopes that are asked for there, separated by spaces.")
+    conversion_deadline_seconds: int = Field(
+        21_600, ge=60, description="A conversion that has not ended by then fails, and its user may send another."
+    )
+    conversion_posts_per_key: int | None = Field(
+        60, ge=1, description="Conversions that one API key may send, promote or cancel a minute; unset: no bound."
+    )
+    conversion_reads_per_key: int | None = Field(
+        6000, ge=1, description="Reads of conversions and lists that one API key may do a minute; unset: no bound."
+    )
 
     # --- generation
     generation_provider: str = Field("", description="The provider of requests that name none.")
@@ -268,6 +316,24 @@ class Settings(BaseSettings):
     )
     traces: bool = Field(False, description="Make OpenTelemetry spans; OTEL_* variables say where they go.")
     metrics_public: bool = Field(False, description="Serve /metrics on the API's public port, too, without a key.")
+
+    @field_validator("trusted_proxies")
+    @classmethod
+    def _are_networks(cls, text: str) -> str:
+        for part in text.split(","):
+            if part.strip():
+                ip_network(part.strip())
+        return text
+
+    @model_validator(mode="after")
+    def _promotes_elsewhere(self) -> Self:
+        self.refuse_own_bucket()
+        return self
+
+    def refuse_own_bucket(self) -> None:
+        """Raises ValueError when models would be promoted into the bucket that holds every tenant's objects."""
+        if self.promote_bucket is not None and self.promote_bucket == self.s3_bucket:
+            raise ValueError("LEASEHOLD_PROMOTE_BUCKET is LEASEHOLD_S3_BUCKET: models are promoted to another bucket")
 
     @property
     def queues(self) -> tuple[str, ...]:

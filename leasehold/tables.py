@@ -310,6 +310,7 @@ media = Table(
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("expires_at", _INSTANT),  # an upload that is never completed is forgotten then
+    Column("deleted_at", _INSTANT),  # its client deleted it: it is there for nobody, and housekeeping removes the rest
     CheckConstraint("status IN ('INIT', 'UPLOADED', 'FAILED')", name="status_known"),
     CheckConstraint("(status = 'FAILED') = (error IS NOT NULL)", name="failed_says_why"),
     Index("media_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from leasehold import conversion_tables, generation_tables, run_tables  # noqa: F401 - their tables belong to the metadata
+from leasehold import conversion_tables, generation_tables, run_tables, upload_tables  # noqa: F401 - their tables belong to the metadata
 from leasehold.settings import Settings
 from leasehold.tables import metadata
 from leasehold.urls import database_url

@@ -13,7 +13,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from uuid import UUID
 
-from leasehold import downloads, rates
+from leasehold import conversions, downloads, rates
 from leasehold.announcer import Announcer
 from leasehold.database import Connection, Pool
 from leasehold.periodic import Periodic
@@ -61,7 +61,7 @@ class Duties:
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
         self._often = _shared(pool, _OFTEN)
         self._seldom = _shared(pool, _SELDOM)
-        self._housekeeping = Housekeeping(self._seldom, store)
+        self._housekeeping = Housekeeping(settings, self._seldom, store)
 
     def all(self) -> list[Periodic]:
         """The loops, to be run each as a task."""
@@ -75,6 +75,9 @@ class Duties:
             Periodic("schedules", self._fire_schedules, every=_EVERY_SECONDS),
             self._led("retention", house.retention),
             self._led("abandoned_uploads", house.abandoned_uploads),
+            self._led("uploads", house.uploads),
+            self._led("parts", house.parts),
+            self._led("promotions", house.promotions),
             self._led("expired_sources", house.expired_sources),
             self._led("probes", house.probes),
             self._tidying("event_days", self._keep_event_days),
@@ -83,6 +86,7 @@ class Duties:
             self._tidying("forget_gates", gates.forget_gates),
             self._tidying("forget_rates", rates.forget_rates),
             self._tidying("forget_downloads", downloads.forget_downloads),
+            self._tidying("forget_expired_conversions", conversions.forget_expired),
             self._tidying("forget_quarantine", quarantine.forget),
         ]
         if self._deliveries is not None:

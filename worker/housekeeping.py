@@ -5,17 +5,21 @@ the database is held; an object that it will not delete is set aside, and the ot
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AbstractAsyncContextManager
 from datetime import timedelta
-from typing import TypeAlias, TypeVar
+from functools import partial
+from typing import TypeVar
 from uuid import UUID
 
-from leasehold import generations
+from leasehold import generations, uploads
 from leasehold.database import Connection
 from leasehold.errors import StoreError, StoreUnavailable
+from leasehold.promoting import take_back_dead
+from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import sweeps
 from leasehold.transitions.quarantine import each_of, set_aside
+from leasehold.uploads import Acquire
+from pipelines.media.housekeeping import refuse_too_large
 
 _PROBES_KEPT = timedelta(hours=1)
 #: A turn takes one batch; while there is more, the next one comes after so many seconds.
@@ -23,14 +27,13 @@ _NEXT_BATCH_SECONDS = 0.1
 #: A key that no object of ours has.
 _NOTHING = "probes/nothing"
 _U = TypeVar("_U")
-#: Gives a connection for as long as it is entered.
-Acquire: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
 
 
 class Housekeeping:
     """`connections`: each duty takes one at a time, and none while the store is asked."""
 
-    def __init__(self, connections: Acquire, store: ObjectStore) -> None:
+    def __init__(self, settings: Settings, connections: Acquire, store: ObjectStore) -> None:
+        self._settings = settings
         self._connections = connections
         self._store = store
 
@@ -42,6 +45,26 @@ class Housekeeping:
         return await self._forget(
             sweeps.UPLOADS, found, lambda unit: unit[0], lambda unit: self._store.delete(unit[1]), forget
         )
+
+    async def uploads(self) -> float | None:
+        """What lies where clients may send."""
+        on_too_large = partial(refuse_too_large, days=self._settings.retention_days)
+
+        async def look(one: uploads.Due) -> None:
+            await uploads.look(self._connections, self._store, one, on_too_large)
+
+        async def noted(_connection: Connection, _units: Sequence[uploads.Due]) -> None:
+            """Each look has written down itself what it saw."""
+
+        found = await self._ask(uploads.due)
+        return await self._forget(uploads.UPLOADS, found, lambda one: one.key, look, noted)
+
+    async def parts(self) -> None:
+        await uploads.give_up_parts(self._store)
+
+    async def promotions(self) -> None:
+        """What calls that died have left at the target of promotions."""
+        await take_back_dead(self._settings, self._connections, self._store)
 
     async def expired_sources(self) -> float | None:
         found = await self._ask(generations.expired_sources)

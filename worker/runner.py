@@ -31,6 +31,7 @@ from leasehold.errors import (
     Retryable,
     StepError,
     StepTimeout,
+    StoreAbsent,
     StoreError,
     Unforeseen,
     is_disk_full,
@@ -316,6 +317,8 @@ def _as_step_error(error: Exception) -> StepError:
             return error
         case ObjectCorrupt():
             return Retryable(str(error), code="input_corrupt")
+        case StoreAbsent():
+            return Permanent("store_not_configured", str(error))
         case StoreError():
             return Retryable(str(error), code="store_unavailable")
         case OSError() if is_disk_full(error):

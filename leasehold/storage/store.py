@@ -15,10 +15,10 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
-from leasehold.errors import ObjectCorrupt, ObjectExists, ObjectMissing, ObjectTooLarge, StoreUnavailable
+from leasehold.errors import ObjectCorrupt, ObjectExists, ObjectMissing, ObjectTooLarge, StoreAbsent, StoreUnavailable
 from leasehold.ids import id_at, new_id
 from leasehold.settings import Settings
 from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
@@ -63,6 +63,9 @@ def _lower(metadata: Mapping[str, str]) -> dict[str, str]:
     return {name.lower(): value for name, value in metadata.items()}
 
 
+ABSENT = "This installation has no object store: LEASEHOLD_OBJECT_STORE is none."
+
+
 class ObjectStore:
     """Opened once a process. Raises StoreUnavailable for whatever may pass, and never a botocore error."""
 
@@ -80,16 +83,31 @@ class ObjectStore:
 
     async def open(self) -> None:
         settings = self._settings
+        if self.is_absent:
+            self._client = self._signer = cast("S3Client", _Absent())
+            return
         self._client = await self._opened.enter_async_context(open_client(settings, settings.s3_endpoint))
         self._signer = self._client
         if settings.s3_public_endpoint is not None:
             self._signer = await self._opened.enter_async_context(open_client(settings, settings.s3_public_endpoint))
+
+    @property
+    def is_absent(self) -> bool:
+        """There is none, and somebody said so: reading and writing raise StoreAbsent; there is nothing to delete."""
+        return self._settings.object_store == "none"
+
+    def require(self) -> None:
+        """Raises StoreAbsent: before anything is accepted that could not be done without."""
+        if self.is_absent:
+            raise StoreAbsent(ABSENT)
 
     async def close(self) -> None:
         await self._opened.aclose()
 
     async def ensure_bucket(self) -> None:
         """Make the bucket if it is not there."""
+        if self.is_absent:
+            return
         with asked("bucket", self._bucket):
             async with self._limit(0):
                 try:
@@ -102,7 +120,7 @@ class ObjectStore:
 
     async def probe(self) -> bool:
         """Whether the store refuses to overwrite when told so; remembered in `conditional`."""
-        if self._settings.s3_conditional_puts != "probe":
+        if self.is_absent or self._settings.s3_conditional_puts != "probe":
             return self.conditional
         key = f"{_PROBES}{new_id()}"
         try:
@@ -161,9 +179,20 @@ class ObjectStore:
             return Stored(key, size, sha256, content_type, etag, said)
         raise StoreUnavailable(f"{key}: others keep writing it")
 
-    def upload(self, key: str, *, content_type: str = _UNKNOWN_TYPE) -> Upload:
-        """An object to be written piece by piece under a key that nobody else writes."""
-        return Upload(self._client, self._bucket, key, content_type, self._limit)
+    def upload(
+        self,
+        key: str,
+        *,
+        content_type: str = _UNKNOWN_TYPE,
+        metadata: Mapping[str, str] | None = None,
+        only_new: bool = False,
+    ) -> Upload:
+        """An object to be written piece by piece under a key that nobody else writes.
+
+        `only_new`: where the store can refuse to overwrite, `finish` raises PutRefused if something lies there.
+        """
+        how = {"ContentType": content_type, "Metadata": dict(metadata or {})}
+        return Upload(self._client, self._bucket, key, how, self._limit, only_new=only_new)
 
     async def _put_once(
         self, key: str, data: bytes, content_type: str, metadata: Mapping[str, str], **precondition: Any
@@ -322,13 +351,35 @@ class ObjectStore:
 
     async def delete(self, *keys: str) -> None:
         """Remove objects; those that are not there are no error."""
+        if self.is_absent:
+            return
         for key in keys:
             with asked("delete", key), contextlib.suppress(ObjectMissing):
                 async with self._limit(0):
                     await self._client.delete_object(Bucket=self._bucket, Key=key)
 
+    async def abort_uploads(self, prefix: str, *, older_than: timedelta = timedelta(0)) -> int:
+        """Give up multipart uploads below `prefix` whose writer is gone. Returns how many."""
+        newest, ended = datetime.now(UTC) - older_than, 0
+        if self.is_absent:
+            return 0
+        with contextlib.suppress(ObjectMissing), asked("list", prefix):  # some stores answer 404 where there is none
+            pages = self._client.get_paginator("list_multipart_uploads")
+            async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
+                for found in page.get("Uploads", []):
+                    if found["Initiated"] > newest:
+                        continue
+                    with contextlib.suppress(self._client.exceptions.NoSuchUpload):
+                        await self._client.abort_multipart_upload(
+                            Bucket=self._bucket, Key=found["Key"], UploadId=found["UploadId"]
+                        )
+                    ended += 1
+        return ended
+
     async def list(self, prefix: str) -> AsyncIterator[Stored]:
         """Every object below `prefix`; without its metadata, which a listing does not tell."""
+        if self.is_absent:
+            return
         with asked("list", prefix):
             pages = self._client.get_paginator("list_objects_v2")
             async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
@@ -356,6 +407,13 @@ class ObjectStore:
 
     def _seconds(self, size: int) -> float:
         return self._settings.s3_operation_timeout + size / _SLOWEST_BYTES_PER_SECOND
+
+
+class _Absent:
+    """In place of a client."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise StoreAbsent(ABSENT)
 
 
 async def _remove(path: Path) -> None:

@@ -37,11 +37,19 @@ class Upload:
     """
 
     def __init__(
-        self, client: S3Client, bucket: str, key: str, content_type: str, limit: Callable[[int], asyncio.Timeout]
+        self,
+        client: S3Client,
+        bucket: str,
+        key: str,
+        how: dict[str, Any],
+        limit: Callable[[int], asyncio.Timeout],
+        *,
+        only_new: bool = False,
     ) -> None:
         self._client = client
-        self._named = {"Bucket": bucket, "Key": key}
-        self._content_type = content_type
+        self._named: dict[str, Any] = {"Bucket": bucket, "Key": key}
+        self._how = how  # content type and metadata
+        self._condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_new else {}
         self._limit = limit
         self._upload_id: str | None = None
         self._gathered = bytearray()
@@ -74,7 +82,7 @@ class Upload:
             self._digest.update(body)
             with asked("put", self.key):
                 async with self._limit(len(body)):
-                    await self._client.put_object(**self._named, Body=body, ContentType=self._content_type)  # type: ignore[arg-type]  # the two keys above
+                    await self._client.put_object(**self._named, Body=body, **self._how, **self._condition)
         else:
             if self._gathered:
                 await self._send()
@@ -93,7 +101,7 @@ class Upload:
         if self._upload_id is None:
             with asked("put", self.key):
                 async with self._limit(0):
-                    made = await self._client.create_multipart_upload(**self._named, ContentType=self._content_type)  # type: ignore[arg-type]  # as above
+                    made = await self._client.create_multipart_upload(**self._named, **self._how)
             self._upload_id = made["UploadId"]
         self._sending = asyncio.create_task(self._part(len(self._parts) + 1, self._taken()))
 
@@ -112,7 +120,9 @@ class Upload:
     async def _complete(self) -> None:
         with asked("put", self.key):
             async with self._limit(self.size):
-                await self._client.complete_multipart_upload(**self._upload(), MultipartUpload={"Parts": self._parts})
+                await self._client.complete_multipart_upload(
+                    **self._upload(), MultipartUpload={"Parts": self._parts}, **self._condition
+                )
 
     async def _abort(self) -> None:
         if self._sending is not None:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from leasehold.telemetry.meters import QUICK, histogram
+from leasehold.telemetry.meters import QUICK, counter, histogram
 
 REQUESTS = histogram(
     "store_request_duration_seconds",
     "A request to the object store, with the transfer of its bytes",
     ["operation", "outcome"],
     buckets=QUICK,
+)
+REMOVED = counter(
+    "uploads_removed_total", "Objects of clients that housekeeping deleted: too large, refused, never finished", ["why"]
 )

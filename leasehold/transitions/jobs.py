@@ -56,6 +56,7 @@ class NewJob:
     inputs: Mapping[str, str] = field(default_factory=dict)
     output_prefix: str | None = None  # default: jobs/{id}/output
     priority: int = 1
+    step_priority: Mapping[str, int] = field(default_factory=dict)  # of steps that have another than the job
     keep_seconds: int | None = None
     # Without one: the pipeline's timeout from when it may start, by the database's clock.
     deadline_at: datetime | None = None
@@ -169,7 +170,7 @@ def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID]
         "id": ids[step.name],
         "job_id": new.id,
         "tenant_id": new.tenant_id,
-        "priority": new.priority,
+        "priority": new.step_priority.get(step.name, new.priority),
         "trace": _hint_headers(new),
         "step": step.name,
         "position": position,

@@ -5,12 +5,15 @@ is the media's.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 from uuid import UUID
 
+from leasehold import uploads
 from leasehold.database import Connection
-from leasehold.transitions import limits
+from leasehold.transitions import jobs, limits
+from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.limits import Submitted
 
@@ -25,7 +28,7 @@ COMPLETE_UPLOAD = """
 -- upload_complete
 UPDATE media
 SET status = 'UPLOADED', size = $3, job_id = $4, expires_at = NULL, updated_at = clock_timestamp()
-WHERE id = $1 AND tenant_id = $2 AND status = 'INIT' AND expires_at > clock_timestamp()
+WHERE id = $1 AND tenant_id = $2 AND status = 'INIT' AND expires_at > clock_timestamp() AND deleted_at IS NULL
 RETURNING id
 """
 
@@ -34,8 +37,25 @@ REFUSE_UPLOAD = """
 UPDATE media
 SET status = 'FAILED', size = $3, error = $4, expires_at = clock_timestamp() + $5::interval,
     updated_at = clock_timestamp()
-WHERE id = $1 AND tenant_id = $2 AND status = 'INIT'
+WHERE id = $1 AND tenant_id = $2 AND status = 'INIT' AND deleted_at IS NULL
 RETURNING id
+"""
+
+# Without a job the row goes with the next housekeeping, else with its job.
+DELETE_MEDIA = """
+-- media_delete
+UPDATE media
+SET deleted_at = clock_timestamp(), updated_at = clock_timestamp(),
+    expires_at = CASE WHEN job_id IS NULL THEN clock_timestamp() END
+WHERE id = $1 AND tenant_id = $2 AND deleted_at IS NULL
+RETURNING job_id, original_key
+"""
+EXPIRE_DELETED = """
+-- media_delete_job
+UPDATE job
+SET keep_seconds = 0, expires_at = CASE WHEN finished_at IS NOT NULL THEN clock_timestamp() END
+WHERE id = $1 AND tenant_id = $2
+RETURNING finished_at IS NOT NULL AS finished, output_prefix
 """
 
 
@@ -79,3 +99,32 @@ async def refuse_upload(
     `error` is {code, message, retryable}; row and object are forgotten after `kept`.
     """
     return await connection.fetchval(REFUSE_UPLOAD, media_id, tenant_id, size, dict(error), kept) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What is left of a deleted media. `prefix`: of a job's objects that nobody writes any more."""
+
+    original_key: str
+    job_id: UUID | None
+    prefix: str | None
+    ended: list[JobEnded]
+
+
+async def delete(connection: Connection, media_id: UUID, tenant_id: str, by: str) -> Deleted | None:
+    """Any state -> deleted: nobody sees it any more, its job stops, and its rows and objects go with the next
+    housekeeping after that. In the caller's transaction. None: there is no such media of the tenant's.
+    """
+    row = await connection.fetchrow(DELETE_MEDIA, media_id, tenant_id)
+    if row is None:
+        return None
+    job_id, ended, prefix = row["job_id"], [], None
+    if job_id is not None:
+        cancels = await jobs.request_cancel(
+            connection, [job_id], tenant_id, reason="the media was deleted", by=by, forced=True
+        )
+        ended = cancels.ended
+        job = await connection.fetchrow(EXPIRE_DELETED, job_id, tenant_id)
+        prefix = job["output_prefix"] if job is not None and job["finished"] else None
+    await uploads.close(connection, tenant_id, row["original_key"], keep=None)
+    return Deleted(row["original_key"], job_id, prefix, ended)

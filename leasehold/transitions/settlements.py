@@ -131,7 +131,8 @@ _OF_A_CANCELLED_JOB = _LEASED.format(condition="AND jobs.status = 'cancel_reques
 
 # $4 outputs, $5 values, $6 who goes on, $7 for how long a lease is given.
 # Whoever goes on claims a step that this very commit makes runnable, instead of a hint: it saves a way over the broker
-# and a commit. Not one of an external worker's jobs, whose state is another question. What is read of the step may be
+# and a commit. Not one that is less urgent: others may wait before it.
+# Not one of an external worker's jobs, whose state is another question. What is read of the step may be
 # older than the row that is updated, which can only need fewer steps by now: then it gets its hint.
 COMPLETE = (
     "-- complete\n"
@@ -141,9 +142,9 @@ COMPLETE = (
     UPDATE task t
     SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     FROM held WHERE t.id = held.id
-    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.unblocks, held.nth AS place, held.job_status,
-              held.steps_left, held.leased, held.external, held.tenant_id, held.trace, held.event_seq, held.pipeline,
-              held.created_at
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, held.nth AS place,
+              held.job_status, held.steps_left, held.leased, held.external, held.tenant_id, held.trace,
+              held.event_seq, held.pipeline, held.created_at
 ), counted AS MATERIALIZED (
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
            (count(*) OVER (PARTITION BY job_id))::int AS n,
@@ -154,11 +155,13 @@ COMPLETE = (
     FROM (
         SELECT child, count(*)::int AS n, (array_agg(d.trace))[1] AS trace, (array_agg(d.tenant_id))[1] AS tenant_id,
                (array_agg(d.event_seq + d.n))[1] AS seq, (array_agg(d.place) FILTER (WHERE d.goes_on))[1] AS place,
-               (array_agg(d.queue) FILTER (WHERE d.goes_on))[1] AS queue
+               (array_agg(d.queue) FILTER (WHERE d.goes_on))[1] AS queue,
+               (array_agg(d.priority) FILTER (WHERE d.goes_on))[1] AS priority
         FROM counted d, unnest(d.unblocks) AS child GROUP BY child
     ) AS p JOIN task c ON c.id = p.child
     CROSS JOIN LATERAL (
-        SELECT p.place IS NOT NULL AND c.queue = p.queue AND c.status = 'blocked' AND c.waiting_on = p.n
+        SELECT p.place IS NOT NULL AND c.queue = p.queue AND c.priority <= p.priority
+               AND c.status = 'blocked' AND c.waiting_on = p.n
                AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS ready
     ) AS x
 ), freed AS (

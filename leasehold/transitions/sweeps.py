@@ -226,11 +226,16 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
 
 
 async def forget_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """Delete expired jobs with their tasks, outputs, failures and media."""
+    """Delete expired jobs with their tasks, outputs, failures and media; that a conversion was there is remembered."""
+    expired = "job_id IN (SELECT id FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp())"
     async with connection.transaction():
         await connection.execute(
-            "DELETE FROM media WHERE job_id = ANY($1::uuid[])"
-            " AND job_id IN (SELECT id FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp())",
+            f"DELETE FROM media WHERE job_id = ANY($1::uuid[]) AND {expired}",
+            list(job_ids),
+        )
+        await connection.execute(
+            "INSERT INTO expired_conversion (job_id, tenant_id)"
+            f" SELECT job_id, tenant_id FROM conversion WHERE {expired} ON CONFLICT DO NOTHING",
             list(job_ids),
         )
         await connection.execute(
@@ -249,8 +254,17 @@ async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tu
 
 
 async def forget_uploads(connection: Connection, media_ids: Sequence[UUID]) -> None:
+    """What may still arrive for them is deleted, too."""
     await connection.execute(
-        "DELETE FROM media WHERE id = ANY($1::uuid[]) AND job_id IS NULL AND expires_at < clock_timestamp()",
+        """
+        -- forget_uploads
+        WITH gone AS (
+            DELETE FROM media WHERE id = ANY($1::uuid[]) AND job_id IS NULL AND expires_at < clock_timestamp()
+            RETURNING original_key
+        )
+        UPDATE upload SET open = false, bytes = 0, most = -1, look_at = forget_at
+        WHERE key IN (SELECT original_key FROM gone)
+        """,
         list(media_ids),
     )
 

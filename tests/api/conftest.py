@@ -15,6 +15,7 @@ import uvicorn
 from fastapi import APIRouter
 
 from api.app import make_app
+from api.connections import guarded
 from api.security import MEDIA_READ, MEDIA_WRITE
 from api.services import Services
 from leasehold.credentials import NewKey, create_key
@@ -45,7 +46,17 @@ async def serving(settings: Settings, *routers: APIRouter) -> AsyncIterator[Runn
     app = make_app(settings)
     for router in routers:
         app.include_router(router)
-    server = QuietServer(uvicorn.Config(app, host="127.0.0.1", port=0, log_config=None, access_log=False))
+    config = uvicorn.Config(
+        app,
+        host="127.0.0.1",
+        port=0,
+        log_config=None,
+        access_log=False,
+        http=guarded(settings),
+        ws="none",
+        proxy_headers=False,
+    )
+    server = QuietServer(config)
     task = asyncio.create_task(server.serve())
     while not server.started:
         if task.done():

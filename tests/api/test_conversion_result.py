@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Callable
-from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
@@ -26,6 +24,7 @@ from leasehold.transitions.settlements import Completion, Output
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.driver import TERMS
 from tests.api.test_conversion import FORM
+from tests.support.file_service import FileService, serving_files
 
 SCOPES = (CONVERSION_WRITE, CONVERSION_READ)
 NEF = bytes(range(256)) * 20_000  # 5 MB: several pieces
@@ -196,51 +195,14 @@ async def test_a_client_that_goes_away_is_charged_for_what_it_got(
 # --- promoting
 
 
-@dataclass
-class FileService:
-    """An HTTP file service that speaks PUT and DELETE."""
-
-    url: str = ""
-    files: dict[str, bytes] = field(default_factory=dict)
-    tokens: set[str | None] = field(default_factory=set)
-    refuses: Callable[[str], bool] = lambda _path: False
-
-
 @pytest.fixture
-def file_service() -> Any:
-    service = FileService()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_PUT(self) -> None:
-            data = self.rfile.read(int(self.headers["Content-Length"]))
-            service.tokens.add(self.headers["Authorization"])
-            if service.refuses(self.path):
-                return self._answer(507)
-            service.files[self.path] = data
-            return self._answer(201)
-
-        def do_DELETE(self) -> None:
-            self._answer(204 if service.files.pop(self.path, None) is not None else 404)
-
-        def _answer(self, status: int) -> None:
-            self.send_response(status)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_said: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    service.url = f"http://127.0.0.1:{server.server_port}/models"
-    thread = Thread(target=server.serve_forever)
-    thread.start()
-    yield service
-    server.shutdown()
-    thread.join()
-    server.server_close()
+def file_service() -> Iterator[FileService]:
+    with serving_files() as service:
+        yield service
 
 
 TARGETS = {"targets": [{"artifact": "nef", "key": "a/out.nef"}, {"artifact": "onnx", "key": "a/out.onnx"}]}
+KEYS = ["acme/a/out.nef", "acme/a/out.onnx"]
 
 
 @dataclass
@@ -271,15 +233,15 @@ async def test_promoting_copies_all_artifacts_and_repeating_it_copies_nothing(
     promoting: Promoting, file_service: FileService
 ) -> None:
     answer = await promoting.promote()
-    assert (answer.status_code, answer.json()["promoted_object_keys"]) == (200, ["a/out.nef", "a/out.onnx"])
-    assert file_service.files == {"/models/a/out.nef": NEF, "/models/a/out.onnx": NEF}
+    assert (answer.status_code, answer.json()["promoted_object_keys"]) == (200, KEYS)
+    assert file_service.files == {f"/models/{key}": NEF for key in KEYS}
     assert file_service.tokens == {"Bearer service-token"}
     file_service.files.clear()
     again = await promoting.promote()
     assert (again.status_code, again.json()) == (200, answer.json())
     assert file_service.files == {}
     job = (await promoting.client.get(promoting.path)).json()
-    assert (job["promoted"], job["promoted_object_keys"]) == (True, ["a/out.nef", "a/out.onnx"])
+    assert (job["promoted"], job["promoted_object_keys"]) == (True, KEYS)
     other = await promoting.promote({"targets": [{"artifact": "bie"}]})
     assert (other.status_code, other.json()["code"]) == (409, "already_promoted")
 
@@ -322,8 +284,8 @@ async def test_models_are_promoted_to_a_second_bucket(
         path = await convert(client, rows, running)
         answer = await client.post(f"{path}/promote", json=TARGETS)
     assert answer.status_code == 200
-    assert await served.fetch_bytes("a/out.nef", max_bytes=len(NEF)) == NEF
-    await served.delete("a/out.nef", "a/out.onnx")
+    assert await served.fetch_bytes(KEYS[0], max_bytes=len(NEF)) == NEF
+    await served.delete(*KEYS)
     await served.close()
 
 

@@ -66,14 +66,14 @@ class Process:
 
 
 @asynccontextmanager
-async def running(settings: Settings, log_format: str = "json") -> AsyncIterator[Process]:
+async def running(settings: Settings, log_format: str = "json", **more: str) -> AsyncIterator[Process]:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
     for name in ("database_url", "amqp_url", "s3_endpoint", "s3_bucket", "s3_access_key", "s3_secret_key"):
         value = getattr(settings, name)
         text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
         environment[f"LEASEHOLD_{name.upper()}"] = text
     environment |= {"LEASEHOLD_LOG_FORMAT": log_format, "LEASEHOLD_LOG_LEVEL": "debug"}
-    environment |= {"LEASEHOLD_METRICS_PUBLIC": "true"}
+    environment |= {"LEASEHOLD_METRICS_PUBLIC": "true", **more}
     started = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "api", "--port", "0", env=environment, stderr=asyncio.subprocess.PIPE, limit=16 * MIB
     )

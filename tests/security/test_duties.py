@@ -349,7 +349,7 @@ async def housekeeping(settings: Settings) -> AsyncIterator[Housekeeping]:
     store = ObjectStore.from_settings(settings)
     await store.open()
     async with make_pool(settings, "test", 3) as pool:
-        yield Housekeeping(pool.acquire, store)
+        yield Housekeeping(settings, pool.acquire, store)
     await store.close()
 
 

@@ -39,7 +39,7 @@ DOORS = [
     ("POST", "/v1/schedules", b'{"template": "scripted", "cron": "@daily", "payload_template": {"a": %s}}'),
     ("PATCH", "/v1/schedules/%s" % ("0" * 8 + "-0000" * 3 + "-" + "0" * 12), b'{"payload_template": {"a": %s}}'),
     ("POST", "/v1/external/tasks/%s/complete" % ("0" * 8 + "-0000" * 3 + "-" + "0" * 12), b'{"result": {"a": %s}}'),
-    ("PUT", "/v1/limits/tenant", b'{"at_most": %s}'),
+    ("PUT", "/v1/limits", b'{"at_most": %s}'),
     ("POST", "/upload-url", b"%s"),
 ]
 

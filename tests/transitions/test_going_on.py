@@ -121,3 +121,20 @@ async def test_what_was_claimed_by_a_commit_whose_answer_was_lost_is_claimed_ane
     heard = found[first.lease.task_id]
     assert (heard.step, heard.lease.epoch) == ("b", 2)
     await assert_history(rows, first.job_id)
+
+
+@pytest.mark.parametrize(
+    ("second", "third", "first_hops"),
+    [(1, 1, ["b", "c"]), (0, 0, ["b", "c"]), (0, 1, ["b"]), (2, 2, [])],
+)
+async def test_who_completes_a_step_does_not_go_on_with_a_less_urgent_one(
+    rows: Rows, second: int, third: int, first_hops: list[str]
+) -> None:
+    claimed = await rows.leased(THREE, step_priority={"b": second, "c": third})
+    hops = []
+    while following := (await go_on(rows, [claimed])).nexts.get(claimed.lease.task_id):
+        hops.append(following.step)
+        claimed = following
+    assert hops == first_hops
+    found = await rows.connection.fetch("SELECT step, priority FROM task")
+    assert {row["step"]: row["priority"] for row in found} == {"a": 1, "b": second, "c": third}

@@ -1,0 +1,329 @@
+"""Promotion: nobody's model is overwritten or deleted by another tenant, by a failure or by a crash."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import httpx2
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from leasehold.database import Connection
+from leasehold.errors import Conflict
+from leasehold.ids import new_id
+from leasehold.promoting import take_back_dead
+from leasehold.promotion_targets import open_target
+from leasehold.promotions import folder_of
+from leasehold.settings import Settings
+from leasehold.storage import ObjectStore
+from leasehold.transitions import claims, settlements
+from leasehold.transitions.settlements import Completion, Output
+from tests.api.conftest import MakeKey, Running, client_of, serving
+from tests.api.driver import TERMS
+from tests.api.test_conversion import FORM
+from tests.support.file_service import FileService, serving_files
+
+SCOPES = ("conversion:write", "conversion:read")
+BINARY = "application/octet-stream"
+STEPS = {"onnx": "out.onnx", "bie": "out.bie", "nef": "out.nef"}
+ONE = [{"artifact": "nef", "key": "m/out.nef"}]
+TWO = [*ONE, {"artifact": "onnx", "key": "m/out.onnx"}]
+
+
+@dataclass
+class Models:
+    """What lies at the target, by key."""
+
+    service: FileService | None
+    bucket: ObjectStore | None
+
+    async def all(self) -> dict[str, bytes]:
+        if self.service is not None:
+            return {path.removeprefix("/models/"): data for path, data in self.service.files.items()}
+        assert self.bucket is not None
+        return {
+            found.key: await self.bucket.fetch_bytes(found.key, max_bytes=100) async for found in self.bucket.list("")
+        }
+
+    async def lay(self, key: str, data: bytes) -> None:
+        if self.service is not None:
+            self.service.files[f"/models/{key}"] = data
+        else:
+            assert self.bucket is not None
+            await self.bucket.put(key, data, content_type=BINARY, metadata={})
+
+
+@dataclass
+class Tenant:
+    client: httpx2.AsyncClient
+    rows: Connection
+    store: ObjectStore
+
+    async def convert(self, data: bytes, *, without: str = "") -> str:
+        """A finished conversion whose artifacts are `data`; that of the step `without` is gone from the store."""
+        form = FORM | {"user_id": str(new_id())}
+        answer = await self.client.post("/api/v1/jobs", data=form, files={"model": ("a.onnx", b"x")})
+        job_id = UUID(answer.json()["job_id"])
+        for step, name in STEPS.items():
+            task = await self.rows.fetchval("SELECT id FROM task WHERE job_id = $1 AND step = $2", job_id, step)
+            (claimed,) = await claims.claim(self.rows, TERMS, [task])
+            key = f"jobs/{job_id}/output/{name}"
+            if step != without:
+                await self.store.put(key, data, content_type=BINARY, metadata={})
+            made = Output(f"output/{name}", key, len(data), "0" * 64, BINARY)
+            await settlements.complete(self.rows, [Completion(claimed.lease, [made])])
+        return f"/api/v1/jobs/{job_id}"
+
+    async def promote(self, path: str, targets: list[dict[str, Any]], **options: Any) -> httpx2.Response:
+        return await self.client.post(f"{path}/promote", json={"targets": targets, **options})
+
+
+@dataclass
+class Stage:
+    settings: Settings
+    running: Running
+    rows: Connection
+    models: Models
+    make_key: MakeKey
+
+    @asynccontextmanager
+    async def tenant(self, name: str) -> AsyncIterator[Tenant]:
+        key = await self.make_key(name, SCOPES)
+        async with client_of(self.running.url, key.text) as client:
+            yield Tenant(client, self.rows, self.running.services.store)
+
+
+@pytest.fixture(params=["bucket", "file service"])
+async def stage(
+    request: pytest.FixtureRequest, settings: Settings, rows: Connection, make_key: MakeKey
+) -> AsyncIterator[Stage]:
+    if request.param == "bucket":
+        changed = settings.model_copy(update={"promote_bucket": f"{settings.s3_bucket}-served"})
+        bucket = ObjectStore.from_settings(changed.model_copy(update={"s3_bucket": changed.promote_bucket}))
+        await bucket.open()
+        await bucket.ensure_bucket()
+        async with serving(changed) as running:
+            yield Stage(changed, running, rows, Models(None, bucket), make_key)
+        await bucket.delete(*[found.key async for found in bucket.list("")])
+        await bucket.close()
+    else:
+        with serving_files() as service:
+            changed = at(settings, service)
+            async with serving(changed) as running:
+                yield Stage(changed, running, rows, Models(service, None), make_key)
+
+
+def at(settings: Settings, service: FileService) -> Settings:
+    return settings.model_copy(
+        update={
+            "promote_url": service.url, "promote_token": SecretStr("service-token"), "egress_allow": "127.0.0.0/8"
+        }
+    )  # fmt: skip
+
+
+def code(answer: httpx2.Response) -> tuple[int, str]:
+    return answer.status_code, answer.json().get("code", "")
+
+
+async def test_a_tenants_keys_are_its_own_whatever_another_tenant_writes(stage: Stage) -> None:
+    async with stage.tenant("acme") as acme, stage.tenant("rival") as rival:
+        assert (await acme.promote(await acme.convert(b"acme's"), ONE)).status_code == 200
+        theirs = await rival.promote(await rival.convert(b"rival's"), ONE, replace=True)
+    assert theirs.json()["promoted_object_keys"] == ["rival/m/out.nef"]
+    assert await stage.models.all() == {"acme/m/out.nef": b"acme's", "rival/m/out.nef": b"rival's"}
+
+
+async def test_a_promotion_does_not_overwrite_an_earlier_one_of_its_own_tenant(stage: Stage) -> None:
+    async with stage.tenant("acme") as acme:
+        await acme.promote(await acme.convert(b"old"), ONE)
+        again = await acme.promote(await acme.convert(b"new"), ONE)
+    assert code(again) == (409, "target_exists")
+    assert await stage.models.all() == {"acme/m/out.nef": b"old"}
+
+
+@pytest.mark.parametrize("where", ["request", "target"])
+async def test_replace_overwrites_what_its_tenant_promoted(stage: Stage, where: str) -> None:
+    async with stage.tenant("acme") as acme:
+        await acme.promote(await acme.convert(b"old"), ONE)
+        path = await acme.convert(b"new")
+        if where == "request":
+            answer = await acme.promote(path, ONE, replace=True)
+        else:
+            answer = await acme.promote(path, [ONE[0] | {"replace": True}])
+    assert answer.status_code == 200
+    assert await stage.models.all() == {"acme/m/out.nef": b"new"}
+    backups = [found.key async for found in stage.running.services.store.list("jobs/") if "promotion" in found.key]
+    assert backups == []
+
+
+async def test_what_somebody_else_laid_there_is_neither_replaced_nor_taken_back(stage: Stage) -> None:
+    await stage.models.lay("acme/m/out.onnx", b"a stranger's")
+    async with stage.tenant("acme") as acme:
+        answer = await acme.promote(await acme.convert(b"new"), TWO, replace=True)
+        assert code(answer) == (409, "target_exists")
+    assert await stage.models.all() == {"acme/m/out.onnx": b"a stranger's"}
+    assert await stage.rows.fetchval("SELECT count(*) FROM promoted_object") == 0
+
+
+async def test_a_rollback_deletes_what_its_call_created_and_nothing_else(stage: Stage) -> None:
+    async with stage.tenant("acme") as acme:
+        await acme.promote(await acme.convert(b"old"), ONE)
+        path = await acme.convert(b"new", without="onnx")
+        targets = [{"artifact": "bie", "key": "m/out.bie"}, {"artifact": "onnx", "key": "m/out.onnx"}]
+        assert code(await acme.promote(path, targets)) == (502, "promotion_failed")
+        assert code(await acme.promote(path, [*ONE, *targets])) == (409, "target_exists")
+    assert await stage.models.all() == {"acme/m/out.nef": b"old"}
+
+
+async def test_a_rollback_brings_back_what_its_call_replaced(stage: Stage) -> None:
+    async with stage.tenant("acme") as acme:
+        await acme.promote(await acme.convert(b"old"), ONE)
+        path = await acme.convert(b"new", without="onnx")
+        assert code(await acme.promote(path, TWO, replace=True)) == (502, "promotion_failed")
+        assert await stage.models.all() == {"acme/m/out.nef": b"old"}
+        assert (await acme.promote(path, ONE, replace=True)).status_code == 200
+    assert await stage.models.all() == {"acme/m/out.nef": b"new"}
+
+
+async def test_of_two_jobs_that_promote_to_one_key_at_once_one_does(stage: Stage) -> None:
+    async with stage.tenant("acme") as acme:
+        paths = [await acme.convert(data) for data in (b"one", b"two")]
+        answers = await asyncio.gather(*(acme.promote(path, ONE) for path in paths))
+    assert sorted(answer.status_code for answer in answers) == [200, 409]
+    winner = [b"one", b"two"][[answer.status_code for answer in answers].index(200)]
+    assert await stage.models.all() == {"acme/m/out.nef": winner}
+
+
+async def test_of_ten_requests_for_one_job_at_once_all_that_succeed_say_the_same(stage: Stage) -> None:
+    async with stage.tenant("acme") as acme:
+        path = await acme.convert(b"one")
+        answers = await asyncio.gather(*(acme.promote(path, TWO) for _ in range(10)))
+        assert {code(answer) for answer in answers} <= {(200, ""), (409, "promotion_in_progress")}
+        assert (await acme.promote(path, TWO)).status_code == 200
+    assert set((await stage.models.all()).values()) == {b"one"}
+
+
+async def died(stage: Stage, tenant: Tenant, path: str, reached: dict[str, tuple[str, str | None]]) -> None:
+    """As if the API died in the middle of promoting the job: what it had said and done at each key is there."""
+    turn, job_id = new_id(), UUID(path.rpartition("/")[2])
+    for key, (what, backup) in reached.items():
+        await stage.rows.execute(
+            "INSERT INTO promoted_object (key, tenant_id, turn, for_job, until, reached, backup)"
+            " VALUES ($1, 'acme', $2, $3, clock_timestamp() - interval '1 s', $4, $5)"
+            " ON CONFLICT (key) DO UPDATE SET turn = $2, for_job = $3, until = excluded.until,"
+            " reached = $4, backup = $5",
+            key, turn, job_id, what, backup,
+        )  # fmt: skip
+    await stage.rows.execute("UPDATE conversion SET promoting_until = clock_timestamp() - interval '1 s'")
+    if stage.models.bucket is not None and "acme/m/out.nef" in reached and reached["acme/m/out.nef"][0] == "created":
+        await stage.models.bucket.put("acme/m/out.nef", b"half", content_type=BINARY, metadata={"promotion": str(turn)})
+    elif stage.models.service is not None:
+        await stage.models.lay("acme/m/out.nef", b"half")
+    else:
+        assert stage.models.bucket is not None
+        await stage.models.bucket.delete("acme/m/out.nef")
+        await stage.models.lay("acme/m/out.nef", b"half")
+
+
+@pytest.mark.parametrize("by", ["sweeper", "next call"])
+async def test_what_a_crashed_call_created_is_taken_back(stage: Stage, by: str) -> None:
+    async with stage.tenant("acme") as acme:
+        path = await acme.convert(b"new")
+        await died(stage, acme, path, {"acme/m/out.nef": ("created", None)})
+        if by == "sweeper":
+            services = stage.running.services
+            assert await take_back_dead(stage.settings, services.pool.acquire, services.store) == 1
+            assert await stage.models.all() == {}
+            assert await stage.rows.fetchval("SELECT count(*) FROM promoted_object") == 0
+        assert (await acme.promote(path, ONE)).status_code == 200
+    assert await stage.models.all() == {"acme/m/out.nef": b"new"}
+
+
+async def test_what_a_crashed_call_replaced_is_brought_back(stage: Stage) -> None:
+    async with stage.tenant("acme") as acme:
+        await acme.promote(await acme.convert(b"old"), ONE)
+        path = await acme.convert(b"new")
+        services = stage.running.services
+        await services.store.put("jobs/x/promotion/0", b"old", content_type=BINARY, metadata={})
+        await died(stage, acme, path, {"acme/m/out.nef": ("replaced", "jobs/x/promotion/0")})
+        assert await take_back_dead(stage.settings, services.pool.acquire, services.store) == 1
+        assert await stage.models.all() == {"acme/m/out.nef": b"old"}
+        assert code(await acme.promote(path, ONE)) == (409, "target_exists")
+        assert (await acme.promote(path, ONE, replace=True)).status_code == 200
+
+
+async def test_a_target_that_is_away_during_the_rollback_is_tidied_later(
+    settings: Settings, rows: Connection, make_key: MakeKey
+) -> None:
+    with serving_files() as service:
+        async with serving(at(settings, service)) as running:
+            stage = Stage(at(settings, service), running, rows, Models(service, None), make_key)
+            async with stage.tenant("acme") as acme:
+                path = await acme.convert(b"new")
+                service.refuses = lambda path: path.endswith(".onnx")
+                service.deletes = False
+                assert code(await acme.promote(path, TWO)) == (502, "promotion_failed")
+                assert set(service.files) == {"/models/acme/m/out.nef"}
+                service.refuses, service.deletes = (lambda _path: False), True
+                assert (await acme.promote(path, [TWO[1]])).status_code == 200
+                assert set(service.files) == {"/models/acme/m/out.onnx"}
+
+
+async def test_a_file_service_that_only_knows_put_and_delete_loses_nothing_it_did_not_just_make(
+    settings: Settings, rows: Connection, make_key: MakeKey
+) -> None:
+    with serving_files(full=False) as service:
+        async with serving(at(settings, service)) as running:
+            stage = Stage(at(settings, service), running, rows, Models(service, None), make_key)
+            async with stage.tenant("acme") as acme:
+                path = await acme.convert(b"new")
+                service.refuses = lambda path: path.endswith(".onnx")
+                assert code(await acme.promote(path, TWO)) == (502, "promotion_failed")
+                assert service.files == {}
+                await stage.models.lay("acme/m/out.nef", b"a stranger's")
+                assert code(await acme.promote(path, TWO)) == (502, "promotion_failed")
+                assert list(service.files) == ["/models/acme/m/out.nef"]
+
+
+async def test_a_put_does_not_overwrite_what_came_between_the_look_and_the_put(stage: Stage) -> None:
+    store = stage.running.services.store
+    await store.put("jobs/a/output/out.nef", b"new", content_type=BINARY, metadata={})
+    if stage.models.bucket is not None and not await store.probe():
+        pytest.skip("the store ignores If-None-Match: a look comes before each put")
+    await stage.models.lay("acme/m/out.nef", b"a stranger's")
+    async with open_target(stage.settings, store) as target:
+        with pytest.raises(Conflict) as refused:
+            await target.create("acme/m/out.nef", "jobs/a/output/out.nef", 3, "turn")
+    assert refused.value.code == "target_exists"
+    assert await stage.models.all() == {"acme/m/out.nef": b"a stranger's"}
+
+
+async def test_no_database_connection_is_held_while_the_target_is_asked(
+    settings: Settings, rows: Connection, make_key: MakeKey
+) -> None:
+    held: list[int] = []
+    with serving_files() as service:
+        async with serving(at(settings, service)) as running:
+            stage = Stage(at(settings, service), running, rows, Models(service, None), make_key)
+            pool = running.services.pool
+            service.on_put = lambda _path: held.append(pool.get_size() - pool.get_idle_size())
+            async with stage.tenant("acme") as acme:
+                assert (await acme.promote(await acme.convert(b"new"), TWO)).status_code == 200
+    assert held == [0, 0]
+
+
+def test_a_promotion_bucket_that_is_the_stores_own_is_refused_at_start() -> None:
+    with pytest.raises(ValidationError, match="LEASEHOLD_PROMOTE_BUCKET is LEASEHOLD_S3_BUCKET"):
+        Settings(_env_file=None, s3_bucket="one", promote_bucket="one")
+
+
+def test_no_two_tenants_have_one_folder() -> None:
+    names = ["acme", "Acme", "ACME", "acme/x", "../acme", "~acme", "", "a b", "acme.", "x" * 64, "x" * 65, "模"]
+    folders = [folder_of(name) for name in names]
+    assert len({folder.lower() for folder in folders}) == len(names)
+    assert all("/" not in folder and folder not in ("", ".", "..") for folder in folders)

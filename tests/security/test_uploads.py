@@ -1,0 +1,263 @@
+"""What clients send to the store is bounded, whatever they declare, and goes when it is refused or left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from uuid import UUID
+
+import httpx2
+import pytest
+
+from leasehold import uploads
+from leasehold.database import Connection
+from leasehold.settings import Settings
+from leasehold.transitions import sweeps
+from tests.api.conftest import MakeKey, Running, client_of, serving
+from tests.api.door import JPEG, PNG, Door, problem, put
+from tests.api.test_conversion import FORM
+from tests.support.bucket import Bucket
+from worker.housekeeping import Housekeeping
+
+MIB = 1024 * 1024
+LARGE = JPEG + bytes(3 * MIB)
+SCOPES = ("media:write", "media:read", "conversion:write", "generation:write")
+
+
+@pytest.fixture
+def settings(settings: Settings) -> Settings:
+    return settings.model_copy(update={"picture_max_bytes": 2 * MIB, "upload_unfinished_bytes": 6 * MIB})
+
+
+@pytest.fixture
+async def client(api: Running, make_key: MakeKey) -> AsyncIterator[httpx2.AsyncClient]:
+    async with client_of(api.url, (await make_key(scopes=SCOPES)).text) as opened:
+        yield opened
+
+
+async def keep_house(api: Running) -> None:
+    services = api.services
+    house = Housekeeping(services.settings, services.pool.acquire, services.store)
+    while await house.uploads():
+        pass
+    async with services.pool.acquire() as connection:
+        abandoned = await sweeps.abandoned_uploads(connection)
+        await sweeps.forget_uploads(connection, [media_id for media_id, _ in abandoned])
+
+
+async def later(rows: Connection, seconds: float) -> None:
+    """As if so many seconds had passed."""
+    gone = timedelta(seconds=seconds)
+    await rows.execute(
+        "UPDATE upload SET writable_until = writable_until - $1::interval, look_at = look_at - $1::interval,"
+        " forget_at = forget_at - $1::interval",
+        gone,
+    )
+    await rows.execute("UPDATE media SET expires_at = expires_at - $1::interval", gone)
+
+
+# --- pictures
+
+
+@pytest.mark.parametrize("data", [LARGE, PNG, b"", b"no picture"])
+async def test_a_refused_object_is_deleted_by_the_call_that_refuses_it(door: Door, s3: Bucket, data: bytes) -> None:
+    ticket = await door.upload(data)
+    assert (await door.complete(ticket)).status_code == 422
+    assert await s3.keys() == []
+
+
+async def test_what_is_sent_to_a_refused_key_afterwards_goes_too(
+    door: Door, api: Running, s3: Bucket, rows: Connection
+) -> None:
+    ticket = await door.upload(PNG)
+    await door.complete(ticket)
+    await put(ticket.upload_url, JPEG, "image/jpeg")
+    await keep_house(api)
+    assert await s3.keys() == []
+    await put(ticket.upload_url, JPEG, "image/jpeg")
+    await later(rows, 24 * 3600 + 301)
+    await keep_house(api)
+    assert await s3.keys() == []
+    assert await rows.fetchval("SELECT count(*) FROM upload") == 0
+
+
+async def test_an_object_that_is_too_large_goes_before_anybody_completes_it(
+    door: Door, api: Running, s3: Bucket, rows: Connection
+) -> None:
+    ticket = await door.upload(LARGE)
+    await later(rows, 61)
+    await keep_house(api)
+    assert await s3.keys() == []
+    seen = (await door.look(ticket)).json()
+    assert (seen["status"], seen["error"]["code"]) == ("FAILED", "too_large")
+    problem(await door.complete(ticket), 422, "too_large")
+
+
+async def test_an_original_that_is_overwritten_by_a_larger_one_after_its_completion_goes(
+    door: Door, api: Running, s3: Bucket, rows: Connection
+) -> None:
+    ticket = await door.submitted()
+    await put(ticket.upload_url, LARGE, "image/jpeg")
+    await later(rows, 400)
+    await keep_house(api)
+    assert await s3.keys() == []
+
+
+async def test_an_original_that_was_completed_stays(door: Door, api: Running, s3: Bucket, rows: Connection) -> None:
+    tickets = [await door.submitted(), await door.upload(content_length=len(JPEG))]
+    await door.complete(tickets[1])
+    for seconds in (61, 400, 24 * 3600):
+        await later(rows, seconds)
+        await keep_house(api)
+    assert sorted(await s3.keys()) == sorted(ticket.original_key for ticket in tickets)
+    assert await rows.fetchval("SELECT count(*) FROM upload") == 0
+
+
+async def test_an_upload_that_nobody_completes_is_gone_within_the_hour_and_what_arrives_later_too(
+    door: Door, api: Running, s3: Bucket, rows: Connection
+) -> None:
+    ticket = await door.upload()
+    left = await rows.fetchval("SELECT expires_at - clock_timestamp() FROM media")
+    assert left < timedelta(hours=1)
+    await later(rows, 3600)
+    abandoned = await sweeps.abandoned_uploads(rows)
+    await api.services.store.delete(*(key for _, key in abandoned))
+    await keep_house(api)
+    assert await s3.keys() == []
+    await put(ticket.upload_url, JPEG, "image/jpeg")  # as one that began in time, and was slow
+    await later(rows, 24 * 3600)
+    await keep_house(api)
+    assert await s3.keys() == []
+
+
+async def test_a_repeated_request_gets_no_new_url_for_a_media_that_is_forgotten(
+    door: Door, api: Running, rows: Connection
+) -> None:
+    body, headers = {"content_type": "image/jpeg", "file_name": "a.jpg"}, {"Idempotency-Key": "k"}
+    first = await door.client.post("/upload-url", json=body, headers=headers)
+    await rows.execute("UPDATE idempotency SET expires_at = expires_at - interval '301 seconds'")
+    await later(rows, 301)
+    await door.client.post("/upload-url", json=body, headers=headers)
+    assert await rows.fetchval("SELECT writable_until > clock_timestamp() + interval '200 s' FROM upload")
+    await later(rows, 3600)
+    await keep_house(api)
+    third = await door.client.post("/upload-url", json=body, headers=headers)
+    assert third.json() == first.json()
+
+
+# --- how much a tenant may have unfinished
+
+
+async def test_a_tenants_unfinished_bytes_are_bounded_as_declared_or_at_the_most_they_may_be(
+    door: Door, api: Running, rows: Connection, make_key: MakeKey
+) -> None:
+    for _ in range(2):
+        await door.ticket()
+    await door.ticket(content_length=100)  # counts a megabyte
+    refused = await door.ask()
+    problem(refused, 429, "upload_quota_exceeded")
+    assert int(refused.headers["Retry-After"]) > 0
+    small = await door.upload(content_length=len(JPEG))
+    problem(await door.ask(content_length=100), 429, "upload_quota_exceeded")
+    assert (await door.complete(small)).status_code == 202
+    await door.ticket(content_length=100)
+    async with client_of(api.url, (await make_key("rival")).text) as rival:
+        await Door(rival).ticket()
+
+
+async def test_what_nobody_sent_counts_no_longer_when_its_url_is_dead(
+    door: Door, api: Running, rows: Connection
+) -> None:
+    tickets = [await door.ticket() for _ in range(3)]
+    await put(tickets[0].upload_url, JPEG + bytes(2 * MIB - len(JPEG)), "image/jpeg")
+    problem(await door.ask(), 429, "upload_quota_exceeded")
+    await later(rows, 400)
+    await keep_house(api)
+    await door.ticket()
+    problem(await door.ask(), 429, "upload_quota_exceeded")
+
+
+async def test_requests_at_once_do_not_exceed_the_bound(door: Door) -> None:
+    answers = await asyncio.gather(*(door.ask() for _ in range(8)))
+    assert sorted(answer.status_code for answer in answers) == [201] * 3 + [429] * 5
+
+
+async def test_an_installation_may_want_every_length_declared(settings: Settings, make_key: MakeKey) -> None:
+    strict = settings.model_copy(update={"upload_require_length": True})
+    async with serving(strict) as running, client_of(running.url, (await make_key()).text) as client:
+        door = Door(client)
+        problem(await door.ask(), 422, "content_length_required")
+        ticket = await door.upload(content_length=len(JPEG))
+        assert (await put(ticket.upload_url, LARGE, "image/jpeg")).status_code == 403
+
+
+# --- forms
+
+
+async def test_a_conversion_whose_api_died_while_it_received_leaves_nothing(
+    client: httpx2.AsyncClient, api: Running, s3: Bucket, rows: Connection
+) -> None:
+    job_id = UUID(int=1)
+    async with api.services.pool.acquire() as connection, connection.transaction():
+        await uploads.open_upload(
+            connection, api.services.settings, "acme", f"jobs/{job_id}/input/", counted=MIB, most=MIB, seconds=3000
+        )
+    await api.services.store.put(f"jobs/{job_id}/input/model", b"x", content_type="a/b", metadata={})
+    async with s3.client() as raw:
+        made = await raw.create_multipart_upload(Bucket=s3.bucket, Key=f"jobs/{job_id}/input/references.tar")
+        part = {"Bucket": s3.bucket, "Key": made["Key"], "UploadId": made["UploadId"]}
+        await raw.upload_part(**part, PartNumber=1, Body=bytes(5 * MIB))  # type: ignore[arg-type]  # as made above
+        await later(rows, 3600)
+        await keep_house(api)
+        assert await s3.keys() == []
+        with pytest.raises(raw.exceptions.ClientError):
+            await raw.list_parts(**part)  # type: ignore[arg-type]  # as made above
+
+
+@pytest.mark.parametrize(
+    ("form", "files", "status"),
+    [
+        (FORM, {"model": ("a.onnx", bytes(MIB))}, 201),
+        (FORM | {"model_id": "0"}, {"model": ("a.onnx", bytes(MIB))}, 422),
+        (FORM, {"model": ("a.txt", bytes(MIB))}, 422),
+        (FORM, {"model": ("a.onnx", bytes(7 * MIB))}, 429),
+    ],
+)
+async def test_a_conversions_form_counts_while_it_comes_and_not_after(
+    client: httpx2.AsyncClient,
+    s3: Bucket,
+    rows: Connection,
+    form: dict[str, str],
+    files: dict[str, object],
+    status: int,
+) -> None:
+    answer = await client.post("/api/v1/jobs", data=form | {"user_id": "u"}, files=files)  # type: ignore[arg-type]  # as httpx2 takes them
+    assert answer.status_code == status
+    assert await rows.fetchval("SELECT count(*) FROM upload") == 0
+    assert len(await s3.keys()) == (2 if status == 201 else 0)
+
+
+async def test_multipart_uploads_of_dead_writers_are_given_up(api: Running, s3: Bucket) -> None:
+    async with s3.client() as raw:
+        made = await raw.create_multipart_upload(Bucket=s3.bucket, Key="jobs/a/output/big")
+        part = {"Bucket": s3.bucket, "Key": made["Key"], "UploadId": made["UploadId"]}
+        assert await api.services.store.abort_uploads("jobs/", older_than=timedelta(hours=1)) == 0
+        await raw.list_parts(**part)  # type: ignore[arg-type]  # as made above
+        assert await api.services.store.abort_uploads("media/") == 0
+        assert await api.services.store.abort_uploads("jobs/") == 1
+        with pytest.raises(raw.exceptions.ClientError):
+            await raw.list_parts(**part)  # type: ignore[arg-type]  # as made above
+
+
+async def test_a_form_of_source_images_that_is_refused_keeps_none_of_them(
+    client: httpx2.AsyncClient, rows: Connection
+) -> None:
+    kept = await client.post("/v1/upload/images", files=[("image", ("a.jpg", JPEG))])
+    assert kept.status_code == 200
+    refused = await client.post(
+        "/v1/upload/images", files=[("image", ("a.jpg", JPEG)), ("image", ("b.png", PNG)), ("image", ("c.txt", b"no"))]
+    )
+    assert refused.status_code == 422
+    due = await rows.fetch("SELECT key, expires_at < clock_timestamp() AS over FROM source_image")
+    assert sorted((row["key"].rpartition(".")[2], row["over"]) for row in due) == [("jpg", False), ("png", True)]

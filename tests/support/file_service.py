@@ -1,0 +1,88 @@
+"""An HTTP file service, where models are promoted to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+
+
+@dataclass
+class FileService:
+    """Speaks PUT and DELETE and, if `full`, also HEAD, GET and `If-None-Match`."""
+
+    full: bool = True
+    url: str = ""
+    files: dict[str, bytes] = field(default_factory=dict)
+    tokens: set[str | None] = field(default_factory=set)
+    deletes: bool = True
+    accepts: Callable[[str | None], bool] = lambda _token: True
+    refuses: Callable[[str], bool] = lambda _path: False
+    on_put: Callable[[str], None] = lambda _path: None
+
+
+class _Handler(BaseHTTPRequestHandler):
+    service: FileService
+
+    def do_PUT(self) -> None:
+        service = self.service
+        data = self.rfile.read(int(self.headers["Content-Length"]))
+        service.tokens.add(self.headers["Authorization"])
+        if not self._is_known():
+            return self._answer(401)
+        service.on_put(self.path)
+        if service.refuses(self.path):
+            return self._answer(507)
+        there = self.path in service.files
+        if service.full and there and self.headers["If-None-Match"] == "*":
+            return self._answer(412)
+        service.files[self.path] = data
+        return self._answer(204 if there else 201)
+
+    def do_DELETE(self) -> None:
+        if not self._is_known():
+            return self._answer(401)
+        if not self.service.deletes:
+            return self._answer(503)
+        return self._answer(204 if self.service.files.pop(self.path, None) is not None else 404)
+
+    def do_HEAD(self) -> None:
+        if not self._is_known():
+            return self._answer(401)
+        return self._answer(405 if not self.service.full else 200 if self.path in self.service.files else 404)
+
+    def do_GET(self) -> None:
+        if not self._is_known():
+            return self._answer(401)
+        if not self.service.full or self.path not in self.service.files:
+            return self._answer(404 if self.service.full else 405)
+        return self._answer(200, self.service.files[self.path])
+
+    def _is_known(self) -> bool:
+        return self.service.accepts(self.headers["Authorization"])
+
+    def _answer(self, status: int, body: bytes = b"") -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_said: object) -> None:
+        return
+
+
+@contextmanager
+def serving_files(*, full: bool = True) -> Iterator[FileService]:
+    service = FileService(full)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"service": service}))
+    service.url = f"http://127.0.0.1:{server.server_port}/models"
+    thread = Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield service
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
