@@ -5,8 +5,8 @@ A lease is the worker's id and the task's epoch; a call with another epoch chang
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from datetime import timedelta
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from time import monotonic
 from typing import Annotated, Any, TypeAlias
@@ -21,12 +21,11 @@ from api.openapi import problems
 from api.runs import json_response
 from api.security import EXTERNAL_WORK, Require
 from api.services import Services, services_of
-from leasehold.backoff import delay_after
 from leasehold.database import Connection
 from leasehold.errors import Conflict
 from leasehold.lease import Lease
 from leasehold.telemetry.jobs import jobs_ended
-from leasehold.transitions import claims, progress, settlements
+from leasehold.transitions import claims, external, progress, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.transitions.jobs import external_queue
 from leasehold.transitions.settlements import Completion, Failure, Settled, Verdict
@@ -103,8 +102,25 @@ async def claim(request: Request, asked: ClaimRequest, caller: Worker) -> Respon
     while True:
         async with services.pool.acquire() as connection:
             found = await claims.claim_due(connection, terms, queues, asked.limit)
+            needed = await external.needed(connection, [claimed.lease.task_id for claimed in found])
         if found or not await services.queues.runnable(queues, max(0.0, until - monotonic())):
-            return json_response({"tasks": [_task(claimed, asked.lease_seconds) for claimed in found]})
+            tasks = [
+                _task(claimed, asked.lease_seconds) | await _given(services, needed[claimed.lease.task_id])
+                for claimed in found
+            ]
+            return json_response({"tasks": tasks})
+
+
+async def _given(services: Services, needed: Sequence[Any]) -> dict[str, Any]:
+    """What the steps before it said, by their names, and the files that they made, each behind a signed URL."""
+    seconds = services.settings.download_url_seconds
+    files = [
+        {name: file[name] for name in ("name", "size", "sha256", "content_type")}
+        | {"step": row["step"], "url": await services.store.sign_get(file["key"], seconds=seconds)}
+        for row in needed
+        for file in row["files"] or ()
+    ]
+    return {"results": {row["step"]: row["value"] for row in needed}, "files": files}
 
 
 def _task(claimed: Claimed, lease_seconds: float) -> dict[str, Any]:
@@ -131,30 +147,30 @@ def _task(claimed: Claimed, lease_seconds: float) -> dict[str, Any]:
     responses=_RESPONSES,
 )
 async def heartbeat(request: Request, task_id: UUID, beat: Beat, caller: Worker) -> Response:
+    services = services_of(request)
     lease = _lease(caller, task_id, beat)
-    async with services_of(request).pool.acquire() as connection:
-        if await _ran_out(connection, lease):
-            said = Failure(
-                lease, "timeout", "step_timeout", "the step ran past its time limit", retryable=True, delay=0
-            )
-            jobs_ended((await _settled(connection, await settlements.fail(connection, [said]), lease)).ended)
+    async with services.pool.acquire() as connection:
+        async with _in_time(services, connection, caller, lease) as in_time:
+            if in_time:
+                (renewal,) = await claims.renew(connection, lease.owner, [lease], beat.lease_seconds)
+        if not in_time or not renewal.still_ours:
             raise _lost()
-        (renewal,) = await claims.renew(connection, lease.owner, [lease], beat.lease_seconds)
-    if not renewal.still_ours:
-        raise _lost()
     return json_response({"lease_seconds": beat.lease_seconds, "cancel_requested": renewal.cancel})
 
 
-async def _ran_out(connection: Connection, lease: Lease) -> bool:
-    return bool(
-        await connection.fetchval(
-            "SELECT started_at + make_interval(secs => timeout_seconds) < clock_timestamp() FROM task"
-            " WHERE id = $1 AND lease_owner = $2 AND epoch = $3 AND status = 'running'",
-            lease.task_id,
-            lease.owner,
-            lease.epoch,
-        )
-    )
+@asynccontextmanager
+async def _in_time(services: Services, connection: Connection, caller: Caller, lease: Lease) -> AsyncIterator[bool]:
+    """Around what a worker says of its step, in a transaction: False where the step is past its time limit, which ends
+    the attempt whatever its lease says. Then nothing else may be written.
+    """
+    ended: Settled | None = None
+    async with connection.transaction():
+        if await external.is_late(connection, lease):
+            ended = await external.time_out(connection, services.templates, caller.tenant_id, lease)
+        yield ended is None
+    if ended is not None:
+        jobs_ended(ended.ended)
+        services.announcer.announce(ended.announcements)
 
 
 def _lost() -> Conflict:
@@ -180,8 +196,10 @@ async def complete(request: Request, task_id: UUID, done: Result, caller: Worker
     services = services_of(request)
     lease = _lease(caller, task_id, done)
     async with services.pool.acquire() as connection:
-        outcome = await settlements.complete(connection, [Completion(lease, (), done.result)])
-        if outcome.verdicts[task_id] is Verdict.LOST:
+        async with _in_time(services, connection, caller, lease) as in_time:
+            if in_time:
+                outcome = await settlements.complete(connection, [Completion(lease, (), done.result)])
+        if not in_time or outcome.verdicts[task_id] is Verdict.LOST:
             raise _lost()
     return await _told(services, outcome, task_id, "succeeded")
 
@@ -197,11 +215,17 @@ async def fail(request: Request, task_id: UUID, failed: Failed, caller: Worker) 
     services = services_of(request)
     lease = _lease(caller, task_id, failed)
     async with services.pool.acquire() as connection:
-        delay = failed.retry_after
-        if delay is None:
-            delay = (await _backoff(services, connection, caller.tenant_id, task_id)).total_seconds()
-        said = Failure(lease, "error", failed.code, failed.message.replace("\x00", ""), failed.retryable, delay)
-        outcome = await _settled(connection, await settlements.fail(connection, [said]), lease)
+        async with _in_time(services, connection, caller, lease) as in_time:
+            if in_time:
+                delay = failed.retry_after
+                if delay is None:
+                    waits = await external.backoff(connection, services.templates, caller.tenant_id, task_id)
+                    delay = waits.total_seconds()
+                message = failed.message.replace("\x00", "")
+                said = Failure(lease, "error", failed.code, message, failed.retryable, delay)
+                outcome = await _settled(connection, await settlements.fail(connection, [said]), lease)
+        if not in_time:
+            raise _lost()
     return await _told(services, outcome, task_id, "cancelled")
 
 
@@ -212,20 +236,6 @@ async def _settled(connection: Connection, outcome: Settled, lease: Lease) -> Se
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
         raise _lost()
     return outcome
-
-
-async def _backoff(services: Services, connection: Connection, tenant_id: str, task_id: UUID) -> timedelta:
-    row = await connection.fetchrow(
-        "SELECT t.step, t.errors, r.template, r.version FROM task t JOIN run r ON r.job_id = t.job_id"
-        " WHERE t.id = $1 AND t.tenant_id = $2",
-        task_id,
-        tenant_id,
-    )
-    if row is None:
-        raise _lost()
-    known = await services.templates.find(connection, tenant_id, row["template"], row["version"])
-    ladder: Sequence[int] = known.template.retry(row["step"]).backoff_seconds
-    return delay_after(row["errors"] + 1, tuple(timedelta(seconds=seconds) for seconds in ladder))
 
 
 async def _told(services: Services, outcome: Settled, task_id: UUID, otherwise: str) -> Response:

@@ -110,6 +110,7 @@ class RunList(BaseModel):
 
 def run_summary(row: Row) -> dict[str, Any]:
     """A run as lists show it."""
+    cancel = row["cancel"] and {name: value for name, value in row["cancel"].items() if name != "at"}
     said = {
         "id": row["id"],
         "template": row["template"],
@@ -119,8 +120,10 @@ def run_summary(row: Row) -> dict[str, Any]:
         "status": row["status"],
         "priority": ("high", "normal", "low")[row["priority"]],
         "error": row["error"],
-        "cancel": row["cancel"],
+        "cancel": cancel,
+        "cancel_requested_at": row["cancel_requested_at"],
         "created_at": row["created_at"],
+        "updated_at": row["updated_at"],
         "started_at": row["started_at"],
         "finished_at": row["finished_at"],
         "deadline_at": row["deadline_at"],

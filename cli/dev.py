@@ -45,7 +45,7 @@ async def _enter(installation: Installation) -> Installation:
 def _card(installation: Installation) -> str:
     logs = ", ".join(str(path) for path in installation.logs.values())
     return (
-        f"API      {installation.api_url}   (its documentation: {installation.api_url}/docs)\n"
+        f"API      {installation.api_url}   (what it can do: {installation.api_url}/openapi.json)\n"
         f"key      {installation.api_key}\n"
         f"broker   {installation.broker}\n"
         f"database {installation.environment['LEASEHOLD_DATABASE_URL']}\n"

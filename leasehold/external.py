@@ -54,6 +54,18 @@ class Task:
         payload: dict[str, Any] = self.said["payload"]
         return payload
 
+    @property
+    def results(self) -> dict[str, Any]:
+        """What the steps that this one needs said, by their names."""
+        results: dict[str, Any] = self.said["results"]
+        return results
+
+    @property
+    def files(self) -> list[dict[str, Any]]:
+        """What they made: step, name, size, sha256, content_type, and a signed `url` to read it from."""
+        files: list[dict[str, Any]] = self.said["files"]
+        return files
+
     async def tell(self, verb: str, **body: Any) -> dict[str, Any]:
         """Raises LeaseLost, Refused."""
         return await self._ask(f"/v1/external/tasks/{self.id}/{verb}", epoch=self.said["epoch"], **body)

@@ -105,6 +105,27 @@ class Periodic:
         return True
 
 
+_told: set[str] = set()
+#: The most kinds of errors whose tracebacks a process logs.
+_MOST_TOLD = 1000
+
+
+def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
+    """The error, for its traceback, if this process has logged none of one of its kind in the duty."""
+    kind = f"{duty} {kind_of(error)}"
+    if kind in _told or len(_told) >= _MOST_TOLD:
+        return None
+    _told.add(kind)
+    return error
+
+
+def unforeseen(duty: str, error: BaseException) -> None:
+    """Of a loop that is no Periodic and must not end either: count the error, and log it."""
+    ERRORS.labels(duty).inc()
+    traceback = first_of_kind(duty, error)
+    log.error("a duty failed; it goes on", duty=duty, error=type(error).__name__, exc_info=traceback)
+
+
 def _doubled(failures: int) -> float:
     return float(2 ** min(failures - 1, 10))
 

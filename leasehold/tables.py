@@ -84,7 +84,7 @@ job = Table(
     Column("exclusive_key", Text),  # at most one unfinished job a tenant and pipeline has it
     Column("cancelable", Boolean, nullable=False, server_default="true"),
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
-    Column("cancel", JSONB),  # {reason, by} once asked for
+    Column("cancel", JSONB),  # {reason, by, at} once asked for
     Column("cancel_by", _INSTANT),  # when a requested cancel is forced
     CheckConstraint(_one_of("status", JobState), name="status_known"),
     CheckConstraint(f"({_in('status', JOB_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),

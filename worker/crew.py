@@ -24,6 +24,7 @@ import structlog
 from leasehold import failpoints, outages
 from leasehold.broker.base import Broker, Delivery
 from leasehold.database import TRY_AGAIN
+from leasehold.periodic import unforeseen
 from leasehold.transitions.claims import Claimed, Looked
 from worker import metrics
 from worker.hints import Hints
@@ -262,6 +263,9 @@ class Crew:
             metrics.took("look", asked)
         except TRY_AGAIN as error:
             outages.DATABASE.met(error, "polls")
+            return _Found(plenty=False, hinted=True, held_back=False)
+        except Exception as error:  # noqa: BLE001 - whatever it is: the next look may find work all the same
+            unforeseen("look", error)
             return _Found(plenty=False, hinted=True, held_back=False)
         finally:
             self._keep_free(-wanted)

@@ -11,21 +11,23 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from time import monotonic
 from uuid import UUID
 
 from leasehold import conversions, downloads, rates
 from leasehold.announcer import Announcer
 from leasehold.database import Connection, Pool
+from leasehold.easing import Pauses
 from leasehold.periodic import Periodic
 from leasehold.pipeline import Pipeline
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.jobs import jobs_ended
 from leasehold.templates import Templates
-from leasehold.transitions import gates, quarantine, schedules, sweeps, webhooks, workers
+from leasehold.transitions import external, gates, quarantine, schedules, sweeps, webhooks, workers
 from leasehold.transitions.gates import GateName
 from worker.housekeeping import Housekeeping
-from worker.takeover import Leadership, Takeover
+from worker.takeover import LATEST_SECONDS, MOST_BUSY, Leadership, Takeover
 
 #: Lost workers, and a lost leader, are looked for this often, so that what they held runs elsewhere within a second.
 _WATCH_SECONDS = 0.5
@@ -59,6 +61,7 @@ class Duties:
         self._last_gate: GateName = ("", "")
         self._leadership = Leadership(worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
+        self._late = Pauses(share=MOST_BUSY, least=settings.sweep_seconds, most=LATEST_SECONDS)
         self._often = _shared(pool, _OFTEN)
         self._seldom = _shared(pool, _SELDOM)
         self._housekeeping = Housekeeping(settings, self._seldom, store)
@@ -72,6 +75,7 @@ class Duties:
             self._led("cancels", self._end_cancels, watch),
             self._led("deadlines", self._end_jobs, watch),
             self._led("admissions", self._let_in, watch),
+            self._led(external.DUTY, self._end_late_steps, watch),
             Periodic("schedules", self._fire_schedules, every=_EVERY_SECONDS),
             self._led("retention", house.retention),
             self._led("abandoned_uploads", house.abandoned_uploads),
@@ -120,6 +124,17 @@ class Duties:
     async def _end_jobs(self) -> None:
         async with self._often() as connection:
             jobs_ended(await sweeps.expire_jobs(connection))
+
+    async def _end_late_steps(self) -> None:
+        """Steps of external workers that run past their limit; paced as the takeover, for it reads all that runs."""
+        if not self._late.due:
+            return
+        began = monotonic()
+        async with self._often() as connection:
+            for ended in await external.end_overdue(connection, self._templates):
+                jobs_ended(ended.ended)
+                self._announcer.announce(ended.announcements)
+        self._late.done(began)
 
     async def _let_in(self) -> None:
         """Jobs at gates that nobody asked again, such as those with a rate, some at each turn."""

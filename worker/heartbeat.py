@@ -22,6 +22,7 @@ import structlog
 from leasehold import outages
 from leasehold.database import TRY_AGAIN, Connection, connect, is_direct
 from leasehold.lease import Lease
+from leasehold.periodic import unforeseen
 from leasehold.settings import Settings
 from leasehold.telemetry import database
 from leasehold.transitions import claims, workers
@@ -31,6 +32,8 @@ log = structlog.get_logger(__name__)
 
 #: The database is asked several times as often while leases are held.
 _SURE_SECONDS = 2.0
+#: The pause after an error that nobody foresaw.
+_AFTER_ERROR_SECONDS = 1.0
 
 
 @dataclass(slots=True)
@@ -201,6 +204,10 @@ class Heartbeat:
         except TRY_AGAIN as error:
             outages.DATABASE.met(error, "heartbeat")
             self._disconnect()
+        except Exception as error:  # noqa: BLE001 - whatever it is: leases that it keeps from renewal are lost in time
+            unforeseen("heartbeat", error)
+            self._disconnect()
+            await asyncio.sleep(_AFTER_ERROR_SECONDS)
 
     async def _keep_distrusting(self, tick: float) -> None:
         """Beside the renewals: one that gets no answer hangs for longer than a lease may be trusted."""

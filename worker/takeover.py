@@ -20,8 +20,8 @@ log = structlog.get_logger(__name__)
 
 #: Leases that pass are looked for every `sweep_seconds`, but for at most this share of the time, and at the latest
 #: after so many seconds.
-_MOST_BUSY = 1 / 100
-_LATEST_SECONDS = 8.0
+MOST_BUSY = 1 / 100
+LATEST_SECONDS = 8.0
 #: For so long after a worker was missed they are looked for at every turn: some may be locked, or more than one ends.
 _HURRY_SECONDS = 5.0
 
@@ -58,7 +58,7 @@ class Takeover:
         #: Workers that were missed when the last turn looked.
         self.gone: tuple[UUID, ...] = ()
         self._hurry_until = 0.0
-        self._pauses = Pauses(share=_MOST_BUSY, least=settings.sweep_seconds, most=_LATEST_SECONDS)
+        self._pauses = Pauses(share=MOST_BUSY, least=settings.sweep_seconds, most=LATEST_SECONDS)
 
     async def turn(self) -> None:
         async with self._pool.acquire() as connection:

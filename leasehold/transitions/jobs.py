@@ -180,10 +180,17 @@ def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID]
         "unblocks": [ids[o.name] for o in new.pipeline.steps if step.name in o.needs and step.name not in skipped],
         "max_attempts": step.max_attempts,
         "handler": step.handler,
-        "timeout_seconds": step.timeout_seconds,
+        "timeout_seconds": _limit(step),
         "cancelable": step.cancelable,
         "not_before": not_before,
     }
+
+
+def _limit(step: Step) -> int | None:
+    """Seconds of one attempt. The code's own are looked up by who runs it; nobody does for an external worker."""
+    if step.timeout_seconds is None and step.external:
+        return max(int(step.timeout.total_seconds()), 1)
+    return step.timeout_seconds
 
 
 def _first_state(step: Step, waiting_on: int, not_before: datetime | None, skipped: set[str]) -> TaskState:
@@ -239,7 +246,8 @@ WITH stopped AS (
 ), advanced AS (
     UPDATE job j
     SET status = CASE WHEN j.leased = 0 THEN 'cancelled' ELSE 'cancel_requested' END,
-        cancel = $2::jsonb, cancel_by = clock_timestamp() + make_interval(secs => j.grace_seconds), held = false,
+        cancel = $2::jsonb || jsonb_build_object('at', clock_timestamp()),
+        cancel_by = clock_timestamp() + make_interval(secs => j.grace_seconds), held = false,
         finished_at = CASE WHEN j.leased = 0 THEN clock_timestamp() END,
         expires_at = CASE WHEN j.leased = 0 THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
         event_seq = j.event_seq + counted.n + 1

@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from leasehold.database import Connection, may_try_again
 from leasehold.errors import RequestError, StepError, StoreError
-from leasehold.periodic import kind_of
+from leasehold.periodic import first_of_kind
 from leasehold.telemetry.duties import FAILURES, STUCK
 
 log = structlog.get_logger(__name__)
@@ -31,9 +31,6 @@ BACKOFF = (5, 15, 60, 300, 900, 3600)
 STUCK_AFTER = 5
 #: A unit that failed is not in a row with a failure whose next try was due so long before.
 _ROW_ENDS = timedelta(minutes=10)
-#: Kinds of errors whose traceback was logged, and the most of them.
-_told: set[str] = set()
-_MOST_TOLD = 1000
 
 _RECORD = """
 -- quarantine
@@ -83,20 +80,11 @@ async def set_aside(connection: Connection, duty: str, unit: object, error: Exce
     FAILURES.labels(duty).inc()
     said = {"duty": duty, "unit": str(unit), "error": type(error).__name__, "failures": failures}
     if failures == 1:
-        log.warning("a unit failed and is set aside; the others go on", **said, exc_info=_once(duty, error))
+        log.warning("a unit failed and is set aside; the others go on", **said, exc_info=first_of_kind(duty, error))
     elif failures == STUCK_AFTER:
         STUCK.labels(duty).inc()
         log.error("a unit keeps failing", **said)
     return failures
-
-
-def _once(duty: str, error: Exception) -> Exception | None:
-    """The error, for its traceback, if this process has not told of one of its kind yet."""
-    kind = f"{duty} {kind_of(error)}"
-    if kind in _told or len(_told) >= _MOST_TOLD:
-        return None
-    _told.add(kind)
-    return error
 
 
 async def alone(

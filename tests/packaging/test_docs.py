@@ -37,7 +37,7 @@ def test_every_code_of_the_door_is_documented() -> None:
             r'(?:Conflict|Invalid|NotFound|Forbidden|Unauthenticated)\(\s*"([a-z_]+)"', path.read_text()
         )
     }
-    told_elsewhere = {"invalid_event_id"}  # of the event stream: in /docs
+    told_elsewhere = {"invalid_event_id"}  # of the event stream: in /openapi.json
     assert {code for code in raised if f"`{code}`" not in MEDIA + RUNS + CONVERSION + GENERATION} <= told_elsewhere
 
 

@@ -19,7 +19,8 @@ async def test_a_run_that_has_not_started_is_cancelled_at_once(client: Client, r
     answer = await client.post(f"/v1/runs/{run}/cancel", reason="a mistake")
     assert (answer.status_code, answer.json()["status"]) == (202, "cancelled")
     said = await client.look(run)
-    assert said["cancel"]["reason"] == "a mistake"
+    assert said["cancel"] == {"reason": "a mistake", "by": said["cancel"]["by"]}
+    assert said["created_at"] <= said["cancel_requested_at"] <= said["updated_at"]
     assert {step["status"] for step in said["progress"]["steps"]} == {"cancelled", "skipped"}
     problem(await client.post(f"/v1/runs/{run}/cancel"), 409, "resource_invalid_state")
     await assert_history(Rows(rows), UUID(run))

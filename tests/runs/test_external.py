@@ -104,6 +104,67 @@ async def test_a_step_outside_that_runs_past_its_limit_has_timed_out(
     assert step_of(await client.look(run), "outside")["error"]["code"] == "step_timeout"
 
 
+async def late(rows: Connection, task: dict[str, Any]) -> None:
+    """Its lease lasts for a minute yet."""
+    await rows.execute("UPDATE task SET timeout_seconds = 1, started_at = started_at - interval '5 s' WHERE id = $1",
+                       UUID(task["task_id"]))  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", ["complete", "fail", "heartbeat"])
+async def test_a_result_after_the_steps_limit_is_refused_whatever_the_lease(
+    client: Client, rows: Connection, template: str, verb: str
+) -> None:
+    run = await client.start(template)
+    task = await claim(client)
+    await late(rows, task)
+    problem(await settle(client, task, verb), 409, "lease_lost")
+    step = step_of(await client.look(run), "outside")
+    assert (step["state"], step["error"]["code"]) == ("retry", "step_timeout")
+    problem(await settle(client, task, "complete"), 409, "lease_lost")
+    await assert_history(Rows(rows), UUID(run))
+
+
+async def test_a_steps_limit_is_kept_when_no_heartbeat_comes(
+    client: Client, worker: Worker, rows: Connection, template: str
+) -> None:
+    run = await client.start(template)
+    await late(rows, await claim(client))
+    said = await client.until_step(run, "outside", "retry")
+    assert step_of(said, "outside")["error"]["code"] == "step_timeout"
+    await assert_history(Rows(rows), UUID(run))
+
+
+async def test_a_step_past_its_limit_in_a_run_that_is_cancelled_has_stopped(
+    client: Client, rows: Connection, template: str
+) -> None:
+    run = await client.start(template)
+    task = await claim(client)
+    await client.post(f"/v1/runs/{run}/cancel")
+    await late(rows, task)
+    problem(await settle(client, task, "complete"), 409, "lease_lost")
+    assert (await client.look(run))["status"] == "cancelled"
+
+
+async def test_a_claim_carries_what_the_steps_before_it_said_and_made(client: Client, rows: Connection) -> None:
+    steps = [{"id": name, "queue": "reports", "needs": needs} for name, needs in
+             (("first", []), ("other", []), ("last", ["first"]))]  # fmt: skip
+    assert (await client.post("/v1/templates", type="chain", steps=steps)).status_code == 201
+    await client.start("chain")
+    for task in (await claim(client), await claim(client)):
+        assert (task["results"], task["files"]) == ({}, [])
+        await rows.execute(
+            "INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)"
+            " SELECT id, 'a.txt', job_id, tenant_id, step, 'jobs/a.txt', 3, 'ff', 'text/plain' FROM task WHERE id = $1",
+            UUID(task["task_id"]),
+        )
+        assert (await settle(client, task, "complete", result={"of": task["step"]})).status_code == 200
+    last = await claim(client)
+    assert last["results"] == {"first": {"of": "first"}}
+    (file,) = last["files"]
+    assert (file["step"], file["name"], file["size"]) == ("first", "a.txt", 3)
+    assert "X-Amz-Signature" in file["url"]
+
+
 async def test_a_tenants_queue_is_its_own(client: Client, stranger: Client, template: str) -> None:
     await client.start(template)
     answer = await stranger.post("/v1/external/claim", worker_id="w1", queues=["reports"])

@@ -194,6 +194,26 @@ async def test_a_past_range_is_filled_in_once(client: Client, rows: Connection) 
     problem(await client.post(f"/v1/schedules/{schedule}/backfill", **ahead), 422, "range_not_past")
 
 
+async def test_a_schedule_says_when_it_last_ran_however_that_came_about(client: Client, rows: Connection) -> None:
+    """By its tick, by hand, or late because the run before it was under way; and then it has no error."""
+    schedule = (await make(client, overlap="buffer_one"))["id"]
+    path = f"/v1/schedules/{schedule}"
+    assert (await client.http.get(path)).json()["last_run_at"] is None
+    await rows.execute("""UPDATE schedule SET last_error = '{"code": "of old"}', failures = 2""")
+    run = (await client.post(f"{path}/run-now")).json()["id"]
+    by_hand = (await client.http.get(path)).json()
+    assert by_hand["last_run_at"] is not None
+    assert (by_hand["last_error"], by_hand["failures"]) == (None, 0)
+    await due(rows, schedule)
+    await schedules.fire_due(rows, TEMPLATES, KEEP)
+    assert (await client.http.get(path)).json()["last_run_at"] == by_hand["last_run_at"]  # it waits
+    await client.post(f"/v1/runs/{run}/cancel")
+    await rows.execute("UPDATE schedule SET last_run_at = '2026-01-01 00:00+00'")
+    await schedules.fire_due(rows, TEMPLATES, KEEP)
+    (tick,) = [row["tick"] for row in await runs_of(rows, schedule) if row["tick"] is not None]
+    assert datetime.fromisoformat((await client.http.get(path)).json()["last_run_at"]) == tick
+
+
 async def test_a_schedule_can_be_run_by_hand_changed_and_deleted_by_its_tenant_only(
     client: Client, stranger: Client
 ) -> None:

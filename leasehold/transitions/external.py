@@ -1,0 +1,112 @@
+"""What external workers are held to, and what they are given: the time limit of a step, which PostgreSQL's clock keeps
+whatever the lease says and whether or not anybody beats, and what the steps before it said and made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import partial
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+from leasehold.backoff import DEFAULT_LADDER, delay_after
+from leasehold.database import Connection, unindexed
+from leasehold.errors import RequestError
+from leasehold.lease import Lease
+from leasehold.templates import Templates
+from leasehold.transitions import settlements
+from leasehold.transitions.quarantine import alone, not_in
+from leasehold.transitions.settlements import Failure, Settled, Verdict
+
+#: The duty's name in the quarantine.
+DUTY = "external_limits"
+
+# With the job's lock nobody else settles the step until the caller's transaction has.
+_LOCK = """
+-- external_lock
+SELECT j.id FROM job j WHERE j.id = (SELECT t.job_id FROM task t WHERE t.id = $1 AND t.lease_owner = $2) FOR UPDATE
+"""
+
+_LATE = f"""
+-- external_late
+SELECT t.started_at + make_interval(secs => t.timeout_seconds) < clock_timestamp() FROM task t
+WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3 AND {unindexed("t.status = 'running'")}
+"""
+
+_OVERDUE = f"""
+-- external_overdue
+SELECT t.id, t.tenant_id, t.lease_owner, t.epoch, t.attempt FROM task t
+WHERE t.status = 'running' AND starts_with(t.queue, 'ext:')
+  AND t.started_at + make_interval(secs => t.timeout_seconds) < clock_timestamp() AND {not_in(DUTY, "t.id")}
+LIMIT $1
+"""
+
+_NEEDED = """
+-- external_needed
+SELECT c.id AS task_id, p.step, r.value,
+       (SELECT jsonb_agg(jsonb_build_object('name', o.name, 'key', o.key, 'size', o.size, 'sha256', o.sha256,
+                                            'content_type', o.content_type) ORDER BY o.name)
+        FROM output o WHERE o.task_id = p.id) AS files
+FROM task c JOIN task p ON p.job_id = c.job_id AND c.id = ANY(p.unblocks) AND p.status = 'succeeded'
+LEFT JOIN result r ON r.task_id = p.id
+WHERE c.id = ANY($1::uuid[])
+ORDER BY p.position
+"""
+
+
+async def is_late(connection: Connection, lease: Lease) -> bool:
+    """Whether the step of this lease is past its time limit. In the caller's transaction, in which it stays so."""
+    await connection.execute(_LOCK, lease.task_id, lease.owner)
+    return bool(await connection.fetchval(_LATE, lease.task_id, lease.owner, lease.epoch))
+
+
+async def time_out(connection: Connection, templates: Templates, tenant_id: str, lease: Lease) -> Settled:
+    """running -> retry, or failed with the job: the attempt ran past the step's time limit. In a run that was asked to
+    stop it has stopped.
+    """
+    delay = (await backoff(connection, templates, tenant_id, lease.task_id)).total_seconds()
+    said = Failure(lease, "timeout", "step_timeout", "the step ran past its time limit", retryable=True, delay=delay)
+    outcome = await settlements.fail(connection, [said])
+    if outcome.verdicts[lease.task_id] is Verdict.LOST:
+        outcome = await settlements.acknowledge_cancel(connection, [lease])
+    return outcome
+
+
+async def backoff(connection: Connection, templates: Templates, tenant_id: str, task_id: UUID) -> timedelta:
+    """The wait before the next attempt, by the template's retry policy, or by the default if it cannot be read."""
+    row = await connection.fetchrow(
+        "SELECT t.step, t.errors, r.template, r.version FROM task t JOIN run r ON r.job_id = t.job_id"
+        " WHERE t.id = $1 AND t.tenant_id = $2",
+        task_id,
+        tenant_id,
+    )
+    if row is None:
+        return delay_after(1, DEFAULT_LADDER)
+    try:
+        known = await templates.find(connection, tenant_id, row["template"], row["version"])
+        ladder = tuple(timedelta(seconds=s) for s in known.template.retry(row["step"]).backoff_seconds)
+    except RequestError:
+        ladder = DEFAULT_LADDER
+    return delay_after(row["errors"] + 1, ladder)
+
+
+async def end_overdue(connection: Connection, templates: Templates, limit: int = 100) -> list[Settled]:
+    """Time out what runs past its limit, whether or not its worker is heard of; each step by itself."""
+    ended = []
+    for row in await connection.fetch(_OVERDUE, limit):
+        lease = Lease(row["id"], row["lease_owner"], row["epoch"], row["attempt"], monotonic())
+        work = partial(time_out, connection, templates, row["tenant_id"], lease)
+        outcome = await alone(connection, DUTY, row["id"], work)
+        if outcome is not None:
+            ended.append(outcome)
+    return ended
+
+
+async def needed(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, list[Any]]:
+    """Of each step the steps that it needs, with what each said (`value`) and made (`files`)."""
+    found: dict[UUID, list[Any]] = {task_id: [] for task_id in task_ids}
+    for row in await connection.fetch(_NEEDED, list(task_ids)) if task_ids else ():
+        found[row["task_id"]].append(row)
+    return found
