@@ -8,7 +8,7 @@ from typing import Any
 
 from leasehold.database import Connection
 
-SECONDS = 20.0
+SECONDS = 60.0
 
 
 async def poison(rows: Connection, table: str, condition: str, *, on: str = "UPDATE OR DELETE") -> None:
