@@ -17,6 +17,7 @@ from bench.stand import Installation, Stand
 from leasehold.database import Connection, connect
 from leasehold.transitions import claims
 from worker.looks import Looks
+from worker.shares import Rooms
 
 _BATCH = 16
 _MEASURED = 2 * 60 * _BATCH  # tasks of one measurement: half are looked for, half are hinted
@@ -67,9 +68,9 @@ async def _measured(installation: Installation, connection: Connection) -> dict[
     looks = Looks()
     for _ in range(_MEASURED // _BATCH // 2):
         began = perf_counter()
-        taken = await looks.take(connection, terms(), ["default"], _BATCH, 0.0)
+        looked = await looks.take(connection, terms(), ["default"], _BATCH, 0.0, Rooms())
         spent["a look"].append(perf_counter() - began)
-        await complete(connection, taken)
+        await complete(connection, looked.claimed)
     for tasks in await pending(connection, _BATCH):
         began = perf_counter()
         taken = await claims.claim(connection, terms(), tasks)

@@ -25,6 +25,7 @@ from leasehold.database import connect
 from leasehold.transitions import claims
 from pipelines.demo.pipeline import noop
 from worker.looks import Looks
+from worker.shares import Rooms
 
 _BATCH = 16
 _BATCHES_A_SECOND = 4
@@ -138,7 +139,7 @@ async def _work(installation: Installation, batches: int) -> None:
             for number in range(batches):
                 await asyncio.sleep(began + number / _BATCHES_A_SECOND - loop.time())
                 await submitting.fill(noop, _BATCH)
-                taken = await looks.take(connection, given, ["default"], _BATCH, 0.0)
+                taken = (await looks.take(connection, given, ["default"], _BATCH, 0.0, Rooms())).claimed
                 if len(taken) != _BATCH:
                     raise RuntimeError(f"a look found {len(taken)} of {_BATCH}")
                 await claims.renew(connection, given.owner, [one.lease for one in taken], given.ttl)
