@@ -17,9 +17,12 @@ class Gate:
     unfinished), and until fewer than `per_minute` have entered lately. None: no such bound.
 
     `tenant_id`: whose it is; EVERYBODY: shared by all. `key` says what it guards, for example `queue:media`.
+    `limit`: (tenant, key) of the declared limit that it stands for; then its bounds are that limit's, as they are when
+    the job is written.
     """
 
     tenant_id: str
     key: str
     at_most: int | None = None
     per_minute: int | None = None
+    limit: tuple[str, str] | None = None

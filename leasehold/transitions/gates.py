@@ -11,7 +11,7 @@ tenants that have nothing inside, for a job that was let in cannot be sent out a
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -59,8 +59,18 @@ _KNOW = """
 INSERT INTO gate (tenant_id, key, at_most, per_minute)
 SELECT * FROM unnest($1::text[], $2::text[], $3::int[], $4::int[])
 ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = excluded.at_most, per_minute = excluded.per_minute
-WHERE NOT gate.declared
+WHERE NOT gate.declared AND (excluded.at_most IS NOT NULL OR excluded.per_minute IS NOT NULL)
   AND (gate.at_most, gate.per_minute) IS DISTINCT FROM (excluded.at_most, excluded.per_minute)
+"""
+
+# The limits that gates were made of: whoever changes or lifts one waits until those who follow it have committed.
+_FOLLOWED = """
+-- gates_followed
+SELECT g.tenant_id, g.key, g.at_most, g.per_minute
+FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
+JOIN gate g ON g.tenant_id = asked.tenant_id AND g.key = asked.key AND g.declared
+ORDER BY g.tenant_id, g.key
+FOR SHARE OF g
 """
 
 _QUEUE_UP = """
@@ -83,16 +93,28 @@ async def queue_up(connection: Connection, jobs: Sequence[Gated]) -> None:
     await connection.execute(_QUEUE_UP, *(list(column) for column in zip(*rows, strict=True)))
 
 
+async def _bounds(
+    connection: Connection, known: Mapping[GateName, Gate]
+) -> dict[GateName, tuple[int | None, int | None]]:
+    """What each gate is written with. A declared limit's own row has its bounds already, or was lifted meanwhile: a job
+    that was made before must not bring them back.
+    """
+    followed = sorted({gate.limit for name, gate in known.items() if gate.limit is not None and gate.limit != name})
+    rows = await connection.fetch(_FOLLOWED, *_columns(followed)) if followed else ()
+    now = {(row["tenant_id"], row["key"]): (row["at_most"], row["per_minute"]) for row in rows}
+    return {
+        name: (gate.at_most, gate.per_minute) if gate.limit is None else now.get(gate.limit, (None, None))
+        for name, gate in known.items()
+    }
+
+
 async def _know(connection: Connection, wanted: Iterable[Gate]) -> None:
     """Write the gates, and lock them, in order."""
     known = {(gate.tenant_id, gate.key): gate for gate in wanted}
-    ordered = [known[name] for name in sorted(known)]
+    names = sorted(known)
+    bounds = await _bounds(connection, known)
     await connection.execute(
-        _KNOW,
-        [gate.tenant_id for gate in ordered],
-        [gate.key for gate in ordered],
-        [gate.at_most for gate in ordered],
-        [gate.per_minute for gate in ordered],
+        _KNOW, *_columns(names), [bounds[name][0] for name in names], [bounds[name][1] for name in names]
     )
 
 

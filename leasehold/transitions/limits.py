@@ -64,7 +64,7 @@ def gates_of(rows: Sequence[Any], tenant_id: str, pipeline: Pipeline, params: Ma
             continue
         if key == "tenant":
             owner = tenant_id  # what is declared for everybody is the bound of each tenant by itself
-        found[owner, key] = Gate(owner, key, row["at_most"], row["per_minute"])
+        found[owner, key] = Gate(owner, key, row["at_most"], row["per_minute"], (row["tenant_id"], row["key"]))
     return [*found.values()]
 
 

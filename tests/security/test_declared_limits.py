@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from uuid import UUID
 
 import httpx2
@@ -22,10 +23,13 @@ from api.security import (
 )
 from leasehold.credentials import create_key
 from leasehold.database import Connection, connect
+from leasehold.gate import Gate
 from leasehold.settings import Settings
-from leasehold.transitions import gates, jobs
+from leasehold.transitions import gates, jobs, limits
+from leasehold.transitions.jobs import NewJob
 from tests.api.conftest import client_of, serving
 from tests.api.door import Door, problem
+from tests.factories import ONE
 
 SCOPES = (
     RUNS_WRITE, RUNS_READ, TEMPLATES_WRITE, OPERATE, MEDIA_WRITE, MEDIA_READ, CONVERSION_WRITE, GENERATION_WRITE,
@@ -168,6 +172,21 @@ async def test_a_tenants_own_bound_goes_before_everybodys(http: httpx2.AsyncClie
     assert await held(rows, made[2])  # everybody's bound is left
     await end(rows, made[1])
     assert not await held(rows, made[2])
+
+
+@pytest.mark.parametrize(("owner", "key"), [(TENANT, "template:one"), ("*", "tenant"), ("*", "payload:one:/x")])
+async def test_a_limit_that_is_lifted_while_a_job_is_written_does_not_come_back_with_it(
+    rows: Connection, owner: str, key: str
+) -> None:
+    await limits.declare(rows, [ONE], Gate(owner, key, at_most=0))
+    job = NewJob(ONE, TENANT)
+    declared = await rows.fetch("SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared")
+    job = replace(job, gates=limits.gates_of(declared, TENANT, ONE, {}))
+    assert await limits.withdraw(rows, owner, key)
+    async with rows.transaction():
+        await jobs.submit(rows, [job])
+    await gates.admit(rows, await gates.gates_of(rows, [job.id]))
+    assert not await held(rows, job.id)
 
 
 @pytest.mark.parametrize("key", ["tenant", "payload:noop:/x"])
