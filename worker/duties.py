@@ -15,6 +15,7 @@ from time import monotonic
 from uuid import UUID
 
 from leasehold import conversions, downloads, rates
+from leasehold.admission import Admission
 from leasehold.announcer import Announcer
 from leasehold.database import Connection, Pool
 from leasehold.easing import Pauses
@@ -56,6 +57,7 @@ class Duties:
         self._pool = pool
         self._announcer = announcer
         self._templates = templates
+        self._admission = Admission(settings)
         self._deliveries = deliveries
         self._keep_seconds = settings.retention_days * 86_400
         self._last_gate: GateName = ("", "")
@@ -146,7 +148,11 @@ class Duties:
     async def _fire_schedules(self) -> None:
         async with self._often() as connection:
             for made in await schedules.fire_due(
-                connection, self._templates, self._keep_seconds, pause_after=self._settings.schedule_failures_limit
+                connection,
+                self._templates,
+                self._keep_seconds,
+                pause_after=self._settings.schedule_failures_limit,
+                admission=self._admission,
             ):
                 jobs_ended(made.ended)
                 self._announcer.announce(made.hints)

@@ -14,6 +14,7 @@ import asyncpg
 import structlog
 
 from leasehold import cron
+from leasehold.admission import Admission, Payer, queues_of
 from leasehold.database import Connection, unindexed
 from leasehold.errors import Invalid, RequestError, TooMany, Unavailable
 from leasehold.telemetry.duties import SCHEDULES_PAUSED
@@ -75,18 +76,24 @@ WHERE id = $1
 
 
 async def fire_due(
-    connection: Connection, templates: Templates, keep_seconds: int, limit: int = 50, pause_after: int = STUCK_AFTER
+    connection: Connection,
+    templates: Templates,
+    keep_seconds: int,
+    limit: int = 50,
+    pause_after: int = STUCK_AFTER,
+    admission: Admission | None = None,
 ) -> list[Made]:
     """Make the runs of schedules whose time has come, each schedule in a transaction of its own. Publish what each
     brings after this returns.
 
     A schedule that cannot be fired says so in `last_error`, and is tried again with growing pauses; after `pause_after`
-    such failures in a row it is paused.
+    such failures in a row it is paused. `admission` charges each tick to the tenant; one that it refuses stays due, is
+    tried again as above, and pauses nothing. None: nothing is charged.
     """
 
     async def due(schedule_id: UUID) -> list[Made]:
         row = await connection.fetchrow(_LOCK_DUE, schedule_id)
-        return [] if row is None else await _fire(connection, templates, row, keep_seconds, pause_after)
+        return [] if row is None else await _fire(connection, templates, row, keep_seconds, pause_after, admission)
 
     async def buffered(schedule_id: UUID) -> list[Made]:
         row = await connection.fetchrow(_LOCK_BUFFERED, schedule_id)
@@ -94,7 +101,7 @@ async def fire_due(
             return []
         await connection.execute("UPDATE schedule SET buffered_at = NULL WHERE id = $1", row["id"])
         prepared = await prepare(connection, templates, row)
-        return await _start(connection, prepared, row, row["buffered_at"], keep_seconds)
+        return await _start(connection, prepared, row, row["buffered_at"], keep_seconds, admission)
 
     made: list[Made] = []
     for statement, fire in ((_DUE, due), (_BUFFERED, buffered)):
@@ -119,7 +126,12 @@ async def _pause(connection: Connection, schedule_id: UUID, reason: str, because
 
 
 async def _fire(
-    connection: Connection, templates: Templates, row: Any, keep_seconds: int, pause_after: int
+    connection: Connection,
+    templates: Templates,
+    row: Any,
+    keep_seconds: int,
+    pause_after: int,
+    admission: Admission | None,
 ) -> list[Made]:
     if await _failed_too_often(connection, row):
         await _pause(connection, row["id"], f"the last {row['pause_after_failures']} runs failed", "runs_failed")
@@ -127,14 +139,22 @@ async def _fire(
     due = [row["next_run_at"]]
     due += cron.between(row["cron"], row["timezone"], due[0], row["now"], MOST_TICKS)
     made: list[Made] = []
+    refused: datetime | None = None
     if wanted := _wanted(row, due):
         prepared = await prepare(connection, templates, row)
         # What is refused is refused for each tick: it counts once.
         for tick in wanted[-1:] if isinstance(prepared, RequestError) else wanted:
-            made += await _start(connection, prepared, row, tick, keep_seconds)
+            try:
+                async with connection.transaction():  # a savepoint: what is refused cancels no other
+                    made += await _start(connection, prepared, row, tick, keep_seconds, admission)
+            except TooMany:
+                if not made:
+                    raise
+                refused = tick  # and all that follow: the next turn begins with it
+                break
     # With a full batch there may be more behind it: go on from the last that was looked at.
     after = due[-1] if len(due) > MOST_TICKS else row["now"]
-    upcoming = cron.next_after(row["cron"], row["timezone"], after)
+    upcoming = refused or cron.next_after(row["cron"], row["timezone"], after)
     failures = await connection.fetchval(
         "UPDATE schedule SET next_run_at = $2 WHERE id = $1 RETURNING failures", row["id"], upcoming
     )
@@ -169,8 +189,18 @@ def _wanted(row: Any, due: Sequence[datetime]) -> list[datetime]:
     return on_time
 
 
-async def _start(connection: Connection, prepared: Prepared, row: Any, tick: datetime, keep_seconds: int) -> list[Made]:
-    """The run of one tick, as the overlap policy lets it be. One that is refused cancels no other."""
+async def _start(
+    connection: Connection,
+    prepared: Prepared,
+    row: Any,
+    tick: datetime,
+    keep_seconds: int,
+    admission: Admission | None,
+) -> list[Made]:
+    """The run of one tick, as the overlap policy lets it be. One that is refused cancels no other.
+
+    Raises TooMany: then nothing of this may be committed.
+    """
     if isinstance(prepared, RequestError):
         await _refused(connection, row["id"], tick, prepared)
         return []
@@ -190,8 +220,26 @@ async def _start(connection: Connection, prepared: Prepared, row: Any, tick: dat
             connection, unfinished, row["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
         )
         ended = cancels.ended
-    made = await start(connection, prepared, row, tick, keep_seconds)
+    made = await _charged(connection, prepared, row, tick, keep_seconds, admission)
     return [] if made is None else [Made(made.id, made.hints, [*made.gates, *freed], unfinished, ended)]
+
+
+async def _charged(
+    connection: Connection,
+    prepared: tuple[Known, dict[str, Any]],
+    row: Any,
+    tick: datetime,
+    keep_seconds: int,
+    admission: Admission | None,
+) -> Made | None:
+    if admission is None:
+        return await start(connection, prepared, row, tick, keep_seconds)
+    payer = Payer(row["tenant_id"])
+    async with admission.submitting(connection, payer, queues_of(row["tenant_id"], prepared[0].pipeline)):
+        made = await start(connection, prepared, row, tick, keep_seconds)
+        if made is None:
+            await admission.refund(connection, payer)
+    return made
 
 
 async def _unfinished(connection: Connection, schedule_id: UUID) -> list[UUID]:

@@ -102,14 +102,16 @@ async def expire_leases(
     return len(rows), hints, jobs_ended(rows)
 
 
-async def _locked_first(connection: Connection, statement: str, limit: int, only: object | None) -> list[UUID]:
+async def _locked_first(
+    connection: Connection, statement: str, limit: int, only: object | None, *more: object
+) -> list[UUID]:
     """Ids by the index that has them in the order that is asked for.
 
     Of several indexes of unfinished jobs the planner takes any, for its statistics say that there are few; but in one
     of all of them lies everything that has ended since the last vacuum.
     """
     await connection.execute("SET LOCAL enable_sort = off")
-    return [row["id"] for row in await connection.fetch(statement, limit, only)]
+    return [row["id"] for row in await connection.fetch(statement, limit, only, *more)]
 
 
 _LOCK_JOBS_PAST_DEADLINE = f"""
@@ -135,7 +137,7 @@ WITH ended AS (
     FROM ended
 ), advanced AS (
     UPDATE job j
-    SET status = 'expired', finished_at = clock_timestamp(), leased = 0,
+    SET status = 'expired', finished_at = clock_timestamp(), leased = 0, held = false,
         expires_at = clock_timestamp() + make_interval(secs => j.keep_seconds),
         error = jsonb_build_object('code', 'deadline_exceeded', 'message', 'the job ran past its deadline',
                                    'retryable', true),
@@ -164,13 +166,20 @@ async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded
     return jobs_ended(await each(connection, DEADLINES, take, end))
 
 
+# Only those with a step to end: a batch full of others, whose steps may not be interrupted, would hold up all that
+# follow.
 _LOCK_CANCELLED_JOBS = f"""
 -- end_cancels_lock
 SELECT j.id FROM job j
 WHERE j.cancel_by IS NOT NULL AND j.finished_at IS NULL
   AND ($2::uuid IS NULL OR j.id = $2) AND {not_in(CANCELS, "j.id")}
+  AND EXISTS (
+    SELECT 1 FROM task t
+    WHERE t.job_id = j.id AND {unindexed("t.status = 'running'")}
+      AND ((t.cancelable AND j.cancel_by < clock_timestamp()) OR t.lease_until < clock_timestamp()
+           OR t.lease_owner = ANY($3::uuid[])))
 ORDER BY j.cancel_by LIMIT $1
-FOR UPDATE SKIP LOCKED
+FOR UPDATE OF j SKIP LOCKED
 """
 
 # Of the locked jobs $2 the steps whose worker is lost, or that did not stop within the grace.
@@ -202,7 +211,9 @@ async def end_cancels(connection: Connection, gone: Sequence[UUID], limit: int =
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
         return await connection.fetch(END_CANCELS, list(gone), list(locked))
 
-    take = partial(_locked_first, connection, _LOCK_CANCELLED_JOBS, limit)
+    async def take(only: object | None) -> list[UUID]:
+        return await _locked_first(connection, _LOCK_CANCELLED_JOBS, limit, only, list(gone))
+
     return jobs_ended(await each(connection, CANCELS, take, end))
 
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -18,9 +19,13 @@ from pydantic import SecretStr
 
 from api import health, security
 from api.app import _DOORS
+from leasehold.admission import Admission
 from leasehold.credentials import create_key
 from leasehold.database import Connection, connect
+from leasehold.registry import Pipelines
 from leasehold.settings import Settings
+from leasehold.templates import Templates
+from leasehold.transitions import schedules
 from tests.api.conftest import client_of, serving
 from tests.api.door import JPEG, Door, Ticket, problem
 
@@ -537,6 +542,71 @@ async def eventually(ask: Request, status: int) -> httpx2.Response:
         while (answer := await ask()).status_code != status:
             await asyncio.sleep(0.1)
     return answer
+
+
+async def fire(rows: Connection, bounds: Settings) -> int:
+    """As each worker does it again and again; what was set aside for a moment is tried now."""
+    await rows.execute("DELETE FROM quarantine")
+    made = await schedules.fire_due(rows, Templates(Pipelines()), 60, admission=Admission(bounds))
+    return len(made)
+
+
+@pytest.mark.parametrize(
+    ("bound", "code"),
+    [("submissions_per_tenant", "rate_limited"), ("queue_depth_limit", "queue_full"),
+     ("unfinished_per_tenant", "too_many_unfinished"), ("stored_bytes_per_tenant", "storage_full")],
+)  # fmt: skip
+async def test_a_schedules_tick_over_a_bound_stays_due_and_says_why(
+    known: Settings, rows: Connection, bound: str, code: str
+) -> None:
+    async with world(known, rows) as acme:
+        schedule = UUID(await acme.schedule("* * * * *"))
+        tick = await rows.fetchval(
+            "UPDATE schedule SET next_run_at = date_trunc('minute', clock_timestamp()), overlap = 'allow_all'"
+            " WHERE id = $1 RETURNING next_run_at",
+            schedule,
+        )
+        await acme.run()
+        await acme.spend()
+        await rows.execute(
+            "INSERT INTO media (id, tenant_id, original_key, content_type, file_name, size)"
+            " VALUES ($1, $2, 'k', 'image/jpeg', 'a.jpg', 99)",
+            uuid4(), TENANT,
+        )  # fmt: skip
+        before = await acme.jobs()
+        assert await fire(rows, known.model_copy(update={bound: 1})) == 0
+        assert await acme.jobs() == before
+        row = await rows.fetchrow(
+            "SELECT last_error, next_run_at, enabled, failures FROM schedule WHERE id = $1", schedule
+        )
+        assert row is not None
+        assert (row["last_error"]["code"], row["next_run_at"], row["enabled"], row["failures"]) == (code, tick, True, 0)
+        await acme.unspend()
+        assert await fire(rows, known.model_copy(update={bound: 1000})) == 1
+        assert await rows.fetchval("SELECT tick FROM run WHERE schedule_id = $1", schedule) == tick
+
+
+async def test_of_many_missed_ticks_as_many_run_as_the_rate_lets_in_and_the_rest_stay_due(
+    known: Settings, rows: Connection
+) -> None:
+    async with world(known, rows) as acme:
+        schedule = UUID(await acme.schedule("* * * * *"))
+        await rows.execute(
+            "UPDATE schedule SET next_run_at = date_trunc('minute', clock_timestamp()) - interval '19 min',"
+            " catch_up = 'all', overlap = 'allow_all' WHERE id = $1",
+            schedule,
+        )
+        bounds = known.model_copy(update={"submissions_per_tenant": RATE})
+        assert await fire(rows, bounds) == RATE
+        assert await fire(rows, bounds) <= 1  # a share came back meanwhile
+        await acme.unspend()
+        assert await fire(rows, bounds) >= 20 - RATE - 1
+        ticks = [
+            row["tick"]
+            for row in await rows.fetch("SELECT tick FROM run WHERE schedule_id = $1 ORDER BY tick", schedule)
+        ]
+        assert len(ticks) >= 20
+        assert all(after - before == timedelta(minutes=1) for before, after in pairwise(ticks))
 
 
 @pytest.mark.parametrize(
