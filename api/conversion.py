@@ -106,7 +106,8 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
         await _clean_up(services, caller, job_id)
         raise
     # After any other error nobody knows whether the job is there. If it is not, the sweeper finds what was stored.
-    created.headers.update(limited)
+    for name, value in limited.items():
+        created.headers.setdefault(name, value)  # what all submissions share goes first
     return created
 
 

@@ -124,6 +124,7 @@ class World:
 
 
 RATE = 12  # a minute: a share comes back after five seconds
+_OUTSIDE: dict[str, Any] = {"type": "outside", "steps": [{"id": "only", "queue": "q"}]}
 _IMAGE = {"prompt": "a cat", "provider": "jimeng", "model": "m"}
 
 
@@ -132,7 +133,7 @@ async def world(settings: Settings, rows: Connection, **bounds: Any) -> AsyncIte
     key = await create_key(rows, tenant_id=TENANT, client_id="tests", scopes=SCOPES)
     async with serving(settings.model_copy(update=bounds)) as running, client_of(running.url, key.text) as http:
         made = World(http, rows)
-        answer = await made.post("/v1/templates", type="outside", steps=[{"id": "only", "queue": "q"}])
+        answer = await made.post("/v1/templates", **_OUTSIDE)
         assert answer.status_code in (201, 409), answer.text
         yield made
 
@@ -280,6 +281,8 @@ MAKES_NOTHING: dict[str, Way | None] = {
     "cancelRun": cancelling,
     "cancelImages": None,  # writes the platform's own job, that tells the provider: test_generation_door
     "cancelVideo": None,
+    "cancelConversion": None,  # ends a job
+    "deleteMedia": None,
     "claimExternal": plain("/v1/external/claim", worker_id="w", queues=["q"]),
     "heartbeatExternal": of_taken("heartbeat"),
     "progressExternal": of_taken("progress", percent=1),
@@ -501,7 +504,8 @@ async def test_a_tenants_unfinished_jobs_are_bounded_on_every_way_in(known: Sett
             assert await acme.jobs() == 6, operation
         other = await create_key(rows, tenant_id="other", client_id="t", scopes=SCOPES)
         async with client_of(str(full.http.base_url), other.text) as http:
-            assert (await http.post("/v1/runs", json={"template": "noop"})).status_code == 202
+            assert (await World(http, rows).post("/v1/templates", **_OUTSIDE)).status_code == 201
+            assert await World(http, rows).run()
 
 
 async def test_bytes_that_are_kept_for_a_tenant_are_bounded(known: Settings, rows: Connection) -> None:
