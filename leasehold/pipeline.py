@@ -124,8 +124,9 @@ class RunTerms:
     """How runs of a pipeline stand to one another and to time.
 
     `concurrency`: allow | reject_same_scope | queue_same_scope | replace_same_scope; runs are of the same scope when
-    scope, scope_id and the parameters named in `dedupe_keys` are equal. `timeout`: of a whole run. `grace`: how long
-    a cancelled step may take to stop.
+    scope, scope_id and the parameters named in `dedupe_keys` are equal. `timeout`: of a whole run, from when
+    it is admitted at its scope and its limits; `start_within`: how long it may wait for that; None: any time. `grace`:
+    how long a cancelled step may take to stop.
     """
 
     title: str = ""
@@ -133,6 +134,7 @@ class RunTerms:
     concurrency: Concurrency = "allow"
     dedupe_keys: tuple[str, ...] = ()
     timeout: timedelta | None = None
+    start_within: timedelta | None = None
     cancelable: bool = True
     grace: timedelta = timedelta(seconds=30)
     repeatable: bool = True

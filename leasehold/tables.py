@@ -74,7 +74,10 @@ job = Table(
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
-    Column("deadline_at", _INSTANT),
+    Column("deadline_at", _INSTANT),  # while it is held: of its waiting
+    # Of jobs whose deadline is made of these, and not given: how long it may run once admitted, and may wait before.
+    Column("timeout_seconds", Integer),
+    Column("start_within_seconds", Integer),
     Column("expires_at", _INSTANT),
     Column("leased", SmallInteger, nullable=False, server_default="0"),  # steps that are leased now
     Column("external", SmallInteger, nullable=False, server_default="0"),  # steps that external workers do

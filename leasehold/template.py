@@ -78,7 +78,12 @@ class Template(_Declared):
     steps: tuple[TemplateStep, ...] = Field(min_length=1, max_length=100)
     concurrency_policy: Concurrency = "allow"
     dedupe_keys: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field((), max_length=10)
-    timeout_seconds: Annotated[int, Field(ge=1, le=30 * 86_400)] | None = None
+    timeout_seconds: Annotated[int, Field(ge=1, le=30 * 86_400)] | None = Field(
+        None, description="Of a whole run, from when it is admitted at its scope and its limits."
+    )
+    start_within_seconds: Annotated[int, Field(ge=1, le=30 * 86_400)] | None = Field(
+        None, description="How long a run may wait at its scope and its limits; left out: any time."
+    )
     cancel_policy: CancelPolicy = CancelPolicy()
     retry_policy: RetryPolicy = RetryPolicy()
     schedulable: bool = True
@@ -122,7 +127,8 @@ class Template(_Declared):
                 description=self.description,
                 concurrency=self.concurrency_policy,
                 dedupe_keys=self.dedupe_keys,
-                timeout=timedelta(seconds=self.timeout_seconds) if self.timeout_seconds is not None else None,
+                timeout=_seconds(self.timeout_seconds),
+                start_within=_seconds(self.start_within_seconds),
                 cancelable=self.cancel_policy.supported,
                 grace=timedelta(seconds=self.cancel_policy.grace_seconds),
                 repeatable=self.repeatable,
@@ -160,6 +166,10 @@ def encoded_payload(payload: Mapping[str, Any]) -> bytes:
     return encoded
 
 
+def _seconds(number: int | None) -> timedelta | None:
+    return None if number is None else timedelta(seconds=number)
+
+
 def declared(pipeline: Pipeline) -> Template:
     """A pipeline of code, as a template: what GET shows of it."""
     terms = pipeline.terms
@@ -192,6 +202,7 @@ def declared(pipeline: Pipeline) -> Template:
         concurrency_policy=terms.concurrency,
         dedupe_keys=terms.dedupe_keys,
         timeout_seconds=None if terms.timeout is None else int(terms.timeout.total_seconds()),
+        start_within_seconds=None if terms.start_within is None else int(terms.start_within.total_seconds()),
         cancel_policy=CancelPolicy.model_construct(
             supported=terms.cancelable, mode="cooperative", grace_seconds=int(terms.grace.total_seconds())
         ),

@@ -260,7 +260,11 @@ WITH jobs AS MATERIALIZED (
                 THEN 'waiting_worker' ELSE was END AS becomes
     FROM freed f
 ), advanced AS (
-    UPDATE job j SET held = false, event_seq = j.event_seq + 1, status = mine.becomes
+    UPDATE job j
+    SET held = false, event_seq = j.event_seq + 1, status = mine.becomes,
+        -- Its waiting is over, and its time begins; a deadline that was given stays.
+        deadline_at = CASE WHEN j.timeout_seconds IS NULL AND j.start_within_seconds IS NULL THEN j.deadline_at
+                           ELSE clock_timestamp() + make_interval(secs => j.timeout_seconds) END
     FROM counted mine WHERE mine.nth = 1 AND j.id = mine.job_id
 ), told AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -58,7 +58,8 @@ class NewJob:
     priority: int = 1
     step_priority: Mapping[str, int] = field(default_factory=dict)  # of steps that have another than the job
     keep_seconds: int | None = None
-    # Without one: the pipeline's timeout from when it may start, by the database's clock.
+    # Without one: the pipeline's `start_within` while it is held, and its timeout from when it is admitted, by the
+    # database's clock.
     deadline_at: datetime | None = None
     trace: Mapping[str, str] | None = None
     id: UUID = field(default_factory=new_id)
@@ -78,7 +79,8 @@ WITH new_job AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset($1::jsonb) AS j(
         id uuid, tenant_id text, pipeline text, pipeline_version smallint, status text, priority smallint,
         steps smallint, keep_seconds int, params jsonb, inputs jsonb, output_prefix text, trace jsonb,
-        deadline_at timestamptz, not_before timestamptz, timeout_seconds float8, external smallint, gated bool,
+        deadline_at timestamptz, not_before timestamptz, timeout_seconds int, start_within_seconds int,
+        external smallint, gated bool,
         notify bool, exclusive_key text, cancelable bool, grace_seconds int,
         template text, version smallint, scope text, scope_id text, schedule_id uuid, tick timestamptz, rerun_of uuid)
 ), new_task AS MATERIALIZED (
@@ -88,11 +90,14 @@ WITH new_job AS MATERIALIZED (
         cancelable bool, not_before timestamptz, trace jsonb)
 ), jobs AS (
     INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, priority, steps_left, event_seq, keep_seconds,
-                     params, inputs, output_prefix, trace, deadline_at, external, held, gated, notify, exclusive_key,
+                     params, inputs, output_prefix, trace, deadline_at, timeout_seconds, start_within_seconds,
+                     external, held, gated, notify, exclusive_key,
                      cancelable, grace_seconds)
     SELECT id, tenant_id, pipeline, pipeline_version, status, priority, steps, 1, keep_seconds,
            params, inputs, output_prefix, trace,
-           coalesce(deadline_at, coalesce(not_before, clock_timestamp()) + make_interval(secs => timeout_seconds)),
+           coalesce(deadline_at, coalesce(not_before, clock_timestamp())
+                    + make_interval(secs => CASE WHEN gated THEN start_within_seconds ELSE timeout_seconds END)),
+           timeout_seconds, start_within_seconds,
            external, gated, gated, notify, exclusive_key, cancelable, grace_seconds
     FROM new_job
 ), runs AS (
@@ -137,7 +142,8 @@ def _job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, An
         "trace": _hint_headers(new),
         "deadline_at": new.deadline_at,
         "not_before": new.not_before,
-        "timeout_seconds": None if terms.timeout is None else terms.timeout.total_seconds(),
+        "timeout_seconds": None if new.deadline_at is not None else _whole(terms.timeout),
+        "start_within_seconds": None if new.deadline_at is not None else _whole(terms.start_within),
         "external": sum(step.external for step in new.pipeline.steps),
         "gated": bool(new.gates),
         "notify": new.notify,
@@ -145,6 +151,10 @@ def _job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, An
         "cancelable": terms.cancelable,
         "grace_seconds": int(terms.grace.total_seconds()),
     } | (new.run.record() if new.run is not None else {})
+
+
+def _whole(seconds: timedelta | None) -> int | None:
+    return None if seconds is None else max(round(seconds.total_seconds()), 1)
 
 
 def _hint_headers(new: NewJob) -> dict[str, str]:
@@ -328,10 +338,13 @@ WITH locked AS MATERIALIZED (
     SET status = 'pending', error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
         params = coalesce($3::jsonb, j.params), held = $4, gated = j.gated OR $4,
         exclusive_key = CASE WHEN $5 THEN $6 ELSE j.exclusive_key END,
-        deadline_at = clock_timestamp() + (j.deadline_at - coalesce(
-            (SELECT max(e.at) FROM event e WHERE e.job_id = j.id AND e.kind = 'replayed'),
-            (SELECT r.scheduled_at FROM run r WHERE r.job_id = j.id),
-            j.created_at)),
+        deadline_at = clock_timestamp() + CASE
+            WHEN j.timeout_seconds IS NOT NULL OR j.start_within_seconds IS NOT NULL
+            THEN make_interval(secs => CASE WHEN $4 THEN j.start_within_seconds ELSE j.timeout_seconds END)
+            ELSE j.deadline_at - coalesce(
+                (SELECT max(e.at) FROM event e WHERE e.job_id = j.id AND e.kind = 'replayed'),
+                (SELECT r.scheduled_at FROM run r WHERE r.job_id = j.id),
+                j.created_at) END,
         notify = EXISTS (SELECT 1 FROM run r JOIN webhook w ON w.tenant_id = r.tenant_id AND w.enabled
                          WHERE r.job_id = j.id),
         event_seq = j.event_seq + (SELECT count(*)::int FROM revived)

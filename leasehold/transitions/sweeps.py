@@ -139,8 +139,11 @@ WITH ended AS (
     UPDATE job j
     SET status = 'expired', finished_at = clock_timestamp(), leased = 0, held = false,
         expires_at = clock_timestamp() + make_interval(secs => j.keep_seconds),
-        error = jsonb_build_object('code', 'deadline_exceeded', 'message', 'the job ran past its deadline',
-                                   'retryable', true),
+        error = CASE WHEN before.held AND before.start_within_seconds IS NOT NULL
+            THEN jsonb_build_object('code', 'not_started_in_time', 'retryable', true,
+                                    'message', 'the job waited at its limits for longer than its start_within')
+            ELSE jsonb_build_object('code', 'deadline_exceeded', 'message', 'the job ran past its deadline',
+                                    'retryable', true) END,
         event_seq = j.event_seq + mine.n
     FROM (SELECT DISTINCT job_id, n FROM news) AS mine JOIN job AS before ON before.id = mine.job_id
     WHERE j.id = mine.job_id
