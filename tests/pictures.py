@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
 from io import BytesIO
 
 from PIL import Image, ImageDraw
@@ -175,14 +176,17 @@ def png(width: int, height: int, depth: int, colour: int, pixels: bytes, *extra:
 
 def sample(content_type: str) -> bytes:
     """One valid picture of every accepted kind."""
-    if content_type == "image/jpeg":
-        return encoded(noisy(), "JPEG", progressive=True, exif=exif(6), icc_profile=display_p3(), comment=b"hello")
-    if content_type == "image/png":
-        return encoded(with_alpha(), "PNG", icc_profile=display_p3(), exif=exif(6))
-    if content_type == "image/gif":
-        return animated("GIF", [100, 200, 300], loop=0)
-    if content_type == "image/webp":
-        return animated("WEBP", [100, 200, 300], loop=2)
-    if content_type == "image/avif":
-        return encoded(noisy(), "AVIF", speed=10)
-    raise ValueError(content_type)
+    return _SAMPLES[content_type]()
+
+
+_SAMPLES: dict[str, Callable[[], bytes]] = {
+    "image/jpeg": lambda: encoded(
+        noisy(), "JPEG", progressive=True, exif=exif(6), icc_profile=display_p3(), comment=b"hello"
+    ),
+    "image/png": lambda: encoded(with_alpha(), "PNG", icc_profile=display_p3(), exif=exif(6)),
+    "image/gif": lambda: animated("GIF", [100, 200, 300], loop=0),
+    "image/webp": lambda: animated("WEBP", [100, 200, 300], loop=2),
+    "image/avif": lambda: encoded(noisy(), "AVIF", speed=10),
+    "image/tiff": lambda: encoded(noisy(), "TIFF", compression="tiff_lzw", icc_profile=display_p3()),
+    "image/bmp": lambda: encoded(noisy(), "BMP"),
+}

@@ -9,7 +9,16 @@ from functools import cached_property
 from io import BytesIO
 from typing import Any
 
-from PIL import AvifImagePlugin, GifImagePlugin, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import (
+    AvifImagePlugin,
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 
 from leasehold.errors import Permanent
 from pipelines.media.headers.header import Header
@@ -22,13 +31,17 @@ _DECODERS = {
     "image/webp": "WEBP",
     "image/gif": "GIF",
     "image/avif": "AVIF",
+    "image/tiff": "TIFF",
+    "image/bmp": "BMP",
 }
 #: Loaded here, before a child is forked; else each child would load these, and dozens of others, by itself.
-PLUGINS = (AvifImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, WebPImagePlugin)
+PLUGINS = (
+    AvifImagePlugin, BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin,
+)  # fmt: skip
 _ORIENTATION_TAG = 0x0112
 
 #: What these libraries take at their peak. They call a lack of memory a damaged picture, so it is looked for first.
-_UNTOLD_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12}
+_UNTOLD_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12, "image/tiff": 8}
 _ORIENTATIONS = range(1, 9)
 _UPRIGHT = 1
 _FOREVER = 0
@@ -97,8 +110,8 @@ class Picture:
             raise corrupt_image("its header and its content disagree")
 
     def _count(self, content_type: str, header: Header | None) -> int:
-        if content_type == "image/jpeg":
-            return 1  # of several pictures in one file the first is the picture
+        if content_type in ("image/jpeg", "image/tiff"):
+            return 1  # of several pictures in one file the first is the picture; pages may go in a circle
         if content_type == "image/gif" and header is not None:
             return header.frames
         return int(getattr(self._image, "n_frames", 1)) - self._skipped

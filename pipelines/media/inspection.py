@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.media.headers import avif, gif, jpeg, png, webp
+from pipelines.media.headers import avif, bmp, gif, jpeg, png, tiff, webp
 from pipelines.media.headers.header import Header
 from pipelines.media.kinds import HEAD_BYTES, sniff
 from pipelines.media.limits import PictureLimits
@@ -27,6 +27,8 @@ _READERS: dict[str, Callable[[bytes], Header]] = {
     "image/gif": gif.read,
     "image/webp": webp.read,
     "image/avif": avif.read,
+    "image/tiff": tiff.read,
+    "image/bmp": bmp.read,
 }
 
 
@@ -52,7 +54,7 @@ def inspect(path: Path, limits: PictureLimits, declared: str | None = None) -> O
     data = path.read_bytes()
     content_type = sniff(data[:HEAD_BYTES])
     if content_type is None:
-        raise unsupported_format("JPEG, PNG, WebP, GIF and AVIF are")
+        raise unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are")
     if declared is not None and declared != content_type:
         raise mislabelled(declared, content_type)
     header = _read_header(content_type, data)

@@ -1,8 +1,7 @@
 """Which pictures are accepted, and how their first bytes tell them apart. Light: the API imports it.
 
-TIFF is not accepted: one container for a dozen codecs, tiles and pages, with the longest list of decoder
-faults of all formats, and hardly anything uploads it. SVG is a program, not a picture. HEIC needs a codec
-that is under patents.
+TIFF is one container for a dozen codecs: the common ones are accepted (headers/tiff.py), of its pages the first. SVG is
+a program, not a picture. HEIC needs a codec that is under patents.
 """
 
 from __future__ import annotations
@@ -14,25 +13,35 @@ ALLOWED: dict[str, str] = {
     "image/webp": "webp",
     "image/gif": "gif",
     "image/avif": "avif",
+    "image/tiff": "tif",
+    "image/bmp": "bmp",
 }
 
 #: As many first bytes as `sniff` ever looks at: a ranged GET of this much decides.
 HEAD_BYTES = 256
 
+_STARTS = (
+    (b"\xff\xd8\xff", "image/jpeg"),
+    (b"\x89PNG\r\n\x1a\n", "image/png"),
+    (b"GIF87a", "image/gif"),
+    (b"GIF89a", "image/gif"),
+    (b"II*\0", "image/tiff"),
+    (b"MM\0*", "image/tiff"),
+)
+_LEAST_BMP = 26  # bytes, its header among them
 _AVIF_BRANDS = {b"avif", b"avis"}
 _HEIF_BRANDS = {b"mif1", b"msf1"}
 
 
 def sniff(head: bytes) -> str | None:
     """Tell the content type that the first bytes prove, or None for anything that is not accepted."""
-    if head.startswith(b"\xff\xd8\xff"):
-        return "image/jpeg"
-    if head.startswith(b"\x89PNG\r\n\x1a\n"):
-        return "image/png"
-    if head.startswith((b"GIF87a", b"GIF89a")):
-        return "image/gif"
+    for start, content_type in _STARTS:
+        if head.startswith(start):
+            return content_type
     if head[:4] == b"RIFF" and head[8:12] == b"WEBP":
         return "image/webp"
+    if head.startswith(b"BM") and head[6:10] == b"\0\0\0\0" and len(head) > _LEAST_BMP:
+        return "image/bmp"
     if head[4:8] == b"ftyp" and _is_avif(head[:HEAD_BYTES]):
         return "image/avif"
     return None

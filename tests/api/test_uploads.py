@@ -29,14 +29,22 @@ async def test_an_upload_url_comes_with_all_that_is_needed_to_use_it(door: Door,
 
 @pytest.mark.parametrize(
     ("content_type", "extension"),
-    [("image/jpeg", "jpg"), ("image/png", "png"), ("image/webp", "webp"), ("image/gif", "gif"), ("image/avif", "avif")],
+    [
+        ("image/jpeg", "jpg"),
+        ("image/png", "png"),
+        ("image/webp", "webp"),
+        ("image/gif", "gif"),
+        ("image/avif", "avif"),
+        ("image/tiff", "tif"),
+        ("image/bmp", "bmp"),
+    ],
 )
 async def test_each_accepted_kind_has_its_extension(door: Door, content_type: str, extension: str) -> None:
     ticket = await door.ticket(content_type=content_type)
     assert ticket.original_key.endswith(f"/original.{extension}")
 
 
-@pytest.mark.parametrize("content_type", ["image/tiff", "image/svg+xml", "text/html", "IMAGE/JPEG", ""])
+@pytest.mark.parametrize("content_type", ["image/heic", "image/svg+xml", "text/html", "IMAGE/JPEG", ""])
 async def test_a_kind_that_is_not_accepted_gets_no_url(door: Door, rows: Connection, content_type: str) -> None:
     problem(await door.ask(content_type=content_type), 422, "unsupported_content_type")
     assert await count(rows, "media") == 0

@@ -23,7 +23,7 @@ def test_an_avif_sequence_is_told_too() -> None:
 
 @pytest.mark.parametrize(
     "head",
-    [b"", b"\xff\xd8", b"\x89PNG", b"RIFF\0\0\0\0WAVE", b"II*\0", b"\0\0\0\x14ftypheic\0\0\0\0heic", b"GIF88a"],
+    [b"", b"\xff\xd8", b"\x89PNG", b"RIFF\0\0\0\0WAVE", b"II+\0", b"BMW", b"\0\0\0\x14ftypheic\0\0\0\0heic", b"GIF88a"],
 )
 def test_anything_else_is_nothing(head: bytes) -> None:
     assert sniff(head) is None

@@ -29,12 +29,11 @@ def test_an_empty_file_is_refused(refusal_of: RefusalOf) -> None:
         b"%PDF-1.7\n" + b"\0" * 64,
         b"<svg xmlns='http://www.w3.org/2000/svg'/>",
         b"8BPS\0\1" + b"\0" * 64,
-        pictures.encoded(pictures.corners(), "TIFF"),
-        pictures.encoded(pictures.corners(), "BMP"),
+        b"II+\0" + bytes(100),
         b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + b"\0" * 64,
         b"\xff",
     ],
-    ids=["text", "pdf", "svg", "psd", "tiff", "bmp", "heic", "one byte"],
+    ids=["text", "pdf", "svg", "psd", "bigtiff", "heic", "one byte"],
 )
 def test_other_kinds_are_refused(refusal_of: RefusalOf, data: bytes) -> None:
     assert refusal_of(data) == "unsupported_format"
