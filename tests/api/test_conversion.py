@@ -259,9 +259,9 @@ async def test_the_record_has_every_field_of_the_requirement(client: httpx2.Asyn
             await settlements.complete(rows, [Completion(claimed.lease, [made])])
     job = (await client.get(path)).json()
     assert job.keys() >= {
-        "job_id", "created_at", "status", "stage", "progress", "parameters", "output", "result_object_keys", "error",
-        "origin", "user_id", "tenant_id", "source_filename", "input", "stage_timings", "stage_progress", "expires_at",
-        "metadata", "promoted", "promoted_object_keys",
+        "job_id", "created_at", "updated_at", "status", "stage", "progress", "parameters", "output",
+        "result_object_keys", "error", "origin", "user_id", "tenant_id", "created_by_client_id", "source_filename",
+        "input", "stage_timings", "stage_progress", "expires_at", "metadata", "promoted", "promoted_object_keys",
     }  # fmt: skip
     assert (job["status"], job["stage_status"], job["stage"], job["progress"]) == ("running", "BIE", "bie", 33)
     assert job["parameters"].keys() >= {
