@@ -40,6 +40,7 @@ from api import (
 )
 from api.caller_first import CallerFirst
 from api.edge import Edge, identity_of
+from api.methods import Methods
 from api.problems import NOT_STORABLE, problem_of
 from api.security import refuse_open_routes
 from api.services import open_services
@@ -100,10 +101,12 @@ def make_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    for router in (*_DOORS, health.router, openapi.router, *([metrics.router] if settings.metrics_public else [])):
+    routers = (*_DOORS, health.router, openapi.router, *([metrics.router] if settings.metrics_public else []))
+    for router in routers:
         refuse_open_bodies(app, router)
         refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], PUBLIC)
         app.include_router(router)
+    app.state.methods = Methods(one for router in routers for one in router.routes if isinstance(one, APIRoute))
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     for kind in (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE):
         app.add_exception_handler(kind, _answer_problem)
@@ -119,4 +122,6 @@ def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
 
 
 async def _answer_problem(request: Request, error: Exception) -> Response:
-    return problem_of(error).response(identity_of(request).request_id)
+    methods: Methods = request.app.state.methods
+    problem = methods.corrected(problem_of(error), request.url.path)
+    return problem.response(identity_of(request).request_id)

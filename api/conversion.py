@@ -17,16 +17,16 @@ from pydantic import BaseModel, ConfigDict, Field
 from api.audit import AuditedRequire, audit
 from api.caller_first import CallerFirst
 from api.conversion_rates import check_rate
-from api.conversion_upload import MEMORY_BYTES, MOST_BYTES, MOST_SECONDS, Sent, keys_of, prefix_of, receive
+from api.conversion_upload import FORM, MEMORY_BYTES, MOST_BYTES, MOST_SECONDS, Sent, keys_of, prefix_of, receive
 from api.conversion_view import STATES, encoded, is_finished, record
-from api.cursors import cursor_of, id_at
+from api.cursors import IdCursor, cursor_of, id_at
 from api.early import refuse_early
 from api.edge import identity_of
 from api.etags import matches
 from api.idempotent import Answer, IdempotencyKey, once
 from api.keyring import Caller
 from api.metrics import SUBMITTED
-from api.openapi import REFUSED_FOR_NOW, problems
+from api.openapi import REFUSED_FOR_NOW, multipart, problems
 from api.problems import Problem
 from api.runs import tell
 from api.security import CONVERSION_READ, CONVERSION_WRITE
@@ -64,6 +64,7 @@ _SLOW = Problem(
     "`platform`, `enable_evaluate`, `enable_sim_fp`, `enable_sim_fixed`, `enable_sim_hw`, and `preprocessing` (JSON: "
     "`mean`, `scale`, `layout`).",
     status_code=201,
+    openapi_extra=multipart(FORM, ["model", "user_id", "model_id", "version", "platform"]),
     responses=problems({
         HTTPStatus.BAD_REQUEST: "`bad_request`: no readable form",
         HTTPStatus.REQUEST_TIMEOUT: "`body_too_slow`",
@@ -321,7 +322,7 @@ async def list_conversions(
     caller: Reader,
     user_id: Annotated[str | None, Query(max_length=128)] = None,
     status: Literal["created", "running", "completed", "failed"] | None = None,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    cursor: IdCursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> dict[str, Any]:
     services = services_of(request)

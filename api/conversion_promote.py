@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from api.audit import AuditedRequire, audit
 from api.caller_first import CallerFirst
@@ -25,11 +24,12 @@ from leasehold.errors import Conflict, Invalid, NotFound
 from leasehold.promoting import Copy, Promoter
 from leasehold.promotion_targets import open_target
 from leasehold.promotions import Turn
+from leasehold.wire import Flag
 
 router = APIRouter(tags=["conversion"], route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
-_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_PART = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
 _MOST_KEY = 512
 
 
@@ -40,16 +40,11 @@ class Target(BaseModel):
     key: str | None = Field(
         None,
         max_length=_MOST_KEY,
-        description="Where to, below the tenant's own folder; default `{job_id}/out.<artifact>`.",
+        pattern=f"^{_PART}(/{_PART})*$",
+        description="Where to, below the tenant's own folder: parts of letters, digits, . _ and -, separated by /;"
+        " default `{job_id}/out.<artifact>`.",
     )
-    replace: bool | None = Field(None, description="Default: the request's own.")
-
-    @field_validator("key")
-    @classmethod
-    def _stays_inside(cls, key: str | None) -> str | None:
-        if key is not None and not all(_PART.fullmatch(part) for part in key.split("/")):
-            raise ValueError("a key is made of parts of letters, digits, . _ and -, separated by /")
-        return key
+    replace: Flag | None = Field(None, description="Default: the request's own.")
 
 
 class PromoteRequest(BaseModel):
@@ -59,7 +54,7 @@ class PromoteRequest(BaseModel):
     )
 
     targets: list[Target] = Field(min_length=1, max_length=8)
-    replace: bool = Field(
+    replace: Flag = Field(
         False, description="Overwrite what the same tenant promoted to these keys before; never anything else."
     )
 

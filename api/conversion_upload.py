@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import tarfile
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 from uuid import UUID
 
 import orjson
@@ -24,7 +24,7 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.storage.streaming import PART_BYTES, Upload
 from pipelines.conversion.limits import ModelLimits
-from pipelines.conversion.pipeline import ConversionParams, Toolchain
+from pipelines.conversion.pipeline import ConversionParams, Platform, Toolchain
 from pipelines.media.kinds import sniff
 
 LIMITS = ModelLimits()
@@ -41,6 +41,27 @@ _IMAGES = ("ref_images", "ref_images[]")
 _KINDS = frozenset({"image/jpeg", "image/png", "image/webp"})
 _BLOCK = tarfile.BLOCKSIZE
 _FIELDS = ("model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw")
+#: The form's parts, for the document.
+_FLAG = {"type": "boolean", "default": False}
+_USER = {"type": "string", "pattern": f"^[ -~]{{1,{_MOST_USER}}}$"}
+FORM: dict[str, Any] = {
+    "model": {
+        "type": "string",
+        "format": "binary",
+        "description": "Named *.onnx, or *.tflite where that is taken.",
+    },
+    "ref_images[]": {"type": "array", "items": {"type": "string", "format": "binary"}, "maxItems": LIMITS.max_images},
+    "user_id": _USER,
+    "tenant_id": _USER,
+    "model_id": {"type": "integer", "minimum": 1, "maximum": 65_535},
+    "version": {"type": "string", "pattern": "^[0-9a-fA-F]{4}$"},
+    "platform": {"type": "string", "enum": list(get_args(Platform))},
+    "preprocessing": {"type": "string", "contentMediaType": "application/json"},
+    "enable_evaluate": _FLAG,
+    "enable_sim_fp": _FLAG,
+    "enable_sim_fixed": _FLAG,
+    "enable_sim_hw": _FLAG,
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from api.caller_first import CallerFirst
-from api.cursors import cursor_of, instant_and_id_at
+from api.cursors import InstantCursor, cursor_of, instant_and_id_at
 from api.keyring import Caller
 from api.openapi import REFUSED_FOR_NOW, problems
 from api.run_schemas import BulkReplayRequest, ReplayRequest
@@ -39,7 +39,7 @@ async def list_dead_letters(
     template: Annotated[str | None, Query(max_length=63)] = None,
     code: Annotated[str | None, Query(max_length=200)] = None,
     fingerprint: Annotated[str | None, Query(max_length=64)] = None,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    cursor: InstantCursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
     async with services_of(request).pool.acquire() as connection:

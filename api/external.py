@@ -29,6 +29,7 @@ from leasehold.transitions import claims, external, progress, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.transitions.jobs import external_queue
 from leasehold.transitions.settlements import Completion, Failure, Settled, Verdict
+from leasehold.wire import MOST_INTEGER, Flag, Integer, JsonNumber, Number
 
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=CallerFirst)
 Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
@@ -50,21 +51,21 @@ class _Asked(BaseModel):
 
 class ClaimRequest(_Asked):
     queues: list[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]] = Field(min_length=1, max_length=50)
-    limit: int = Field(1, ge=1, le=100)
-    wait: float = Field(0, ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a task.")
-    lease_seconds: float = Field(60, ge=5, le=3600, description="The lease's life unless a heartbeat renews it.")
+    limit: Integer = Field(1, ge=1, le=100)
+    wait: Number = Field(0, ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a task.")
+    lease_seconds: Number = Field(60, ge=5, le=3600, description="The lease's life unless a heartbeat renews it.")
 
 
 class _Held(_Asked):
-    epoch: int = Field(ge=1)
+    epoch: Integer = Field(ge=1, le=MOST_INTEGER)
 
 
 class Beat(_Held):
-    lease_seconds: float = Field(60, ge=5, le=3600)
+    lease_seconds: Number = Field(60, ge=5, le=3600)
 
 
 class ProgressReport(_Held):
-    percent: float = Field(ge=0, le=100, allow_inf_nan=False)
+    percent: Number = Field(ge=0, le=100, allow_inf_nan=False)
     summary: str = Field("", max_length=progress.MAX_SUMMARY)
 
 
@@ -75,8 +76,10 @@ class Result(_Held):
 class Failed(_Held):
     code: str = Field("external_error", pattern=r"^[a-z][a-z0-9_.-]{0,99}$")
     message: str = Field("", max_length=2000)
-    retryable: bool = True
-    retry_after: float | None = Field(None, ge=0, le=7 * 86_400, description="Seconds; else the template's backoff.")
+    retryable: Flag = True
+    retry_after: Annotated[float, Field(ge=0, le=7 * 86_400), JsonNumber] | None = Field(
+        None, description="Seconds; else the template's backoff."
+    )
 
 
 def _owner(caller: Caller, worker_id: str) -> UUID:

@@ -8,6 +8,8 @@ from uuid import UUID
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from leasehold.wire import Flag, JsonNumber
+
 #: Characters of a prompt.
 MOST_PROMPT = 10_000
 MOST_IMAGES = 16
@@ -29,8 +31,8 @@ class SourcePicture(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     url: str = Field(max_length=2048, pattern=r"^https?://", description="Where the provider finds it.")
-    width: int | None = Field(None, ge=1, le=MOST_SIDE)
-    height: int | None = Field(None, ge=1, le=MOST_SIDE)
+    width: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
+    height: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
 
 
 class GenerationRequest(BaseModel):
@@ -44,12 +46,14 @@ class GenerationRequest(BaseModel):
     prompt: str = Field(min_length=1, max_length=MOST_PROMPT)
     model: str | None = Field(None, max_length=200, description="As the provider calls it.")
     negative_prompt: str | None = Field(None, max_length=MOST_PROMPT)
-    width: int | None = Field(None, ge=1, le=MOST_SIDE)
-    height: int | None = Field(None, ge=1, le=MOST_SIDE)
-    sample_strength: float | None = Field(None, ge=0, le=1)
+    width: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
+    height: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
+    sample_strength: Annotated[float, Field(ge=0, le=1), JsonNumber] | None = None
     images: list[SourcePicture] = Field(default=[], max_length=MOST_IMAGES)
-    is_pro: bool = False
-    duration: int | None = Field(None, ge=1, le=600_000, description="Of a video, in milliseconds.")
+    is_pro: Flag = False
+    duration: Annotated[int, Field(ge=1, le=600_000), JsonNumber] | None = Field(
+        None, description="Of a video, in milliseconds."
+    )
     ratio: str | None = Field(None, pattern=r"^\d{1,3}:\d{1,3}$")
     response_format: Literal["url"] = Field("url", description="Results are URLs; there is no other form.")
     task_id: str | None = Field(None, pattern=TASK_ID, description="Your own name of it: repeating is safe.")
@@ -57,7 +61,7 @@ class GenerationRequest(BaseModel):
         None, pattern=SERVER_ID, description="Only workers with this label do it, three at once by default."
     )
     provider: str | None = Field(None, max_length=63, description="Unless said, the installation's own choice.")
-    allow_resubmit: bool = Field(
+    allow_resubmit: Flag = Field(
         False, description="Buy again, where otherwise `submit_outcome_unknown` would be the end."
     )
     extra: Annotated[dict[str, Any] | None, AfterValidator(_small)] = Field(
@@ -69,8 +73,8 @@ class TaskQuery(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"task_id": "order-4711"}]})
 
     task_id: str = Field(pattern=TASK_ID)
-    consume: bool = Field(False, description="Take a finished result once and for all; it is unknown from then on.")
-    wait: float = Field(0, ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change.")
+    consume: Flag = Field(False, description="Take a finished result once and for all; it is unknown from then on.")
+    wait: Number = Field(0, ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change.")
 
 
 class CancelRequest(BaseModel):

@@ -18,7 +18,7 @@ IdempotencyKey: TypeAlias = Annotated[
     Header(
         alias="Idempotency-Key",
         description="Same key and same body within 24 hours: the first answer again. Same key, other body: 422.",
-        examples=["8e03978e-40d5-43dd-bc93-6894a57f9324"],
+        json_schema_extra={"pattern": "^[!-~]([ -~]{0,253}[!-~])?$"},
     ),
 ]
 

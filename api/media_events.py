@@ -6,7 +6,7 @@ from http import HTTPStatus
 from typing import Annotated, Any
 from uuid import UUID
 
-from fastapi import APIRouter, Depends, Header, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import StreamingResponse
 
 from api.caller_first import CallerFirst
@@ -16,7 +16,7 @@ from api.media_view import status_word, step_word
 from api.openapi import problems
 from api.security import MEDIA_READ, Require
 from api.services import services_of
-from api.streams import HEADERS, number_of, stream
+from api.streams import HEADERS, LastEventId, number_of, stream
 from leasehold.errors import Conflict
 from leasehold.reads import EventView
 from leasehold.states import JOB_TERMINAL
@@ -47,7 +47,7 @@ async def stream_media_events(
     request: Request,
     media_id: UUID,
     caller: Annotated[Caller, Depends(Require(MEDIA_READ))],
-    last_event_id: Annotated[str | None, Header(max_length=20)] = None,
+    last_event_id: LastEventId = None,
 ) -> Response:
     services = services_of(request)
     after = number_of(last_event_id)

@@ -37,7 +37,7 @@ def refusal(body: bytes, most_depth: int) -> Problem | None:
         return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "body_too_deep", said)
     if long and _has_huge_integer(bare):
         said = "The body has an integer beyond 64 bits."
-        return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", said)
+        return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "integer_too_large", said)
     return None
 
 

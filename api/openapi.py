@@ -10,6 +10,7 @@ import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 
+from api.document import complete
 from api.problems import MEDIA_TYPE
 from api.schemas import ProblemAnswer
 
@@ -38,6 +39,12 @@ def problems(said: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:
     }
 
 
+def multipart(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
+    """For a route's `openapi_extra`: a form that the route reads from the socket itself."""
+    schema = {"type": "object", "properties": properties, "required": required}
+    return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
+
+
 def document(app: FastAPI) -> dict[str, Any]:
     """Made once, at the first request for it."""
     if app.openapi_schema is None:
@@ -53,6 +60,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         parts = made.setdefault("components", {}).setdefault("schemas", {})
         parts.update(schema.pop("$defs", {}))
         parts["ProblemAnswer"] = schema
+        complete(made)
         app.openapi_schema = made
     return app.openapi_schema
 

@@ -20,6 +20,7 @@ from leasehold.bounds import make_room
 from leasehold.errors import NotFound
 from leasehold.gate import EVERYBODY, Gate
 from leasehold.transitions import fleet, limits, workers
+from leasehold.wire import JsonNumber
 from pipelines.conversion.pipeline import conversion
 from pipelines.generation.pipeline import generation
 from pipelines.media.pipeline import media
@@ -41,15 +42,24 @@ class Limit(BaseModel):
     `tenant_id`: whose jobs it counts; `*`: all tenants' together (`tenant` of `*`: each tenant's by itself).
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "anyOf": [
+                {"required": [name], "properties": {name: {"type": "integer"}}} for name in ("at_most", "per_minute")
+            ]
+        },
+    )
 
     tenant_id: str = Field(EVERYBODY, min_length=1, max_length=100)
     key: str = Field(
         pattern=r"^(tenant|queue:[a-z][a-z0-9_-]{0,62}|template:[a-z][a-z0-9_-]{0,62}"
         r"|payload:[a-z][a-z0-9_-]{0,62}:(/[^/\n]{1,100}){1,5})$"
     )
-    at_most: int | None = Field(None, ge=0, le=1_000_000, description="Jobs at once.")
-    per_minute: int | None = Field(None, ge=0, le=1_000_000, description="Jobs that start within any minute.")
+    at_most: Annotated[int, Field(ge=0, le=1_000_000), JsonNumber] | None = Field(None, description="Jobs at once.")
+    per_minute: Annotated[int, Field(ge=0, le=1_000_000), JsonNumber] | None = Field(
+        None, description="Jobs that start within any minute."
+    )
 
     @model_validator(mode="after")
     def _bounds_something(self) -> Limit:

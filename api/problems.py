@@ -169,9 +169,12 @@ def _of_request_error(error: RequestError) -> Problem:
 
 
 def _of_http_exception(error: HTTPException) -> Problem:
-    status = HTTPStatus(error.status_code)
+    return problem_of_status(HTTPStatus(error.status_code), dict(error.headers or {}))
+
+
+def problem_of_status(status: HTTPStatus, headers: Mapping[str, str] | None = None) -> Problem:
     code, detail = _SENTENCES.get(status, (status.name.lower(), f"{status.phrase}."))
-    return Problem(status, code, detail, dict(error.headers or {}))
+    return Problem(status, code, detail, headers or {})
 
 
 def _of_validation(error: RequestValidationError) -> Problem:

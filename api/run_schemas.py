@@ -6,11 +6,12 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from leasehold.cron import FIRST, LAST
 from leasehold.run_reads import Row
 from leasehold.states import JobState
+from leasehold.wire import MOST_SMALLINT, Flag, Instant, Integer, JsonNumber
 
 Priority = Literal["high", "normal", "low"]
 Scope = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
@@ -32,7 +33,9 @@ class RunRequest(_Asked):
     )
 
     template: str = Field(max_length=63)
-    version: int | None = Field(None, ge=1, description="Left out: the newest enabled one.")
+    version: Annotated[int, Field(ge=1, le=MOST_SMALLINT), JsonNumber] | None = Field(
+        None, description="Left out: the newest enabled one."
+    )
     scope: Scope = "tenant"
     scope_id: ScopeId = ""
     payload: dict[str, JsonValue] = Field(default_factory=dict)
@@ -58,7 +61,9 @@ class BatchRequest(_Asked):
     )
 
     template: str = Field(max_length=63)
-    version: int | None = Field(None, ge=1, description="Left out: the newest enabled one.")
+    version: Annotated[int, Field(ge=1, le=MOST_SMALLINT), JsonNumber] | None = Field(
+        None, description="Left out: the newest enabled one."
+    )
     scope: Scope = "tenant"
     priority: Priority = "normal"
     scheduled_at: Instant | None = Field(None, description="Not earlier than this.")
@@ -92,8 +97,8 @@ class BulkReplayRequest(_Asked):
     fingerprint: str | None = Field(None, max_length=64)
     template: str | None = Field(None, max_length=63)
     code: str | None = Field(None, max_length=200)
-    canary: bool = False
-    limit: int = Field(100, ge=1, le=1000)
+    canary: Flag = False
+    limit: Integer = Field(100, ge=1, le=1000)
 
 
 class RunAccepted(BaseModel):

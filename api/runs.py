@@ -14,7 +14,7 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from api.caller_first import CallerFirst
-from api.cursors import cursor_of, id_at
+from api.cursors import IdCursor, cursor_of, id_at
 from api.early import refuse_early
 from api.edge import identity_of
 from api.explain import explanation
@@ -185,7 +185,7 @@ async def list_runs(
     status: JobState | None = None,
     scope: Annotated[str | None, Query(max_length=63)] = None,
     scope_id: Annotated[str, Query(max_length=200)] = "",
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    cursor: IdCursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
     async with services_of(request).pool.acquire() as connection:

@@ -11,10 +11,10 @@ from uuid import UUID
 
 import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from api.caller_first import CallerFirst
-from api.cursors import cursor_of, id_at
+from api.cursors import IdCursor, cursor_of, id_at
 from api.idempotent import Answer, IdempotencyKey, is_repeated, once
 from api.keyring import Caller
 from api.openapi import REFUSED_FOR_NOW, problems
@@ -33,6 +33,7 @@ from leasehold.ids import new_id
 from leasehold.run_reads import Row
 from leasehold.transitions import quarantine, schedules
 from leasehold.transitions.runs import Made
+from leasehold.wire import MOST_SMALLINT, Flag, Instant, Integer, JsonNumber
 
 router = APIRouter(tags=["schedules"], prefix="/v1/schedules", route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
@@ -41,17 +42,27 @@ _SHOWN_AHEAD = 5
 _MISSING = {HTTPStatus.NOT_FOUND: "`schedule_not_found`"}
 
 
-class _Changes(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+def _without_null(schema: dict[str, Any]) -> None:
+    """Left out is not the same as null, which only `pause_after_failures` may be."""
+    for name, said in schema["properties"].items():
+        choices = [choice for choice in said.get("anyOf", []) if choice != {"type": "null"}]
+        if choices and name not in ("pause_after_failures", "version"):
+            said.pop("anyOf")
+            said.update(choices[0])
+            said.pop("default", None)
 
-    enabled: bool | None = None
+
+class _Changes(BaseModel):
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_without_null)
+
+    enabled: Flag | None = None
     cron: str | None = Field(None, max_length=200)
     timezone: str | None = Field(None, max_length=100)
     payload_template: dict[str, JsonValue] | None = None
     overlap: Literal["skip", "buffer_one", "cancel_other", "allow_all"] | None = None
     catch_up: Literal["skip", "one", "all"] | None = None
-    catch_up_seconds: int | None = Field(None, ge=60, le=31 * 86_400)
-    pause_after_failures: int | None = Field(None, ge=1, le=100)
+    catch_up_seconds: Annotated[int, Field(ge=60, le=31 * 86_400), JsonNumber] | None = None
+    pause_after_failures: Annotated[int, Field(ge=1, le=100), JsonNumber] | None = None
 
 
 class NewSchedule(_Changes):
@@ -60,17 +71,17 @@ class NewSchedule(_Changes):
     """
 
     template: str = Field(max_length=63)
-    version: int | None = Field(None, ge=1)
+    version: Annotated[int, Field(ge=1, le=MOST_SMALLINT), JsonNumber] | None = None
     cron: str = Field(max_length=200)
     timezone: str = Field("UTC", max_length=100)
     payload_template: dict[str, JsonValue] = Field(default_factory=dict)
     scope: Scope = "tenant"
     scope_id: ScopeId = ""
     priority: Priority = "normal"
-    enabled: bool = True
+    enabled: Flag = True
     overlap: Literal["skip", "buffer_one", "cancel_other", "allow_all"] = "skip"
     catch_up: Literal["skip", "one", "all"] = "skip"
-    catch_up_seconds: int = Field(86_400, ge=60, le=31 * 86_400)
+    catch_up_seconds: Integer = Field(86_400, ge=60, le=31 * 86_400)
 
 
 class Backfill(BaseModel):
@@ -78,8 +89,8 @@ class Backfill(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    start: AwareDatetime
-    end: AwareDatetime
+    start: Instant
+    end: Instant
 
 
 def _answer(row: Row) -> dict[str, Any]:
@@ -183,7 +194,7 @@ def _next(expression: str, timezone: str) -> datetime | None:
 async def list_schedules(
     request: Request,
     caller: Reader,
-    cursor: Annotated[str | None, Query(max_length=200)] = None,
+    cursor: IdCursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
     async with services_of(request).pool.acquire() as connection:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from leasehold.wire import JsonNumber
 from pipelines.media.variants import VariantName
 
 MediaStatus = Literal["INIT", "UPLOADED", "PROCESSING", "READY", "FAILED"]
@@ -30,8 +31,8 @@ class UploadRequest(BaseModel):
 
     content_type: str = Field(max_length=100, description="What the upload will be; the upload URL admits only it.")
     file_name: str = Field(max_length=1024, description="For people; it is no part of the key.")
-    content_length: int | None = Field(
-        None, gt=0, description="If given, the upload URL admits exactly this many bytes."
+    content_length: Annotated[int, Field(gt=0), JsonNumber] | None = Field(
+        None, description="If given, the upload URL admits exactly this many bytes."
     )
 
 

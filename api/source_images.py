@@ -15,7 +15,7 @@ from api.caller_first import CallerFirst
 from api.early import refuse_early
 from api.keyring import Caller
 from api.multipart import Begin, Data, End, events
-from api.openapi import problems
+from api.openapi import multipart, problems
 from api.runs import json_response
 from api.security import GENERATION_WRITE, Require
 from api.services import Services, services_of
@@ -38,6 +38,10 @@ _EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
     operation_id="uploadSourceImages",
     summary="Upload source images",
     description="A multipart form of one to ten files, JPEG, PNG or WebP. Their URLs work until `expires_at`.",
+    openapi_extra=multipart(
+        {"image": {"type": "array", "items": {"type": "string", "format": "binary"}, "minItems": 1, "maxItems": 10}},
+        ["image"],
+    ),
     responses=problems({
         HTTPStatus.BAD_REQUEST: "`bad_request`: no readable form",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`image_missing`, `too_many_images`, `too_large`, `unsupported_format`",

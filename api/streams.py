@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from time import monotonic
-from typing import Any
+from typing import Annotated, Any, TypeAlias
 from uuid import UUID
 
 import orjson
+from fastapi import Header
 from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
+from pydantic import Field
 
 from api.services import Services
 from leasehold import reads
@@ -22,6 +24,9 @@ HEADERS = {"X-Accel-Buffering": "no"}
 _BATCH = 500
 _LONGEST = 600.0
 _HIGHEST = 2**31 - 1
+LastEventId: TypeAlias = Annotated[
+    Annotated[str, Field(max_length=20, json_schema_extra={"pattern": "^(0|[1-9][0-9]{0,8})$"})] | None, Header()
+]
 #: Of an event's data, what its job's owner may see.
 _SHOWN = ("attempt", "code", "message", "retry_at", "until", "reason", "by", "parts", "forced")
 

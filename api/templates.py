@@ -5,7 +5,7 @@ from __future__ import annotations
 from http import HTTPStatus
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Path, Request, Response
 from pydantic import BaseModel, ConfigDict
 
 from api.caller_first import CallerFirst
@@ -21,16 +21,18 @@ from leasehold.errors import Conflict
 from leasehold.idempotency import fingerprint
 from leasehold.template import Template
 from leasehold.templates import Known
+from leasehold.wire import MOST_SMALLINT, Flag
 
 router = APIRouter(tags=["templates"], prefix="/v1/templates", route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(TEMPLATES_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
+Version = Annotated[int, Path(ge=1, le=MOST_SMALLINT)]
 
 
 class Enabling(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    enabled: bool
+    enabled: Flag
 
 
 def _answer(known: Known) -> dict[str, Any]:
@@ -100,7 +102,7 @@ async def list_versions(request: Request, kind: str, caller: Reader) -> Response
     summary="See a version of a template",
     responses=problems({HTTPStatus.NOT_FOUND: "`template_not_found`"}),
 )
-async def get_template(request: Request, kind: str, version: int, caller: Reader) -> Response:
+async def get_template(request: Request, kind: str, version: Version, caller: Reader) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection:
         return json_response(_answer(await services.templates.find(connection, caller.tenant_id, kind, version)))
@@ -116,7 +118,7 @@ async def get_template(request: Request, kind: str, version: int, caller: Reader
         HTTPStatus.CONFLICT: "`template_reserved`: it is declared in code",
     }),
 )  # fmt: skip
-async def enable_template(request: Request, kind: str, version: int, wanted: Enabling, caller: Writer) -> Response:
+async def enable_template(request: Request, kind: str, version: Version, wanted: Enabling, caller: Writer) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection:
         await services.templates.enable(connection, caller.tenant_id, kind, version, enabled=wanted.enabled)

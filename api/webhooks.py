@@ -27,6 +27,7 @@ from leasehold.run_reads import Row
 from leasehold.sealing import Sealing
 from leasehold.signing import new_secret, shown
 from leasehold.transitions import webhooks
+from leasehold.wire import Flag
 
 router = APIRouter(tags=["webhooks"], prefix="/v1/webhooks", route_class=CallerFirst)
 Owner = Annotated[Caller, Depends(Require(WEBHOOKS_WRITE))]
@@ -49,7 +50,7 @@ class NewWebhook(BaseModel):
 class Changes(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    enabled: bool
+    enabled: Flag
 
 
 def _answer(row: Row) -> dict[str, Any]:

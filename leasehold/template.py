@@ -11,11 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, m
 
 from leasehold.errors import DeclarationError, Invalid
 from leasehold.pipeline import Concurrency, Pipeline, RunTerms, SkipIf, Step
+from leasehold.wire import MOST_SMALLINT, Flag, Integer, JsonNumber
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 #: `external`, or `pipeline.step` of code that the workers have.
 WorkerType = Annotated[str, Field(pattern=r"^(external|[a-z][a-z0-9_-]{0,62}\.[a-z][a-z0-9_-]{0,62})$")]
-Seconds = Annotated[int, Field(ge=1, le=7 * 86_400)]
+Seconds = Annotated[int, Field(ge=1, le=7 * 86_400), JsonNumber]
 
 #: Bytes of a payload schema, and of a payload.
 MAX_SCHEMA = 64 * 1024
@@ -30,8 +31,8 @@ class _Declared(BaseModel):
 class RetryPolicy(_Declared):
     """`backoff_seconds`: before the second attempt, the third, ...; the last one counts for all that follow."""
 
-    max_attempts: int = Field(5, ge=1, le=100)
-    backoff_seconds: tuple[Annotated[int, Field(ge=0, le=7 * 86_400)], ...] = Field(
+    max_attempts: Integer = Field(5, ge=1, le=100)
+    backoff_seconds: tuple[Annotated[int, Field(ge=0, le=7 * 86_400), JsonNumber], ...] = Field(
         (60, 300, 1800, 7200), min_length=1, max_length=20
     )
 
@@ -39,9 +40,9 @@ class RetryPolicy(_Declared):
 class CancelPolicy(_Declared):
     """`grace_seconds`: how long a running step may take to stop; then it is stopped."""
 
-    supported: bool = True
+    supported: Flag = True
     mode: Literal["cooperative"] = "cooperative"
-    grace_seconds: int = Field(30, ge=0, le=3600)
+    grace_seconds: Integer = Field(30, ge=0, le=3600)
 
 
 class SkipWhen(_Declared):
@@ -61,7 +62,7 @@ class TemplateStep(_Declared):
     )
     skip_if: SkipWhen | None = None
     timeout_seconds: Seconds = 300
-    cancelable: bool = True
+    cancelable: Flag = True
     retry: RetryPolicy | None = Field(None, description="Left out: the template's retry_policy.")
 
 
@@ -69,24 +70,24 @@ class Template(_Declared):
     """One version of a template."""
 
     type: Name
-    version: int = Field(1, ge=1, le=32_767)
+    version: Integer = Field(1, ge=1, le=MOST_SMALLINT)
     name: str = Field("", max_length=200)
     description: str = Field("", max_length=2000)
-    enabled: bool = True
-    repeatable: bool = Field(True, description="Whether a run may be rerun.")
+    enabled: Flag = True
+    repeatable: Flag = Field(True, description="Whether a run may be rerun.")
     payload_schema: dict[str, Any] = Field(default_factory=dict, description="JSON Schema 2020-12 of the payload.")
     steps: tuple[TemplateStep, ...] = Field(min_length=1, max_length=100)
     concurrency_policy: Concurrency = "allow"
     dedupe_keys: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field((), max_length=10)
-    timeout_seconds: Annotated[int, Field(ge=1, le=30 * 86_400)] | None = Field(
+    timeout_seconds: Annotated[int, Field(ge=1, le=30 * 86_400), JsonNumber] | None = Field(
         None, description="Of a whole run, from when it is admitted at its scope and its limits."
     )
-    start_within_seconds: Annotated[int, Field(ge=1, le=30 * 86_400)] | None = Field(
+    start_within_seconds: Annotated[int, Field(ge=1, le=30 * 86_400), JsonNumber] | None = Field(
         None, description="How long a run may wait at its scope and its limits; left out: any time."
     )
     cancel_policy: CancelPolicy = CancelPolicy()
     retry_policy: RetryPolicy = RetryPolicy()
-    schedulable: bool = True
+    schedulable: Flag = True
 
     @field_validator("payload_schema")
     @classmethod

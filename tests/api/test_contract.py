@@ -1,0 +1,181 @@
+"""The API keeps its own document: a fuzzer reads /openapi.json, and asks a running API whatever comes to its mind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from cryptography.fernet import Fernet
+from pydantic import SecretStr
+
+from api import security
+from api.app import make_app
+from leasehold.credentials import create_key
+from leasehold.database import Connection
+from leasehold.settings import Settings
+from tests.api.conftest import Running, client_of, serving
+from tests.api.door import problem
+
+CONFIG = Path(__file__).with_name("schemathesis.toml")
+ROOT = Path(__file__).parent.parent.parent
+SECONDS = 170
+SCOPES = tuple(value for name, value in vars(security).items() if name.isupper() and ":" in str(value))
+
+
+@pytest.fixture
+async def everything(settings: Settings) -> AsyncIterator[Running]:
+    """An API with every door open."""
+    configured = settings.model_copy(
+        update={
+            "sealing_keys": SecretStr(Fernet.generate_key().decode()),
+            "generation_credentials": {"jimeng": SecretStr("id:secret")},
+            "generation_provider": "jimeng",
+            "egress_allow": "127.0.0.0/8",
+            "log_level": "error",
+        }
+    )
+    async with serving(configured) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(everything: Running, rows: Connection) -> AsyncIterator[httpx2.AsyncClient]:
+    key = await create_key(rows, tenant_id="acme", client_id="tests", scopes=SCOPES)
+    async with client_of(everything.url, key.text) as client:
+        yield client
+
+
+@pytest.mark.timeout(SECONDS + 60)
+async def test_the_fuzzer_finds_nothing(everything: Running, rows: Connection, tmp_path: Path) -> None:
+    """Every run looks elsewhere; LEASEHOLD_FUZZ_SEED repeats one, and LEASEHOLD_FUZZ_ARGS is added to its command."""
+    seed = os.environ.get("LEASEHOLD_FUZZ_SEED") or str(secrets.randbelow(2**32))
+    key = await create_key(rows, tenant_id="acme", client_id="fuzzer", scopes=SCOPES)
+    told = {"NO_COLOR": "1", "COLUMNS": "120", "PYTHONPATH": str(ROOT), "LEASEHOLD_FUZZ_KEY": key.text}
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG),
+        "run", f"{everything.url}/openapi.json", "--seed", seed,
+        *os.environ.get("LEASEHOLD_FUZZ_ARGS", "").split(),
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=tmp_path,
+        env={**os.environ, **told, "SCHEMATHESIS_HOOKS": "tests.api.fuzz_hooks"},
+    )  # fmt: skip
+    try:
+        async with asyncio.timeout(SECONDS):
+            said, _ = await process.communicate()
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
+    report = said.decode(errors="replace")
+    sys.stdout.write(f"LEASEHOLD_FUZZ_SEED={seed}\n{report[report.rfind('= SUMMARY =') :]}")
+    assert process.returncode == 0, f"LEASEHOLD_FUZZ_SEED={seed}\n{report[-20_000:]}"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("DELETE", "/v1/runs", "GET, POST"),
+        ("PUT", "/v1/schedules/01a20296-efa1-77b5-9562-ef1771e31abb", "DELETE, GET, PATCH"),
+        ("GET", "/v1/runs/batch", "POST"),
+        ("PATCH", "/v1/runs/batch", "POST"),
+        ("GET", "/v1/dead-letters/replay", "POST"),
+        ("OPTIONS", "/api/v1/jobs", "GET, POST"),
+        ("POST", "/livez", "GET"),
+    ],
+)
+async def test_a_method_that_an_address_does_not_know_is_told_all_that_it_knows(
+    client: httpx2.AsyncClient, method: str, path: str, allowed: str
+) -> None:
+    answer = await client.request(method, path)
+    problem(answer, 405, "method_not_allowed")
+    assert answer.headers["allow"] == allowed
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body"),
+    [
+        ("POST", "/v1/external/claim", {"worker_id": "w", "queues": ["q"], "wait": False}),
+        ("POST", "/v1/external/claim", {"worker_id": "w", "queues": ["q"], "limit": "1"}),
+        ("PUT", "/v1/limits", {"key": "tenant", "at_most": True}),
+        ("PUT", "/v1/limits", {"key": "tenant", "per_minute": "5"}),
+        ("PUT", "/v1/limits", {"key": "tenant", "at_most": None}),
+        ("POST", "/v1/templates", {"type": "t", "steps": [{"id": "a"}], "schedulable": 0}),
+        ("POST", "/v1/templates", {"type": "t", "steps": [{"id": "a", "timeout_seconds": True}]}),
+        ("POST", "/v1/runs", {"template": "t", "version": 32_768}),
+        ("POST", "/v1/runs", {"template": "t", "version": 10**15}),
+        ("POST", "/v1/runs", {"template": "t", "version": True}),
+        ("POST", "/v1/runs", {"template": "t", "scheduled_at": 1_795_000_000}),
+        ("POST", "/v1/runs", {"template": "t", "scheduled_at": "1795000000"}),
+        ("POST", "/v1/runs", {"template": "t", "scheduled_at": "2026-11-22"}),
+        ("POST", "/v1/runs/batch", {"template": "t", "version": 10**15, "runs": [{}]}),
+        ("POST", "/v1/schedules", {"template": "t", "cron": "@daily", "version": 10**15}),
+        ("POST", "/v1/external/tasks/01a20296-efa1-77b5-9562-ef1771e31abb/complete",
+         {"worker_id": "w", "epoch": 2**31}),
+        ("POST", "/v1/images/query", {"task_id": "order-1", "consume": 0}),
+    ],
+)  # fmt: skip
+async def test_what_breaks_the_schema_is_refused(
+    client: httpx2.AsyncClient, method: str, path: str, body: dict[str, Any]
+) -> None:
+    problem(await client.request(method, path, json=body), 422, "invalid_request")
+
+
+async def test_a_version_beyond_its_column_is_the_version_of_nothing(client: httpx2.AsyncClient) -> None:
+    for version in (0, -1, 32_768, 2**31, 2**63, 10**30):
+        problem(await client.get(f"/v1/templates/t/{version}"), 404, "not_found")
+        answer = await client.patch(f"/v1/templates/t/{version}", json={"enabled": True})
+        problem(answer, 404, "not_found")
+
+
+async def test_any_cursor_of_the_documented_form_and_those_of_before_are_taken(client: httpx2.AsyncClient) -> None:
+    for cursor in ("A" * 22, "_" * 21 + "w", "MDFhMjAyOTYtZWZhMS03N2I1LTk1NjItZWYxNzcxZTMxYWJi"):
+        for path in ("/v1/runs", "/v1/schedules"):
+            assert (await client.get(path, params={"cursor": cursor})).status_code == 200
+    before = "MjAyNi0xMS0yMlQxMDowMDowMCswMDowMAowMWEyMDI5Ni1lZmExLTc3YjUtOTU2Mi1lZjE3NzFlMzFhYmI"
+    for cursor in ("A" * 32, "f" + "_" * 31, "g" + "_" * 31, before):
+        assert (await client.get("/v1/dead-letters", params={"cursor": cursor})).status_code == 200
+    for cursor in ("A" * 21, "A" * 33, "!" * 22, "\u00e9" * 22):
+        problem(await client.get("/v1/runs", params={"cursor": cursor}), 422, "invalid_cursor")
+        problem(await client.get("/v1/dead-letters", params={"cursor": cursor}), 422, "invalid_cursor")
+
+
+def test_every_link_leads_from_an_answer_to_an_operation_that_takes_its_value() -> None:
+    document = make_app(Settings(_env_file=None)).openapi()
+    by_name = {one["operationId"]: one for item in document["paths"].values() for one in item.values()}
+    linked = [
+        (name, link)
+        for name, operation in by_name.items()
+        for answer in operation["responses"].values()
+        for link in answer.get("links", {}).values()
+    ]
+    assert len(linked) > 30
+    for name, link in linked:
+        takes = {one["name"] for one in by_name[link["operationId"]].get("parameters", [])}
+        assert link.get("parameters", {}).keys() <= takes, name
+
+
+def test_the_document_names_what_the_edge_answers_for_every_operation() -> None:
+    document = make_app(Settings(_env_file=None)).openapi()
+    for path, item in document["paths"].items():
+        for operation in item.values():
+            wanted = {"401", "403", "422", "500", "503"}
+            wanted |= {"404"} if "{" in path else set()
+            wanted |= {"400", "408", "413"} if "requestBody" in operation else set()
+            assert wanted <= operation["responses"].keys(), operation["operationId"]
+
+
+def test_every_bound_gets_into_the_document() -> None:
+    """Pydantic writes `ge` for `minimum` where a bound stands after a validator."""
+    document = make_app(Settings(_env_file=None)).openapi()
+    waiting: list[Any] = [document]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, dict):
+            assert not {"ge", "le", "gt", "lt"} & found.keys(), found
+        waiting += found.values() if isinstance(found, dict) else found if isinstance(found, list) else []
