@@ -54,7 +54,7 @@ _FINE = b'{"template": "noop", "payload": {"n": [1, null, "\xc3\xa9", 1234567890
         (_FINE, {"Content-Type": "application/json; charset=utf-8"}, 200),
         (_FINE, {"Content-Type": "Application/Merge-Patch+JSON"}, 200),
         (_FINE, _JSON | {"Idempotency-Key": "k"}, 200),
-        (b'{"template": "noop", "version": "2", "scheduled_at": "2026-01-01T00:00:00Z"}', _JSON, 200),
+        (b'{"template": "noop", "version": 2, "scheduled_at": "2026-01-01T00:00:00Z"}', _JSON, 200),
         (b'{"template": "noop", "template": "other"}', _JSON, 200),
         (_FINE, {}, 422),
         (_FINE, {"Content-Type": "text/plain"}, 422),
