@@ -8,7 +8,7 @@ from uuid import UUID
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from leasehold.wire import Flag, JsonNumber
+from leasehold.wire import Flag, JsonNumber, Number
 
 #: Characters of a prompt.
 MOST_PROMPT = 10_000

@@ -6,18 +6,18 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
 from leasehold.cron import FIRST, LAST
 from leasehold.run_reads import Row
 from leasehold.states import JobState
-from leasehold.wire import MOST_SMALLINT, Flag, Instant, Integer, JsonNumber
+from leasehold.wire import MOST_SMALLINT, Flag, Integer, JsonInstant, JsonNumber
 
 Priority = Literal["high", "normal", "low"]
 Scope = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 ScopeId = Annotated[str, Field(max_length=200)]
 #: An instant that a client names: none that leaves the calendar in some zone, or the range of a column.
-Instant = Annotated[AwareDatetime, Field(ge=FIRST, le=LAST)]
+Instant = Annotated[AwareDatetime, Field(ge=FIRST, le=LAST), JsonInstant]
 
 
 class _Asked(BaseModel):

@@ -18,7 +18,7 @@ from api.cursors import IdCursor, cursor_of, id_at
 from api.idempotent import Answer, IdempotencyKey, is_repeated, once
 from api.keyring import Caller
 from api.openapi import REFUSED_FOR_NOW, problems
-from api.run_schemas import Priority, Scope, ScopeId
+from api.run_schemas import Instant, Priority, Scope, ScopeId
 from api.runs import encoded, json_response, tell_of
 from api.security import RUNS_READ, RUNS_WRITE, Require
 from api.services import Services, services_of
@@ -33,7 +33,7 @@ from leasehold.ids import new_id
 from leasehold.run_reads import Row
 from leasehold.transitions import quarantine, schedules
 from leasehold.transitions.runs import Made
-from leasehold.wire import MOST_SMALLINT, Flag, Instant, Integer, JsonNumber
+from leasehold.wire import MOST_SMALLINT, Flag, Integer, JsonNumber
 
 router = APIRouter(tags=["schedules"], prefix="/v1/schedules", route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Annotated, Any, TypeAlias
 
-from pydantic import AwareDatetime, BeforeValidator
+from pydantic import BeforeValidator
 
 #: RFC 3339, 5.6, with a space for the T as its note allows.
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
@@ -44,4 +44,4 @@ JsonNumber = BeforeValidator(_number)
 Integer: TypeAlias = Annotated[int, JsonNumber]
 Number: TypeAlias = Annotated[float, JsonNumber]
 Flag: TypeAlias = Annotated[bool, BeforeValidator(_flag)]
-Instant: TypeAlias = Annotated[AwareDatetime, BeforeValidator(_instant)]
+JsonInstant = BeforeValidator(_instant)
