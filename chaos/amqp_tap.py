@@ -5,14 +5,13 @@ Source of the frames' layout: the AMQP 0-9-1 specification, sections 2.3.5 and 4
 
 from __future__ import annotations
 
-import json
 import struct
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from leasehold.broker.envelope import VERSION
+from leasehold.broker.envelope import Garbage, decode
 
 _METHOD, _HEADER, _BODY = 1, 2, 3
 _FRAME_HEAD = 7
@@ -144,7 +143,6 @@ def _tag_of_delivery(payload: bytes) -> int:
 
 def _task_of(body: bytes) -> str:
     try:
-        said = json.loads(body)
-        return str(said["task"]) if said["v"] == VERSION else ""
-    except (ValueError, KeyError, TypeError):
+        return str(decode(body).task_id)
+    except Garbage:
         return ""

@@ -9,11 +9,14 @@ import signal
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+from uuid import UUID
 
 import aio_pika
 
 from chaos.plan import Fault
 from chaos.stack import Installation
+from leasehold.broker.base import Hint
+from leasehold.broker.envelope import encode
 from leasehold.database import until_answered
 
 _RECOVERY_SECONDS = 20.0
@@ -116,16 +119,15 @@ class ServerFaults:
         """Hints five times over, of tasks that are done or that nobody knows, and what is no hint at all."""
         async with self._it.connection() as connection:
             rows = await connection.fetch("SELECT id, queue FROM task ORDER BY random() LIMIT 5")
-        known = [b'{"v":1,"task":"%s","queue":"%s","band":1}' % (str(row["id"]).encode(), row["queue"].encode())
-                 for row in rows] * 5  # fmt: skip
-        unknown = b'{"v":1,"task":"00000000-0000-7000-8000-000000000000","queue":"chaos","band":1}'
+        known = [encode(Hint(row["id"], row["queue"], tenant="chaos")) for row in rows] * 5
+        unknown = encode(Hint(UUID("00000000-0000-7000-8000-000000000000"), "chaos"))
         bodies = [
             *known,
             unknown,
             b"",
             b"{}",
             b"\xff" * 10_000,
-            known[0].replace(b'"v":1', b'"v":9') if known else b"1",
+            unknown.replace(b'"v":', b'"v":9'),
         ]
         self._rng.shuffle(bodies)
         try:

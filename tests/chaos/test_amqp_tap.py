@@ -2,13 +2,16 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
+from uuid import UUID
 
 import pytest
 
 from chaos.amqp_tap import AmqpTap, Heard, What
+from leasehold.broker.base import Hint
+from leasehold.broker.envelope import encode
 
 TASK = "01a1fb2b-4b4e-7039-911c-cb764c412cd7"
-BODY = b'{"v":1,"task":"%s","queue":"media","band":1}' % TASK.encode()
+BODY = encode(Hint(UUID(TASK), "media", tenant="acme"))
 
 
 def frame(kind: int, payload: bytes, channel: int = 1) -> bytes:
@@ -91,6 +94,6 @@ def test_the_ack_of_a_delivery_tells_when_it_was_delivered(tap: AmqpTap, heard: 
 
 
 def test_what_is_no_hint_of_this_version_has_no_task(tap: AmqpTap, heard: list[Heard]) -> None:
-    for body in (BODY.replace(b'"v":1', b'"v":9'), b"\xff", b"[]", b"{}"):
+    for body in (BODY.replace(b'"v":', b'"v":9'), b"\xff", b"[]", b"{}"):
         tap.request(method(60, 40, b"\0\0\0\5queue\1") + content(body, pieces=1))
     assert said(heard) == [(What.PUBLISHED, "")] * 4
