@@ -117,7 +117,9 @@ def problem_of(error: Exception) -> Problem:
         return _of_http_exception(error)
     if isinstance(error, NOT_STORABLE):
         return Problem(
-            HTTPStatus.UNPROCESSABLE_ENTITY, "invalid_request", "A text holds a NUL character, which cannot be stored."
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "text_not_storable",
+            "A text holds a NUL character, which cannot be stored.",
         )
     return _of_others(error)
 

@@ -179,3 +179,9 @@ def test_every_bound_gets_into_the_document() -> None:
         if isinstance(found, dict):
             assert not {"ge", "le", "gt", "lt"} & found.keys(), found
         waiting += found.values() if isinstance(found, dict) else found if isinstance(found, list) else []
+
+
+async def test_a_nul_character_in_a_text_has_a_code_of_its_own(client: httpx2.AsyncClient) -> None:
+    """The schema of a text allows it, so it is not `invalid_request`."""
+    answer = await client.post("/v1/templates", json={"type": "t", "name": "a\u0000b", "steps": [{"id": "a"}]})
+    problem(answer, 422, "text_not_storable")
