@@ -54,14 +54,14 @@ async def client(everything: Running, rows: Connection) -> AsyncIterator[httpx2.
 
 @pytest.mark.timeout(SECONDS + 60)
 async def test_the_fuzzer_finds_nothing(everything: Running, rows: Connection, tmp_path: Path) -> None:
-    """Every run looks elsewhere; LEASEHOLD_FUZZ_SEED repeats one, and LEASEHOLD_FUZZ_ARGS is added to its command."""
-    seed = os.environ.get("LEASEHOLD_FUZZ_SEED") or str(secrets.randbelow(2**32))
+    """Every run looks elsewhere. LEASEHOLD_TEST_FUZZ_SEED repeats one; LEASEHOLD_TEST_FUZZ_ARGS adds to its command."""
+    seed = os.environ.get("LEASEHOLD_TEST_FUZZ_SEED") or str(secrets.randbelow(2**32))
     key = await create_key(rows, tenant_id="acme", client_id="fuzzer", scopes=SCOPES)
     told = {"NO_COLOR": "1", "COLUMNS": "120", "PYTHONPATH": str(ROOT), "LEASEHOLD_FUZZ_KEY": key.text}
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "schemathesis.cli", "--config-file", str(CONFIG),
         "run", f"{everything.url}/openapi.json", "--seed", seed,
-        *os.environ.get("LEASEHOLD_FUZZ_ARGS", "").split(),
+        *os.environ.get("LEASEHOLD_TEST_FUZZ_ARGS", "").split(),
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT, cwd=tmp_path,
         env={**os.environ, **told, "SCHEMATHESIS_HOOKS": "tests.api.fuzz_hooks"},
     )  # fmt: skip
@@ -73,8 +73,8 @@ async def test_the_fuzzer_finds_nothing(everything: Running, rows: Connection, t
             process.kill()
             await process.wait()
     report = said.decode(errors="replace")
-    sys.stdout.write(f"LEASEHOLD_FUZZ_SEED={seed}\n{report[report.rfind('= SUMMARY =') :]}")
-    assert process.returncode == 0, f"LEASEHOLD_FUZZ_SEED={seed}\n{report[-20_000:]}"
+    sys.stdout.write(f"LEASEHOLD_TEST_FUZZ_SEED={seed}\n{report[report.rfind('= SUMMARY =') :]}")
+    assert process.returncode == 0, f"LEASEHOLD_TEST_FUZZ_SEED={seed}\n{report[-20_000:]}"
 
 
 @pytest.mark.parametrize(
