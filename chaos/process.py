@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import signal
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 
 import time_machine
 
-from chaos import journal
+from chaos import audit, journal
 from chaos.mutations import MUTATIONS
-from leasehold import failpoints
+from leasehold import database, failpoints
 
 #: How long a `sleep` failpoint blocks a chaos run's process: longer than its leases last.
 SLEEP_SECONDS = 7.0
@@ -48,6 +49,13 @@ def let_the_clock_be_wrong() -> None:
     signal.signal(signal.SIGUSR2, turn)
 
 
+def name_sessions() -> None:
+    """Each session of this process says whose it is, so that the audit's triggers can write that down."""
+    settings = database._server_settings  # noqa: SLF001 - a URL takes no settings of the server
+    own = {audit.PROCESS: os.environ[journal.PROCESS_VARIABLE]}
+    database._server_settings = lambda name: settings(name) | own  # noqa: SLF001 - as above
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m chaos.process")
     parser.add_argument("module", choices=("worker", "api"))
@@ -58,6 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if asked.mutate:
         MUTATIONS[asked.mutate]()
     if asked.module == "worker":
+        name_sessions()
         importlib.import_module("worker.main").main()
     else:
         importlib.import_module("api.__main__").main([])

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import asyncpg
 from cryptography.fernet import Fernet
 
-from chaos import audit, journal
+from chaos import journal
 from chaos.amqp_tap import AmqpTap, Heard
 from chaos.disk import Disk
 from chaos.plan import APIS, Plan
@@ -256,8 +256,6 @@ class _Environment:
             journal.PATH_VARIABLE: str(self._installation.journal),
             journal.PROCESS_VARIABLE: name,
         }
-        if self._slot.startswith("worker"):  # SQLAlchemy, which the API reads with, knows no such parameter
-            mine["LEASEHOLD_DATABASE_URL"] = f"{self._common['LEASEHOLD_DATABASE_URL']}?{audit.PROCESS}={name}"
         return {**self._common, **mine}
 
 

@@ -69,6 +69,8 @@ def list_all(
         _print(rows)
         return
     table = Table("prefix", "tenant", "client", "scopes", "created", "expires", "last used", "state")
+    table.columns[0].no_wrap = True  # rotate and revoke want all of it, however narrow the terminal is
+    table.columns[0].min_width = 12
     for row in rows:
         times = [_shown(row[name]) for name in ("created_at", "expires_at", "last_used_at")]
         table.add_row(row["prefix"], row["tenant_id"], row["client_id"], " ".join(row["scopes"]), *times, row["state"])

@@ -17,7 +17,7 @@ import structlog
 from leasehold.database import TRY_AGAIN, may_try_again
 from leasehold.errors import BrokerUnavailable, StoreError
 from leasehold.outages import BROKER, DATABASE, STORE, Outage
-from leasehold.telemetry.duties import ERRORS
+from leasehold.telemetry.duties import ERRORS, STUCK
 
 log = structlog.get_logger(__name__)
 
@@ -49,6 +49,7 @@ class Periodic:
         self._said_at = 0.0
         self._known: set[str] = set()
         ERRORS.labels(name)
+        STUCK.labels(name)  # at 0 from the start, so that an alert sees the first
 
     async def run(self) -> None:
         """For ever; ends only when its task is cancelled."""

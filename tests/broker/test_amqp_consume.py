@@ -28,7 +28,7 @@ NORMAL = "leasehold.media.normal"
 
 GARBAGE = {
     "not_json": b"\xff\x00 hello",
-    "wrong_version": b'{"v":2,"task":"x","queue":"media","band":1}',
+    "wrong_version": b'{"v":9,"task":"x","queue":"media","band":1}',
     "wrong_shape": encode(hints(1)[0])[:-1] + b',"extra":1}',
     "wrong_value": b'{"v":1,"task":"not-a-uuid","queue":"media","band":1}',
     "oversized": b" " * (MAX_BYTES + 1),

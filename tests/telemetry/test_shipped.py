@@ -125,7 +125,7 @@ def test_every_metric_is_documented_and_nothing_else_is() -> None:
     asked |= {name for alert in all_alerts() for name in re.findall(r"\b(leasehold_[a-z_]+)", alert.expression)}
     families = {re.sub(r"_(bucket|count|sum)$", "", name) for name in asked if "generation" not in name}
     assert families <= named
-    places = (ROOT / "worker", ROOT / "api", ROOT / "leasehold/telemetry")
+    places = (ROOT / "worker", ROOT / "api", ROOT / "leasehold", ROOT / "leasehold/telemetry")
     sources = "".join(path.read_text() for place in places for path in place.glob("*.py"))
     for name in named:
         stem = name.removeprefix("leasehold_").removesuffix("_total")
