@@ -65,7 +65,7 @@ async def test_a_text_that_cannot_be_stored_is_refused_and_costs_those_beside_it
         *(ask("/v1/runs", json=one, headers=key if one is bodies[1] else {}) for one in bodies)
     )
     assert (first.status_code, last.status_code) == (202, 202)
-    problem(broken, 422, "invalid_request")
+    problem(broken, 422, "text_not_storable")
 
 
 @pytest.mark.parametrize(
