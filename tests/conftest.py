@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import secrets
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from pydantic import SecretStr
@@ -28,6 +30,9 @@ from tests.support.databases import Databases
 from tests.support.not_here import reasons
 
 holding.strict = True  # a connection that is held across outbound I/O fails the test
+if TYPE_CHECKING:
+    from types_aiobotocore_s3 import S3Client
+
 PORT_OF_MANAGEMENT = 15672
 MEMORY_BYTES = 4 * 1024**3
 
@@ -158,12 +163,19 @@ async def s3_server(request: pytest.FixtureRequest) -> AsyncIterator[Bucket]:
             await process.stop()
 
 
+@pytest.fixture(scope="session")
+async def s3_client(s3_server: Bucket) -> AsyncIterator[S3Client]:
+    """One for all buckets: a client costs 20 ms to make."""
+    async with s3_server.client() as client:
+        yield client
+
+
 @pytest.fixture
-async def s3(s3_server: Bucket) -> AsyncIterator[Bucket]:
+async def s3(s3_server: Bucket, s3_client: S3Client) -> AsyncIterator[Bucket]:
     """A bucket of the test's own: `.endpoint`, `.access_key`, `.secret_key`, `.bucket`."""
-    bucket = await s3_server.fresh()
+    bucket = await s3_server.fresh(s3_client)
     yield bucket
-    await bucket.delete()
+    await bucket.delete(s3_client)
 
 
 @pytest.fixture
@@ -183,6 +195,12 @@ def settings(database_url: str, shared_vhost: str, s3: Bucket, monkeypatch: pyte
         s3_secret_key=SecretStr(s3.secret_key),
         isolation=decided(),  # the tests run on any kernel; those of isolation say themselves what they have
     )
+
+
+def pytest_collection_finish() -> None:
+    """Take what the imports made out of the garbage collector's view: reading it all takes 0.15 s each time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -6,8 +6,7 @@ import base64
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs
 
@@ -21,6 +20,7 @@ from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, client_of, serving
 from tests.security.test_promote import ONE, SCOPES, TWO, Tenant, at, code
 from tests.support.file_service import FileService, serving_files
+from tests.support.http_server import serving_http
 
 SECRET = "a/secret with: odd characters"
 
@@ -52,16 +52,9 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def token_endpoint() -> Iterator[TokenEndpoint]:
     endpoint = TokenEndpoint()
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"endpoint": endpoint}))
-    endpoint.url = f"http://127.0.0.1:{server.server_port}/oauth/token"
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving_http(_Handler, endpoint=endpoint) as url:
+        endpoint.url = f"{url}/oauth/token"
         yield endpoint
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()
 
 
 @pytest.fixture

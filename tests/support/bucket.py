@@ -57,27 +57,27 @@ class Bucket:
             return False
         return True
 
-    async def fresh(self) -> Bucket:
+    async def fresh(self, client: S3Client) -> Bucket:
         """Make another, empty bucket on the same server."""
         bucket = replace(self, bucket=f"test-{secrets.token_hex(6)}")
-        async with bucket.client() as client:
-            await client.create_bucket(Bucket=bucket.bucket)
+        await client.create_bucket(Bucket=bucket.bucket)
         return bucket
 
     async def keys(self) -> list[str]:
         async with self.client() as client:
-            pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
-            return [item["Key"] async for page in pages for item in page.get("Contents", [])]
+            return await self._keys(client)
 
-    async def delete(self) -> None:
+    async def _keys(self, client: S3Client) -> list[str]:
+        pages = client.get_paginator("list_objects_v2").paginate(Bucket=self.bucket)
+        return [item["Key"] async for page in pages for item in page.get("Contents", [])]
+
+    async def delete(self, client: S3Client) -> None:
         """Delete the bucket with all that is in it.
 
         rclone keeps, unlisted, the temporary file of a put that lost a race, and then the bucket: it goes with the
         run's directory.
         """
-        keys = await self.keys()
-        async with self.client() as client:
-            for key in keys:
-                await client.delete_object(Bucket=self.bucket, Key=key)
-            with suppress(botocore.exceptions.ClientError):
-                await client.delete_bucket(Bucket=self.bucket)
+        for key in await self._keys(client):
+            await client.delete_object(Bucket=self.bucket, Key=key)
+        with suppress(botocore.exceptions.ClientError):
+            await client.delete_bucket(Bucket=self.bucket)

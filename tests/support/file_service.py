@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
+from http.server import BaseHTTPRequestHandler
+
+from tests.support.http_server import serving_http
 
 
 @dataclass
@@ -76,13 +77,6 @@ class _Handler(BaseHTTPRequestHandler):
 @contextmanager
 def serving_files(*, full: bool = True) -> Iterator[FileService]:
     service = FileService(full)
-    server = ThreadingHTTPServer(("127.0.0.1", 0), type("Handler", (_Handler,), {"service": service}))
-    service.url = f"http://127.0.0.1:{server.server_port}/models"
-    thread = Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
+    with serving_http(_Handler, service=service) as url:
+        service.url = f"{url}/models"
         yield service
-    finally:
-        server.shutdown()
-        thread.join()
-        server.server_close()

@@ -79,7 +79,8 @@ async def stack(
     """An API, workers that live, die and are refused, failing and rejected jobs; scraped for a while."""
     directory = run_directory / "proof"
     directory.mkdir(mode=0o755)
-    bucket = await s3_server.fresh()
+    async with s3_server.client() as client:
+        bucket = await s3_server.fresh(client)
     settings = _settings(await postgres.create_database(migrated_template), shared_vhost, bucket)
     fleet = await open_fleet(settings, directory)
     prometheus = Prometheus(directory / "prometheus", await install_prometheus())
