@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from leasehold.errors import Conflict, ObjectMissing, Permanent
 from leasehold.storage.store import ObjectStore
 from pipelines.media import refusals
-from pipelines.media.kinds import HEAD_BYTES, sniff
+from pipelines.media.kinds import HEAD_BYTES, is_as_declared, sniff
 from pipelines.media.limits import PictureLimits
 
 
@@ -47,6 +47,6 @@ def _check_size(size: int, limits: PictureLimits) -> None:
 def _check_kind(head: bytes, declared: str) -> None:
     real = sniff(head)
     if real is None:
-        raise refusals.unsupported_format("JPEG, PNG, WebP, GIF and AVIF are")
-    if real != declared:
+        raise refusals.unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are")
+    if not is_as_declared(declared, real):
         raise refusals.mislabelled(declared, real)

@@ -34,7 +34,7 @@ from leasehold.reads import MediaView
 from leasehold.settings import Settings
 from leasehold.transitions import media as transitions
 from leasehold.transitions.jobs import NewJob
-from pipelines.media.kinds import ALLOWED
+from pipelines.media.kinds import ALLOWED, HEIC
 from pipelines.media.limits import PictureLimits
 from pipelines.media.pipeline import MediaParams, media
 
@@ -89,8 +89,9 @@ async def _extended(services: Services, caller: Caller, ticket: UploadTicket) ->
 
 
 def _check_wanted(wanted: UploadRequest, settings: Settings) -> None:
-    if wanted.content_type not in ALLOWED:
-        raise Invalid("unsupported_content_type", f"Accepted are {', '.join(sorted(ALLOWED))}.")
+    accepted = ALLOWED.keys() if settings.picture_heic else ALLOWED.keys() - HEIC
+    if wanted.content_type not in accepted:
+        raise Invalid("unsupported_content_type", f"Accepted are {', '.join(sorted(accepted))}.")
     if wanted.content_length is None and settings.upload_require_length:
         raise Invalid("content_length_required", "Say the picture's content_length; the upload URL admits exactly it.")
     if wanted.content_length is not None and wanted.content_length > settings.picture_max_bytes:

@@ -5,6 +5,7 @@ Times are seconds and sizes are bytes unless the name says otherwise.
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from ipaddress import ip_network
 from typing import Literal, Self
 
@@ -175,6 +176,10 @@ class Settings(BaseSettings):
         200_000_000, gt=0, description="Largest width x height x frames of an animation."
     )
     picture_max_frames: int = Field(300, gt=0, description="Most frames of an animation.")
+    picture_heic: bool = Field(
+        default_factory=lambda: find_spec("pi_heif") is not None,
+        description="Whether HEIC is taken: workers have the extra `heic`. Unset: whether this process has it.",
+    )
 
     media_retention_days: int | None = Field(
         None, ge=1, le=3650, description="Days that a picture is kept after it is READY or FAILED; unset: for good."

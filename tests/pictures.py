@@ -7,7 +7,11 @@ import zlib
 from collections.abc import Callable
 from io import BytesIO
 
+import pytest
 from PIL import Image, ImageDraw
+
+from pipelines.media import heic_decoder
+from tests import heif
 
 Colour = tuple[int, int, int]
 RED, GREEN, BLUE, YELLOW = (220, 30, 30), (30, 180, 60), (40, 60, 220), (230, 210, 40)
@@ -189,4 +193,9 @@ _SAMPLES: dict[str, Callable[[], bytes]] = {
     "image/avif": lambda: encoded(noisy(), "AVIF", speed=10),
     "image/tiff": lambda: encoded(noisy(), "TIFF", compression="tiff_lzw", icc_profile=display_p3()),
     "image/bmp": lambda: encoded(noisy(), "BMP"),
+    "image/heic": lambda: heif.photo(display_p3(), exif(6).tobytes()[6:], heif.turned(3)),
 }
+
+_needs_heic = pytest.mark.skipif(not heic_decoder.is_here(), reason="the extra heic is not installed")
+#: Every kind, for tests that decode it.
+KINDS = [pytest.param(kind, marks=[_needs_heic] if kind == "image/heic" else []) for kind in _SAMPLES]

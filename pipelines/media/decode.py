@@ -21,6 +21,7 @@ from PIL import (
 )
 
 from leasehold.errors import Permanent
+from pipelines.media import heic_decoder
 from pipelines.media.headers.header import Header
 from pipelines.media.pixels import Box, Size, plain
 from pipelines.media.refusals import corrupt_image
@@ -33,15 +34,17 @@ _DECODERS = {
     "image/avif": "AVIF",
     "image/tiff": "TIFF",
     "image/bmp": "BMP",
+    "image/heic": "HEIF",
 }
 #: Loaded here, before a child is forked; else each child would load these, and dozens of others, by itself.
 PLUGINS = (
     AvifImagePlugin, BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin,
 )  # fmt: skip
+heic_decoder.is_here()
 _ORIENTATION_TAG = 0x0112
 
 #: What these libraries take at their peak. They call a lack of memory a damaged picture, so it is looked for first.
-_UNTOLD_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12, "image/tiff": 8}
+_UNTOLD_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12, "image/tiff": 8, "image/heic": 16}
 _ORIENTATIONS = range(1, 9)
 _UPRIGHT = 1
 _FOREVER = 0
@@ -110,7 +113,7 @@ class Picture:
             raise corrupt_image("its header and its content disagree")
 
     def _count(self, content_type: str, header: Header | None) -> int:
-        if content_type in ("image/jpeg", "image/tiff"):
+        if content_type in ("image/jpeg", "image/tiff", "image/heic"):
             return 1  # of several pictures in one file the first is the picture; pages may go in a circle
         if content_type == "image/gif" and header is not None:
             return header.frames

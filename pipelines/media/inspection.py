@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pipelines.media.headers import avif, bmp, gif, jpeg, png, tiff, webp
+from pipelines.media import heic_decoder
+from pipelines.media.headers import avif, bmp, gif, heic, jpeg, png, tiff, webp
 from pipelines.media.headers.header import Header
-from pipelines.media.kinds import HEAD_BYTES, sniff
+from pipelines.media.kinds import HEAD_BYTES, HEIC, is_as_declared, sniff
 from pipelines.media.limits import PictureLimits
 from pipelines.media.refusals import (
     corrupt_image,
@@ -29,6 +30,7 @@ _READERS: dict[str, Callable[[bytes], Header]] = {
     "image/avif": avif.read,
     "image/tiff": tiff.read,
     "image/bmp": bmp.read,
+    "image/heic": heic.read,
 }
 
 
@@ -55,8 +57,10 @@ def inspect(path: Path, limits: PictureLimits, declared: str | None = None) -> O
     content_type = sniff(data[:HEAD_BYTES])
     if content_type is None:
         raise unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are")
-    if declared is not None and declared != content_type:
+    if declared is not None and not is_as_declared(declared, content_type):
         raise mislabelled(declared, content_type)
+    if content_type in HEIC and not heic_decoder.is_here():
+        raise unsupported_format("HEIC is not, for no decoder of it is installed")
     header = _read_header(content_type, data)
     _check(header, limits)
     return Original(data, content_type, header)

@@ -12,6 +12,7 @@ from pydantic import SecretStr
 
 from leasehold.database import Connection
 from leasehold.settings import Settings
+from tests import heif
 from tests.api.conftest import MakeKey, Running, client_of, count, serving
 from tests.api.door import JPEG, PNG, Door, problem, put
 
@@ -44,10 +45,27 @@ async def test_each_accepted_kind_has_its_extension(door: Door, content_type: st
     assert ticket.original_key.endswith(f"/original.{extension}")
 
 
-@pytest.mark.parametrize("content_type", ["image/heic", "image/svg+xml", "text/html", "IMAGE/JPEG", ""])
+@pytest.mark.parametrize("content_type", ["image/heic-sequence", "image/svg+xml", "text/html", "IMAGE/JPEG", ""])
 async def test_a_kind_that_is_not_accepted_gets_no_url(door: Door, rows: Connection, content_type: str) -> None:
     problem(await door.ask(content_type=content_type), 422, "unsupported_content_type")
     assert await count(rows, "media") == 0
+
+
+@pytest.mark.parametrize("content_type", ["image/heic", "image/heif"])
+async def test_heic_is_taken_where_workers_can_decode_it(
+    settings: Settings, make_key: MakeKey, content_type: str
+) -> None:
+    key = await make_key()
+    for able in (True, False):
+        with_or_without = settings.model_copy(update={"picture_heic": able})
+        async with serving(with_or_without) as api, client_of(api.url, key.text) as client:
+            door = Door(client)
+            if able:
+                ticket = await door.upload(heif.of(heif.CORNERS), content_type)
+                assert ticket.original_key.endswith("/original.heic" if content_type == "image/heic" else ".heif")
+                assert (await door.complete(ticket)).status_code == 202
+            else:
+                problem(await door.ask(content_type=content_type), 422, "unsupported_content_type")
 
 
 async def test_a_picture_that_says_it_is_too_large_gets_no_url(door: Door, settings: Settings) -> None:

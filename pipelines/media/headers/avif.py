@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
+from pipelines.media.headers.boxes import Box, boxes
 from pipelines.media.headers.header import Header
 from pipelines.media.refusals import corrupt_image
 
@@ -46,20 +47,11 @@ def read(data: bytes) -> Header:
     return Header(width, height, frames)
 
 
-def _boxes(data: bytes, start: int, end: int, depth: int) -> Iterator[tuple[bytes, int, int]]:
+def _boxes(data: bytes, start: int, end: int, depth: int) -> Iterator[Box]:
     """Every box in the range and in the containers in it: kind, start and end of its content."""
     if depth > MAX_DEPTH:
         raise corrupt_image("its boxes are nested too deeply")
-    while start + 8 <= end:
-        size, kind = struct.unpack_from(">I4s", data, start)
-        body = start + 8
-        if size == 1:
-            (size,) = struct.unpack_from(">Q", data, body)
-            body += 8
-        stop = start + size if size else end
-        if stop < body or stop > end:
-            raise corrupt_image("it ends in the middle of a box")
+    for kind, body, stop in boxes(data, start, end):
         yield kind, body, stop
         if kind in _CONTAINERS:
             yield from _boxes(data, body + _CONTAINERS[kind], stop, depth + 1)
-        start = stop
