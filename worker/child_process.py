@@ -111,6 +111,10 @@ class ChildProcess:
                 with contextlib.suppress(ProcessLookupError):
                     end(self.pid, signal.SIGKILL)
 
+    async def gone(self) -> None:
+        """Wait until it has ended: it holds no memory any more, whoever reaps it."""
+        await self._ended.wait()
+
     async def stop(self) -> int:
         """Kill, reap, and close what belonged to it; done in full even when the caller is cancelled meanwhile.
 

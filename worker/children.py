@@ -123,9 +123,10 @@ class Children:
 
     async def _bury(self, child: ChildProcess) -> None:
         try:
-            await child.stop()
+            await child.gone()
         finally:
             self._slots.release()
+            await child.stop()
 
     def _done(self, child: ChildProcess, answer: frames.Answer, directory: Path) -> Done:
         if isinstance(answer, frames.Finished):

@@ -174,10 +174,12 @@ class IsolatedAttempts:
     def _begin(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, sources: list[Source], fetched: Fetched, done: Done
     ) -> list[Ahead]:
-        """Begin the step after this one, in the child that has just become free, and further ones in idle children."""
+        """Begin the step after this one, and further ones in idle children. The last comes first: the job ends with it,
+        and one of them waits until the memory of the child that has just ended is free.
+        """
         after = [] if claimed.handler is not None else steps_after(pipeline, step)
         begun: list[Ahead] = []
-        for one in after[: max(1, self._children.idle)]:
+        for one in reversed(after[: max(1, self._children.idle)]):
             if (claimed.job_id, one.name) in self._ahead:
                 continue
             known = {source.name: fetched[source.name] for source in sources if source.read in one.reads}

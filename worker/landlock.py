@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
@@ -23,6 +24,9 @@ READ = READ_FILE | READ_DIR
 #: All that a step needs in its directory, renames between folders included; no symlinks, sockets or devices.
 WRITE = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | _MAKE_DIR | _MAKE_FILE | _REFER | _TRUNCATE
 _FOR_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE
+
+#: Rights -> files or trees.
+Grants = Mapping[int, Iterable[Path]]
 
 _BASE_RIGHTS = (1 << 13) - 1
 _NET_TCP = 0b11  # bind and connect
@@ -44,7 +48,7 @@ def _rights(abi: int) -> int:
     return rights
 
 
-class _Ruleset(ctypes.Structure):
+class _Attributes(ctypes.Structure):
     _fields_ = (("files", ctypes.c_uint64), ("net", ctypes.c_uint64), ("scoped", ctypes.c_uint64))
 
 
@@ -57,43 +61,55 @@ def _create(libc: ctypes.CDLL, abi: int) -> int:
     # An old kernel refuses fields that it does not know unless they are zero.
     net = _NET_TCP if abi >= 4 else 0  # noqa: PLR2004 - the version that brought it
     scoped = _SCOPES if abi >= 6 else 0  # noqa: PLR2004 - the version that brought it
-    attributes = _Ruleset(_rights(abi), net, scoped)
+    attributes = _Attributes(_rights(abi), net, scoped)
     ruleset = int(libc.syscall(_CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes), 0))
     if ruleset < 0:
         raise OSError(ctypes.get_errno(), "Landlock: no ruleset")
     return ruleset
 
 
-def _allow(libc: ctypes.CDLL, ruleset: int, path: Path, rights: int) -> None:
-    try:
-        parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
-    except OSError:  # not there, or hidden from us: then there is nothing to allow
-        return
-    try:
-        allowed = rights if path.is_dir() else rights & _FOR_FILES
-        rule = _PathRule(allowed, parent)
-        if libc.syscall(_ADD_RULE, ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0) != 0:
-            raise OSError(ctypes.get_errno(), f"Landlock: no rule for {path}")
-    finally:
-        os.close(parent)
+class Ruleset:
+    """What a thread will be left once it enters: `allow` as often as there is something to add, then `enter`, for good.
 
-
-def confine(grants: Mapping[int, Iterable[Path]]) -> bool:
-    """Leave this thread only `grants` (rights -> files or trees), for good. False where there is no Landlock.
-
-    Needs no_new_privs. Raises OSError when the kernel has Landlock but refuses the rules.
+    Needs no_new_privs. All raise OSError when the kernel has Landlock but refuses.
     """
-    abi = version()
-    if abi == 0:
-        return False
-    libc = ctypes.CDLL(None, use_errno=True)
-    ruleset = _create(libc, abi)
-    try:
+
+    def __init__(self, abi: int) -> None:
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._rights = _rights(abi)
+        self._ruleset = _create(self._libc, abi)
+
+    def allow(self, grants: Grants) -> None:
         for rights, paths in grants.items():
             for path in paths:
-                _allow(libc, ruleset, path, rights & _rights(abi))
-        if libc.syscall(_RESTRICT_SELF, ruleset, 0) != 0:
-            raise OSError(ctypes.get_errno() or errno.EPERM, "Landlock: refused")
-    finally:
-        os.close(ruleset)
-    return True
+                self._allow(path, rights & self._rights)
+
+    def _allow(self, path: Path, rights: int) -> None:
+        try:
+            parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
+        except OSError:  # not there, or hidden from us: then there is nothing to allow
+            return
+        try:
+            is_folder = stat.S_ISDIR(os.fstat(parent).st_mode)
+            rule = _PathRule(rights if is_folder else rights & _FOR_FILES, parent)
+            if self._libc.syscall(_ADD_RULE, self._ruleset, _RULE_PATH_BENEATH, ctypes.byref(rule), 0) != 0:
+                raise OSError(ctypes.get_errno(), f"Landlock: no rule for {path}")
+        finally:
+            os.close(parent)
+
+    def enter(self) -> None:
+        try:
+            if self._libc.syscall(_RESTRICT_SELF, self._ruleset, 0) != 0:
+                raise OSError(ctypes.get_errno() or errno.EPERM, "Landlock: refused")
+        finally:
+            os.close(self._ruleset)
+
+
+def ruleset(grants: Grants) -> Ruleset | None:
+    """One that allows `grants` so far; None where there is no Landlock."""
+    abi = version()
+    if abi == 0:
+        return None
+    made = Ruleset(abi)
+    made.allow(grants)
+    return made

@@ -119,6 +119,7 @@ class Fences:
     def __init__(self, held: list[str], grants: Mapping[int, list[Path]]) -> None:
         self._lands = "landlock" in held
         self._grants = grants
+        self._own: landlock.Ruleset | None = None
         network = {"seccomp", "netns"} & set(held)
         self.isolation = "+".join(held if network else ["limits only", *held])
 
@@ -138,23 +139,31 @@ class Fences:
         }
         # a child's own folder in /proc does not exist yet, so the second layer says which
         here = {**grants, landlock.READ: [*grants[landlock.READ], Path("/proc")], landlock.WRITE: [work_dir]}
-        if landlock.confine(here):
+        if (land := landlock.ruleset(here)) is not None:
+            land.enter()
             held.append("landlock")
         _drop_capabilities()
         return cls(held, grants)
 
     def seal(self) -> None:
-        """In a child: install the filter of system calls. Raises OSError."""
+        """In a child: install the filter of system calls, and get ready to `enclose`. Raises OSError."""
         machine = seccomp.machine_here()
         if machine is not None:
             seccomp.install_filter(machine)
+        if self._lands:
+            readable = [*self._grants[landlock.READ], Path("/proc/self")]
+            self._own = landlock.ruleset({**self._grants, landlock.READ: readable})
 
     def enclose(self, files: list[Path], directory: Path) -> None:
-        """In a child: leave it of all runs' files only these, to read, and this directory. Raises OSError."""
-        readable = [*self._grants[landlock.READ], Path("/proc/self")]
-        own = {landlock.READ: readable, landlock.READ_FILE: files, landlock.WRITE: [directory]}
-        if self._lands and not landlock.confine({**self._grants, **own}):
-            raise OSError("Landlock is not there any more")
+        """In a child that is sealed: leave it of all runs' files only these, to read, and this directory. Raises
+        OSError.
+        """
+        if not self._lands:
+            return
+        if self._own is None:
+            raise OSError("not sealed, or Landlock is not there any more")
+        self._own.allow({landlock.READ_FILE: files, landlock.WRITE: [directory]})
+        self._own.enter()
 
 
 def import_roots() -> list[Path]:

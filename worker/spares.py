@@ -5,6 +5,7 @@ when it dies.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 import structlog
 
@@ -13,7 +14,9 @@ from worker.child_process import ChildProcess
 from worker.zygote_process import Recipe, Zygote
 
 #: A picture's next two steps begin at once; a fork takes a few milliseconds.
-_WAITING = 2
+WAITING = 3
+#: While one still waits, the next is forked so many seconds later: a run that has just begun needs the cores itself.
+_UNHURRIED = 0.1
 _FIRST_DELAY, _LAST_DELAY = 0.5, 30.0  # seconds between failing attempts to start a zygote
 
 
@@ -23,7 +26,8 @@ class Spares:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._waiting: asyncio.Queue[ChildProcess] = asyncio.Queue()
-        self._room = asyncio.Semaphore(_WAITING)
+        self._room = asyncio.Semaphore(WAITING)
+        self._none_waits = asyncio.Event()
         self._idle: set[ChildProcess] = set()
         self._zygote: Zygote | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -95,6 +99,7 @@ class Spares:
         while True:
             await self._room.acquire()
             try:
+                await self._until_wanted()
                 child = await zygote.fork()
             except BaseException as error:
                 self._room.release()
@@ -108,7 +113,17 @@ class Spares:
                 self._idle.add(child)
                 self._waiting.put_nowait(child)
 
+    async def _until_wanted(self) -> None:
+        if self._waiting.empty():
+            return
+        self._none_waits.clear()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_UNHURRIED):
+                await self._none_waits.wait()
+
     def _left(self, child: ChildProcess) -> None:
+        if self._waiting.empty():
+            self._none_waits.set()
         self._idle.discard(child)
         self._room.release()
 

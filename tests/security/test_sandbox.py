@@ -30,6 +30,8 @@ from tests.worker.children.waiting import until
 from tests.worker.conftest import end_of
 from worker import landlock, seccomp
 from worker.children import Children
+from worker.sandbox import Fences
+from worker.spares import WAITING
 from worker.worker import Worker
 from worker.zygote_process import scrubbed_environment
 
@@ -112,7 +114,7 @@ async def test_no_other_process_can_be_read_signalled_traced_or_slowed(prison: P
     own = prison.attempt()
     running = asyncio.create_task(prison.attack("waits", attempt=own))
     await until((own / "out" / "here").exists, "one runs")
-    await until(lambda: len(spares._idle) == 2, "two wait")
+    await until(lambda: len(spares._idle) == WAITING, "others wait")
     pids = {
         "the worker": os.getpid(),
         "the zygote": spares._zygote.pid,
@@ -215,3 +217,8 @@ async def test_through_a_worker_one_tenants_run_finds_nothing_of_anothers(settin
             found.append(said)
     assert len({said["pid"] for said in found}) == 4
     assert [said["builtins"] for said in found] == ["a", None, None, None]
+
+
+def test_a_child_whose_fences_were_not_made_ready_refuses_its_run(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="not sealed"):
+        Fences(["seccomp", "landlock"], {}).enclose([], tmp_path)

@@ -173,6 +173,7 @@ async def test_idle_children_run_all_that_reads_nothing_else(
     async with asyncio.timeout(SECONDS):
         ahead = await store.all_ahead()
         await asyncio.wait({one.running for one in ahead.values()})
+    assert list(ahead) == ["third", "second"]  # the job ends with the last
     assert await rows.connection.fetchval("SELECT count(*) FROM output") == 0
     store.open.set()
     assert (await end_of(rows, new.id))["status"] == "succeeded"

@@ -17,6 +17,7 @@ from leasehold.errors import ChildCrashed, DeclarationError
 from tests.worker.children.conftest import SOURCE, Pool, is_running, is_there, pool
 from tests.worker.children.waiting import until
 from worker.children import Children
+from worker.spares import WAITING
 
 
 @pytest.mark.parametrize(
@@ -79,7 +80,7 @@ async def test_a_step_cancelled_while_it_waits_for_a_child_harms_nobody(one: Poo
 
 async def test_children_that_died_while_idle_cost_no_attempt(one: Pool) -> None:
     (spares,) = one.children._spares.values()
-    await until(lambda: len(spares._idle) == 2, "two wait")
+    await until(lambda: len(spares._idle) == WAITING, "all wait")
     before = {child.pid for child in spares._idle}
     for pid in before:
         os.kill(pid, signal.SIGKILL)
@@ -96,6 +97,51 @@ async def test_a_zygote_that_died_is_replaced_with_its_children(one: Pool) -> No
     os.kill(spares._zygote.pid, signal.SIGKILL)
     await until(lambda: not any(is_running(pid) for pid in before), "its children died with it")
     assert await one.pid() not in before
+
+
+async def test_zygotes_that_die_again_and_again_leave_as_many_children_waiting(tmp_path: Path) -> None:
+    made = await pool(tmp_path)
+    (spares,) = made.children._spares.values()
+    for _ in range(WAITING):
+        await until(lambda: len(spares._idle) == WAITING, "all wait")
+        assert (await made.act("ok")).value is None
+        pids = spares.pids
+        os.kill(_zygote(made), signal.SIGKILL)  # while the next fork is not hurried
+        await until(lambda pids=pids: not pids & spares.pids, "it is replaced")  # type: ignore[misc]  # bound now
+    await until(lambda: len(spares._idle) == WAITING, "all wait")
+    await made.children.close()
+
+
+async def test_a_run_begins_when_the_one_before_has_ended_though_nobody_has_reaped_it(tmp_path: Path) -> None:
+    made = await pool(tmp_path)
+    (spares,) = made.children._spares.values()
+    await until(lambda: len(spares._idle) == WAITING, "all wait")
+    os.kill(_zygote(made), signal.SIGSTOP)
+    async with asyncio.timeout(10):
+        for _ in range(WAITING):
+            assert (await made.act("ok")).value is None
+    os.kill(_zygote(made), signal.SIGCONT)
+    await made.children.close()
+
+
+async def test_the_first_child_is_forked_at_once_and_others_without_haste(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run that has just begun needs the cores for itself; a run that finds nobody waits for no pause."""
+    monkeypatch.setattr("worker.spares._UNHURRIED", 60)
+    made = await pool(tmp_path, size=2)
+    (spares,) = made.children._spares.values()
+    async with asyncio.timeout(30):
+        for _ in range(3):
+            assert (await made.act("ok")).value is None
+    await until(lambda: len(spares._idle) == 1, "one waits")
+    await made.children.close()
+
+
+def _zygote(made: Pool) -> int:
+    (spares,) = made.children._spares.values()
+    assert spares._zygote is not None
+    return spares._zygote.pid
 
 
 async def test_a_zygotes_death_is_a_crash_of_the_step_that_runs(one: Pool) -> None:
