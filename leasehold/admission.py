@@ -19,7 +19,7 @@ from typing import Literal
 from uuid import UUID
 
 from leasehold import rates, run_reads
-from leasehold.database import Connection, Pool
+from leasehold.database import Connection, Pool, lock_name
 from leasehold.errors import Invalid, TooMany
 from leasehold.pipeline import Pipeline, pinned_queue
 from leasehold.rates import Quota
@@ -160,7 +160,7 @@ class Admission:
         if most is None:
             return
         for queue in sorted(queues):
-            await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"depth {queue}")
+            await lock_name(connection, f"depth {queue}")
             if await run_reads.depth(connection, queue, most + 1) > most:
                 raise _queue_full(most)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from leasehold.database import Connection
+from leasehold.database import Connection, lock_name
 from leasehold.errors import Conflict
 
 #: What is bounded, and what counts of it. Each is the name of a table, too.
@@ -34,7 +34,7 @@ async def make_room(
 
     Raises Conflict `too_many_templates`, `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`.
     """
-    await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"{thing} of {tenant_id}")
+    await lock_name(connection, f"{thing} of {tenant_id}")
     counted = await connection.fetchval(
         f"SELECT count(*) FROM {thing} WHERE tenant_id = $1 AND {_COUNTS[thing]}", tenant_id
     )

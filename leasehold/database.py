@@ -160,6 +160,14 @@ async def until_answered(work: Callable[[], Awaitable[_T]], *, within: float, pa
             await asyncio.sleep(pause)
 
 
+async def lock_name(connection: Connection, name: str) -> None:
+    """Lock `name` until the end of the caller's transaction, which this needs; whoever else has it is waited for.
+
+    Call it before the statement that counts: that one then sees what every holder before has written.
+    """
+    await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", name)
+
+
 def lookback(seconds: float | None) -> timedelta:
     """How far back a statement shall look; None: to the beginning."""
     return _LONGER_THAN_ANYTHING if seconds is None else timedelta(seconds=seconds)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from uuid import UUID
 
-from leasehold.database import Connection
+from leasehold.database import Connection, lock_name
 from leasehold.errors import TooMany
 from leasehold.ids import new_id
 
@@ -20,9 +20,6 @@ MOST_AT_ONCE = 10
 RATES = ((5, 10), (20, 60))
 #: (bytes, within seconds)
 QUOTAS = ((1 * GB, 3600), (6 * GB, 86_400))
-
-# A lock of its own first: the counting statement then sees what everybody before it has written.
-_LOCK = "SELECT pg_advisory_xact_lock(hashtextextended('download ' || $1, 0))"
 
 # One row a window: how much lies in it, and when the oldest of that leaves it.
 _SEEN = """
@@ -61,7 +58,7 @@ async def begin(connection: Connection, tenant_id: str, key_prefix: str, size: i
     """
     windows = sorted({seconds for _, seconds in (*RATES, *QUOTAS)})
     async with connection.transaction():
-        await connection.execute(_LOCK, key_prefix)
+        await lock_name(connection, f"download {key_prefix}")
         rows = await connection.fetch(_SEEN, tenant_id, key_prefix, windows)
         seen = {row["seconds"]: _Window(row["requests"], row["bytes"], row["wait"]) for row in rows}
         _check(seen, size)

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import structlog
 
-from leasehold.database import Connection
+from leasehold.database import Connection, lock_name
 from leasehold.errors import TooMany
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -112,7 +112,7 @@ async def open_upload(
     `counted`: its bytes until somebody looks. `exact`: the store holds it to them. In a transaction.
     Raises TooMany `upload_quota_exceeded`.
     """
-    await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended('uploads:' || $1, 0))", tenant_id)
+    await lock_name(connection, f"uploads:{tenant_id}")
     unfinished = await connection.fetchval(_ROOM, tenant_id, LEAST_COUNTED)
     if unfinished + max(counted, LEAST_COUNTED) > settings.upload_unfinished_bytes:
         raise TooMany(

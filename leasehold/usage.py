@@ -13,7 +13,7 @@ from time import monotonic
 
 import asyncpg
 
-from leasehold.database import Connection, Pool
+from leasehold.database import Connection, Pool, lock_name
 from leasehold.easing import pause_after
 from leasehold.errors import Invalid, TooMany
 from leasehold.settings import Settings
@@ -89,7 +89,7 @@ class Usage:
         """After the writing, one submission of the tenant after another. Raises TooMany `too_many_unfinished`."""
         if not self._most_jobs:
             return
-        await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", f"unfinished {tenant_id}")
+        await lock_name(connection, f"unfinished {tenant_id}")
         if await self._jobs(connection, tenant_id) > self._most_jobs:
             raise _too_many(self._most_jobs)
 
