@@ -18,6 +18,7 @@ from bench.hostile import honest, promoted
 from bench.hostile.arena import Told
 from bench.hostile.attacks import ATTACKS
 from bench.hostile.front import before
+from bench.hostile.honest import PARTS, Took
 from bench.hostile.watch import Watch
 from bench.http import until_ready
 from bench.processes import main_processes_of
@@ -43,7 +44,7 @@ _SESSIONS = Goal(Settings.model_fields["database_pool_size"].default)
 
 @dataclass(frozen=True, slots=True)
 class _Outcome:
-    runs: list[float]
+    runs: list[Took]
     looks: list[float]
     watch: Watch
     answers: Mapping[str, int]
@@ -61,13 +62,20 @@ async def measure(stand: Stand, scale: Scale) -> list[Figure]:
 def _figures(name: str, load: tuple[float, ...], found: _Outcome) -> list[Figure]:
     said = f"{name} ({ATTACKS[name].finding})" if ATTACKS[name].finding else name
     details = {"answers": dict(found.answers), "runs": len(found.runs)}
+    took = [one.seconds for one in found.runs]
+    parts = {name: [one.parts[name] for one in found.runs if one.parts] or [honest.PATIENCE] for name in PARTS}
 
     def ms(values: list[float], part: float) -> tuple[float, ...]:
         return (1000 * quantile(values, part),)
 
     return [
-        Figure(f"{said}: honest run, p50", "ms", ms(found.runs, 0.5), load, details=details),
-        Figure(f"{said}: honest run, p99", "ms", ms(found.runs, 0.99), load, _RUN_MS),
+        Figure(f"{said}: honest run, p50", "ms", ms(took, 0.5), load, details=details),
+        Figure(f"{said}: honest run, p99", "ms", ms(took, 0.99), load, _RUN_MS),
+        *(
+            Figure(f"{said}: honest run, its {name}, p{percent}", "ms", ms(values, percent / 100), load)
+            for name, values in parts.items()
+            for percent in (50, 99)
+        ),
         Figure(f"{said}: /livez, p99", "ms", ms(found.looks, 0.99), load, _LOOK_MS),
         *(Figure(f"{said}: {role}, resident", "MiB", (float(found.watch.mib[role]),), load, _MIB) for role in _ROLES),
         *(
