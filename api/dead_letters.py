@@ -77,16 +77,16 @@ async def group_dead_letters(
     status_code=202,
     responses=problems({
         HTTPStatus.UNPROCESSABLE_ENTITY: "`filter_missing`, `batch_too_large`",
-        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`",
     }),
 )  # fmt: skip
 async def replay_many(request: Request, asked: BulkReplayRequest, caller: Writer) -> Response:
     if not (asked.fingerprint or asked.template or asked.code):
         raise Invalid("filter_missing", "Say which: by fingerprint, template or code.")
     services = services_of(request)
-    replayed: list[UUID] = []
+    replayed: list[Made] = []
     refused: list[dict[str, Any]] = []
-    async with services.pool.acquire() as connection:
+    async with services.bulk.turn(caller.tenant_id), services.pool.acquire() as connection:
         rows = await run_reads.dead_letters(
             connection,
             caller.tenant_id,
@@ -107,14 +107,16 @@ async def replay_many(request: Request, asked: BulkReplayRequest, caller: Writer
                     refused.append({"run_id": run_id, "code": error.code, "detail": error.message})
                     continue
                 if made is not None:
-                    replayed.append(run_id)
-                    await tell_of(services, made)
+                    replayed.append(made)
         except TooMany:  # no more fit in
             if not replayed:
                 raise
         finally:
             await services.admission.refund(connection, caller.payer, len(asked_for) - len(replayed))
-    return json_response({"replayed": replayed, "refused": refused}, HTTPStatus.ACCEPTED, limited)
+    for made in replayed:
+        await tell_of(services, made)
+    replayed_ids = [made.id for made in replayed]
+    return json_response({"replayed": replayed_ids, "refused": refused}, HTTPStatus.ACCEPTED, limited)
 
 
 async def _replay(services: Services, connection: Connection, caller: Caller, run_id: UUID) -> Made | None:

@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 
 from fastapi import Header
 
-from leasehold.database import TRY_AGAIN, Connection, Pool
+from leasehold.database import TRY_AGAIN, Connection, Lender
 from leasehold.idempotency import Reservation, StoredAnswer, is_answered, release, reserve, store
 from leasehold.outages import DATABASE
 
@@ -36,7 +36,7 @@ class Answer:
 
 
 async def once(
-    pool: Pool,
+    pool: Lender,
     tenant_id: str,
     key: str | None,
     request_hash: bytes,
@@ -67,7 +67,7 @@ async def once(
         return answer
 
 
-async def is_repeated(pool: Pool, tenant_id: str, key: str | None) -> bool:
+async def is_repeated(pool: Lender, tenant_id: str, key: str | None) -> bool:
     """Whether `once` has the first answer: nothing has to be checked again, whatever has changed since."""
     if key is None:
         return False

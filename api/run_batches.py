@@ -23,6 +23,7 @@ from leasehold.database import Connection
 from leasehold.errors import Invalid, RequestError
 from leasehold.evaluation.evaluator import Misfit
 from leasehold.idempotency import fingerprint
+from leasehold.pacing import paced
 from leasehold.transitions import runs
 from leasehold.transitions.runs import MadeTogether, NewRun
 
@@ -43,7 +44,7 @@ router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
         HTTPStatus.CONFLICT: "`template_disabled`, `idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
         "`nothing_to_do`, `invalid_request`, `batch_not_supported`, `batch_too_large`",
-        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `evaluations_waiting`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, `evaluations_waiting`",
     }),
 )  # fmt: skip
 async def create_runs(
@@ -68,7 +69,8 @@ async def create_runs(
 
     body = await request.body() if idempotency_key else b""
     asked = fingerprint(b"POST /v1/runs/batch", body)
-    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    async with services.bulk.turn(caller.tenant_id):
+        answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
     for batch in made:
         await tell(services, batch.hints, batch.gates)
         SUBMITTED.labels(wanted.template).inc(len(wanted.runs))
@@ -109,5 +111,5 @@ async def _prepared(
             trace=trace,
             keep_seconds=services.settings.retention_days * 86_400,
         )
-        for item, checked in zip(wanted.runs, params, strict=True)
+        async for item, checked in paced(list(zip(wanted.runs, params, strict=True)))
     ]

@@ -321,7 +321,7 @@ async def run_now(
     status_code=202,
     responses=problems(_MISSING | {
         HTTPStatus.UNPROCESSABLE_ENTITY: "`range_too_long`, `range_not_past`, `batch_too_large`",
-        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`",
     }),
 )  # fmt: skip
 async def backfill(
@@ -330,8 +330,8 @@ async def backfill(
     services = services_of(request)
     keep = services.settings.retention_days * 86_400
     made: list[Made | None] = []
-    async with services.pool.acquire() as connection, connection.transaction():
-        row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")  # before what is charged
+    async with services.pool.acquire() as connection:
+        row = await _find(connection, caller.tenant_id, schedule_id)
         if wanted.end > row["now"]:
             raise Invalid("range_not_past", "The range must lie in the past: what comes fires by itself.")
         if wanted.start < row["now"] - timedelta(days=services.settings.backfill_max_days):
@@ -359,7 +359,8 @@ async def backfill(
         return Answer(HTTPStatus.ACCEPTED, encoded({"ticks": len(wanted_ticks), "runs": ids}))
 
     asked = fingerprint(b"POST /v1/schedules/backfill", schedule_id.bytes, wanted.model_dump_json().encode())
-    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    async with services.bulk.turn(caller.tenant_id):
+        answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
     for run in made:
         if run is not None:
             await tell_of(services, run)

@@ -12,6 +12,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from api.keyring import Caller
 from api.services import services_of
+from api.tenant_pool import asked_by
 from leasehold.errors import DeclarationError, Forbidden, Unauthenticated
 
 MEDIA_WRITE = "media:write"
@@ -61,6 +62,7 @@ class Require:
             raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
         caller = await services_of(request).keyring.identify(credentials.credentials)
         structlog.contextvars.bind_contextvars(tenant_id=caller.tenant_id, client_id=caller.client_id)
+        asked_by(caller.tenant_id)
         if self.scope not in caller.scopes:
             raise Forbidden("insufficient_scope", f"The API key lacks the scope {self.scope}.")
         return caller

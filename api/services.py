@@ -17,6 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncEngine
 from api.bodies import Bodies
 from api.keyring import Keyring
 from api.submissions import Submissions
+from api.tenant_pool import BulkWrites, TenantPool
 from api.watch import JobWatch, QueueWatch
 from leasehold.admission import Admission
 from leasehold.announcer import Announcer
@@ -34,11 +35,16 @@ from leasehold.telemetry.exporter import exporting
 from leasehold.templates import Templates
 from pipelines.generation.providers import Catalogue
 
+#: For so long a request waits for a connection.
+_PATIENCE_SECONDS = 10.0
+
 
 @dataclass(slots=True)
 class Services:
+    """`pool`: for requests; the process's own work has the pool behind it."""
+
     settings: Settings
-    pool: Pool
+    pool: TenantPool
     engine: AsyncEngine
     store: ObjectStore
     broker: Broker
@@ -46,6 +52,7 @@ class Services:
     submissions: Submissions
     keyring: Keyring
     bodies: Bodies
+    bulk: BulkWrites
     watch: JobWatch
     queues: QueueWatch
     templates: Templates
@@ -87,7 +94,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         evaluator = await stack.enter_async_context(evaluating(settings))
         yield Services(
             settings=settings,
-            pool=pool,
+            pool=TenantPool(pool, pool_of_api(settings), _PATIENCE_SECONDS),
             engine=engine,
             store=store,
             broker=broker,
@@ -95,6 +102,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             submissions=submissions,
             keyring=Keyring(pool, cache_seconds=settings.api_key_cache_seconds),
             bodies=Bodies(settings.api_body_bytes),
+            bulk=BulkWrites(settings),
             watch=watch,
             queues=queues,
             templates=Templates(Pipelines.from_source(settings.pipelines), evaluator),

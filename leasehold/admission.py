@@ -19,7 +19,7 @@ from typing import Literal
 from uuid import UUID
 
 from leasehold import rates, run_reads
-from leasehold.database import Connection, Pool, lock_name
+from leasehold.database import Connection, Lender, lock_name
 from leasehold.errors import Invalid, TooMany
 from leasehold.pipeline import Pipeline, pinned_queue
 from leasehold.rates import Quota
@@ -65,7 +65,7 @@ class Admission:
         self._settings = settings
         self._usage = Usage(settings)
 
-    async def is_open(self, pool: Pool, tenant_id: str) -> bool:
+    async def is_open(self, pool: Lender, tenant_id: str) -> bool:
         """Whether a single run needs no `submitting`: no rate and no depth is set, and the tenant is far from its
         bounds. It is counted with this. Raises as `submitting`.
         """

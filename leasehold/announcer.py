@@ -22,6 +22,46 @@ _MOST_WAITING = 10_000
 _BATCH = 256
 
 
+class Waiting:
+    """Announcements by tenant, so that a tenant's flood stands before nobody else's hint."""
+
+    def __init__(self) -> None:
+        self._of: dict[str, deque[Announcement]] = {}  # in the order of the tenants' turns; none is empty
+        self._count = 0
+
+    def __bool__(self) -> bool:
+        return bool(self._of)
+
+    def add(self, announcements: Sequence[Announcement]) -> None:
+        """Past `_MOST_WAITING` a tenant adds only up to an equal share of them: the latest hint of the tenant that has
+        the most is then left to the relay.
+        """
+        for announcement in announcements:
+            tenant = announcement.hint.tenant
+            mine = self._of.setdefault(tenant, deque())
+            if self._count < _MOST_WAITING:
+                self._count += 1
+            elif len(mine) < _MOST_WAITING // len(self._of):
+                self._of[max(self._of, key=lambda one: len(self._of[one]))].pop()
+            else:
+                if not mine:
+                    del self._of[tenant]
+                continue
+            mine.append(announcement)
+
+    def take(self, most: int) -> list[Announcement]:
+        """The next ones, one of each tenant in turn."""
+        taken: list[Announcement] = []
+        while self._of and len(taken) < most:
+            tenant = next(iter(self._of))
+            mine = self._of.pop(tenant)
+            taken.append(mine.popleft())
+            if mine:
+                self._of[tenant] = mine
+        self._count -= len(taken)
+        return taken
+
+
 class Announcer:
     """Best effort by design: what it cannot send stays in the outbox for the relay.
 
@@ -35,7 +75,7 @@ class Announcer:
     ) -> None:
         self._broker = broker
         self._on_connection = on_connection
-        self._waiting: deque[Announcement] = deque()
+        self._waiting = Waiting()
         self._gathered = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
@@ -48,15 +88,15 @@ class Announcer:
             await asyncio.gather(self._task, return_exceptions=True)
 
     def announce(self, announcements: Sequence[Announcement]) -> None:
-        """Publish soon; returns at once."""
-        if len(self._waiting) < _MOST_WAITING:
-            self._waiting.extend(announcements)
+        """Publish soon, tenants in turn; returns at once."""
+        self._waiting.add(announcements)
+        if self._waiting:
             self._gathered.set()
 
     async def _run(self) -> None:
         while True:
             await self._gathered.wait()
-            batch = [self._waiting.popleft() for _ in range(min(_BATCH, len(self._waiting)))]
+            batch = self._waiting.take(_BATCH)
             if not self._waiting:
                 self._gathered.clear()
             try:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -22,6 +22,7 @@ from leasehold.urls import database_url
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 _T = TypeVar("_T")
+
 
 #: Losing the connection, being told to go away, a read-only (demoted) server, a serialisation or deadlock
 #: victim: the statement may be tried again on a new connection.
@@ -38,6 +39,12 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
 )
+
+
+class Lender(Protocol):
+    """Lends connections, as a pool does."""
+
+    def acquire(self) -> AbstractAsyncContextManager[Connection]: ...
 
 
 def may_try_again(error: BaseException) -> bool:

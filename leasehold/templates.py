@@ -17,6 +17,7 @@ from leasehold.errors import Conflict, Invalid, NotFound
 from leasehold.evaluation.child import misfit
 from leasehold.evaluation.evaluator import Evaluator, Misfit, Terms, sentence
 from leasehold.evaluation.flat import compiled
+from leasehold.pacing import paced
 from leasehold.pipeline import Pipeline
 from leasehold.registry import Pipelines
 from leasehold.settings import Settings
@@ -130,12 +131,12 @@ class Templates:
         """As `params`, of many. Raises Misfit, which says which, in place of Invalid."""
         checked: list[dict[str, Any]] = []
         encoded: list[bytes] = []
-        for place, payload in enumerate(payloads):
+        async for payload in paced(payloads):
             try:
                 encoded.append(encoded_payload(payload))
                 checked.append(known.params_by_code(payload) if known.by_code else dict(payload))
             except Invalid as error:
-                raise Misfit(place, error.code, error.message) from None
+                raise Misfit(len(checked), error.code, error.message) from None
         if not known.by_code:
             await self._evaluator.check(tenant_id, known.template.payload_schema, encoded)
         return checked

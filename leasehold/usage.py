@@ -8,12 +8,15 @@ for each submission, one submission after another.
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
 
 import asyncpg
+from asyncpg.pool import PoolConnectionProxy
 
-from leasehold.database import Connection, Pool, lock_name
+from leasehold.database import Connection, Lender, lock_name
 from leasehold.easing import pause_after
 from leasehold.errors import Invalid, TooMany
 from leasehold.settings import Settings
@@ -53,7 +56,7 @@ class Usage:
         self._most_bytes = settings.stored_bytes_per_tenant
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
-    async def is_far(self, database: Connection | Pool, tenant_id: str, count: int, size: int = 0) -> bool:
+    async def is_far(self, database: Connection | Lender, tenant_id: str, count: int, size: int = 0) -> bool:
         """Whether `count` jobs more leave the tenant far from its bound. They and their `size` in bytes are counted.
 
         Raises TooMany `storage_full` or `too_many_unfinished`, and Invalid `batch_too_large`.
@@ -93,17 +96,12 @@ class Usage:
         if await self._jobs(connection, tenant_id) > self._most_jobs:
             raise _too_many(self._most_jobs)
 
-    async def _recount(self, database: Connection | Pool, tenant_id: str) -> _Known:
-        if isinstance(database, asyncpg.Pool):
-            async with database.acquire() as connection:
-                return await self._count(connection, tenant_id)
-        return await self._count(database, tenant_id)
-
-    async def _count(self, database: Connection, tenant_id: str) -> _Known:
-        started = monotonic()
-        jobs = await self._jobs(database, tenant_id) if self._most_jobs else 0
-        stored = await database.fetchval(_BYTES, tenant_id) if self._most_bytes else 0
-        now = monotonic()
+    async def _recount(self, database: Connection | Lender, tenant_id: str) -> _Known:
+        async with _lent(database) as connection:
+            started = monotonic()
+            jobs = await self._jobs(connection, tenant_id) if self._most_jobs else 0
+            stored = await connection.fetchval(_BYTES, tenant_id) if self._most_bytes else 0
+            now = monotonic()
         pause = pause_after(now - started, share=_SHARE, least=_LEAST_SECONDS, most=_MOST_SECONDS)
         known = self._known[tenant_id] = _Known(jobs, stored, now + pause)
         self._known.move_to_end(tenant_id)
@@ -111,8 +109,18 @@ class Usage:
             self._known.popitem(last=False)
         return known
 
-    async def _jobs(self, database: Connection | Pool, tenant_id: str) -> int:
-        return int(await database.fetchval(_JOBS, tenant_id, self._most_jobs + 1))
+    async def _jobs(self, database: Connection | Lender, tenant_id: str) -> int:
+        async with _lent(database) as connection:
+            return int(await connection.fetchval(_JOBS, tenant_id, self._most_jobs + 1))
+
+
+@asynccontextmanager
+async def _lent(database: Connection | Lender) -> AsyncIterator[Connection]:
+    if isinstance(database, asyncpg.Connection | PoolConnectionProxy):
+        yield database
+    else:
+        async with database.acquire() as connection:
+            yield connection
 
 
 def _too_many(most: int) -> TooMany:

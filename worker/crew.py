@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from time import monotonic, perf_counter
 from typing import Any
@@ -41,6 +41,9 @@ _FAIR_SECONDS = 0.25
 #: A pool is crowded while hints wait, or this part of its slots is busy: the broker hands out no further hints of a
 #: queue and band while so many are unacknowledged, and the smallest window is near it (broker.consumer.SHARES).
 _CROWDED = 1 / 4
+#: A crowded pool leaves a task of a tenant that runs nothing in it for so long to its hint, which takes milliseconds
+#: unless a flood's hints stand before it.
+_HINT_SECONDS = 0.05
 
 #: How the crew claims: by hint, and by looking for at most `n` tasks overdue by `seconds`, so many of each tenant.
 Claim = Callable[[Delivery], Awaitable[Claimed | None]]
@@ -235,8 +238,11 @@ class Crew:
     @property
     def _pause(self) -> float:
         """Seconds until the next look."""
-        crowded = bool(self._hints) or self._shares.busy >= max(1, _CROWDED * self.slots)
-        return min(_FAIR_SECONDS, self._poll_seconds) if crowded else self._poll_seconds
+        return min(_FAIR_SECONDS, self._poll_seconds) if self._crowded else self._poll_seconds
+
+    @property
+    def _crowded(self) -> bool:
+        return bool(self._hints) or self._shares.busy >= max(1, _CROWDED * self.slots)
 
     def _yield(self, *, yields: bool) -> None:
         """Whether the next slot for all that becomes free is kept from the hints, for a look."""
@@ -255,7 +261,7 @@ class Crew:
         wanted = min(shares.free if shares.free > 0 else shares.reserve_free, most or max(1, self.slots // 2))
         if wanted <= 0:
             return _Found(plenty=True, hinted=True, held_back=False)
-        rooms = shares.rooms(wanted)
+        rooms = replace(shares.rooms(wanted), other_overdue=_HINT_SECONDS if self._crowded else None)
         self._keep_free(wanted)
         try:
             asked = perf_counter()

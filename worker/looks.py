@@ -35,6 +35,7 @@ class Looks:
             running=self._turns.running(),
             shares=rooms.of,
             other_room=rooms.other,
+            other_overdue=rooms.other_overdue,
         )
         self._horizon.looked(asked_at, whole=back is None, oldest=looked.oldest, overdue=overdue)
         self._turns.looked(asked_at, looked.running)

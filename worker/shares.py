@@ -17,11 +17,13 @@ from leasehold.gate import GREED
 @dataclass(frozen=True, slots=True)
 class Rooms:
     """How many steps each tenant runs in the pool, and how many a poll may claim for it: `other` for those that run
-    none. None: any number.
+    none. None: any number. `other_overdue`: seconds that the poll leaves a task of those to its hint; None: as long as
+    anybody's.
     """
 
     of: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
     other: int | None = None
+    other_overdue: float | None = None
 
 
 class Shares:

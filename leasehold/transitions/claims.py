@@ -91,11 +91,12 @@ WITH jobs AS MATERIALIZED (
 
 _IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
              AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
-             AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - $5::interval)"""
+             AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - x.overdue)"""
 
 # The oldest due tasks of each queue, band and tenant, dealt out in turn: a tenant's first counts before everybody's
 # second, and a tenant that has much running comes later. So a flood delays its own tenant. A band below ages into
-# the one above in thirty seconds. What a hint tells of (`pending`) is ours only when it is overdue by $5.
+# the one above in thirty seconds. What a hint tells of (`pending`) is ours only when it is overdue: by $5, or by $13
+# where its tenant runs nothing with the asker.
 # Of the tenants $9, who run $10 each with the asker, no more than $11 each are taken, of any other no more than $12
 # (NULL: any number).
 # Jobs that somebody else is working on are passed over, not waited for; hence more candidates than wanted.
@@ -131,7 +132,8 @@ WITH RECURSIVE served AS MATERIALIZED (
     UNION ALL
     SELECT known.tenant_id, known.n FROM unnest($7::text[], $8::bigint[]) AS known(tenant_id, n)
 ), shares AS MATERIALIZED (
-    SELECT x.*, mine.n AS mine, CASE WHEN mine.tenant_id IS NULL THEN $12 ELSE mine.room END AS room
+    SELECT x.*, mine.n AS mine, CASE WHEN mine.tenant_id IS NULL THEN $12 ELSE mine.room END AS room,
+           CASE WHEN mine.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
     FROM tenants x
     LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS mine(tenant_id, n, room) ON mine.tenant_id = x.tenant_id
 ), heads AS MATERIALIZED (
@@ -354,6 +356,7 @@ async def look(
     running: Mapping[str, int] | None = None,
     shares: Mapping[str, tuple[int, int | None]] = _NOTHING_RUNS,
     other_room: int | None = None,
+    other_overdue: float | None = None,
 ) -> Looked:
     """Claim up to `limit` due tasks without any hint, tenants in turn.
 
@@ -361,7 +364,7 @@ async def look(
     more than `back` seconds is not seen; None: everything is. `running`: how much each tenant has running, for turns;
     None: it is counted, if several tenants have work. `shares`: of each tenant, how much it has running
     with the asker, which nobody counted a while ago, and the most tasks that may be claimed for it; `other_room`: the
-    most for one that is not named there; None: any number.
+    most for one that is not named there; None: any number. `other_overdue`: in place of `overdue` for such a one.
     """
     asked_at = monotonic()
     rows = await connection.fetch(
@@ -378,6 +381,7 @@ async def look(
         [running for running, _ in shares.values()],
         [room for _, room in shares.values()],
         other_room,
+        timedelta(seconds=overdue if other_overdue is None else min(overdue, other_overdue)),
     )
     claimed = [claimed_of(row, terms, asked_at) for row in rows if row["id"] is not None]
     return Looked(claimed, rows[0]["oldest"], rows[0]["running"], rows[0]["held_back"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
@@ -13,6 +14,7 @@ from leasehold.errors import Invalid
 from leasehold.gate import Gate
 from leasehold.ids import new_id
 from leasehold.outbox import TENANT, Announcement
+from leasehold.pacing import PIECE
 from leasehold.pipeline import Pipeline, Step, pinned_queue
 from leasehold.states import JobState, TaskState
 from leasehold.transitions import gates
@@ -212,19 +214,58 @@ def _first_state(step: Step, waiting_on: int, not_before: datetime | None, skipp
 
 
 async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announcement]:
-    """- -> pending: the job, its run, one task a step, the first event and the hints, in one statement.
+    """- -> pending: the job, its run, one task a step, the first event and the hints, in a statement for each `PIECE`
+    tasks, all of them or none.
 
     Publish the returned hints once the transaction has committed. A job id that exists already raises
     asyncpg.UniqueViolationError and writes nothing. Jobs with gates are held: call `gates.admit` after the commit.
     Raises Invalid when the parameters skip every step.
     """
-    tasks = [_task_records(new) for new in jobs]
-    records = [_job_record(new, its) for new, its in zip(jobs, tasks, strict=True)]
-    rows = await connection.fetch(SUBMIT, records, [record for its in tasks for record in its])
+    most = max(1, PIECE // max((len(new.pipeline.steps) for new in jobs), default=1))
+    if len(jobs) <= most:
+        hints = await _written(connection, *_records(jobs))
+    else:
+        async with connection.transaction():
+            hints = await _written_in_pieces(connection, jobs, most)
     gated = [new for new in jobs if new.gates]
     if gated:
         await gates.queue_up(connection, gated)
-    return [Announcement.from_row(row) for row in rows]
+    return hints
+
+
+async def _written_in_pieces(connection: Connection, jobs: Sequence[NewJob], most: int) -> list[Announcement]:
+    """`most` jobs at a time. Each piece's records are made while PostgreSQL writes the piece before it. The event loop
+    serves others between any two.
+    """
+    hints: list[Announcement] = []
+    writing: asyncio.Task[list[Announcement]] | None = None
+    try:
+        for first in range(0, len(jobs), most):
+            records = _records(jobs[first : first + most])
+            if writing is not None:
+                hints += await writing
+            writing = asyncio.create_task(_written(connection, *records))
+            await asyncio.sleep(0)  # it is sent before the next piece is begun
+        if writing is not None:
+            hints += await writing
+    finally:
+        if writing is not None:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)  # the connection is free again
+    return hints
+
+
+def _records(jobs: Sequence[NewJob]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Of the jobs, and of their tasks."""
+    tasks = [_task_records(new) for new in jobs]
+    records = [_job_record(new, its) for new, its in zip(jobs, tasks, strict=True)]
+    return records, [record for its in tasks for record in its]
+
+
+async def _written(
+    connection: Connection, jobs: Sequence[Mapping[str, Any]], tasks: Sequence[Mapping[str, Any]]
+) -> list[Announcement]:
+    return [Announcement.from_row(row) for row in await connection.fetch(SUBMIT, jobs, tasks)]
 
 
 def external_queue(tenant_id: str, queue: str) -> str:

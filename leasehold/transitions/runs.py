@@ -18,6 +18,7 @@ from leasehold.errors import Conflict
 from leasehold.gate import EVERYBODY, Gate
 from leasehold.ids import new_id
 from leasehold.outbox import Announcement
+from leasehold.pacing import paced
 from leasehold.templates import Known
 from leasehold.transitions import gates, jobs, limits
 from leasehold.transitions.endings import JobEnded
@@ -65,8 +66,8 @@ class Made:
 
 
 async def create_together(connection: Connection, new: Sequence[NewRun]) -> MadeTogether:
-    """- -> pending for runs that leave each other alone, all of them or none, in two statements however many. Where
-    limits are declared, in four and in the caller's transaction, which this then needs.
+    """- -> pending for runs that leave each other alone, all of them or none, in a statement for each
+    hundred and one more. Where limits are declared, in two more and in the caller's transaction, which this then needs.
     """
     assert all(one.known.independent for one in new)
     return await _together(connection, new, await _surroundings(connection, {one.tenant_id for one in new}))
@@ -86,7 +87,7 @@ async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tup
 
 async def _together(connection: Connection, new: Sequence[NewRun], around: Mapping[str, _Surroundings]) -> MadeTogether:
     made = []
-    for one in new:
+    async for one in paced(new):
         its = around[one.tenant_id]
         made.append(_job(one, _declared_gates(its, one), notify=its.watched))
     hints = await jobs.submit(connection, made)

@@ -311,7 +311,7 @@ async def test_no_database_connection_is_held_while_the_target_is_asked(
         async with serving(at(settings, service)) as running:
             stage = Stage(at(settings, service), running, rows, Models(service, None), make_key)
             pool = running.services.pool
-            service.on_put = lambda _path: held.append(pool.get_size() - pool.get_idle_size())
+            service.on_put = lambda _path: held.append(pool.lent)
             async with stage.tenant("acme") as acme:
                 assert (await acme.promote(await acme.convert(b"new"), TWO)).status_code == 200
     assert held == [0, 0]

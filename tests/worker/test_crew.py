@@ -17,6 +17,7 @@ from leasehold.lease import Lease
 from leasehold.settings import Settings
 from leasehold.transitions.claims import Claimed, Looked
 from worker.crew import Crew, claim_with_takeover
+from worker.shares import Rooms
 
 SECONDS = 10.0
 NEVER = 3600.0
@@ -147,3 +148,50 @@ async def test_a_crew_ends_though_it_is_told_to_look_at_that_very_moment(turns: 
         await asyncio.sleep(0)
     async with asyncio.timeout(SECONDS):
         await crew.close()
+
+
+@pytest.mark.parametrize("crowded", [True, False])
+async def test_a_crowded_pool_polls_for_a_newcomer_s_task_before_its_hint_is_overdue(*, crowded: bool) -> None:
+    """The hint may stand behind a flood's in the broker; where nothing crowds the pool, it is on its way."""
+    asked: list[float | None] = []
+    polled = asyncio.Event()
+
+    async def claim(_delivery: Delivery) -> Claimed | None:
+        await asyncio.sleep(NEVER)
+        return None
+
+    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float, rooms: Rooms) -> Looked:
+        asked.append(rooms.other_overdue)
+        polled.set()
+        return Looked([])
+
+    async def run(_claimed: Claimed, _headers: object, _may_go_on: object) -> None:
+        raise AssertionError("nothing was claimed")
+
+    crew = Crew(
+        ["q"],
+        4,
+        reserve=4,
+        claim=claim,
+        claim_due=claim_due,
+        run=run,
+        broker=make_broker(Settings(_env_file=None, broker="postgres")),
+        poll_seconds=1.0,
+        holds=lambda _task: False,
+    )
+    crew.start()
+    try:
+        await asyncio.wait_for(polled.wait(), SECONDS)
+        for _ in range(4 if crowded else 0):
+            crew.deliver(Delivery(Hint(new_id(), "q", tenant="flood"), no_ack))
+        await asyncio.sleep(0)
+        polled.clear()
+        crew.look()
+        await asyncio.wait_for(polled.wait(), SECONDS)
+    finally:
+        await crew.close()
+    assert asked[0] is None
+    assert (asked[-1] is not None and asked[-1] < 0.25) == crowded
+
+
+async def no_ack() -> None: ...
