@@ -135,8 +135,9 @@ async def _beside(installation: Installation, name: str, told: Told, key: str) -
         answering = asyncio.create_task(attacking.communicate(told.model_dump_json().encode()))
         await asyncio.sleep(_HEAD_START)
         until = monotonic() + told.seconds - _HEAD_START
-        looks, *runs = await asyncio.gather(
-            honest.looks(told.port, until), *(honest.runs(told.port, key, until) for _ in range(_CLIENTS))
+        looks, runs = await asyncio.gather(
+            honest.looks(told.port, until),
+            asyncio.gather(*(honest.runs(told.port, key, until) for _ in range(_CLIENTS))),
         )
         said, _ = await asyncio.wait_for(answering, 2 * honest.PATIENCE)
     finally:
