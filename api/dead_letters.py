@@ -73,7 +73,7 @@ async def group_dead_letters(
     operation_id="replayDeadLetters",
     summary="Replay all dead letters of a kind, or one of them first",
     description="`refused` names those that cannot run now, each with its code: another run has their place "
-    "(`same_scope_running`), or their template is gone. The rest goes on.",
+    "(`same_scope_running`, `same_key_running`), or their template is gone. The rest goes on.",
     status_code=202,
     responses=problems({
         HTTPStatus.UNPROCESSABLE_ENTITY: "`filter_missing`, `batch_too_large`",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
+from uuid import UUID
 
 import structlog
 from fastapi import APIRouter, Request, Response
@@ -15,7 +17,7 @@ from api.metrics import SUBMITTED
 from api.openapi import REFUSED_FOR_NOW, problems
 from api.quick import QuickRoute
 from api.run_schemas import BatchAccepted, BatchRequest
-from api.runs import Writer, json_response, tell
+from api.runs import Writer, json_response, past_duplicates, seconds_or_none, tell
 from api.services import Services, services_of
 from leasehold.admission import queues_of
 from leasehold.broker.base import BANDS
@@ -36,12 +38,12 @@ router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
     operation_id="createRuns",
     summary="Start up to 1,000 runs of a template",
     description="All of them or none, and at most LEASEHOLD_BATCH_MAX_TASKS (5,000) runs times steps; a payload that "
-    "does not fit is named by its place. Each counts as a submission.",
+    "does not fit is named by its place. Each counts as a submission, but those that are there already (`dedupe`).",
     status_code=202,
     response_model=BatchAccepted,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`template_not_found`",
-        HTTPStatus.CONFLICT: "`template_disabled`, `idempotency_key_in_flight`",
+        HTTPStatus.CONFLICT: "`template_disabled`, `same_key_running`, `idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
         "`nothing_to_do`, `invalid_request`, `batch_not_supported`, `batch_too_large`",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, `evaluations_waiting`",
@@ -51,7 +53,7 @@ async def create_runs(
     request: Request, wanted: BatchRequest, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
-    made: list[MadeTogether] = []
+    made: list[tuple[int, MadeTogether]] = []
     limited: dict[str, str] = {}
     await refuse_early(services, caller, {}, idempotency_key)
     new = await _prepared(services, caller, wanted, identity_of(request).trace)
@@ -60,22 +62,43 @@ async def create_runs(
         if isinstance(new, RequestError):
             raise new
         known = new[0].known
-        queues = queues_of(caller.tenant_id, known.pipeline)
-        async with services.admission.submitting(connection, caller.payer, queues, len(new)) as paid:
-            made.append(await runs.create_together(connection, new))
-        limited.update(paid.fields)
-        said = BatchAccepted(ids=[one.id for one in new], template=known.template.type, version=known.template.version)
+        there, fresh = await _sorted_out(connection, new)
+        if fresh:
+            queues = queues_of(caller.tenant_id, known.pipeline)
+            async with services.admission.submitting(connection, caller.payer, queues, len(fresh)) as paid:
+                made.append((len(fresh), await runs.create_together(connection, fresh)))
+            limited.update(paid.fields)
+        ids = there | {one.dedupe_key: one.id for one in fresh if one.dedupe_key is not None}
+        said = BatchAccepted(
+            ids=[one.id if one.dedupe_key is None else ids[one.dedupe_key] for one in new],
+            existing=list(there.values()),
+            template=known.template.type,
+            version=known.template.version,
+        )
         return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
 
     body = await request.body() if idempotency_key else b""
     asked = fingerprint(b"POST /v1/runs/batch", body)
     async with services.bulk.turn(caller.tenant_id):
-        answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
-    for batch in made:
+        answer = await past_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, asked, work))
+    for number, batch in made:
         await tell(services, batch.hints, batch.gates)
-        SUBMITTED.labels(wanted.template).inc(len(wanted.runs))
-        log.info("runs submitted", runs=len(wanted.runs))
+        SUBMITTED.labels(wanted.template).inc(number)
+        log.info("runs submitted", runs=number)
     return json_response(answer.body, answer.status_code, limited)
+
+
+async def _sorted_out(connection: Connection, new: Sequence[NewRun]) -> tuple[dict[str, UUID], list[NewRun]]:
+    """The runs that are there already, by their dedupe keys; and those that are to be made, the first of each key."""
+    keys = {one.dedupe_key for one in new if one.dedupe_key is not None}
+    if not keys:
+        return {}, list(new)
+    found = await runs.living(connection, new[0].tenant_id, new[0].known.pipeline.name, keys)
+    there = {key: UUID(str(row["id"])) for key, row in found.items()}
+    firsts = {one.dedupe_key: one for one in reversed(new) if one.dedupe_key not in there}
+    fresh = [one for one in new if one.dedupe_key is None or firsts.get(one.dedupe_key) is one]
+    # Batches that have keys in common wait for each other in one order.
+    return there, sorted(fresh, key=lambda one: one.dedupe_key or "")
 
 
 async def _prepared(
@@ -110,6 +133,8 @@ async def _prepared(
             scheduled_at=wanted.scheduled_at,
             trace=trace,
             keep_seconds=services.settings.retention_days * 86_400,
+            dedupe_key=None if item.dedupe is None else item.dedupe.key,
+            start_within=seconds_or_none(wanted.start_within_seconds),
         )
         async for item, checked in paced(list(zip(wanted.runs, params, strict=True)))
     ]

@@ -11,6 +11,7 @@ from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 from leasehold.cron import FIRST, LAST
 from leasehold.run_reads import Row
 from leasehold.states import JobState
+from leasehold.template import MOST_SECONDS
 from leasehold.wire import MOST_SMALLINT, Flag, Integer, JsonInstant, JsonNumber
 
 Priority = Literal["high", "normal", "low"]
@@ -22,6 +23,20 @@ Instant = Annotated[AwareDatetime, Field(ge=FIRST, le=LAST), JsonInstant]
 
 class _Asked(BaseModel):
     model_config = ConfigDict(extra="forbid")
+
+
+class Dedupe(_Asked):
+    """At most one unfinished run of a template has the `key`. Who asks for another meanwhile is answered with that run,
+    whatever else the request says; no run is made.
+    """
+
+    key: str = Field(min_length=1, max_length=200)
+
+
+StartWithin = Annotated[
+    Annotated[int, Field(ge=1, le=MOST_SECONDS), JsonNumber] | None,
+    Field(description="How long it may wait at its scope and its limits; left out: as the template says."),
+]
 
 
 class RunRequest(_Asked):
@@ -41,11 +56,14 @@ class RunRequest(_Asked):
     payload: dict[str, JsonValue] = Field(default_factory=dict)
     priority: Priority = "normal"
     scheduled_at: Instant | None = Field(None, description="Not earlier than this.")
+    start_within_seconds: StartWithin = None
+    dedupe: Dedupe | None = None
 
 
 class BatchItem(_Asked):
     payload: dict[str, JsonValue] = Field(default_factory=dict)
     scope_id: ScopeId = ""
+    dedupe: Dedupe | None = None
 
 
 #: Runs of one request.
@@ -67,13 +85,15 @@ class BatchRequest(_Asked):
     scope: Scope = "tenant"
     priority: Priority = "normal"
     scheduled_at: Instant | None = Field(None, description="Not earlier than this.")
+    start_within_seconds: StartWithin = None
     runs: list[BatchItem] = Field(min_length=1, max_length=MOST_TOGETHER)
 
 
 class BatchAccepted(BaseModel):
-    """`ids`: of the runs, in their order."""
+    """`ids`: of the runs, in their order. `existing`: those of them that were there already, by their `dedupe` keys."""
 
     ids: list[UUID]
+    existing: list[UUID]
     template: str
     version: int
 
@@ -136,6 +156,7 @@ def run_summary(row: Row) -> dict[str, Any]:
         "schedule_id": row["schedule_id"],
         "tick": row["tick"],
         "rerun_of": row["rerun_of"],
+        "dedupe": row["dedupe_key"] and {"key": row["dedupe_key"]},
     }
     return {name: value for name, value in said.items() if value is not None}
 

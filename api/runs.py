@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
+from datetime import timedelta
 from http import HTTPStatus
 from typing import Annotated, Any
 from uuid import UUID
@@ -39,23 +41,31 @@ from leasehold.telemetry.jobs import jobs_ended
 from leasehold.templates import Known
 from leasehold.transitions import gates, jobs, runs, webhooks
 from leasehold.transitions.gates import GateName
-from leasehold.transitions.runs import Made, NewRun
+from leasehold.transitions.runs import Duplicate, Made, NewRun
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=CallerFirst)
 quick = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
+_THERE: dict[int | str, dict[str, Any]] = {
+    200: {"model": RunAccepted, "description": "An unfinished run has the `dedupe` key: this one."}
+}
+#: Of whoever meets others that start and end runs with the same dedupe key.
+_TRIES = 5
 
 
 @quick.post(
     "",
     operation_id="createRun",
     summary="Start a run of a template",
+    description="With `dedupe`, 200 and the run that is there already while one with that key is unfinished.",
     status_code=202,
     response_model=RunAccepted,
-    responses=problems({
+    responses=_THERE
+    | problems({
         HTTPStatus.NOT_FOUND: "`template_not_found`",
-        HTTPStatus.CONFLICT: "`template_disabled`, `same_scope_running`, `idempotency_key_in_flight`",
+        HTTPStatus.CONFLICT: "`template_disabled`, `same_scope_running`, `same_key_running`, "
+        "`idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
         "`nothing_to_do`, `invalid_request`",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `evaluations_waiting`",
@@ -65,6 +75,9 @@ async def create_run(
     request: Request, wanted: RunRequest, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
+    there = None if wanted.dedupe is None or idempotency_key else await _looked_up(services, caller, wanted)
+    if there is not None:
+        return _made_response(there, {})
     is_open = await services.admission.is_open(services.pool, caller.tenant_id)
     if not is_open:
         await refuse_early(services, caller, {}, idempotency_key)
@@ -72,15 +85,17 @@ async def create_run(
     if idempotency_key is None and is_open:
         if isinstance(new, RequestError):
             raise new
-        if new.known.independent and await services.submissions.create(new):
+        if new.dedupe_key is None and new.known.independent and await services.submissions.create(new):
             _note(new)
-            return _accepted_response(new.id, _accepted(new), {})
+            return _made_response(Answer(HTTPStatus.ACCEPTED, _accepted(new)), {})
     made: list[tuple[NewRun, Made]] = []
     limited: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
         if isinstance(new, RequestError):
             raise new
+        if (there := await _existing(connection, caller.tenant_id, wanted)) is not None:
+            return there
         queues = queues_of(caller.tenant_id, new.known.pipeline)
         async with services.admission.submitting(connection, caller.payer, queues) as paid:
             made.append((new, await runs.create(connection, new)))
@@ -88,11 +103,38 @@ async def create_run(
         return Answer(HTTPStatus.ACCEPTED, _accepted(new))
 
     asked = fingerprint(b"POST /v1/runs", wanted.model_dump_json().encode())
-    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    answer = await past_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, asked, work))
     for fresh, one in made:
         await tell_of(services, one)
         _note(fresh)
-    return _accepted_response(orjson.loads(answer.body)["id"], answer.body, limited)
+    return _made_response(answer, limited)
+
+
+async def past_duplicates(ask: Callable[[], Awaitable[Answer]]) -> Answer:
+    """The answer of `ask`, asked again where others start runs with the same dedupe keys meanwhile: theirs are found
+    then, or have ended. Raises Duplicate for who never comes through, and whatever else `ask` raises.
+    """
+    for _ in range(_TRIES - 1):
+        with suppress(Duplicate):
+            return await ask()
+    return await ask()
+
+
+async def _looked_up(services: Services, caller: Caller, wanted: RunRequest) -> Answer | None:
+    """As `_existing`, before anything is checked or charged."""
+    async with services.pool.acquire() as connection:
+        return await _existing(connection, caller.tenant_id, wanted)
+
+
+async def _existing(connection: Connection, tenant_id: str, wanted: RunRequest) -> Answer | None:
+    """With the run that has the dedupe key."""
+    if wanted.dedupe is None:
+        return None
+    found = (await runs.living(connection, tenant_id, wanted.template, [wanted.dedupe.key])).get(wanted.dedupe.key)
+    if found is None:
+        return None
+    said = {"id": found["id"], "status": found["status"], "template": wanted.template, "version": found["version"]}
+    return Answer(HTTPStatus.OK, encoded(said))
 
 
 async def _prepared(
@@ -115,9 +157,15 @@ async def _prepared(
             scheduled_at=wanted.scheduled_at,
             trace=trace,
             keep_seconds=services.settings.retention_days * 86_400,
+            dedupe_key=None if wanted.dedupe is None else wanted.dedupe.key,
+            start_within=seconds_or_none(wanted.start_within_seconds),
         )
     except RequestError as error:
         return error
+
+
+def seconds_or_none(number: int | None) -> timedelta | None:
+    return None if number is None else timedelta(seconds=number)
 
 
 async def _known(services: Services, caller: Caller, wanted: RunRequest) -> Known:
@@ -141,8 +189,10 @@ def _note(new: NewRun) -> None:
     structlog.contextvars.bind_contextvars(job_id=str(new.id))  # for the request's own line
 
 
-def _accepted_response(run_id: UUID | str, body: bytes, limited: dict[str, str]) -> Response:
-    return json_response(body, HTTPStatus.ACCEPTED, limited | {"Location": f"/v1/runs/{run_id}"})
+def _made_response(answer: Answer, limited: dict[str, str]) -> Response:
+    """Of an answer that is a RunAccepted."""
+    run_id = orjson.loads(answer.body)["id"]
+    return json_response(answer.body, answer.status_code, limited | {"Location": f"/v1/runs/{run_id}"})
 
 
 def encoded(said: Any) -> bytes:
@@ -285,7 +335,8 @@ def invalid_state(status: JobState | str) -> Conflict:
     status_code=202,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`run_not_found`",
-        HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed run is retried; `same_scope_running`",
+        HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed run is retried; `same_scope_running`, "
+        "`same_key_running`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `unknown_step`",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `evaluations_waiting`",
     }),
@@ -390,7 +441,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
     answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
     for one in made:
         await tell_of(services, one)
-    return _accepted_response(orjson.loads(answer.body)["id"], answer.body, limited)
+    return _made_response(answer, limited)
 
 
 @router.get(

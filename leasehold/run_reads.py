@@ -18,7 +18,7 @@ Row: TypeAlias = asyncpg.Record
 _RUN = """
 SELECT r.job_id AS id, r.template, r.version, r.scope, r.scope_id, r.scheduled_at, r.schedule_id, r.tick, r.rerun_of,
        j.status, j.priority, j.error, j.cancel, j.created_at, j.started_at, j.finished_at, j.deadline_at, j.event_seq,
-       j.held,
+       j.held, j.dedupe_key,
        greatest(j.created_at, j.started_at, j.finished_at, (j.cancel ->> 'at')::timestamptz,
                 (SELECT e.at FROM event e WHERE e.job_id = j.id ORDER BY e.seq DESC LIMIT 1)) AS updated_at,
        (j.cancel ->> 'at')::timestamptz AS cancel_requested_at

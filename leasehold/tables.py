@@ -87,6 +87,7 @@ job = Table(
     Column("exclusive_key", Text),  # at most one unfinished job a tenant and pipeline has it
     Column("cancelable", Boolean, nullable=False, server_default="true"),
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
+    Column("dedupe_key", Text),  # the same, chosen by a client for one run
     Column("cancel", JSONB),  # {reason, by, at} once asked for
     Column("cancel_by", _INSTANT),  # when a requested cancel is forced
     CheckConstraint(_one_of("status", JobState), name="status_known"),
@@ -113,6 +114,14 @@ job = Table(
     ),
     postgresql_with={"fillfactor": "80"},
 )
+    Index(
+        "job_dedupe",
+        "tenant_id",
+        "pipeline",
+        "dedupe_key",
+        unique=True,
+        postgresql_where=text("dedupe_key IS NOT NULL AND finished_at IS NULL"),
+    ),
 
 task = Table(
     "task",

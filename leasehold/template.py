@@ -18,6 +18,8 @@ Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 WorkerType = Annotated[str, Field(pattern=r"^(external|[a-z][a-z0-9_-]{0,62}\.[a-z][a-z0-9_-]{0,62})$")]
 Seconds = Annotated[int, Field(ge=1, le=7 * 86_400), JsonNumber]
 
+#: A run's timeout, and its waiting.
+MOST_SECONDS = 30 * 86_400
 #: Bytes of a payload schema, and of a payload.
 MAX_SCHEMA = 64 * 1024
 MAX_PAYLOAD = 256 * 1024
@@ -79,10 +81,10 @@ class Template(_Declared):
     steps: tuple[TemplateStep, ...] = Field(min_length=1, max_length=100)
     concurrency_policy: Concurrency = "allow"
     dedupe_keys: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field((), max_length=10)
-    timeout_seconds: Annotated[int, Field(ge=1, le=30 * 86_400), JsonNumber] | None = Field(
+    timeout_seconds: Annotated[int, Field(ge=1, le=MOST_SECONDS), JsonNumber] | None = Field(
         None, description="Of a whole run, from when it is admitted at its scope and its limits."
     )
-    start_within_seconds: Annotated[int, Field(ge=1, le=30 * 86_400), JsonNumber] | None = Field(
+    start_within_seconds: Annotated[int, Field(ge=1, le=MOST_SECONDS), JsonNumber] | None = Field(
         None, description="How long a run may wait at its scope and its limits; left out: any time."
     )
     cancel_policy: CancelPolicy = CancelPolicy()

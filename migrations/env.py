@@ -18,6 +18,7 @@ from leasehold.urls import database_url
 
 #: Any number, the same in every release: migrators queue on this advisory lock.
 _MIGRATORS = 7_305_411
+_LOOK_SECONDS = 0.2
 
 
 def _dsn() -> str:
@@ -45,7 +46,11 @@ async def _main() -> None:
         "postgresql+asyncpg://", async_creator=partial(asyncpg.connect, _dsn()), poolclass=NullPool
     )
     async with engine.connect() as connection:
-        await connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _MIGRATORS})
+        # Whoever waited for the lock inside PostgreSQL would hold a snapshot, which a revision that makes an index
+        # concurrently waits for.
+        while not await connection.scalar(text("SELECT pg_try_advisory_lock(:key)"), {"key": _MIGRATORS}):
+            await connection.commit()
+            await asyncio.sleep(_LOOK_SECONDS)
         await connection.execute(text("SET lock_timeout = '5s'"))
         await connection.commit()
         await connection.run_sync(_run)

@@ -68,6 +68,8 @@ class NewJob:
     not_before: datetime | None = None  # nothing of it starts earlier
     gates: Sequence[Gate] = ()  # it waits until all of them let it in (leasehold.transitions.gates)
     exclusive_key: str | None = None  # a second unfinished job with it raises asyncpg.UniqueViolationError
+    dedupe_key: str | None = None  # as exclusive_key
+    start_within: timedelta | None = None  # in place of the pipeline's
     notify: bool = False  # webhooks want to know how it ends
     pin: str | None = None  # only workers with this label do it: LEASEHOLD_WORKER_LABELS
     run: RunOf | None = None
@@ -83,7 +85,7 @@ WITH new_job AS MATERIALIZED (
         steps smallint, keep_seconds int, params jsonb, inputs jsonb, output_prefix text, trace jsonb,
         deadline_at timestamptz, not_before timestamptz, timeout_seconds int, start_within_seconds int,
         external smallint, gated bool,
-        notify bool, exclusive_key text, cancelable bool, grace_seconds int,
+        notify bool, exclusive_key text, dedupe_key text, cancelable bool, grace_seconds int,
         template text, version smallint, scope text, scope_id text, schedule_id uuid, tick timestamptz, rerun_of uuid)
 ), new_task AS MATERIALIZED (
     SELECT * FROM jsonb_to_recordset($2::jsonb) AS t(
@@ -93,14 +95,14 @@ WITH new_job AS MATERIALIZED (
 ), jobs AS (
     INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, priority, steps_left, event_seq, keep_seconds,
                      params, inputs, output_prefix, trace, deadline_at, timeout_seconds, start_within_seconds,
-                     external, held, gated, notify, exclusive_key,
+                     external, held, gated, notify, exclusive_key, dedupe_key,
                      cancelable, grace_seconds)
     SELECT id, tenant_id, pipeline, pipeline_version, status, priority, steps, 1, keep_seconds,
            params, inputs, output_prefix, trace,
            coalesce(deadline_at, coalesce(not_before, clock_timestamp())
                     + make_interval(secs => CASE WHEN gated THEN start_within_seconds ELSE timeout_seconds END)),
            timeout_seconds, start_within_seconds,
-           external, gated, gated, notify, exclusive_key, cancelable, grace_seconds
+           external, gated, gated, notify, exclusive_key, dedupe_key, cancelable, grace_seconds
     FROM new_job
 ), runs AS (
     INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id, scheduled_at, schedule_id, tick, rerun_of)
@@ -145,11 +147,12 @@ def _job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, An
         "deadline_at": new.deadline_at,
         "not_before": new.not_before,
         "timeout_seconds": None if new.deadline_at is not None else _whole(terms.timeout),
-        "start_within_seconds": None if new.deadline_at is not None else _whole(terms.start_within),
+        "start_within_seconds": None if new.deadline_at is not None else _whole(new.start_within or terms.start_within),
         "external": sum(step.external for step in new.pipeline.steps),
         "gated": bool(new.gates),
         "notify": new.notify,
         "exclusive_key": new.exclusive_key,
+        "dedupe_key": new.dedupe_key,
         "cancelable": terms.cancelable,
         "grace_seconds": int(terms.grace.total_seconds()),
     } | (new.run.record() if new.run is not None else {})
@@ -462,9 +465,10 @@ async def replay(
 
     `params`: in place of the job's own, already fit for its pipeline. `from_step`: go on from this step instead, and
     do again what needs it. `place`: where the job stands in its second life; without one it waits at no gates, and
-    keeps its exclusive key. With gates the job is held: call `gates.admit` after the commit.
+    keeps its exclusive key; it always keeps its dedupe key. With gates the job is held: call `gates.admit` after the
+    commit.
 
-    Raises Invalid `unknown_step`; asyncpg.UniqueViolationError while another job has its exclusive key.
+    Raises Invalid `unknown_step`; asyncpg.UniqueViolationError while another job has its exclusive or dedupe key.
     """
     async with connection.transaction():
         failed = await connection.fetchrow(

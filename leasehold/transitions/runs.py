@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
@@ -41,7 +41,17 @@ class NewRun:
     rerun_of: UUID | None = None
     trace: Mapping[str, str] | None = None
     keep_seconds: int | None = None
+    dedupe_key: str | None = None  # at most one unfinished run of the template has it
+    start_within: timedelta | None = None  # in place of the template's
     id: UUID = field(default_factory=new_id)
+
+
+class Duplicate(Conflict):
+    """An unfinished run of the template has the dedupe key. Roll back: that run is the answer, if it still lives."""
+
+    def __init__(self, other: object = None) -> None:
+        which = "one that has just started" if other is None else other
+        super().__init__("same_key_running", f"A run with the same dedupe key is unfinished: {which}.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +78,16 @@ class Made:
 async def create_together(connection: Connection, new: Sequence[NewRun]) -> MadeTogether:
     """- -> pending for runs that leave each other alone, all of them or none, in a statement for each
     hundred and one more. Where limits are declared, in two more and in the caller's transaction, which this then needs.
+
+    Raises Duplicate where somebody has just started a run with the dedupe key of one of them.
     """
     assert all(one.known.independent for one in new)
-    return await _together(connection, new, await _surroundings(connection, {one.tenant_id for one in new}))
+    try:
+        return await _together(connection, new, await _surroundings(connection, {one.tenant_id for one in new}))
+    except asyncpg.UniqueViolationError as error:
+        if error.constraint_name != _DEDUPE:
+            raise
+        raise Duplicate from None
 
 
 async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tuple[list[bool], Sequence[Announcement]]:
@@ -107,6 +124,8 @@ def _job(new: NewRun, its_gates: Sequence[Gate], *, notify: bool, exclusive: str
         not_before=new.scheduled_at,
         gates=its_gates,
         exclusive_key=exclusive,
+        dedupe_key=new.dedupe_key,
+        start_within=new.start_within,
         notify=notify,
         run=RunOf(template.type, template.version, new.scope, new.scope_id, new.schedule_id, new.tick, new.rerun_of),
     )
@@ -115,13 +134,13 @@ def _job(new: NewRun, its_gates: Sequence[Gate], *, notify: bool, exclusive: str
 async def create(connection: Connection, new: NewRun) -> Made:
     """- -> pending, in the caller's transaction, which this needs.
 
-    Raises Conflict `same_scope_running` (reject_same_scope) with the other run's id in its message; a tick that made
-    its run already raises asyncpg.UniqueViolationError.
+    Raises Conflict `same_scope_running` (reject_same_scope) with the other run's id in its message, and Duplicate; a
+    tick that made its run already raises asyncpg.UniqueViolationError.
     """
     around = (await _surroundings(connection, {new.tenant_id}))[new.tenant_id]
     placed = await _placed(connection, new, around)
     job = _job(new, placed.place.gates, notify=around.watched, exclusive=placed.place.exclusive_key)
-    async with _exclusive(connection, new, placed.place):
+    async with _alone(connection, new, placed.place):
         hints = await jobs.submit(connection, [job])
     return placed.made(new.id, hints)
 
@@ -133,15 +152,18 @@ async def revive(
     limits as a new one does. None: it has not failed, or there is none. `new.params`: what it runs with from now on;
     `params`: the same where they are not its own.
 
-    Raises Conflict `same_scope_running` and Invalid `unknown_step`.
+    Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`.
     """
-    failed = await connection.fetchval(
-        "SELECT true FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE", new.id, new.tenant_id
+    failed = await connection.fetchrow(
+        "SELECT dedupe_key FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE",
+        new.id,
+        new.tenant_id,
     )
-    if not failed:
+    if failed is None:
         return None
+    new = replace(new, dedupe_key=failed["dedupe_key"])
     placed = await _placed(connection, new, (await _surroundings(connection, {new.tenant_id}))[new.tenant_id])
-    async with _exclusive(connection, new, placed.place):
+    async with _alone(connection, new, placed.place):
         hints = await jobs.replay(connection, new.id, new.tenant_id, params, from_step, placed.place)
     return None if hints is None else placed.made(new.id, hints)
 
@@ -175,18 +197,47 @@ async def _placed(connection: Connection, new: NewRun, around: _Surroundings) ->
     )
 
 
+#: The indexes that let one unfinished run of a template have a place, and a dedupe key.
+_EXCLUSIVE, _DEDUPE = "job_exclusive", "job_dedupe"
+
+_LIVING = """
+-- run_living
+SELECT dedupe_key, id, status, pipeline_version AS version FROM job
+WHERE tenant_id = $1 AND pipeline = $2 AND dedupe_key = ANY($3::text[]) AND dedupe_key IS NOT NULL
+  AND finished_at IS NULL
+"""
+
+
+async def living(connection: Connection, tenant_id: str, template: str, keys: Collection[str]) -> dict[str, Any]:
+    """The unfinished runs of the template that have these dedupe keys, by their keys: `id`, `status`, `version`."""
+    rows = await connection.fetch(_LIVING, tenant_id, template, sorted(keys))
+    return {row["dedupe_key"]: row for row in rows}
+
+
+async def _refuse_duplicate(connection: Connection, new: NewRun) -> None:
+    """Raises Duplicate."""
+    if new.dedupe_key is not None:
+        for other in (await living(connection, new.tenant_id, new.known.pipeline.name, [new.dedupe_key])).values():
+            raise Duplicate(other["id"])
+
+
 @asynccontextmanager
-async def _exclusive(connection: Connection, new: NewRun, place: Place) -> AsyncIterator[None]:
-    """Raises Conflict where the block finds the run's place taken; what the caller did before survives that."""
-    if place.exclusive_key is None:
+async def _alone(connection: Connection, new: NewRun, place: Place) -> AsyncIterator[None]:
+    """Raises Conflict or Duplicate where the block finds the place or the dedupe key of the run taken; what the caller
+    did before survives that.
+    """
+    if place.exclusive_key is None and new.dedupe_key is None:
         yield
         return
     try:
         async with connection.transaction():  # a savepoint
             yield
     except asyncpg.UniqueViolationError as error:
-        if error.constraint_name != "job_exclusive":
+        if error.constraint_name not in (_EXCLUSIVE, _DEDUPE):
             raise
+        await _refuse_duplicate(connection, new)  # it may have the place, too
+        if error.constraint_name == _DEDUPE:  # it has just ended
+            raise Duplicate from None
         other = await connection.fetchval(
             "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
             new.tenant_id,
@@ -203,13 +254,17 @@ def _same_scope(new: NewRun) -> str:
 
 
 async def _replace(connection: Connection, new: NewRun, gate: Gate) -> tuple[list[UUID], list[JobEnded]]:
-    """Ask those before it to stop: they, and those that ended at once. It waits at their gate until they have."""
+    """Ask those before it to stop: they, and those that ended at once. It waits at their gate until they have.
+
+    Raises Duplicate: a run is not replaced by who asks for it again.
+    """
     await connection.execute(
         "INSERT INTO gate (tenant_id, key, at_most) VALUES ($1, $2, 1)"
         " ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = 1",  # its lock puts replacements in a row
         gate.tenant_id,
         gate.key,
     )
+    await _refuse_duplicate(connection, new)
     rows = await connection.fetch(
         "SELECT g.job_id FROM gate_job g JOIN job j ON j.id = g.job_id"
         f" WHERE g.tenant_id = $1 AND g.key = $2 AND {unindexed('j.finished_at IS NULL')}",
