@@ -11,7 +11,7 @@ from uuid import UUID
 from sqlalchemy import ARRAY, ColumnElement, Select, Uuid, any_, bindparam, func, select
 from sqlalchemy.ext.asyncio import AsyncEngine
 
-from leasehold.tables import event, failure, job, media, output, result, task
+from leasehold.tables import failure, history, job, media, output, result, task
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ def _outputs() -> ColumnElement[Any]:
 
 
 def _changed_at() -> ColumnElement[Any]:
-    return select(func.max(event.c.at)).where(event.c.job_id == job.c.id).correlate(job).scalar_subquery()
+    return select(func.max(history.c.at)).where(history.c.job_id == job.c.id).correlate(job).scalar_subquery()
 
 
 def _media_query() -> Select[Any]:
@@ -123,13 +123,13 @@ def _media_query() -> Select[Any]:
 _MEDIA = _media_query()
 _SEQS = select(job.c.id, job.c.event_seq).where(job.c.id == any_(bindparam("ids", type_=ARRAY(Uuid))))
 _EVENTS = (
-    select(event.c.seq, event.c.at, event.c.kind, event.c.job_status, event.c.step, event.c.task_status, event.c.data)
+    select(*(history.c[name] for name in ("seq", "at", "kind", "job_status", "step", "task_status", "data")))
     .where(
-        event.c.job_id == bindparam("job_id"),
-        event.c.tenant_id == bindparam("tenant_id"),
-        event.c.seq > bindparam("after"),
+        history.c.job_id == bindparam("job_id"),
+        history.c.tenant_id == bindparam("tenant_id"),
+        history.c.seq > bindparam("after"),
     )
-    .order_by(event.c.seq)
+    .order_by(history.c.seq)
     .limit(bindparam("most"))
 )
 

@@ -20,7 +20,7 @@ SELECT r.job_id AS id, r.template, r.version, r.scope, r.scope_id, r.scheduled_a
        j.status, j.priority, j.error, j.cancel, j.created_at, j.started_at, j.finished_at, j.deadline_at, j.event_seq,
        j.held, j.dedupe_key,
        greatest(j.created_at, j.started_at, j.finished_at, (j.cancel ->> 'at')::timestamptz,
-                (SELECT e.at FROM event e WHERE e.job_id = j.id ORDER BY e.seq DESC LIMIT 1)) AS updated_at,
+                (SELECT e.at FROM history e WHERE e.job_id = j.id ORDER BY e.seq DESC LIMIT 1)) AS updated_at,
        (j.cancel ->> 'at')::timestamptz AS cancel_requested_at
 FROM run r JOIN job j ON j.id = r.job_id
 """
@@ -217,7 +217,7 @@ async def ledger(connection: Connection, tenant_id: str, run_id: UUID) -> Sequen
         "SELECT e.seq, e.at, e.kind, e.step, e.epoch, e.task_status, e.data,"
         " CASE WHEN e.kind = 'completed' THEN (SELECT jsonb_agg(jsonb_build_object('key', o.key, 'sha256', o.sha256,"
         "  'size', o.size)) FROM output o WHERE o.task_id = e.task_id) END AS outputs"
-        " FROM event e WHERE e.job_id = $1 AND e.tenant_id = $2 AND e.task_id IS NOT NULL ORDER BY e.seq LIMIT 5000",
+        " FROM history e WHERE e.job_id = $1 AND e.tenant_id = $2 AND e.task_id IS NOT NULL ORDER BY e.seq LIMIT 5000",
         run_id,
         tenant_id,
     )

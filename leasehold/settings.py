@@ -323,7 +323,12 @@ class Settings(BaseSettings):
     failpoints: str = Field("", description="For tests of failure only: see leasehold/failpoints.py.")
 
     # --- what is kept, and how it is told
-    retention_days: int = Field(7, ge=1, le=3650, description="Days that finished jobs and events are kept.")
+    retention_days: int = Field(
+        7,
+        ge=1,
+        le=3650,
+        description="Days that finished jobs are kept, and events; those of a job that is kept for longer go with it.",
+    )
     log_format: Literal["auto", "json", "console"] = Field("auto", description="`auto`: console on a terminal.")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
     metrics: bool = Field(True, description="Count and measure; off, nothing is counted and /metrics is not served.")

@@ -13,6 +13,7 @@ from sqlalchemy import (
     Boolean,
     CheckConstraint,
     Column,
+    ColumnClause,
     ForeignKey,
     Identity,
     Index,
@@ -22,6 +23,7 @@ from sqlalchemy import (
     PrimaryKeyConstraint,
     SmallInteger,
     Table,
+    TableClause,
     Text,
     UniqueConstraint,
     Uuid,
@@ -85,9 +87,9 @@ job = Table(
     Column("gated", Boolean, nullable=False, server_default="false"),  # has gates: its end lets others in
     Column("notify", Boolean, nullable=False, server_default="false"),  # webhooks want to know how it ended
     Column("exclusive_key", Text),  # at most one unfinished job a tenant and pipeline has it
+    Column("dedupe_key", Text),  # the same, chosen by a client for one run
     Column("cancelable", Boolean, nullable=False, server_default="true"),
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
-    Column("dedupe_key", Text),  # the same, chosen by a client for one run
     Column("cancel", JSONB),  # {reason, by, at} once asked for
     Column("cancel_by", _INSTANT),  # when a requested cancel is forced
     CheckConstraint(_one_of("status", JobState), name="status_known"),
@@ -112,8 +114,6 @@ job = Table(
         unique=True,
         postgresql_where=text("exclusive_key IS NOT NULL AND finished_at IS NULL"),
     ),
-    postgresql_with={"fillfactor": "80"},
-)
     Index(
         "job_dedupe",
         "tenant_id",
@@ -122,6 +122,8 @@ job = Table(
         unique=True,
         postgresql_where=text("dedupe_key IS NOT NULL AND finished_at IS NULL"),
     ),
+    postgresql_with={"fillfactor": "80"},
+)
 
 task = Table(
     "task",
@@ -224,8 +226,9 @@ failure = Table(
     CheckConstraint("cause IN ('error', 'timeout', 'crash', 'loss')", name="cause_known"),
 )
 
-# Append-only; old days are dropped, not deleted. Row = fold(events): job_status and task_status are the states
-# that the event left behind.
+# Append-only; old days are dropped, not deleted, and what jobs that still exist have there is moved to `kept_event`
+# before (leasehold.history). Readers ask the view `history`, which has both. Row = fold(events): job_status and
+# task_status are the states that the event left behind.
 event = Table(
     "event",
     metadata,
@@ -243,6 +246,25 @@ event = Table(
     PrimaryKeyConstraint("job_id", "seq", "at"),
     postgresql_partition_by="RANGE (at)",
 )
+
+kept_event = Table(
+    "kept_event",
+    metadata,
+    Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("at", _INSTANT, nullable=False),
+    Column("tenant_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("job_status", Text, nullable=False),
+    Column("task_id", Uuid),
+    Column("step", Text),
+    Column("task_status", Text),
+    Column("epoch", Integer),
+    Column("data", JSONB),
+    PrimaryKeyConstraint("job_id", "seq"),
+)
+#: A view: the days, and what was kept of those that are dropped.
+history = TableClause("history", *(ColumnClause(column.name, column.type) for column in event.columns))
 
 outbox = Table(
     "outbox",

@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from uuid import UUID
 
-from leasehold import conversions, downloads, rates
+from leasehold import conversions, downloads, history, rates
 from leasehold.admission import Admission
 from leasehold.announcer import Announcer
 from leasehold.database import Connection, Pool
@@ -163,7 +163,7 @@ class Duties:
             self._announcer.announce(await webhooks.dispatch(connection, deliveries, self._keep_seconds))
 
     async def _keep_event_days(self, connection: Connection) -> None:
-        await sweeps.keep_event_days(connection, ahead=7, behind=self._settings.retention_days + 1)
+        await history.keep_event_days(connection, ahead=7, behind=self._settings.retention_days + 1)
 
 
 def _shared(pool: Pool, most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:

@@ -358,7 +358,7 @@ async def request_cancel(
 
 # A step that the parameters skip: nothing was ever told of it.
 _LEFT_OUT = """(t.status = 'skipped' AND t.epoch = 0
-    AND NOT EXISTS (SELECT 1 FROM event e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
+    AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
 
 # A failed job only: its failed and skipped or cancelled steps become runnable again, with their counters reset. The job
 # has as long as it had from the start, or from its last replay, and webhooks are told of its end again. $4: it waits at
@@ -386,7 +386,7 @@ WITH locked AS MATERIALIZED (
             WHEN j.timeout_seconds IS NOT NULL OR j.start_within_seconds IS NOT NULL
             THEN make_interval(secs => CASE WHEN $4 THEN j.start_within_seconds ELSE j.timeout_seconds END)
             ELSE j.deadline_at - coalesce(
-                (SELECT max(e.at) FROM event e WHERE e.job_id = j.id AND e.kind = 'replayed'),
+                (SELECT max(e.at) FROM history e WHERE e.job_id = j.id AND e.kind = 'replayed'),
                 (SELECT r.scheduled_at FROM run r WHERE r.job_id = j.id),
                 j.created_at) END,
         notify = EXISTS (SELECT 1 FROM run r JOIN webhook w ON w.tenant_id = r.tenant_id AND w.enabled

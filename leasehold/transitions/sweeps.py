@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
 from uuid import UUID
 
@@ -289,51 +288,3 @@ async def forget_idempotency_keys(connection: Connection, limit: int = 1000) -> 
         "SELECT tenant_id, key FROM idempotency WHERE expires_at < statement_timestamp() ORDER BY expires_at LIMIT $1)",
         limit,
     )
-
-
-async def keep_event_days(connection: Connection, *, ahead: int, behind: int) -> None:
-    """Make the event partitions of today and `ahead` days, and drop those older than `behind` days.
-
-    Events that arrive for a day without a partition go to the default partition, so an insert never fails. Functions of
-    the role that migrated make and drop the days: ours need not own the schema.
-    """
-    now: datetime = await connection.fetchval("SELECT clock_timestamp()")
-    today = now.astimezone(UTC).date()
-    present = {
-        row["name"]
-        for row in await connection.fetch(
-            "SELECT c.relname AS name FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid"
-            " WHERE i.inhparent = 'event'::regclass"
-        )
-    }
-    for day in (today + timedelta(days=n) for n in range(ahead + 1)):
-        if _partition(day) not in present:
-            await _add_day(connection, day)
-    oldest = today - timedelta(days=behind)
-    for name in sorted(present - {"event_default"}):
-        if name < _partition(oldest):
-            await connection.execute("SELECT drop_event_day($1)", date.fromisoformat(name.removeprefix("event_")))
-    await connection.execute("DELETE FROM event_default WHERE at < $1", _start(oldest))
-
-
-def _partition(day: date) -> str:
-    return f"event_{day:%Y%m%d}"
-
-
-def _start(day: date) -> datetime:
-    return datetime.combine(day, time(), UTC)
-
-
-async def _add_day(connection: Connection, day: date) -> None:
-    """Not when the default partition has events of that day already (no sweeper ran before it began): they stay there.
-
-    To find that out by trying, every minute, would read all of them under a lock that every new event waits for.
-    """
-    start, end = _start(day), _start(day + timedelta(days=1))
-    of_the_day = "SELECT EXISTS (SELECT 1 FROM event_default WHERE at >= $1 AND at < $2)"
-    if await connection.fetchval(of_the_day, start, end):
-        return
-    try:
-        await connection.execute("SELECT add_event_day($1)", day)
-    except asyncpg.CheckViolationError:  # one has just come
-        return

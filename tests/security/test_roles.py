@@ -20,12 +20,12 @@ from pydantic import SecretStr
 from cli.migrate import upgrade
 from embedded.postgres import Postgres, find_postgres
 from embedded.process import unprivileged
+from leasehold import history
 from leasehold.database import connect
 from leasehold.errors import Invalid
 from leasehold.selfcheck import check_database
 from leasehold.settings import Settings
 from leasehold.tables import metadata
-from leasehold.transitions import sweeps
 from tests.pictures import encoded, noisy
 from tests.scenarios.fleet import Fleet, open_fleet
 
@@ -148,7 +148,7 @@ async def test_the_running_role_makes_days_of_events_ahead_and_drops_old_ones(
         "CREATE TABLE event_20200101 PARTITION OF event FOR VALUES FROM ('2020-01-01 00:00Z') TO ('2020-01-02 00:00Z')"
     )
     for _ in range(2):
-        await sweeps.keep_event_days(app, ahead=3, behind=8)
+        await history.keep_event_days(app, ahead=3, behind=8)
     days = [
         row["name"]
         for row in await app.fetch(

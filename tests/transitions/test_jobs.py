@@ -9,7 +9,7 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from leasehold import outbox
+from leasehold import history, outbox
 from leasehold.pipeline import Pipeline, SkipIf, Step
 from leasehold.transitions import claims, jobs, settlements, sweeps, workers
 from leasehold.transitions.settlements import Completion, Failure, Output, Verdict
@@ -297,7 +297,7 @@ async def test_event_days_are_made_ahead_and_dropped_when_old(rows: Rows) -> Non
         " FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-02 00:00+00')"
     )
     for _ in range(2):
-        await sweeps.keep_event_days(rows.connection, ahead=3, behind=8)
+        await history.keep_event_days(rows.connection, ahead=3, behind=8)
     names = [
         r["relname"]
         for r in await rows.connection.fetch("SELECT relname FROM pg_class WHERE relname ~ '^event_[0-9]+$'")
@@ -313,7 +313,7 @@ async def test_events_that_came_before_their_day_was_made_keep_nobody_waiting(ro
     async with writer.transaction():
         await writer.execute("LOCK TABLE event_default IN ROW EXCLUSIVE MODE")  # as each new event does
         async with asyncio.timeout(10):
-            await sweeps.keep_event_days(rows.connection, ahead=0, behind=8)
+            await history.keep_event_days(rows.connection, ahead=0, behind=8)
     assert await rows.connection.fetchval("SELECT count(*) FROM event_default") == 1
 
 
@@ -321,7 +321,7 @@ async def test_they_are_dropped_when_old_as_all_others(rows: Rows) -> None:
     await rows.submit()
     await rows.connection.execute("UPDATE event SET at = at - interval '9 days'")
     await rows.submit()
-    await sweeps.keep_event_days(rows.connection, ahead=0, behind=8)
+    await history.keep_event_days(rows.connection, ahead=0, behind=8)
     assert await rows.connection.fetchval("SELECT count(*) FROM event") == 1
 
 

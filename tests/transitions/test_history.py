@@ -1,0 +1,207 @@
+"""What happened to a job is kept for as long as the job is, whatever becomes of the days that it happened in."""
+
+from __future__ import annotations
+
+import re
+from datetime import UTC, date, datetime, timedelta
+from uuid import UUID
+
+import asyncpg
+import pytest
+
+from leasehold import history
+from leasehold.transitions import jobs, settlements, sweeps
+from leasehold.transitions.settlements import Failure
+from tests.factories import THREE, Rows
+from tests.transitions.conftest import Open
+
+OLD = 20
+
+
+async def day_of(rows: Rows, days: int) -> date:
+    now: datetime = await rows.connection.fetchval("SELECT clock_timestamp()")
+    return now.astimezone(UTC).date() - timedelta(days=days)
+
+
+async def make_day(rows: Rows, days: int = OLD) -> str:
+    """A partition of that day, as a sweeper made it then."""
+    day = await day_of(rows, days)
+    name = f"event_{day:%Y%m%d}"
+    bounds = f"FROM ('{day} 00:00+00') TO ('{day + timedelta(1)} 00:00+00')"
+    await rows.connection.execute(f"CREATE TABLE {name} PARTITION OF event FOR VALUES {bounds}")
+    return name
+
+
+async def age(rows: Rows, *job_ids: UUID, days: int = OLD) -> None:
+    """As if all that has happened to them so far had happened so many days ago."""
+    day = await day_of(rows, days)
+    await rows.connection.execute(
+        "UPDATE event SET at = $2::date + interval '12 hours' + seq * interval '1 ms' WHERE job_id = ANY($1::uuid[])",
+        list(job_ids),
+        day,
+    )
+
+
+async def submitted(rows: Rows, count: int) -> list[UUID]:
+    """New jobs."""
+    before = {row["id"] for row in await rows.connection.fetch("SELECT id FROM job")}
+    await rows.submit(count=count)
+    return [row["id"] for row in await rows.connection.fetch("SELECT id FROM job") if row["id"] not in before]
+
+
+async def sweep(rows: Rows) -> None:
+    await history.keep_event_days(rows.connection, ahead=0, behind=8)
+
+
+async def told(rows: Rows, job_id: UUID) -> list[dict[str, object]]:
+    found = await rows.connection.fetch("SELECT * FROM history WHERE job_id = $1 ORDER BY seq", job_id)
+    return [dict(row) for row in found]
+
+
+@pytest.mark.parametrize("has_day", [True, False])
+async def test_a_job_that_still_exists_loses_nothing_when_its_day_is_dropped(rows: Rows, has_day: bool) -> None:
+    """Also where no sweeper ran that day, and its events lie in the default partition."""
+    name = await make_day(rows) if has_day else "event_default"
+    first = await rows.leased()
+    await settlements.complete(rows.connection, [settlements.Completion(first.lease)])
+    await age(rows, first.job_id)
+    assert await rows.connection.fetchval(f"SELECT count(*) FROM {name}") == 3
+    before = await told(rows, first.job_id)
+    await sweep(rows)
+    assert await told(rows, first.job_id) == before
+    assert [event["seq"] for event in before] == [1, 2, 3]
+    assert await rows.connection.fetchval("SELECT count(*) FROM event") == 0
+    if has_day:
+        assert await rows.connection.fetchval("SELECT to_regclass($1)", name) is None
+
+
+async def test_a_life_of_weeks_is_told_in_one_piece(rows: Rows) -> None:
+    """Some of it is kept, some lies in a day that is not old yet."""
+    for days in (30, OLD):
+        await make_day(rows, days)
+    claimed = await rows.leased(THREE)
+    await age(rows, claimed.job_id, days=30)
+    await sweep(rows)
+    fail = Failure(claimed.lease, "error", "no_luck", "bad weather", retryable=False, delay=0)
+    await settlements.fail(rows.connection, [fail])
+    await rows.connection.execute(
+        "UPDATE event SET at = at - interval '20 days' WHERE job_id = $1 AND kind = 'failed'", claimed.job_id
+    )
+    await sweep(rows)
+    await jobs.replay(rows.connection, claimed.job_id, "t")
+    kinds = [event["kind"] for event in await told(rows, claimed.job_id)]
+    assert kinds[:2] == ["submitted", "claimed"]
+    assert kinds[-1] == "replayed"
+    assert [event["seq"] for event in await told(rows, claimed.job_id)] == list(range(1, len(kinds) + 1))
+
+
+async def test_what_is_kept_goes_with_its_job_and_what_has_no_job_is_not_kept(rows: Rows) -> None:
+    await make_day(rows)
+    gone, kept = await rows.leased(keep_seconds=0), await rows.leased(keep_seconds=0)
+    for claimed in (gone, kept):
+        await settlements.complete(rows.connection, [settlements.Completion(claimed.lease)])
+    await age(rows, gone.job_id, kept.job_id)
+    await sweeps.forget_jobs(rows.connection, [gone.job_id])
+    await sweep(rows)
+    found = await rows.connection.fetch("SELECT DISTINCT job_id FROM history")
+    assert [row["job_id"] for row in found] == [kept.job_id]
+    await sweeps.forget_jobs(rows.connection, [kept.job_id])
+    assert await rows.connection.fetchval("SELECT count(*) FROM history") == 0
+
+
+async def test_many_jobs_are_moved_a_few_at_a_time(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_TOGETHER", 3)
+    await make_day(rows)
+    await age(rows, *await submitted(rows, 10))
+    await sweep(rows)
+    assert await rows.connection.fetchval("SELECT count(*) FROM kept_event") == 10
+
+
+async def test_a_sweeper_that_died_midway_leaves_no_event_twice_and_none_out(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(history, "_TOGETHER", 3)
+    name = await make_day(rows)
+    await age(rows, *await submitted(rows, 10))
+    day = await day_of(rows, OLD)
+    start = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    await rows.connection.fetchval(history.KEEP, start, start + timedelta(1), UUID(int=0), 3)
+    assert await rows.connection.fetchval(f"SELECT count(*) FROM {name}") == 7
+    assert await rows.connection.fetchval("SELECT count(*) FROM history") == 10
+    await sweep(rows)
+    assert await rows.connection.fetchval("SELECT count(*) FROM history") == 10
+    assert await rows.connection.fetchval("SELECT count(*) FROM event") == 0
+
+
+async def test_a_job_that_is_forgotten_at_that_moment_leaves_nothing_behind(rows: Rows, another: Open) -> None:
+    await make_day(rows)
+    claimed = await rows.leased(keep_seconds=0)
+    await settlements.complete(rows.connection, [settlements.Completion(claimed.lease)])
+    await age(rows, claimed.job_id)
+    other = (await another()).connection
+    async with other.transaction():
+        day = await day_of(rows, OLD)
+        start = datetime(day.year, day.month, day.day, tzinfo=UTC)
+        await other.fetchval(history.KEEP, start, start + timedelta(1), UUID(int=0), 100)
+        await rows.connection.execute("SET lock_timeout = '50ms'")
+        with pytest.raises(asyncpg.LockNotAvailableError):
+            await sweeps.forget_jobs(rows.connection, [claimed.job_id])
+        await rows.connection.execute("RESET lock_timeout")
+    await sweeps.forget_jobs(rows.connection, [claimed.job_id])
+    assert await rows.connection.fetchval("SELECT count(*) FROM history") == 0
+
+
+async def test_a_replay_still_knows_which_steps_the_parameters_skipped(rows: Rows) -> None:
+    """It asks what was ever told of them."""
+    claimed = await rows.leased(THREE)
+    fail = Failure(claimed.lease, "error", "no_luck", "bad weather", retryable=False, delay=0)
+    await settlements.fail(rows.connection, [fail])
+    states = await rows.statuses(claimed.job_id)
+    assert list(states.values()) == ["failed", "skipped", "skipped"]
+    await age(rows, claimed.job_id)
+    await sweep(rows)
+    await jobs.replay(rows.connection, claimed.job_id, "t")
+    assert list((await rows.statuses(claimed.job_id)).values()) == ["pending", "blocked", "blocked"]
+
+
+async def test_a_day_costs_what_it_has_itself_however_many_jobs_are_kept(rows: Rows) -> None:
+    await make_day(rows)
+    for _ in range(4):
+        await rows.submit(count=500)
+    await age(rows, *await submitted(rows, 1))
+    await rows.connection.execute("ANALYZE job, event")
+    day = await day_of(rows, OLD)
+    start = datetime(day.year, day.month, day.day, tzinfo=UTC)
+    said = await rows.connection.fetch(
+        "EXPLAIN (ANALYZE, COSTS OFF, TIMING OFF, SUMMARY OFF) " + history.KEEP,
+        start, start + timedelta(1), UUID(int=0), 500,
+    )  # fmt: skip
+    plan = "\n".join(row[0] for row in said)
+    assert "Index Scan using job_pkey on job" in plan, plan
+    assert not re.search(r"Seq Scan on (job|event)", plan), plan
+    assert await rows.connection.fetchval("SELECT count(*) FROM kept_event") == 1
+
+
+async def test_readers_find_a_kept_event_by_its_key(rows: Rows) -> None:
+    """Neither list of the newest events nor a stream reads what is kept of others."""
+    for number in range(3):
+        await make_day(rows, OLD + number)
+    claimed = await rows.leased()
+    await age(rows, claimed.job_id)
+    await sweep(rows)
+    await rows.connection.execute(
+        "INSERT INTO job SELECT (jsonb_populate_record(j, jsonb_build_object('id', gen_random_uuid()))).* FROM job j,"
+        " generate_series(1, 2000)"
+    )
+    await rows.connection.execute(
+        "INSERT INTO kept_event SELECT j.id, 1, clock_timestamp(), 't', 'submitted', 'pending' FROM job j"
+        " ON CONFLICT DO NOTHING"
+    )
+    await rows.connection.execute("ANALYZE kept_event")
+    for query in (
+        "SELECT at FROM history WHERE job_id = $1 ORDER BY seq DESC LIMIT 1",
+        "SELECT * FROM history WHERE job_id = $1 AND tenant_id = 't' AND seq > 0 ORDER BY seq LIMIT 100",
+    ):
+        plan = "\n".join(row[0] for row in await rows.connection.fetch("EXPLAIN " + query, claimed.job_id))
+        assert "kept_event_pkey" in plan, plan
+        assert "Seq Scan on kept_event" not in plan, plan
