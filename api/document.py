@@ -89,5 +89,7 @@ def _link(by_name: dict[str, dict[str, Any]]) -> None:
         name: {
             "operationId": name, "parameters": {"task_id": "$response.body#/tasks/0/task_id"}, "requestBody": lease,
         }
-        for name in ("heartbeatExternal", "progressExternal", "completeExternal", "failExternal")
+        for name in (
+            "heartbeatExternal", "progressExternal", "completeExternal", "failExternal", "announceExternalFiles",
+        )
     }  # fmt: skip

@@ -21,8 +21,10 @@ from api.openapi import problems
 from api.runs import json_response
 from api.security import EXTERNAL_WORK, Require
 from api.services import Services, services_of
+from leasehold import external_files
 from leasehold.database import Connection
 from leasehold.errors import Conflict
+from leasehold.external_files import HandedIn
 from leasehold.lease import Lease
 from leasehold.telemetry.jobs import jobs_ended
 from leasehold.transitions import claims, external, progress, settlements
@@ -40,6 +42,7 @@ _MOST_LOSSES = 5
 WorkerId: TypeAlias = Annotated[
     str, Field(min_length=1, max_length=100, description="Of one process: fresh for every start of it.")
 ]
+FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
 _RESPONSES = problems({HTTPStatus.CONFLICT: "`lease_lost`: the task is another's, or has ended"})
 
 
@@ -56,24 +59,34 @@ class ClaimRequest(_Asked):
     lease_seconds: Number = Field(60, ge=5, le=3600, description="The lease's life unless a heartbeat renews it.")
 
 
-class _Held(_Asked):
+class Held(_Asked):
     epoch: Integer = Field(ge=1, le=MOST_INTEGER)
 
 
-class Beat(_Held):
+class Beat(Held):
     lease_seconds: Number = Field(60, ge=5, le=3600)
 
 
-class ProgressReport(_Held):
+class ProgressReport(Held):
     percent: Number = Field(ge=0, le=100, allow_inf_nan=False)
     summary: str = Field("", max_length=progress.MAX_SUMMARY)
 
 
-class Result(_Held):
+class SentFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: FileName
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$", description="Of its bytes, which are compared.")]
+
+
+class Result(Held):
     result: dict[str, JsonValue] | None = Field(None, description="Small JSON, kept with the step.")
+    files: list[SentFile] = Field(
+        default_factory=list, max_length=1000, description="What was sent to the URLs of `/files`."
+    )
 
 
-class Failed(_Held):
+class Failed(Held):
     code: str = Field("external_error", pattern=r"^[a-z][a-z0-9_.-]{0,99}$")
     message: str = Field("", max_length=2000)
     retryable: Flag = True
@@ -86,7 +99,7 @@ def _owner(caller: Caller, worker_id: str) -> UUID:
     return uuid5(_NAMESPACE, f"{caller.tenant_id}\n{worker_id}")
 
 
-def _lease(caller: Caller, task_id: UUID, held: _Held) -> Lease:
+def lease_of(caller: Caller, task_id: UUID, held: Held) -> Lease:
     return Lease(task_id, _owner(caller, held.worker_id), held.epoch, 0, monotonic())
 
 
@@ -151,18 +164,18 @@ def _task(claimed: Claimed, lease_seconds: float) -> dict[str, Any]:
 )
 async def heartbeat(request: Request, task_id: UUID, beat: Beat, caller: Worker) -> Response:
     services = services_of(request)
-    lease = _lease(caller, task_id, beat)
+    lease = lease_of(caller, task_id, beat)
     async with services.pool.acquire() as connection:
-        async with _in_time(services, connection, caller, lease) as in_time:
-            if in_time:
+        async with in_time(services, connection, caller, lease) as still:
+            if still:
                 (renewal,) = await claims.renew(connection, lease.owner, [lease], beat.lease_seconds)
-        if not in_time or not renewal.still_ours:
-            raise _lost()
+        if not still or not renewal.still_ours:
+            raise lost()
     return json_response({"lease_seconds": beat.lease_seconds, "cancel_requested": renewal.cancel})
 
 
 @asynccontextmanager
-async def _in_time(services: Services, connection: Connection, caller: Caller, lease: Lease) -> AsyncIterator[bool]:
+async def in_time(services: Services, connection: Connection, caller: Caller, lease: Lease) -> AsyncIterator[bool]:
     """Around what a worker says of its step, in a transaction: False where the step is past its time limit, which ends
     the attempt whatever its lease says. Then nothing else may be written.
     """
@@ -176,7 +189,7 @@ async def _in_time(services: Services, connection: Connection, caller: Caller, l
         services.announcer.announce(ended.announcements)
 
 
-def _lost() -> Conflict:
+def lost() -> Conflict:
     return Conflict("lease_lost", "The lease of this epoch is not the task's any more: write nothing, and stop.")
 
 
@@ -184,26 +197,36 @@ def _lost() -> Conflict:
     "/tasks/{task_id}/progress", operation_id="progressExternal", summary="Say how far a task is", responses=_RESPONSES
 )
 async def say_progress(request: Request, task_id: UUID, said: ProgressReport, caller: Worker) -> Response:
-    lease = _lease(caller, task_id, said)
+    lease = lease_of(caller, task_id, said)
     async with services_of(request).pool.acquire() as connection:
         kept = await progress.report(connection, [progress.Progress(lease, said.percent, said.summary)])
     if task_id not in kept:
-        raise _lost()
+        raise lost()
     return json_response({"percent": said.percent})
 
 
 @router.post(
-    "/tasks/{task_id}/complete", operation_id="completeExternal", summary="The task is done", responses=_RESPONSES
-)
+    "/tasks/{task_id}/complete",
+    operation_id="completeExternal",
+    summary="The task is done",
+    description="The bytes of each of its `files` are read and compared before anything is written.",
+    responses=problems({
+        HTTPStatus.CONFLICT: "`lease_lost`: the task is another's, or has ended",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `file_not_announced`, `file_missing`, `file_mismatch`",
+    }),
+)  # fmt: skip
 async def complete(request: Request, task_id: UUID, done: Result, caller: Worker) -> Response:
     services = services_of(request)
-    lease = _lease(caller, task_id, done)
+    lease = lease_of(caller, task_id, done)
+    sent = {file.name: HandedIn(file.name, file.sha256) for file in done.files}
+    outputs = await services.files.check(caller.tenant_id, lease, list(sent.values()))
     async with services.pool.acquire() as connection:
-        async with _in_time(services, connection, caller, lease) as in_time:
-            if in_time:
-                outcome = await settlements.complete(connection, [Completion(lease, (), done.result)])
-        if not in_time or outcome.verdicts[task_id] is Verdict.LOST:
-            raise _lost()
+        async with in_time(services, connection, caller, lease) as still:
+            if still:
+                ending = Completion(lease, outputs, done.result)
+                outcome = await external_files.complete(connection, caller.tenant_id, ending)
+        if not still or outcome.verdicts[task_id] is Verdict.LOST:
+            raise lost()
     return await _told(services, outcome, task_id, "succeeded")
 
 
@@ -216,10 +239,10 @@ async def complete(request: Request, task_id: UUID, done: Result, caller: Worker
 )
 async def fail(request: Request, task_id: UUID, failed: Failed, caller: Worker) -> Response:
     services = services_of(request)
-    lease = _lease(caller, task_id, failed)
+    lease = lease_of(caller, task_id, failed)
     async with services.pool.acquire() as connection:
-        async with _in_time(services, connection, caller, lease) as in_time:
-            if in_time:
+        async with in_time(services, connection, caller, lease) as still:
+            if still:
                 delay = failed.retry_after
                 if delay is None:
                     waits = await external.backoff(connection, services.templates, caller.tenant_id, task_id)
@@ -227,8 +250,8 @@ async def fail(request: Request, task_id: UUID, failed: Failed, caller: Worker) 
                 message = failed.message.replace("\x00", "")
                 said = Failure(lease, "error", failed.code, message, failed.retryable, delay)
                 outcome = await _settled(connection, await settlements.fail(connection, [said]), lease)
-        if not in_time:
-            raise _lost()
+        if not still:
+            raise lost()
     return await _told(services, outcome, task_id, "cancelled")
 
 
@@ -237,7 +260,7 @@ async def _settled(connection: Connection, outcome: Settled, lease: Lease) -> Se
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
-        raise _lost()
+        raise lost()
     return outcome
 
 
@@ -253,11 +276,11 @@ async def _told(services: Services, outcome: Settled, task_id: UUID, otherwise: 
     summary="The task stopped, as it was asked to",
     responses=_RESPONSES,
 )
-async def acknowledge_cancel(request: Request, task_id: UUID, held: _Held, caller: Worker) -> Response:
+async def acknowledge_cancel(request: Request, task_id: UUID, held: Held, caller: Worker) -> Response:
     services = services_of(request)
-    lease = _lease(caller, task_id, held)
+    lease = lease_of(caller, task_id, held)
     async with services.pool.acquire() as connection:
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[task_id] is Verdict.LOST:
-        raise _lost()
+        raise lost()
     return await _told(services, outcome, task_id, "cancelled")

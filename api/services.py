@@ -26,6 +26,7 @@ from leasehold.broker.base import Broker
 from leasehold.database import Connection, Pool, make_pool
 from leasehold.engine import make_engine
 from leasehold.evaluation.evaluator import evaluating
+from leasehold.external_files import Files
 from leasehold.ids import new_id
 from leasehold.pool_sizes import pool_of_api
 from leasehold.registry import Pipelines
@@ -58,6 +59,7 @@ class Services:
     templates: Templates
     admission: Admission
     catalogue: Catalogue
+    files: Files
     draining: bool = False
 
     def drain(self) -> None:
@@ -108,6 +110,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             templates=Templates(Pipelines.from_source(settings.pipelines), evaluator),
             admission=Admission(settings),
             catalogue=Catalogue(settings),
+            files=Files(pool, store),
         )
 
 

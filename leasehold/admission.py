@@ -129,6 +129,10 @@ class Admission:
         await self._usage.is_far(connection, payer.tenant_id, 0)
         return await self.charge(connection, payer, 1, "uploads")
 
+    async def keeping(self, connection: Connection, tenant_id: str, size: int) -> None:
+        """Whether so many bytes more may be kept for the tenant. Raises TooMany `storage_full`."""
+        await self._usage.is_far(connection, tenant_id, 0, size)
+
     async def refund(self, connection: Connection, payer: Payer, count: int = 1, what: What = "submissions") -> None:
         """Give back what was charged for something that was not written after all."""
         for key, per_minute in self._rates(payer, what):

@@ -9,6 +9,7 @@ What `docs/runs.md` shows with curl, in Python. It needs nothing of the platform
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ import httpx2
 
 from leasehold.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable
 
-_CONFLICT = 409
+_CONFLICT, _THERE_ALREADY = 409, 412
 _AWAY_SECONDS = 2.0
 
 
@@ -38,8 +39,10 @@ class Task:
 
     said: dict[str, Any]
     _ask: Callable[..., Awaitable[dict[str, Any]]] = field(repr=False)
+    _store: httpx2.AsyncClient = field(repr=False)
     cancelled: bool = False
     lost: bool = False
+    sent: dict[str, str] = field(default_factory=dict)  # the files that `write` has sent, and their SHA-256
 
     @property
     def id(self) -> str:
@@ -66,6 +69,29 @@ class Task:
         files: list[dict[str, Any]] = self.said["files"]
         return files
 
+    async def read(self, name: str, step: str | None = None) -> bytes:
+        """A file that a step before this one made; `step`: where several have made one of that name.
+
+        Raises KeyError where there is none, Retryable where its bytes are not those that were stored.
+        """
+        for file in self.files:
+            if file["name"] == name and step in (None, file["step"]):
+                answer = await self._store.get(file["url"])
+                answer.raise_for_status()
+                if hashlib.sha256(answer.content).hexdigest() != file["sha256"]:
+                    raise Retryable(f"{name} came with other bytes than were stored", code="file_corrupt")
+                return answer.content
+        raise KeyError(name)
+
+    async def write(self, name: str, data: bytes, content_type: str = "application/octet-stream") -> None:
+        """Hand in a file; it counts once the task is completed. Raises LeaseLost, Refused."""
+        asked = {"name": name, "size": len(data), "content_type": content_type}
+        (ticket,) = (await self.tell("files", files=[asked]))["files"]
+        answer = await self._store.put(ticket["url"], content=data, headers=ticket["headers"])
+        if answer.status_code != _THERE_ALREADY:  # sent before, and its answer was lost: the completion compares it
+            answer.raise_for_status()
+        self.sent[name] = hashlib.sha256(data).hexdigest()
+
     async def tell(self, verb: str, **body: Any) -> dict[str, Any]:
         """Raises LeaseLost, Refused."""
         return await self._ask(f"/v1/external/tasks/{self.id}/{verb}", epoch=self.said["epoch"], **body)
@@ -91,6 +117,7 @@ class ExternalWorker:
         self.id = uuid4().hex  # fresh for every start
         self._queues = list(queues)
         self._lease_seconds = lease_seconds
+        self._store = httpx2.AsyncClient(timeout=60.0)  # signed URLs are asked without the key
         self._http = httpx2.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60.0)
 
     async def __aenter__(self) -> Self:
@@ -98,6 +125,7 @@ class ExternalWorker:
 
     async def __aexit__(self, *_error: object) -> None:
         await self._http.aclose()
+        await self._store.aclose()
 
     async def serve(self, handle: Handler) -> None:
         """Work for ever, a task at a time; a platform that is away is waited for."""
@@ -111,7 +139,7 @@ class ExternalWorker:
         """Take a task, if one comes within `wait` seconds (30 at most), and see it through. False: none came."""
         said = await self._ask("/v1/external/claim", queues=self._queues, wait=wait, lease_seconds=self._lease_seconds)
         for one in said["tasks"]:
-            await self._see_through(handle, Task(one, self._ask))
+            await self._see_through(handle, Task(one, self._ask, self._store))
         return bool(said["tasks"])
 
     async def _see_through(self, handle: Handler, task: Task) -> None:
@@ -140,7 +168,8 @@ class ExternalWorker:
         except Exception as error:  # noqa: BLE001 - a handler may raise anything: the attempt failed
             await task.tell("fail", code="handler_error", message=f"{type(error).__name__}: {error}"[:2000])
         else:
-            await task.tell("complete", result=result)
+            files = [{"name": name, "sha256": sha256} for name, sha256 in task.sent.items()]
+            await task.tell("complete", result=result, files=files)
 
     async def _beat(self, task: Task) -> None:
         while True:

@@ -175,6 +175,11 @@ class Settings(BaseSettings):
         False, description="Refuse uploads that do not declare their content_length: the store holds them to it."
     )
 
+    external_files: int = Field(100, ge=1, le=1000, description="Files that one attempt of an external step hands in.")
+    external_files_bytes: int = Field(
+        256 * MIB, ge=1, le=5 * 1024 * MIB, description="Bytes of the files that one such attempt hands in, in all."
+    )
+
     # --- addresses and secrets of clients
     egress_allow: str = Field(
         "", description="Networks that webhooks and providers may be in although they are private, comma-separated."

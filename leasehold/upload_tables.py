@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sqlalchemy import TIMESTAMP, BigInteger, Boolean, Column, Index, Table, Text, text
+from sqlalchemy import TIMESTAMP, BigInteger, Boolean, Column, Index, Integer, Table, Text, Uuid, text
 
 from leasehold.tables import metadata
 
@@ -18,6 +18,10 @@ upload = Table(
     Column("writable_until", TIMESTAMP(timezone=True), nullable=False),  # nobody may begin to send after this
     Column("look_at", TIMESTAMP(timezone=True), nullable=False),  # the sweeper looks what lies there
     Column("forget_at", TIMESTAMP(timezone=True), nullable=False),  # what was begun in time has ended by then
+    # Of a file that an external worker hands in: whose it is. It is given up when that attempt has ended.
+    Column("task_id", Uuid),
+    Column("epoch", Integer),
     Index("upload_look", "look_at"),
+    Index("upload_attempt", "task_id", "epoch", postgresql_where=text("task_id IS NOT NULL AND open")),
     Index("upload_open", "tenant_id", postgresql_where=text("open")),
 )

@@ -11,6 +11,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeAlias
+from uuid import UUID
 
 import structlog
 
@@ -34,6 +35,7 @@ _GRACE_SECONDS = 60
 #: What was begun while the URL lived may arrive for so long.
 _SLOWEST = timedelta(days=1)
 _RETRY_SECONDS = 60.0
+_NO_ATTEMPT = (None, None)
 #: No writer of ours needs longer for one object.
 _PARTS_LIVE = timedelta(hours=1)
 #: Where our writers write. The bucket may hold more than ours.
@@ -45,9 +47,10 @@ SELECT coalesce(sum(greatest(bytes, $2)), 0)::bigint FROM upload WHERE tenant_id
 """
 _OPEN = """
 -- upload_open
-INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at)
+INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at, task_id, epoch)
 VALUES ($1, $2, true, $8, $3, $4, clock_timestamp() + make_interval(secs => $5),
-        clock_timestamp() + make_interval(secs => $6), clock_timestamp() + make_interval(secs => $5) + $7::interval)
+        clock_timestamp() + make_interval(secs => $6), clock_timestamp() + make_interval(secs => $5) + $7::interval,
+        $9, $10)
 """
 _EXTEND = """
 -- upload_extend
@@ -106,10 +109,12 @@ async def open_upload(
     most: int,
     seconds: float,
     exact: bool = False,
+    attempt: tuple[UUID, int] | tuple[None, None] = _NO_ATTEMPT,
 ) -> None:
     """Write down what may be sent to `key` (or below it, with a `/` at its end) for `seconds`, before it is.
 
-    `counted`: its bytes until somebody looks. `exact`: the store holds it to them. In a transaction.
+    `counted`: its bytes until somebody looks. `exact`: the store holds it to them. `attempt`: the task and epoch that
+    it ends with (leasehold.external_files). In a transaction.
     Raises TooMany `upload_quota_exceeded`.
     """
     await lock_name(connection, f"uploads:{tenant_id}")
@@ -124,7 +129,7 @@ async def open_upload(
             retry_after=_RETRY_SECONDS,
         )
     first_look = seconds + _GRACE_SECONDS if exact or key.endswith("/") else LOOK_SECONDS
-    await connection.execute(_OPEN, key, tenant_id, counted, most, seconds, first_look, _SLOWEST, exact)
+    await connection.execute(_OPEN, key, tenant_id, counted, most, seconds, first_look, _SLOWEST, exact, *attempt)
 
 
 async def extend(connection: Connection, tenant_id: str, key: str, seconds: float) -> bool:

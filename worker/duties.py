@@ -14,7 +14,7 @@ from functools import partial
 from time import monotonic
 from uuid import UUID
 
-from leasehold import conversions, downloads, history, rates
+from leasehold import conversions, downloads, external_files, history, rates
 from leasehold.admission import Admission
 from leasehold.announcer import Announcer
 from leasehold.database import Connection, Pool
@@ -83,6 +83,7 @@ class Duties:
             self._led("abandoned_uploads", house.abandoned_uploads),
             self._led("uploads", house.uploads),
             self._led("parts", house.parts),
+            self._tidying("external_files", external_files.give_up),
             self._led("promotions", house.promotions),
             self._led("expired_sources", house.expired_sources),
             self._led("probes", house.probes),

@@ -76,6 +76,8 @@ class ObjectStore:
         self._client: S3Client
         self._signer: S3Client
         self.conditional = settings.s3_conditional_puts == "yes"
+        self._asked = settings.s3_conditional_puts != "probe"
+        self._asking = asyncio.Lock()
 
     @classmethod
     def from_settings(cls, settings: Settings) -> ObjectStore:
@@ -132,7 +134,13 @@ class ObjectStore:
             self.conditional = False
         finally:
             await self.delete(key)
+        self._asked = True
         return self.conditional
+
+    async def can_refuse(self) -> bool:
+        """As `probe`, which is asked once: for processes that do not probe when they start."""
+        async with self._asking:
+            return self.conditional if self._asked else await self.probe()
 
     async def forget_probes(self, older_than: timedelta) -> None:
         """Delete what processes that died while they probed have left."""
@@ -302,15 +310,7 @@ class ObjectStore:
             file.close()
             if not whole:
                 await _remove(path)
-        said = answered[0]
-        return Stored(
-            key,
-            size,
-            digest.hexdigest(),
-            said.get("ContentType", _UNKNOWN_TYPE),
-            said.get("ETag"),
-            _lower(said.get("Metadata", {})),
-        )
+        return _stored(key, size, digest.hexdigest(), answered[0])
 
     async def fetch_bytes(self, key: str, *, sha256: str | None = None, max_bytes: int) -> bytes:
         """A small object, whole. Raises as `fetch_file`."""
@@ -320,6 +320,21 @@ class ObjectStore:
         if sha256 is not None and digest_of_bytes(data) != sha256:
             raise ObjectCorrupt(f"{key}: its bytes are not those that were stored")
         return data
+
+    async def digest(self, key: str, *, max_bytes: int) -> Stored:
+        """The true size and sha256 of an object, all of whose bytes are read and none kept.
+
+        Raises ObjectMissing, and ObjectTooLarge when there are more than `max_bytes`.
+        """
+        answered: list[GetObjectOutputTypeDef] = []
+        digest, size = hashlib.sha256(), 0
+        async with aclosing(self._pieces(key, answered.append)) as pieces:
+            async for piece in pieces:
+                size += len(piece)
+                if max(size, answered[0]["ContentLength"]) > max_bytes:
+                    raise ObjectTooLarge(f"{key}: it has more than the {max_bytes} bytes allowed")
+                await asyncio.to_thread(digest.update, piece)
+        return _stored(key, size, digest.hexdigest(), answered[0])
 
     def pieces(self, key: str) -> AsyncGenerator[bytes, None]:
         """The object in pieces of a megabyte. Raises ObjectMissing, and StoreUnavailable when it is cut."""
@@ -395,11 +410,18 @@ class ObjectStore:
             asked["ResponseContentDisposition"] = f"attachment; filename*=UTF-8''{quote(download_name)}"
         return await self._signer.generate_presigned_url("get_object", Params=asked, ExpiresIn=seconds)
 
-    async def sign_put(self, key: str, *, content_type: str, seconds: int, content_length: int | None = None) -> str:
-        """A URL that writes the object for `seconds`: of that content type and, when given, that very length."""
+    async def sign_put(
+        self, key: str, *, content_type: str, seconds: int, content_length: int | None = None, only_new: bool = False
+    ) -> str:
+        """A URL that writes the object for `seconds`: of that content type and, when given, that very length.
+
+        `only_new`: where the store can refuse to overwrite, it does; whoever sends says `If-None-Match: *` then.
+        """
         asked: dict[str, Any] = {"Bucket": self._bucket, "Key": key, "ContentType": content_type}
         if content_length is not None:
             asked["ContentLength"] = content_length
+        if only_new and self.conditional:
+            asked["IfNoneMatch"] = "*"
         return await self._signer.generate_presigned_url("put_object", Params=asked, ExpiresIn=seconds)
 
     def _limit(self, size: int) -> asyncio.Timeout:
@@ -418,6 +440,11 @@ class _Absent:
 
 async def _remove(path: Path) -> None:
     await asyncio.shield(asyncio.to_thread(path.unlink, missing_ok=True))
+
+
+def _stored(key: str, size: int, sha256: str, said: GetObjectOutputTypeDef) -> Stored:
+    kind = said.get("ContentType", _UNKNOWN_TYPE)
+    return Stored(key, size, sha256, kind, said.get("ETag"), _lower(said.get("Metadata", {})))
 
 
 def _size_of(said: GetObjectOutputTypeDef) -> int:

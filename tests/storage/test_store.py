@@ -155,6 +155,40 @@ async def test_a_signed_url_admits_its_content_type_and_length_and_nothing_else(
     assert store_settings.s3_secret_key.get_secret_value() not in url
 
 
+async def test_a_signed_url_for_something_new_overwrites_nothing_where_the_store_can_refuse(store: ObjectStore) -> None:
+    url = await store.sign_put("u", content_type="text/plain", seconds=60, content_length=4, only_new=True)
+    headers = {"Content-Type": "text/plain"} | ({"If-None-Match": "*"} if await store.can_refuse() else {})
+    async with httpx2.AsyncClient() as client:
+        answers = [(await client.put(url, content=data, headers=headers)).status_code for data in (b"1234", b"5678")]
+    assert answers == [200, 412 if store.conditional else 200]
+    assert await store.fetch_bytes("u", max_bytes=4) == (b"1234" if store.conditional else b"5678")
+
+
+async def test_whether_a_store_can_refuse_is_asked_once(store_settings: Settings, store: ObjectStore) -> None:
+    fresh = ObjectStore(store_settings)
+    await fresh.open()
+    assert {await fresh.can_refuse() for _ in range(3)} == {store.conditional}
+    await fresh.close()
+    for said in ("yes", "no"):
+        told = ObjectStore(
+            store_settings.model_copy(update={"s3_conditional_puts": said, "s3_endpoint": "http://[::1]:1"})
+        )
+        assert await told.can_refuse() is (said == "yes")
+
+
+@pytest.mark.parametrize("size", [0, 1, 3 * 1024 * 1024 + 1])
+async def test_a_digest_is_of_all_the_bytes_and_of_no_more_than_allowed(store: ObjectStore, size: int) -> None:
+    data = os.urandom(size)
+    await store.put("d", data, **TEXT)
+    found = await store.digest("d", max_bytes=size)
+    assert (found.size, found.sha256, found.content_type) == (size, hashlib.sha256(data).hexdigest(), "text/plain")
+    if size:
+        with pytest.raises(ObjectTooLarge):
+            await store.digest("d", max_bytes=size - 1)
+    with pytest.raises(ObjectMissing):
+        await store.digest("nothing", max_bytes=1)
+
+
 async def test_signed_urls_name_the_public_endpoint(store_settings: Settings) -> None:
     store = ObjectStore(store_settings.model_copy(update={"s3_public_endpoint": "https://files.example.com"}))
     await store.open()

@@ -1,0 +1,338 @@
+"""External workers get files by signed URL and hand files in by signed URL: they are checked before they count, and
+nothing of an attempt that lost its lease does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx2
+import pytest
+
+from api.security import EXTERNAL_WORK
+from leasehold import external_files
+from leasehold.credentials import create_key
+from leasehold.database import Connection
+from leasehold.errors import Permanent
+from leasehold.external import ExternalWorker, Task
+from leasehold.settings import Settings
+from leasehold.transitions import sweeps
+from tests.api.conftest import Running
+from tests.api.door import problem
+from tests.factories import Rows, assert_history
+from tests.runs.conftest import Client
+from tests.runs.test_external import claim, settle
+from tests.support.bucket import Bucket
+from worker.housekeeping import Housekeeping
+
+STEPS = [{"id": name, "queue": "reports", "retry": {"max_attempts": 3, "backoff_seconds": [0]}}
+         for name in ("make", "use")]  # fmt: skip
+DATA = b"a,b\n1,2\n"
+
+
+def sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def named(data: bytes = DATA, name: str = "report.csv") -> dict[str, str]:
+    return {"name": name, "sha256": sha256(data)}
+
+
+@pytest.fixture
+def runs_settings(runs_settings: Settings) -> Settings:
+    return runs_settings.model_copy(
+        update={"external_files": 3, "external_files_bytes": 3000, "upload_unfinished_bytes": 4 * 1024 * 1024}
+    )
+
+
+@pytest.fixture
+async def run(client: Client) -> str:
+    assert (await client.post("/v1/templates", type="made", steps=STEPS)).status_code == 201
+    return await client.start("made")
+
+
+async def announce(client: Client, task: dict[str, Any], *files: dict[str, Any]) -> httpx2.Response:
+    wanted = files or ({"name": "report.csv", "size": len(DATA), "content_type": "text/csv"},)
+    return await settle(client, task, "files", files=list(wanted))  # type: ignore[no-any-return]  # an answer
+
+
+async def send(ticket: dict[str, Any], data: bytes = DATA, **headers: str) -> int:
+    async with httpx2.AsyncClient() as http:
+        answer = await http.put(ticket["url"], content=data, headers=ticket["headers"] | headers)
+    return int(answer.status_code)
+
+
+async def hand_in(client: Client, task: dict[str, Any], data: bytes = DATA, name: str = "report.csv") -> dict[str, Any]:
+    answer = await announce(client, task, {"name": name, "size": len(data), "content_type": "text/csv"})
+    assert answer.status_code == 200, answer.text
+    (ticket,) = answer.json()["files"]
+    assert await send(ticket, data) == 200
+    return dict(ticket)
+
+
+async def lose(rows: Connection, task: dict[str, Any]) -> None:
+    await rows.execute("UPDATE task SET lease_until = clock_timestamp() WHERE id = $1", UUID(task["task_id"]))
+    await sweeps.expire_leases(rows, [], 5)
+
+
+async def keep_house(running: Running) -> None:
+    services = running.services
+    async with services.pool.acquire() as connection:
+        await external_files.give_up(connection)
+    house = Housekeeping(services.settings, services.pool.acquire, services.store)
+    while await house.uploads():
+        pass
+
+
+async def test_a_file_goes_in_and_the_next_step_and_the_run_show_it(
+    client: Client, running: Running, rows: Connection, s3: Bucket, run: str
+) -> None:
+    task = await claim(client)
+    await hand_in(client, task)
+    assert (await settle(client, task, "complete", files=[named()])).status_code == 200
+    (file,) = (await claim(client))["files"]
+    assert {key: file[key] for key in ("step", "name", "size", "sha256", "content_type")} == {
+        "step": "make", "name": "report.csv", "size": len(DATA), "sha256": sha256(DATA), "content_type": "text/csv",
+    }  # fmt: skip
+    async with httpx2.AsyncClient() as http:
+        assert (await http.get(file["url"])).content == DATA
+    (output,) = (await client.look(run))["outputs"]
+    assert output["key"] == f"jobs/{run}/output/make.1/report.csv"
+    await assert_history(Rows(rows), UUID(run))
+    assert await rows.fetchval("SELECT count(*) FROM upload") == 0
+    await keep_house(running)
+    assert await s3.keys() == [output["key"]]
+
+
+@pytest.mark.parametrize("lie", ["another digest", "other bytes", "never sent", "never announced"])
+async def test_what_is_not_what_was_said_does_not_count(client: Client, run: str, lie: str) -> None:
+    task = await claim(client)
+    if lie in ("another digest", "other bytes"):
+        await hand_in(client, task, DATA if lie == "another digest" else DATA[::-1])
+    elif lie == "never sent":
+        await announce(client, task)
+    code = {"never sent": "file_missing", "never announced": "file_not_announced"}.get(lie, "file_mismatch")
+    said = named(b"other" if lie == "another digest" else DATA)
+    problem(await settle(client, task, "complete", files=[said], result={"made": 1}), 422, code)
+    seen = await client.look(run)
+    assert (seen["outputs"], seen["result"], seen["status"]) == ([], None, "waiting_worker")
+    assert (await settle(client, task, "heartbeat")).status_code == 200
+
+
+async def test_the_store_takes_the_announced_number_of_bytes_and_type_only(client: Client, run: str) -> None:
+    (ticket,) = (await announce(client, await claim(client))).json()["files"]
+    assert await send(ticket, DATA + b"more") == 403
+    assert await send(ticket, DATA, **{"Content-Type": "text/html"}) == 403
+    assert await send(ticket) == 200
+    assert run
+
+
+async def test_a_store_that_can_refuse_to_overwrite_is_told_to(
+    client: Client, running: Running, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a header that the URL is signed with: without it the URL is worth nothing. What such a store then does is
+    tested with one (tests/storage).
+    """
+
+    async def can_refuse() -> bool:
+        running.services.store.conditional = True
+        return True
+
+    monkeypatch.setattr(running.services.store, "can_refuse", can_refuse)
+    task = await claim(client)
+    (ticket,) = (await announce(client, task)).json()["files"]
+    assert ticket["headers"]["If-None-Match"] == "*"
+    assert "if-none-match" in ticket["url"].lower()
+    assert await send({**ticket, "headers": {"Content-Type": "text/csv"}}) in (400, 403)
+    assert await send(ticket) == 200
+    assert (await settle(client, task, "complete", files=[named()])).status_code == 200
+    assert run
+
+
+async def test_a_worker_that_lost_its_lease_changes_nothing(
+    client: Client, running: Running, rows: Connection, s3: Bucket, run: str
+) -> None:
+    """Neither by what it sent, nor by what it sends to a URL that still lives, nor by naming it."""
+    first = await claim(client)
+    ticket = await hand_in(client, first)
+    (another,) = (await announce(client, first, {"name": "late", "size": 4})).json()["files"]
+    await lose(rows, first)
+    second = await claim(client, "w2")
+    assert await send(another, b"late") == 200
+    problem(await announce(client, first), 409, "lease_lost")
+    for files in ([named()], [named(b"late", "late")], [named(b"never", "never")]):
+        problem(await settle(client, first, "complete", files=files), 409, "lease_lost")
+    problem(await settle(client, second, "complete", files=[named()]), 422, "file_not_announced")
+    await hand_in(client, second, b"the second's")
+    assert (await settle(client, second, "complete", files=[named(b"the second's")])).status_code == 200
+    (output,) = (await client.look(run))["outputs"]
+    assert (output["key"], output["sha256"]) == (f"jobs/{run}/output/make.2/report.csv", sha256(b"the second's"))
+    await keep_house(running)
+    assert await s3.keys() == [output["key"]]
+    assert await send(ticket) == 200  # its URL still lives
+    await rows.execute("UPDATE upload SET look_at = clock_timestamp() - interval '1 s'")
+    await keep_house(running)
+    assert await s3.keys() == [output["key"]]
+
+
+async def test_a_lease_that_is_lost_while_the_bytes_are_read_commits_nothing(
+    client: Client, running: Running, rows: Connection, run: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = await claim(client)
+    await hand_in(client, task)
+    reading, go_on = asyncio.Event(), asyncio.Event()
+    digest = running.services.store.digest
+
+    async def slowly(*args: Any, **more: Any) -> Any:
+        reading.set()
+        await go_on.wait()
+        return await digest(*args, **more)
+
+    monkeypatch.setattr(running.services.store, "digest", slowly)
+    completing = asyncio.create_task(settle(client, task, "complete", files=[named()]))
+    await reading.wait()
+    await lose(rows, task)
+    go_on.set()
+    problem(await completing, 409, "lease_lost")
+    assert (await client.look(run))["outputs"] == []
+    assert await rows.fetchval("SELECT open FROM upload")
+
+
+async def test_a_completion_whose_answer_was_lost_is_answered_again(client: Client, rows: Connection, run: str) -> None:
+    task = await claim(client)
+    await hand_in(client, task)
+    body = {"files": [named()], "result": {"made": 1}}
+    answers = await asyncio.gather(*(settle(client, task, "complete", **body) for _ in range(4)))
+    answers.append(await settle(client, task, "complete", **body))
+    assert [answer.json() for answer in answers] == [{"status": "succeeded"}] * 5
+    assert len((await client.look(run))["outputs"]) == 1
+    await assert_history(Rows(rows), UUID(run))
+
+
+async def test_what_is_sent_and_not_named_goes_and_counts_no_more(
+    client: Client, running: Running, rows: Connection, s3: Bucket, run: str
+) -> None:
+    task = await claim(client)
+    await hand_in(client, task, b"kept", "kept")
+    await hand_in(client, task, b"left", "left")
+    assert (await settle(client, task, "complete", files=[named(b"kept", "kept")])).status_code == 200
+    await keep_house(running)
+    assert await s3.keys() == [f"jobs/{run}/output/make.1/kept"]
+    assert await rows.fetchval("SELECT count(*) FROM upload WHERE open") == 0
+
+
+@pytest.mark.parametrize("how", ["fail", "cancel", "limit", "forgotten"])
+async def test_what_an_attempt_leaves_that_ends_otherwise_goes(
+    client: Client, running: Running, rows: Connection, s3: Bucket, run: str, how: str
+) -> None:
+    task = await claim(client)
+    await hand_in(client, task)
+    await keep_house(running)
+    assert len(await s3.keys()) == 1
+    match how:
+        case "fail":
+            await settle(client, task, "fail", code="no_luck")
+        case "cancel":
+            await client.post(f"/v1/runs/{run}/cancel")
+            await settle(client, task, "acknowledge-cancel")
+        case "limit":
+            await rows.execute("UPDATE task SET timeout_seconds = 1, started_at = started_at - interval '5 s'")
+            problem(await settle(client, task, "complete", files=[named()]), 409, "lease_lost")
+        case "forgotten":
+            await rows.execute("DELETE FROM job")
+    await keep_house(running)
+    assert await s3.keys() == []
+    await rows.execute("UPDATE upload SET look_at = clock_timestamp() - interval '1 s'")
+    await rows.execute("UPDATE upload SET forget_at = look_at")
+    await keep_house(running)
+    assert await rows.fetchval("SELECT count(*) FROM upload") == 0
+
+
+async def test_a_name_that_is_announced_again_gets_a_fresh_url(client: Client, rows: Connection, run: str) -> None:
+    task = await claim(client)
+    for _ in range(3):
+        (ticket,) = (await announce(client, task)).json()["files"]
+    assert await send(ticket) == 200
+    problem(await announce(client, task, {"name": "report.csv", "size": 1}), 422, "file_mismatch")
+    assert await rows.fetchval("SELECT count(*) FROM upload") == 1
+    assert (await settle(client, task, "complete", files=[named()])).status_code == 200
+    assert run
+
+
+async def test_an_attempt_hands_in_so_many_files_and_bytes_in_all(client: Client, run: str) -> None:
+    task = await claim(client)
+    one = {"name": "one", "size": 1000}
+    problem(await announce(client, task, {"name": "large", "size": 3001}), 422, "files_too_large")
+    assert (await announce(client, task, one)).status_code == 200
+    problem(await announce(client, task, {"name": "two", "size": 2001}), 422, "files_too_large")
+    more = [{"name": str(number), "size": 1} for number in range(3)]
+    problem(await announce(client, task, *more), 422, "too_many_files")
+    assert (await announce(client, task, *more[:2])).status_code == 200
+    assert run
+
+
+async def test_bounds_of_the_tenant_hold_for_them_too(client: Client, run: str) -> None:
+    """Four megabytes unfinished; each file counts one at least."""
+    await client.start("made")
+    first, second = await claim(client), await claim(client)
+    files = [{"name": name, "size": 1} for name in "abc"]
+    assert (await announce(client, first, *files)).status_code == 200
+    problem(await announce(client, second, *files[:2]), 429, "upload_quota_exceeded")
+    assert (await announce(client, second, files[0])).status_code == 200
+    assert (await announce(client, first, *files)).status_code == 200
+    assert run
+
+
+async def test_tenants_are_apart(client: Client, stranger: Client, run: str) -> None:
+    task = await claim(client)
+    await hand_in(client, task)
+    problem(await announce(stranger, task), 409, "lease_lost")
+    problem(await settle(stranger, task, "complete", files=[named()]), 409, "lease_lost")
+    assert (await client.look(run))["outputs"] == []
+    problem(await client.post(f"/v1/external/tasks/{uuid4()}/files", worker_id="w", epoch=1,
+                              files=[{"name": "a", "size": 1}]), 409, "lease_lost")  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "file",
+    [
+        {"name": "../up"}, {"name": "a/b"}, {"name": ""}, {"name": ".hidden"}, {"name": "a" * 129}, {"name": "a\n"},
+        {"size": 0}, {"size": -1}, {"size": True}, {"size": 5 * 1024**3 + 1}, {"content_type": "text"},
+        {"content_type": "text/csv\r\nX: y"}, {"key": "media/x"},
+    ],
+)  # fmt: skip
+async def test_a_file_that_makes_no_sense_is_refused(client: Client, run: str, file: dict[str, Any]) -> None:
+    task = await claim(client)
+    problem(await announce(client, task, {"name": "a", "size": 1} | file), 422, "invalid_request")
+    assert run
+
+
+@pytest.mark.parametrize("file", [{"sha256": "ff"}, {"sha256": "F" * 64}, {"name": "../up"}, {"size": 1}])
+async def test_a_name_of_a_file_that_makes_no_sense_is_refused(client: Client, run: str, file: dict[str, Any]) -> None:
+    task = await claim(client)
+    problem(await settle(client, task, "complete", files=[named() | file]), 422, "invalid_request")
+    assert run
+
+
+async def test_the_reference_client_reads_and_writes_files(
+    client: Client, running: Running, rows: Connection, run: str
+) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="outside", scopes=(EXTERNAL_WORK,))
+
+    async def handle(task: Task) -> dict[str, Any] | None:
+        if task.step == "make":
+            await task.write("report.csv", DATA, "text/csv")
+            return None
+        if await task.read("report.csv") != DATA or await task.read("report.csv", step="make") != DATA:
+            raise Permanent("wrong", "other bytes")
+        with pytest.raises(KeyError):
+            await task.read("another")
+        return {"read": len(DATA)}
+
+    async with ExternalWorker(running.url, key.text, queues=["reports"]) as outside:
+        assert await outside.work_once(handle)
+        assert await outside.work_once(handle)
+    assert (await client.look(run))["result"] == {"use": {"read": len(DATA)}}
