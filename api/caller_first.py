@@ -11,6 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.requests import ClientDisconnect
 
 from api.edge import identity_of
+from api.media_types import JSON, is_json, wrong_type
 from api.nesting import refusal
 from api.security import bearer, requirements
 from api.services import services_of
@@ -35,7 +36,10 @@ class CallerFirst(APIRoute):
             services = services_of(request)
             try:
                 async with services.bodies.received(request, tenant_id) as whole:
-                    unfit = refusal(await whole.body(), services.settings.json_max_depth)
+                    body = await whole.body()
+                    if body and not is_json(request.headers.get("content-type", "")):
+                        raise wrong_type(JSON)
+                    unfit = refusal(body, services.settings.json_max_depth)
                     if unfit is not None:
                         return unfit.response(identity_of(request).request_id)
                     return await handler(whole)

@@ -14,7 +14,7 @@ from api.conversion_rates import check_rate
 from api.conversion_view import OUTSIDE, is_finished
 from api.openapi import problems
 from api.services import services_of
-from api.streams import HEADERS, number_of, stream
+from api.streams import ANSWERS, HEADERS, number_of, stream
 from leasehold.reads import EventView
 
 router = APIRouter(tags=["conversion"])
@@ -32,7 +32,7 @@ router = APIRouter(tags=["conversion"])
         HTTPStatus.GONE: "`expired`",
         HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`",
-    }) | {204: {"description": "Everything was told already."}},
+    }) | ANSWERS,
 )  # fmt: skip
 async def stream_conversion_events(
     request: Request,

@@ -46,7 +46,7 @@ _OVER_QUOTA = "download_quota_exceeded"
         HTTPStatus.GONE: "`expired`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
         HTTPStatus.TOO_MANY_REQUESTS: "`too_many_downloads`, `too_many_at_once`, `download_quota_exceeded`",
-    }) | {200: {"content": {"application/octet-stream": {}}}},
+    }) | {200: {"content": {"application/octet-stream": {}, "application/json": {}}}},
 )  # fmt: skip
 async def get_conversion_result(
     request: Request, job_id: UUID, caller: Reader, artifact: ArtifactName = "nef"

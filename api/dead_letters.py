@@ -11,7 +11,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from api.caller_first import CallerFirst
 from api.cursors import InstantCursor, cursor_of, instant_and_id_at
 from api.keyring import Caller
-from api.openapi import REFUSED_FOR_NOW, problems
+from api.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from api.run_schemas import BulkReplayRequest, ReplayRequest
 from api.runs import json_response, retry, revived, tell_of
 from api.security import RUNS_READ, RUNS_WRITE, Require
@@ -138,9 +138,9 @@ async def _replay(services: Services, connection: Connection, caller: Caller, ru
     status_code=202,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`dead_letter_not_found`",
-        HTTPStatus.CONFLICT: "`resource_invalid_state`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `unknown_step`",
-        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
+        HTTPStatus.CONFLICT: "`resource_invalid_state`, `same_scope_running`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `unknown_step`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
     }),
 )  # fmt: skip
 async def replay_one(request: Request, task_id: UUID, caller: Writer, asked: ReplayRequest | None = None) -> Response:

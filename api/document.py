@@ -13,6 +13,19 @@ _WITH_BODY = {
     400: "`malformed_json`, `bad_request`",
     408: "`body_too_slow`",
     413: "`body_too_large`",
+    415: "`unsupported_media_type`: `Accept` names what the address takes",
+}
+_WITH_KEY = {409: "`idempotency_key_in_flight`"}
+_EVERYWHERE = {431: "`head_too_large`"}
+
+#: What every answer of a status carries.
+_HEADERS = {
+    "415": {"Accept": "The media type to send."},
+    "429": {
+        "Retry-After": "Seconds until another try may pass.",
+        "RateLimit": 'The limit, what is left of it, and seconds until there is more: `"submissions";r=0;t=12`.',
+        "RateLimit-Policy": 'What it allows, and in how many seconds if it is a rate: `"submissions";q=60;w=60`.',
+    },
 }
 
 #: What creates -> its status, the parameter that its answer fills, from where, and the operations that take it.
@@ -43,13 +56,29 @@ def complete(document: dict[str, Any]) -> None:
     for path, operation in _operations(document):
         by_name[operation["operationId"]] = operation
         responses = operation["responses"]
-        more = (_WITH_PATH if "{" in path else {}) | (_WITH_BODY if "requestBody" in operation else {})
-        for status, said in more.items():
+        for status, said in _more(path, operation).items():
             responses.setdefault(str(status), {"description": said} | _PROBLEM)
+        for code, carried in _HEADERS.items():
+            if code in responses:
+                responses[code]["headers"] = {
+                    name: {"description": said, "required": True, "schema": {"type": "string"}}
+                    for name, said in carried.items()
+                }
         operation["responses"] = dict(sorted(responses.items()))
         for parameter in operation.get("parameters", []):
             _without_null(parameter["schema"])
     _link(by_name)
+
+
+def _more(path: str, operation: dict[str, Any]) -> dict[int, str]:
+    more = dict(_EVERYWHERE)
+    if "{" in path:
+        more |= _WITH_PATH
+    if "requestBody" in operation:
+        more |= _WITH_BODY
+    if any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", [])):
+        more |= _WITH_KEY
+    return more
 
 
 def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:

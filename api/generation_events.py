@@ -14,7 +14,7 @@ from api.keyring import Caller
 from api.openapi import problems
 from api.security import GENERATION_READ, Require
 from api.services import services_of
-from api.streams import HEADERS, number_of, stream
+from api.streams import ANSWERS, HEADERS, number_of, stream
 from leasehold import generations
 from leasehold.errors import NotFound
 from leasehold.reads import EventView
@@ -33,7 +33,7 @@ _FOLLOWS = {
     "responses": problems({
         HTTPStatus.NOT_FOUND: "`task_not_found`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`",
-    }) | {204: {"description": "Everything was told already."}},
+    }) | ANSWERS,
 }  # fmt: skip
 _PROCESSING = frozenset({TaskState.RUNNING, TaskState.RETRY, TaskState.WAITING})
 

@@ -16,7 +16,7 @@ from api.media_view import status_word, step_word
 from api.openapi import problems
 from api.security import MEDIA_READ, Require
 from api.services import services_of
-from api.streams import HEADERS, LastEventId, number_of, stream
+from api.streams import ANSWERS, HEADERS, LastEventId, number_of, stream
 from leasehold.errors import Conflict
 from leasehold.reads import EventView
 from leasehold.states import JOB_TERMINAL
@@ -35,12 +35,11 @@ router = APIRouter(tags=["media"], route_class=CallerFirst)
         HTTPStatus.NOT_FOUND: "`media_not_found`",
         HTTPStatus.CONFLICT: "`not_submitted`: complete the upload first",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`",
-    }) | {
+    }) | ANSWERS | {
         200: {"description": "The stream", "content": {"text/event-stream": {"example": (
             'event: claimed\ndata: {"seq":3,"at":"2026-11-20T12:00:01Z","kind":"claimed","status":"PROCESSING",'
             '"step":"resize","step_status":"RUNNING","attempt":1}\nid: 3\n\n'
         )}}},
-        204: {"description": "Everything was told already."},
     },
 )  # fmt: skip
 async def stream_media_events(

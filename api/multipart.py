@@ -12,6 +12,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from api.media_types import FORM, wrong_type
 from leasehold.errors import Invalid
 
 _MOST_HEADERS_BYTES = 8 * 1024
@@ -120,12 +121,14 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
 async def events(request: Request, most_bytes: int) -> AsyncIterator[Event]:
     """The parts of the request's form.
 
-    Raises HTTPException(400) for what is no form, or a cut one; TimeoutError for a silent sender; Invalid("too_large")
-    beyond `most_bytes`, counted as they come, whatever was announced.
+    Raises Unsupported for another media type; HTTPException(400) for what is no form, or a cut one; TimeoutError for a
+    silent sender; Invalid("too_large") beyond `most_bytes`, counted as they come, whatever was announced.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")
-    if kind != b"multipart/form-data" or not boundary:
+    if kind != FORM.encode():
+        raise wrong_type(FORM)
+    if not boundary:
         raise _unreadable()
     found = _Events()
     calls = ("part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end")

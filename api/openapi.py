@@ -29,6 +29,8 @@ _ALWAYS = {
 
 #: With 429, of whatever makes a job.
 REFUSED_FOR_NOW = "`rate_limited`, `queue_full`, `too_many_unfinished`, `storage_full`"
+#: With 429, of whatever has a payload checked.
+CHECKED_LATER = "`evaluations_waiting`"
 
 
 def problems(said: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:

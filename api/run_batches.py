@@ -14,7 +14,7 @@ from api.edge import identity_of
 from api.idempotent import Answer, IdempotencyKey, once
 from api.keyring import Caller
 from api.metrics import SUBMITTED
-from api.openapi import REFUSED_FOR_NOW, problems
+from api.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from api.quick import QuickRoute
 from api.run_schemas import BatchAccepted, BatchRequest
 from api.runs import Writer, json_response, past_duplicates, seconds_or_none, tell
@@ -46,7 +46,7 @@ router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
         HTTPStatus.CONFLICT: "`template_disabled`, `same_key_running`, `idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
         "`nothing_to_do`, `invalid_request`, `batch_not_supported`, `batch_too_large`",
-        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, `evaluations_waiting`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, {CHECKED_LATER}",
     }),
 )  # fmt: skip
 async def create_runs(

@@ -15,7 +15,7 @@ from api.openapi import problems
 from api.runs import find_run
 from api.security import RUNS_READ, Require
 from api.services import services_of
-from api.streams import HEADERS, LastEventId, number_of, stream
+from api.streams import ANSWERS, HEADERS, LastEventId, number_of, stream
 from leasehold.reads import EventView
 from leasehold.states import JOB_TERMINAL
 
@@ -32,7 +32,7 @@ router = APIRouter(tags=["runs"], route_class=CallerFirst)
     responses=problems({
         HTTPStatus.NOT_FOUND: "`run_not_found`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`",
-    }) | {204: {"description": "Everything was told already."}},
+    }) | ANSWERS,
 )  # fmt: skip
 async def stream_run_events(
     request: Request,

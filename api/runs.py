@@ -23,7 +23,7 @@ from api.explain import explanation
 from api.idempotent import Answer, IdempotencyKey, once
 from api.keyring import Caller
 from api.metrics import SUBMITTED
-from api.openapi import REFUSED_FOR_NOW, problems
+from api.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from api.quick import QuickRoute
 from api.run_schemas import Reason, ReplayRequest, RunAccepted, RunList, RunRequest, run_answer, run_summary
 from api.security import RUNS_READ, RUNS_WRITE, Require
@@ -68,7 +68,7 @@ _TRIES = 5
         "`idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
         "`nothing_to_do`, `invalid_request`",
-        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `evaluations_waiting`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
     }),
 )  # fmt: skip
 async def create_run(
@@ -338,7 +338,7 @@ def invalid_state(status: JobState | str) -> Conflict:
         HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed run is retried; `same_scope_running`, "
         "`same_key_running`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `unknown_step`",
-        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `evaluations_waiting`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
     }),
 )  # fmt: skip
 async def retry_run(request: Request, run_id: UUID, caller: Writer, asked: ReplayRequest | None = None) -> Response:

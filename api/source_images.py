@@ -20,7 +20,7 @@ from api.runs import json_response
 from api.security import GENERATION_WRITE, Require
 from api.services import Services, services_of
 from leasehold import generations
-from leasehold.errors import BadGateway, Invalid, RequestError, StoreError
+from leasehold.errors import BadGateway, BodyTooSlow, Invalid, RequestError, StoreError
 from pipelines.media.kinds import sniff
 
 router = APIRouter(tags=["generation"], route_class=CallerFirst)
@@ -62,7 +62,7 @@ async def upload_images(request: Request, caller: Writer) -> Response:
             form = _Form(services, caller)
             keys = await form.read(request)
     except TimeoutError:
-        raise Invalid("body_too_slow", "The form did not arrive in time.") from None
+        raise BodyTooSlow("body_too_slow", "The form did not arrive in time.") from None
     except StoreError as error:
         raise BadGateway("store_unavailable", "The image could not be stored. Try again soon.") from error
     urls = [await services.store.sign_get(key, seconds=kept) for key in keys]

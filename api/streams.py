@@ -21,6 +21,11 @@ from leasehold.states import JOB_TERMINAL
 #: An idle stream says something this often, in seconds, so that nothing in between takes it for dead.
 KEEP_ALIVE = 15.0
 HEADERS = {"X-Accel-Buffering": "no"}
+#: For a route's `responses`.
+ANSWERS: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The stream", "content": {"text/event-stream": {}}},
+    204: {"description": "Everything was told already."},
+}
 _BATCH = 500
 _LONGEST = 600.0
 _HIGHEST = 2**31 - 1

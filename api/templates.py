@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict
 from api.caller_first import CallerFirst
 from api.idempotent import Answer, IdempotencyKey, is_repeated, once
 from api.keyring import Caller
-from api.openapi import problems
+from api.openapi import CHECKED_LATER, problems
 from api.runs import encoded, json_response
 from api.security import RUNS_READ, TEMPLATES_WRITE, Require
 from api.services import services_of
@@ -48,7 +48,7 @@ def _answer(known: Known) -> dict[str, Any]:
     responses=problems({
         HTTPStatus.CONFLICT: "`template_exists`, `template_reserved`, `too_many_templates`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_worker_type`, `schema_too_complex`, `invalid_request`",
-        HTTPStatus.TOO_MANY_REQUESTS: "`evaluations_waiting`",
+        HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
     }),
 )  # fmt: skip
 async def create_template(

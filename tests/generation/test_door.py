@@ -298,4 +298,4 @@ async def test_a_form_without_a_file_is_refused(client: Client) -> None:
     boundary = {"content-type": "multipart/form-data; boundary=x"}
     form = b'--x\r\nContent-Disposition: form-data; name="a"\r\n\r\n1\r\n--x--\r\n'
     problem(await client.http.post("/v1/upload/images", content=form, headers=boundary), 422, "image_missing")
-    problem(await client.http.post("/v1/upload/images", content=b"{}"), 400, "bad_request")
+    problem(await client.http.post("/v1/upload/images", content=b"{}"), 415, "unsupported_media_type")
