@@ -5,7 +5,7 @@ A lease is the worker's id and the task's epoch; a call with another epoch chang
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from http import HTTPStatus
 from time import monotonic
@@ -197,9 +197,12 @@ def lost() -> Conflict:
     "/tasks/{task_id}/progress", operation_id="progressExternal", summary="Say how far a task is", responses=_RESPONSES
 )
 async def say_progress(request: Request, task_id: UUID, said: ProgressReport, caller: Worker) -> Response:
+    services = services_of(request)
     lease = lease_of(caller, task_id, said)
-    async with services_of(request).pool.acquire() as connection:
-        kept = await progress.report(connection, [progress.Progress(lease, said.percent, said.summary)])
+    kept: Collection[UUID] = ()
+    async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as still:
+        if still:
+            kept = await progress.report(connection, [progress.Progress(lease, said.percent, said.summary)])
     if task_id not in kept:
         raise lost()
     return json_response({"percent": said.percent})
@@ -252,6 +255,11 @@ async def fail(request: Request, task_id: UUID, failed: Failed, caller: Worker) 
                 outcome = await _settled(connection, await settlements.fail(connection, [said]), lease)
         if not still:
             raise lost()
+        if task_id not in outcome.states:  # it stopped, as it was asked to; or it says again what it said before
+            status = await connection.fetchval(
+                "SELECT status FROM task WHERE id = $1 AND tenant_id = $2", task_id, caller.tenant_id
+            )
+            outcome.states[task_id] = status
     return await _told(services, outcome, task_id, "cancelled")
 
 

@@ -17,7 +17,7 @@ from api.caller_first import CallerFirst
 from api.cursors import IdCursor, cursor_of, id_at
 from api.idempotent import Answer, IdempotencyKey, is_repeated, once
 from api.keyring import Caller
-from api.openapi import REFUSED_FOR_NOW, problems
+from api.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from api.run_schemas import Instant, Priority, Scope, ScopeId
 from api.runs import encoded, json_response, tell_of
 from api.security import RUNS_READ, RUNS_WRITE, Require
@@ -27,7 +27,7 @@ from leasehold.admission import queues_waited_in
 from leasehold.bounds import make_room
 from leasehold.broker.base import BANDS
 from leasehold.database import Connection
-from leasehold.errors import Conflict, Invalid, NotFound, RequestError
+from leasehold.errors import Conflict, Invalid, NotFound, RequestError, TooMany, Unavailable
 from leasehold.idempotency import fingerprint
 from leasehold.ids import new_id
 from leasehold.run_reads import Row
@@ -140,6 +140,7 @@ async def _check_payload(services: Services, tenant_id: str, said: dict[str, Any
         HTTPStatus.NOT_FOUND: "`template_not_found`",
         HTTPStatus.CONFLICT: "`not_schedulable`, `too_many_schedules`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cron`, `invalid_timezone`, `invalid_payload`, `invalid_request`",
+        HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
     }),
 )  # fmt: skip
 async def create_schedule(
@@ -175,13 +176,18 @@ async def create_schedule(
 
 
 async def _prepared(services: Services, row: Row) -> schedules.Prepared:
-    """As schedules.prepare, and no connection is held while the payload is checked."""
+    """As schedules.prepare, and no connection is held while the payload is checked.
+
+    Raises TooMany and Unavailable where it could not be checked now: the schedule is not at fault.
+    """
     try:
         async with services.pool.acquire() as connection:
             known = await services.templates.find_schedulable(
                 connection, row["tenant_id"], row["template"], row["version"]
             )
         return known, await services.templates.params(row["tenant_id"], known, row["payload_template"])
+    except (TooMany, Unavailable):
+        raise
     except RequestError as error:
         return error
 
@@ -223,8 +229,13 @@ async def get_schedule(request: Request, schedule_id: UUID, caller: Reader) -> R
     operation_id="changeSchedule",
     summary="Change, pause or resume a schedule",
     description="What was missed while it was disabled is not caught up.",
-    responses=problems(_MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "as at its creation"}),
-)
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`schedule_not_found`, `template_not_found`",
+        HTTPStatus.CONFLICT: "`not_schedulable`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "as at its creation",
+        HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
+    }),
+)  # fmt: skip
 async def change_schedule(request: Request, schedule_id: UUID, wanted: _Changes, caller: Writer) -> Response:
     services = services_of(request)
     changes = wanted.model_dump(exclude_unset=True)
@@ -277,7 +288,7 @@ async def delete_schedule(request: Request, schedule_id: UUID, caller: Writer) -
     status_code=202,
     responses=problems(_MISSING | {
         HTTPStatus.CONFLICT: "`not_started`: the schedule's `last_error` says why",
-        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
     }),
 )  # fmt: skip
 async def run_now(
@@ -321,7 +332,7 @@ async def run_now(
     status_code=202,
     responses=problems(_MISSING | {
         HTTPStatus.UNPROCESSABLE_ENTITY: "`range_too_long`, `range_not_past`, `batch_too_large`",
-        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, {CHECKED_LATER}",
     }),
 )  # fmt: skip
 async def backfill(

@@ -100,6 +100,8 @@ async def create_webhook(
 
     asked = fingerprint(b"POST /v1/webhooks", wanted.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    async with services.pool.acquire() as connection:
+        await webhooks.watch(connection, caller.tenant_id)
     return await _with_secret(services, caller, answer)
 
 
@@ -130,6 +132,8 @@ async def change_webhook(request: Request, webhook_id: UUID, wanted: Changes, ca
             caller.tenant_id,
             wanted.enabled,
         )
+        if row is not None and row["enabled"]:
+            await webhooks.watch(connection, caller.tenant_id)
     return json_response(_answer(_there(row)))
 
 

@@ -5,6 +5,7 @@ locked while it fires, its runs and its next instant commit together, and (sched
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Any, TypeAlias
@@ -21,7 +22,7 @@ from leasehold.telemetry.duties import SCHEDULES_PAUSED
 from leasehold.templates import Known, Templates
 from leasehold.transitions import jobs, runs
 from leasehold.transitions.endings import JobEnded
-from leasehold.transitions.gates import gates_of
+from leasehold.transitions.gates import GateName, gates_of
 from leasehold.transitions.quarantine import STUCK_AFTER, alone, described, not_in
 from leasehold.transitions.runs import Made, NewRun
 
@@ -205,8 +206,6 @@ async def _start(
         await _refused(connection, row["id"], tick, prepared)
         return []
     unfinished = await _unfinished(connection, row["id"])
-    freed: list[tuple[str, str]] = []
-    ended: list[JobEnded] = []
     if unfinished and row["overlap"] == "skip":
         return []
     if unfinished and row["overlap"] == "buffer_one":
@@ -214,14 +213,34 @@ async def _start(
             "UPDATE schedule SET buffered_at = coalesce(buffered_at, $2) WHERE id = $1", row["id"], tick
         )
         return []
-    if unfinished and row["overlap"] == "cancel_other":
-        freed = await gates_of(connection, unfinished)
-        cancels = await jobs.request_cancel(
-            connection, unfinished, row["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
-        )
-        ended = cancels.ended
-    made = await _charged(connection, prepared, row, tick, keep_seconds, admission)
-    return [] if made is None else [Made(made.id, made.hints, [*made.gates, *freed], unfinished, ended)]
+    cancelled = unfinished if row["overlap"] == "cancel_other" else []
+    if cancelled and not await without_run(connection, row["id"], [tick]):
+        return []  # a backfill has made it, and it may be the one that would be cancelled
+    try:
+        async with connection.transaction():  # a savepoint: who refuses the new run keeps the one before it
+            freed, ended = await _cancelled(connection, row, cancelled)
+            made = await _charged(connection, prepared, row, tick, keep_seconds, admission)
+    except (TooMany, Unavailable):
+        raise
+    except RequestError as error:
+        await _refused(connection, row["id"], tick, error)
+        return []
+    if made is not None:
+        made = replace(made, gates=[*made.gates, *freed], left=[*made.left, *cancelled], ended=[*made.ended, *ended])
+    return [] if made is None else [made]
+
+
+async def _cancelled(
+    connection: Connection, row: Any, run_ids: Sequence[UUID]
+) -> tuple[Sequence[GateName], Sequence[JobEnded]]:
+    """Ask the schedule's runs to stop: their gates, and those that ended at once."""
+    if not run_ids:
+        return [], []
+    freed = await gates_of(connection, run_ids)
+    cancels = await jobs.request_cancel(
+        connection, run_ids, row["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
+    )
+    return freed, cancels.ended
 
 
 async def _charged(
@@ -232,11 +251,12 @@ async def _charged(
     keep_seconds: int,
     admission: Admission | None,
 ) -> Made | None:
+    """None: the tick has its run already. Raises RequestError."""
     if admission is None:
-        return await start(connection, prepared, row, tick, keep_seconds)
+        return await _make(connection, prepared, row, tick, keep_seconds)
     payer = Payer(row["tenant_id"])
     async with admission.submitting(connection, payer, queues_of(row["tenant_id"], prepared[0].pipeline)):
-        made = await start(connection, prepared, row, tick, keep_seconds)
+        made = await _make(connection, prepared, row, tick, keep_seconds)
         if made is None:
             await admission.refund(connection, payer)
     return made
@@ -283,7 +303,18 @@ async def start(
     try:
         if isinstance(prepared, RequestError):
             raise prepared
-        known, params = prepared
+        return await _make(connection, prepared, row, tick, keep_seconds)
+    except RequestError as error:
+        await _refused(connection, row["id"], tick, error)
+        return None
+
+
+async def _make(
+    connection: Connection, prepared: tuple[Known, dict[str, Any]], row: Any, tick: datetime | None, keep_seconds: int
+) -> Made | None:
+    """None: the tick has its run already. Raises RequestError."""
+    known, params = prepared
+    try:
         async with connection.transaction():
             new = NewRun(
                 known=known,
@@ -300,9 +331,6 @@ async def start(
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != "run_of_tick":
             raise
-        return None
-    except RequestError as error:
-        await _refused(connection, row["id"], tick, error)
         return None
     await connection.execute(_MADE, row["id"], tick)
     return made

@@ -32,6 +32,31 @@ _WATCHING = "SELECT id, tenant_id, events FROM webhook WHERE enabled AND tenant_
 
 _TOLD = "UPDATE job SET notify = false WHERE id = ANY($1::uuid[])"
 
+# Of a tenant's unfinished runs, newest ids last, those that nobody wanted to hear of when they were made.
+_WATCH = """
+-- webhooks_watch
+WITH found AS MATERIALIZED (
+    SELECT j.id FROM job j
+    WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND j.id > $2 AND NOT j.notify
+      AND EXISTS (SELECT 1 FROM run r WHERE r.job_id = j.id)
+    ORDER BY j.id LIMIT $3 FOR UPDATE OF j
+), watched AS (
+    UPDATE job j SET notify = true FROM found WHERE j.id = found.id
+)
+SELECT id FROM found ORDER BY id DESC LIMIT 1
+"""
+#: Rows locked at once.
+_MOST = 500
+
+
+async def watch(connection: Connection, tenant_id: str) -> None:
+    """Hear of the ends of runs that were there before the tenant had a webhook. Call it once the webhook is committed,
+    outside a transaction: rows are locked a few at a time.
+    """
+    last: UUID | None = UUID(int=0)
+    while last is not None:
+        last = await connection.fetchval(_WATCH, tenant_id, last, _MOST)
+
 
 async def dispatch(
     connection: Connection, pipeline: Pipeline, keep_seconds: int, limit: int = 100, run_id: UUID | None = None

@@ -15,6 +15,7 @@ from leasehold.errors import Invalid
 from leasehold.settings import Settings
 from leasehold.templates import Templates
 from leasehold.transitions import schedules
+from tests.api.conftest import Running
 from tests.api.door import problem
 from tests.runs.conftest import Client
 from tests.runs.work import pipelines
@@ -226,3 +227,36 @@ async def test_a_schedule_can_be_run_by_hand_changed_and_deleted_by_its_tenant_o
     problem(wrong, 422, "invalid_cron")
     assert (await client.http.delete(f"/v1/schedules/{schedule}")).status_code == 204
     problem(await client.http.get(f"/v1/schedules/{schedule}"), 404, "schedule_not_found")
+
+
+async def test_a_run_by_hand_whose_payload_cannot_be_checked_now_is_no_fault_of_the_schedule(
+    running: Running, client: Client
+) -> None:
+    schema = {"properties": {"a": {"pattern": "^[a-z]+$"}}}
+    body = {"type": "checked", "steps": [{"id": "only", "queue": "q"}], "payload_schema": schema}
+    assert (await client.post("/v1/templates", **body)).status_code == 201
+    schedule = (await make(client, template="checked", payload_template={"a": "b"}))["id"]
+    past = {"start": "2026-01-01T00:00:00Z", "end": "2026-01-02T00:00:00Z"}
+    evaluator = running.services.templates._evaluator
+    evaluator._tenants["acme"].waiting += running.services.settings.evaluations_waiting
+    for verb, said in (("run-now", {}), ("backfill", past)):
+        answer = await client.post(f"/v1/schedules/{schedule}/{verb}", **said)
+        problem(answer, 429, "evaluations_waiting")
+        assert {"retry-after", "ratelimit", "ratelimit-policy"} <= answer.headers.keys()
+    shown = (await client.http.get(f"/v1/schedules/{schedule}")).json()
+    assert (shown["last_error"], shown["failures"]) == (None, 0)
+    evaluator._tenants.clear()
+    assert (await client.post(f"/v1/schedules/{schedule}/run-now")).status_code == 202
+
+
+async def test_a_tick_that_a_backfill_has_made_cancels_nothing_when_it_is_due(client: Client, rows: Connection) -> None:
+    made = await make(client, overlap="cancel_other", cron="* * * * *")
+    await due(rows, made["id"], timedelta(seconds=30))
+    row = await rows.fetchrow("SELECT next_run_at FROM schedule WHERE id = $1", UUID(made["id"]))
+    assert row is not None
+    tick = row["next_run_at"].replace(second=0, microsecond=0)
+    await rows.execute("UPDATE schedule SET next_run_at = $2 WHERE id = $1", UUID(made["id"]), tick)
+    span = {"start": (tick - timedelta(seconds=1)).isoformat(), "end": tick.isoformat()}
+    (run,) = (await client.post(f"/v1/schedules/{made['id']}/backfill", **span)).json()["runs"]
+    assert await schedules.fire_due(rows, TEMPLATES, KEEP) == []
+    assert (await client.look(run))["status"] in ("pending", "queued")
