@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
@@ -94,16 +96,30 @@ def stale(lease: Lease, **changes: Any) -> Lease:
 
 async def assert_history(rows: Rows, job_id: UUID) -> None:
     """Seq is gap-free, and the rows are what the events add up to (invariants I4 and I20)."""
-    events = await rows.events(job_id)
+    tasks = await rows.connection.fetch("SELECT step, status, epoch FROM task WHERE job_id = $1", job_id)
+    _assert_history(await rows.job(job_id), await rows.events(job_id), tasks)
+
+
+async def assert_histories(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    """The same of all jobs that there are."""
+    events, tasks = defaultdict(list), defaultdict(list)
+    for row in await connection.fetch("SELECT * FROM event ORDER BY job_id, seq"):
+        events[row["job_id"]].append(row)
+    for row in await connection.fetch("SELECT job_id, step, status, epoch FROM task"):
+        tasks[row["job_id"]].append(row)
+    for row in await connection.fetch("SELECT * FROM job"):
+        _assert_history(row, events[row["id"]], tasks[row["id"]])
+
+
+def _assert_history(job: Any, events: Sequence[Any], tasks: Sequence[Any]) -> None:
     assert [event["seq"] for event in events] == list(range(1, len(events) + 1))
-    job = await rows.job(job_id)
     assert job["event_seq"] == len(events)
     assert events[-1]["job_status"] == job["status"]
     last: dict[str, tuple[str, int]] = {}
     for event in events:
         if event["step"] is not None:
             last[event["step"]] = (event["task_status"], event["epoch"])
-    for row in await rows.connection.fetch("SELECT step, status, epoch FROM task WHERE job_id = $1", job_id):
+    for row in tasks:
         if row["step"] in last:
             # That a step's last part freed it has no event of its own.
             freed = last[row["step"]][0] == "blocked" and row["status"] == "pending"

@@ -12,13 +12,14 @@ from leasehold.errors import Conflict
 from leasehold.gate import Gate
 from leasehold.pipeline import Concurrency
 from leasehold.registry import Pipelines
-from leasehold.templates import Templates
-from leasehold.transitions import fleet, gates, limits, schedules, sweeps
+from leasehold.templates import Known, Templates
+from leasehold.transitions import gates, limits, schedules, sweeps
 from tests.crossings.expectations import ARRIVALS, FIRINGS, LIMITED, table
-from tests.crossings.pair import Two
+from tests.crossings.pair import Two, surprises
 from tests.crossings.world import VERBS, Case, known, make, put_into, retry
 
 RULES, LIMIT, OVERLAPS = table(ARRIVALS), table(LIMITED), table(FIRINGS)
+ENDED = ("succeeded", "failed", "cancelled", "expired")
 #: How a run that others wait for may end, and from which state.
 ENDS = {"complete": "running", "die": "running", "cancel": "pending", "expire": "running", "ack": "stopping",
         "grace": "stopping", "lose": "stopping"}  # fmt: skip
@@ -121,20 +122,6 @@ async def test_who_waits_and_goes_lets_nobody_in_twice(two: Two, verb: str) -> N
     assert not row["held"]  # what has ended waits for nothing
 
 
-async def test_a_paused_queue_changes_no_verb_but_claiming(two: Two) -> None:
-    case = Case()
-    await put_into(two.first, case, "running")
-    await fleet.pause(two.first, "default", "a test")
-    for verb, state in (("renew", "running"), ("fail", "retry")):
-        assert await VERBS[verb](two.first, case)
-        assert await case.state(two.first) == state
-    waiting = Case()
-    await put_into(two.second, waiting, "pending")
-    assert not await VERBS["claim"](two.first, waiting)
-    assert await VERBS["cancel"](two.first, waiting)
-    await fleet.resume(two.first, "default")
-
-
 async def test_cancels_that_may_not_end_yet_hold_up_no_others(two: Two) -> None:
     """However many steps of a neighbour's may not be interrupted, and however long ago they were asked to stop."""
     for _ in range(3):
@@ -149,34 +136,66 @@ async def test_cancels_that_may_not_end_yet_hold_up_no_others(two: Two) -> None:
     assert await case.state(two.first) == "cancelled"
 
 
-@pytest.mark.parametrize("overlap", OVERLAPS)
-async def test_a_schedule_fires_while_its_run_before_is_in_some_state(two: Two, overlap: str) -> None:
-    surprises = []
-    for state, cell in OVERLAPS[overlap].items():
-        before = Case()
-        schedule = uuid4()
-        await two.first.execute(
-            "INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id,"
-            " priority, overlap, catch_up, catch_up_seconds)"
-            " VALUES ($1, $2, $3, '* * * * *', 'UTC', '{}', 'tenant', '', 1, $4, 'skip', 3600)",
-            schedule, before.tenant, before.template.template.type, overlap,
-        )  # fmt: skip
+async def fire(c: Connection, other: Case, overlap: str, *, of_schedule: bool) -> str:
+    """What becomes of the tick of a schedule of the same template and scope as `other`."""
+    schedule = uuid4()
+    await c.execute(
+        "INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id,"
+        " priority, overlap, catch_up, catch_up_seconds)"
+        " VALUES ($1, $2, $3, '* * * * *', 'UTC', '{}', 'tenant', '', 1, $4, 'skip', 3600)",
+        schedule, other.tenant, other.template.template.type, overlap,
+    )  # fmt: skip
+    if of_schedule:
+        await c.execute("UPDATE run SET schedule_id = $2 WHERE job_id = $1", other.run, schedule)
+    tick = await c.fetchval(
+        "UPDATE schedule SET next_run_at = date_trunc('minute', clock_timestamp()) WHERE id = $1 RETURNING next_run_at",
+        schedule,
+    )
+    for made in await schedules.fire_due(c, Templates(Pipelines(other.template.pipeline)), 60):
+        await gates.admit(c, made.gates, made.left)
+    run = await c.fetchval("SELECT job_id FROM run WHERE schedule_id = $1 AND tick = $2", schedule, tick)
+    row = await c.fetchrow("SELECT buffered_at, next_run_at FROM schedule WHERE id = $1", schedule)
+    assert row is not None
+    assert row["next_run_at"] > tick
+    await c.execute("DELETE FROM schedule WHERE id = $1", schedule)
+    return await other.state(c, run) if run else ("buffered" if row["buffered_at"] == tick else "none")
+
+
+def ruled(rule: str) -> Known:
+    return known(cast("Concurrency", rule if rule == "allow" else f"{rule}_same_scope"))
+
+
+async def test_a_schedule_fires_while_its_run_before_is_in_some_state(lanes: list[Two]) -> None:
+    async def judge(two: Two, of: tuple[str, str, str]) -> object | None:
+        policy, state, cell = of
+        rule, overlap = policy.split("+")
+        before = Case(template=ruled(rule))
         await put_into(two.first, before, state)
-        await two.first.execute("UPDATE run SET schedule_id = $2 WHERE job_id = $1", before.run, schedule)
-        tick = await two.first.fetchval(
-            "UPDATE schedule SET next_run_at = date_trunc('minute', clock_timestamp()) WHERE id = $1"
-            " RETURNING next_run_at",
-            schedule,
-        )
-        templates = Templates(Pipelines(before.template.pipeline))
-        for made in await schedules.fire_due(two.first, templates, 60):
-            await gates.admit(two.first, made.gates, made.left)
-        run = await two.first.fetchval("SELECT job_id FROM run WHERE schedule_id = $1 AND tick = $2", schedule, tick)
-        row = await two.first.fetchrow("SELECT buffered_at, next_run_at FROM schedule WHERE id = $1", schedule)
-        assert row is not None
-        assert row["next_run_at"] > tick
-        became = await before.state(two.first, run) if run else ("buffered" if row["buffered_at"] == tick else "none")
-        came = (became, await before.state(two.first))
-        if came != tuple(cell.split("/")):
-            surprises.append((state, came, cell))
-    assert not surprises
+        await let_in(two.first, before)
+        came = (await fire(two.first, before, overlap, of_schedule=True), await before.state(two.first))
+        return None if came == tuple(cell.split("/")) else (policy, state, came, cell)
+
+    cases = [(policy, state, cell) for policy, row in OVERLAPS.items() for state, cell in row.items()]
+    cases += [(policy, state, f"pending/{state}") for policy in OVERLAPS for state in ENDED]
+    assert await surprises(lanes, cases, judge) == []
+
+
+async def test_a_schedule_meets_a_run_by_hand_of_its_scope_as_a_newcomer_does(lanes: list[Two]) -> None:
+    """The overlap policy is about the schedule's own runs."""
+
+    async def judge(two: Two, of: tuple[str, str, str, str]) -> object | None:
+        rule, overlap, state, cell = of
+        by_hand = Case(template=ruled(rule))
+        await put_into(two.first, by_hand, state)
+        await let_in(two.first, by_hand)
+        came = (await fire(two.first, by_hand, overlap, of_schedule=False), await by_hand.state(two.first))
+        return None if came == tuple(cell.replace("refused", "none").split("/")) else (of, came)
+
+    overlaps = ("skip", "buffer_one", "cancel_other", "allow_all")
+    cases = [
+        (rule, overlap, state, cell)
+        for rule, row in RULES.items()
+        for overlap in overlaps
+        for state, cell in row.items()
+    ]
+    assert await surprises(lanes, cases, judge) == []
