@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw
 
 from pipelines.media import heic_decoder
 from tests import heif
+from tests.support.not_here import only_where
 
 Colour = tuple[int, int, int]
 RED, GREEN, BLUE, YELLOW = (220, 30, 30), (30, 180, 60), (40, 60, 220), (230, 210, 40)
@@ -196,6 +197,6 @@ _SAMPLES: dict[str, Callable[[], bytes]] = {
     "image/heic": lambda: heif.photo(display_p3(), exif(6).tobytes()[6:], heif.turned(3)),
 }
 
-_needs_heic = pytest.mark.skipif(not heic_decoder.is_here(), reason="the extra heic is not installed")
+_needs_heic = only_where(heic_decoder.is_here(), "the extra heic")
 #: Every kind, for tests that decode it.
 KINDS = [pytest.param(kind, marks=[_needs_heic] if kind == "image/heic" else []) for kind in _SAMPLES]

@@ -107,3 +107,15 @@ def test_a_declaration_loads_no_image_or_model_library() -> None:
     heavy = {"PIL", "onnx", "onnxruntime", "numpy"}
     wrong = [(str(path), name) for path in light for name in imports_of(path) if name.partition(".")[0] in heavy]
     assert wrong == []
+
+
+def test_nothing_is_skipped_without_saying_what_the_machine_lacks() -> None:
+    """tests/support/not_here.py is the one way."""
+    unannounced = re.compile(r"pytest\.(skip|importorskip|xfail)\b|mark\.(skip|skipif|xfail)\b|unittest\.skip")
+    here, rule = Path(__file__), ROOT / "tests" / "support" / "not_here.py"
+    found = [
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("*.py")
+        if path not in (here, rule) and unannounced.search(path.read_text())
+    ]
+    assert found == []

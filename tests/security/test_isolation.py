@@ -21,6 +21,7 @@ from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from tests.factories import Rows
 from tests.security import partly
+from tests.support.not_here import not_here
 from tests.worker.conftest import end_of
 from worker import isolation, landlock, seccomp
 from worker.worker import Worker
@@ -119,7 +120,7 @@ async def test_best_effort_runs_isolated_steps_and_warns_at_each_start(
 
 async def test_with_all_fences_nothing_is_said(settings: Settings, tmp_path: Path) -> None:
     if decided() == "best_effort":
-        pytest.skip("this kernel has no seccomp or no Landlock")
+        not_here("a kernel with seccomp and Landlock")
     with logged() as logs:
         async with Worker(lesser(settings, tmp_path, "pipelines", "required"), partly.pipelines()) as worker:
             assert worker.queues == {"partly-inline", "partly-isolated"}

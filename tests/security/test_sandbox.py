@@ -25,6 +25,7 @@ from leasehold.transitions import jobs
 from tests.factories import Rows
 from tests.security.hostile import hostile, pipelines
 from tests.security.hostile_steps import REACHED
+from tests.support.not_here import only_where
 from tests.worker.children.conftest import is_there
 from tests.worker.children.waiting import until
 from tests.worker.conftest import end_of
@@ -35,8 +36,8 @@ from worker.spares import WAITING
 from worker.worker import Worker
 from worker.zygote_process import scrubbed_environment
 
-pytestmark = pytest.mark.skipif(
-    seccomp.machine_here() is None or landlock.version() == 0, reason="this kernel has no seccomp or no Landlock"
+pytestmark = only_where(
+    seccomp.machine_here() is not None and landlock.version() > 0, "a kernel with seccomp and Landlock"
 )
 LIMITS = Limits(memory_bytes=512 * MIB, cpu_seconds=30, file_bytes=8 * MIB, open_files=64)
 

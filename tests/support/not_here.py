@@ -14,6 +14,11 @@ def not_here(reason: str) -> NoReturn:
     pytest.skip(MARK + reason)
 
 
+def only_where(able: bool, reason: str) -> pytest.MarkDecorator:
+    """For `pytestmark`: the tests of a file that this machine can run only where it is `able`."""
+    return pytest.mark.skipif(not able, reason=MARK + reason)
+
+
 def reasons(skipped: list[pytest.TestReport]) -> dict[str, list[str]]:
     """Which tests did not run, by reason."""
     found: dict[str, list[str]] = {}

@@ -16,9 +16,10 @@ from pipelines.media import heic_decoder
 from pipelines.media.headers import heic
 from tests import heif, pictures
 from tests.heif import Heif
+from tests.support.not_here import only_where
 from tests.unit.media.conftest import RefusalOf, RunMedia
 
-pytestmark = pytest.mark.skipif(not heic_decoder.is_here(), reason="the extra heic is not installed")
+pytestmark = only_where(heic_decoder.is_here(), "the extra heic")
 
 HUGE = 60_000
 

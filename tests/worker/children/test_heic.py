@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import pytest
-
 from pipelines.media import heic_decoder
 from pipelines.media.pipeline import media
 from tests import heif
+from tests.support.not_here import only_where
 from worker.children import Children
 
-pytestmark = pytest.mark.skipif(not heic_decoder.is_here(), reason="the extra heic is not installed")
+pytestmark = only_where(heic_decoder.is_here(), "the extra heic")
 
 
 async def test_a_photo_of_tiles_is_decoded_behind_the_fences(tmp_path: Path) -> None:
