@@ -132,13 +132,13 @@ class Settings(BaseSettings):
         description="Runs times steps of one POST /v1/runs/batch: they are written in one commit.",
     )
     bulk_writes_at_once: int = Field(
-        2,
+        3,
         ge=1,
         le=100,
         description="Batches of runs, backfills and replays of many dead letters that one API process writes at once: "
         "each keeps a connection to PostgreSQL. One connection is always left to other requests.",
     )
-    bulk_writes_per_tenant: int = Field(1, ge=1, le=100, description="Of these, those of one tenant; others wait.")
+    bulk_writes_per_tenant: int = Field(2, ge=1, le=100, description="Of these, those of one tenant; others wait.")
     bulk_writes_waiting: int = Field(
         16, ge=0, le=10_000, description="Those of one tenant that wait in one process; more get 429."
     )

@@ -120,7 +120,9 @@ async def until_waiting(rows: Connection) -> None:
 async def test_more_bulk_writes_of_a_tenant_than_may_wait_are_told_to_come_again(
     settings: Settings, rows: Connection
 ) -> None:
-    async with world(settings, rows, unfinished_per_tenant=BOUND, bulk_writes_waiting=1) as acme:
+    async with world(
+        settings, rows, unfinished_per_tenant=BOUND, bulk_writes_waiting=1, bulk_writes_per_tenant=1
+    ) as acme:
         ask = await batch(acme)
         async with stopped(settings):
             first = asyncio.create_task(ask())
