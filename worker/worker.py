@@ -10,7 +10,7 @@ from contextlib import AsyncExitStack
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 from uuid import UUID
 
 import asyncpg
@@ -20,7 +20,7 @@ from leasehold.announcer import Announcer
 from leasehold.broker import make_broker
 from leasehold.broker.base import Delivery
 from leasehold.database import TRY_AGAIN, Connection, make_pool, until_answered
-from leasehold.errors import StoreError
+from leasehold.errors import DeclarationError, StoreError
 from leasehold.evaluation.evaluator import evaluating
 from leasehold.ids import new_id
 from leasehold.outbox import Announcement
@@ -51,6 +51,7 @@ from worker.shares import Rooms
 from worker.workdir import WorkDir
 
 log = structlog.get_logger(__name__)
+_T = TypeVar("_T")
 
 #: The most tasks that one claiming or settling statement takes.
 _BATCH = 128
@@ -69,7 +70,13 @@ class Worker:
         self.id = new_id()  # fresh for every start: a reused name would hide what its predecessor held
         self.settings = settings
         self.pipelines = pipelines if pipelines is not None else Pipelines.from_source(settings.pipelines)
-        self.queues = _served(self.pipelines, settings)
+        self._wanted = _served(self.pipelines, settings)
+        #: Those that it serves; with isolated steps only when the fences around its children are known.
+        self.queues: frozenset[str] = frozenset()
+        #: Set when it is decided which of its queues it may serve, and it does.
+        self.complete = asyncio.Event()
+        self._by_queue: dict[str, Crew] = {}
+        self._draining = False
         self._opened = AsyncExitStack()
         self._loops: list[asyncio.Task[None]] = []
         self._crews: list[Crew] = []
@@ -98,6 +105,7 @@ class Worker:
         """Stop taking work, finish what runs or give it back, within `drain_seconds`."""
         log.info("draining", seconds=self.settings.drain_seconds)
         metrics.DRAINING.set(1)
+        self._draining = True
         await self._broker.stop_consuming()
         for crew in self._crews:
             crew.stop_taking()
@@ -130,8 +138,13 @@ class Worker:
     async def _start(self) -> None:
         settings = self.settings
         work_dir = self._opened.enter_context(WorkDir(_root(settings), self.id))
-        # Children load their handlers for a second, on cores of their own: what is waited for meanwhile costs nothing.
-        await together([self._start_children(work_dir), self._open_servers()])
+        # Children load their handlers for a second, on cores of their own. Inline queues do not wait for that.
+        inline = self._plan_children(work_dir)
+        warming = asyncio.create_task(self._warm(), name="warming")
+        self._opened.push_async_callback(_ended, warming)
+        await together([self._open_servers(), *([] if inline else [_done(warming)])])
+        later = not warming.done()
+        self.queues = inline if later else warming.result()
         self._presence_key = await self._register()
         self._announcer = Announcer(self._broker, self._on_connection)
         self._announcer.start()
@@ -160,13 +173,48 @@ class Worker:
         for loop in self._loops:
             loop.add_done_callback(self._watch)
         await self._consume()
-        self._loops.append(asyncio.create_task(self._check()))
+        self._loops.append(asyncio.create_task(self._check(), name="self-check"))
+        self._say_serving()
+        if not later:
+            self.complete.set()
+        else:
+            joining = asyncio.create_task(self._serve_isolated(warming), name="isolated queues")
+            joining.add_done_callback(self._watch)
+            self._loops.append(joining)
+
+    def _say_serving(self) -> None:
         log.info(
             "serving",
             queues=sorted(self.queues),
+            later=sorted(self._heavy - self.queues),
             broker=self._broker.name,
             isolation=self._children.isolation,
         )
+
+    async def _serve_isolated(self, warming: asyncio.Task[frozenset[str]]) -> None:
+        """Serve the isolated queues, too, now that it is known which may be. Raises DeclarationError when handlers do
+        not load: this worker is not what it was meant to be, and ends, but not in the middle of what runs.
+        """
+        try:
+            queues = await _done(warming)
+        except DeclarationError:
+            await self.drain()
+            raise
+        if queues != self.queues and not self._draining:
+            await self._add_isolated(queues)
+        self.complete.set()
+
+    async def _add_isolated(self, queues: frozenset[str]) -> None:
+        async def say() -> None:
+            async with self._pool.acquire() as connection:
+                await workers.serves(connection, self.id, sorted(queues))
+
+        await until_answered(say, within=_START_SECONDS)
+        crew = self._isolated_crew()
+        crew.start()
+        self._broker.consume_also(self._take_in([crew]))
+        self.queues = queues
+        self._say_serving()
 
     async def _open_servers(self) -> None:
         settings = self.settings
@@ -210,12 +258,12 @@ class Worker:
         except TRY_AGAIN as error:
             log.warning("left without saying so; the sweeper forgets this worker", error=type(error).__name__)
 
-    async def _start_children(self, work_dir: Path) -> None:
-        """First of all: which queues this worker serves depends on how its children are fenced in."""
+    def _plan_children(self, work_dir: Path) -> frozenset[str]:
+        """Returns the queues that need none."""
         settings = self.settings
         isolated = {name: steps for name in self.pipelines_served() if (steps := self._isolated_steps(name))}
         of_children = {step.queue for steps in isolated.values() for step in steps}
-        self._heavy = frozenset(queue for queue in self.queues if unpinned_queue(queue) in of_children)
+        self._heavy = frozenset(queue for queue in self._wanted if unpinned_queue(queue) in of_children)
         self._children = Children(
             (settings.worker_children or os.cpu_count() or 1) if isolated else 0,
             pipelines=sorted(isolated),
@@ -223,11 +271,16 @@ class Worker:
             source=settings.pipelines,
         )
         self._opened.push_async_callback(self._children.close)
+        return self._wanted - self._heavy
+
+    async def _warm(self) -> frozenset[str]:
+        """Which queues this worker may serve depends on how its children are fenced in."""
         await self._children.start()
-        self.queues = isolation.may_serve(self._children.isolation, self.queues, self._heavy, settings)
-        if not self._heavy <= self.queues:
+        queues = isolation.may_serve(self._children.isolation, self._wanted, self._heavy, self.settings)
+        if not self._heavy <= queues:
             self._heavy = frozenset()
             await self._children.close()
+        return queues
 
     async def _start_attempts(self, work_dir: Path) -> None:
         settings = self.settings
@@ -261,16 +314,19 @@ class Worker:
             opened=opened,
             settings=settings,
         )
-        children = settings.worker_children or os.cpu_count() or 1
         inline = self.queues - self._heavy
         for own, slots in self._own_slots(inline):
             inline -= own
             self._crews.append(self._crew(sorted(own), slots, slots))
         shared = settings.worker_concurrency
         reserve = shared if settings.worker_reserve is None else settings.worker_reserve
-        for queues, slots, kept in ((self._heavy, children, 0), (inline, shared, reserve)):
-            if queues:
-                self._crews.append(self._crew(sorted(queues), slots, kept))
+        if inline:
+            self._crews.append(self._crew(sorted(inline), shared, reserve))
+        if self._heavy & self.queues:
+            self._crews.append(self._isolated_crew())
+
+    def _isolated_crew(self) -> Crew:
+        return self._crew(sorted(self._heavy), self.settings.worker_children or os.cpu_count() or 1, 0)
 
     def _own_slots(self, inline: frozenset[str]) -> list[tuple[frozenset[str], int]]:
         """Of the pipelines that have slots of their own: the queues, and how many."""
@@ -295,17 +351,24 @@ class Worker:
         )
 
     async def _consume(self) -> None:
-        by_queue = {queue: crew for crew in self._crews for queue in crew.queues}
+        by_queue = self._by_queue
+        crews, self._crews = self._crews, []
         await self._broker.consume(
-            {queue: _HINTS_PER_SLOT * crew.slots for queue, crew in by_queue.items()},
+            self._take_in(crews),
             lambda delivery: _deliver(by_queue, delivery),
             lambda queue: by_queue[queue].look() if queue in by_queue else None,
         )
-        for crew in self._crews:
+        for crew in crews:
             crew.start()
+        metrics.SLOTS.labels("busy").set_function(lambda: sum(crew.busy for crew in self._crews))
+
+    def _take_in(self, crews: Sequence[Crew]) -> dict[str, int]:
+        """Begin to hand hints to these, too; returns how many of each of their queues they want in hand."""
+        self._crews += crews
+        self._by_queue.update({queue: crew for crew in crews for queue in crew.queues})
         metrics.SLOTS.labels("all").set(sum(crew.shared for crew in self._crews))
         metrics.SLOTS.labels("reserve").set(sum(crew.reserve for crew in self._crews))
-        metrics.SLOTS.labels("busy").set_function(lambda: sum(crew.busy for crew in self._crews))
+        return {queue: _HINTS_PER_SLOT * crew.slots for crew in crews for queue in crew.queues}
 
     async def _check(self) -> None:
         """Say once what the parts can promise, so that nobody has to find out at night."""
@@ -321,7 +384,7 @@ class Worker:
     # --- what the parts ask for
 
     def pipelines_served(self) -> list[str]:
-        declared = {unpinned_queue(queue) for queue in self.queues}
+        declared = {unpinned_queue(queue) for queue in self._wanted}
         return [p.name for p in self.pipelines if any(step.queue in declared for step in p.steps)]
 
     def _isolated_steps(self, pipeline: str) -> list[Step]:
@@ -363,6 +426,16 @@ class Worker:
 
 async def _nothing_to_ack() -> None:
     """The hint came from ourselves; the one that everybody gets is acknowledged when it arrives."""
+
+
+async def _done(task: asyncio.Task[_T]) -> _T:
+    """Its result; it goes on when whoever waits here is cancelled."""
+    return await asyncio.shield(task)
+
+
+async def _ended(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
 
 
 def _deliver(by_queue: dict[str, Crew], delivery: Delivery) -> None:

@@ -50,6 +50,9 @@ class AmqpBroker:
         """`on_wake` is called when a queue is consumed again after a gap: hints may have been lost in it."""
         await self._consumer.consume(prefetch, on_delivery, on_wake)
 
+    def consume_also(self, prefetch: Mapping[str, int]) -> None:
+        self._consumer.consume_also(prefetch)
+
     async def stop_consuming(self) -> None:
         await self._consumer.stop()
 

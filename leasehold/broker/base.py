@@ -81,6 +81,9 @@ class Broker(Protocol):
         was away and may have lost some), so look into the database now. It must only hand over, too.
         """
 
+    def consume_also(self, prefetch: Mapping[str, int]) -> None:
+        """Consume these queues beside those that `consume` was told of; what comes is handed to the same."""
+
     async def stop_consuming(self) -> None:
         """Stop new deliveries; unacknowledged ones stay ours until acked or the connection closes."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -45,6 +45,8 @@ class Consumer:
         self._on_delivery: Callable[[Delivery], None] | None = None
         self._on_wake: Callable[[str], None] | None = None
         self.link = Link(settings.amqp_url, "consume", settings.amqp_heartbeat, self._serve)
+        #: While there is a connection: begins with further subscriptions on it.
+        self._begin: Callable[[Sequence[Subscription]], None] | None = None
         self.last_delivery_at: float | None = None
         self.garbage: Counter[str] = Counter()
 
@@ -61,12 +63,21 @@ class Consumer:
     ) -> None:
         await self.close()  # a second call replaces the first
         self._on_delivery, self._on_wake = on_delivery, on_wake
-        self._subscriptions = [
+        self._subscriptions = self._subscribed(prefetch)
+        self.link.start()
+
+    def consume_also(self, prefetch: Mapping[str, int]) -> None:
+        added = self._subscribed(prefetch)
+        self._subscriptions += added
+        if self._begin is not None:
+            self._begin(added)
+
+    def _subscribed(self, prefetch: Mapping[str, int]) -> list[Subscription]:
+        return [
             Subscription(self._topology, queue, band, share)
             for queue, total in prefetch.items()
             for band, share in enumerate(split(total))
         ]
-        self.link.start()
 
     async def stop(self) -> None:
         await asyncio.gather(*(subscription.stop() for subscription in self._subscriptions))
@@ -82,10 +93,18 @@ class Consumer:
 
     async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
         async with asyncio.TaskGroup() as group:
-            for subscription in self._subscriptions:
-                serving = subscription.serve(connection, wire, self._receive, self._resumed)
-                group.create_task(serving, name=subscription.name)
-        await asyncio.Event().wait()  # stopped subscriptions: the connection stays, for the ACKs
+
+            def begin(subscriptions: Sequence[Subscription]) -> None:
+                for subscription in subscriptions:
+                    serving = subscription.serve(connection, wire, self._receive, self._resumed)
+                    group.create_task(serving, name=subscription.name)
+
+            self._begin = begin
+            try:
+                begin(self._subscriptions)
+                await asyncio.Event().wait()  # stopped subscriptions: the connection stays, for the ACKs
+            finally:
+                self._begin = None
 
     def _resumed(self, subscription: Subscription) -> None:
         """Hints may have been lost with the queue or the broker's disk: the database knows."""

@@ -82,6 +82,10 @@ class PostgresBroker:
         self._queues, self._on_wake = tuple(prefetch), on_wake
         self._listener.start()
 
+    def consume_also(self, prefetch: Mapping[str, int]) -> None:
+        self._queues += tuple(prefetch)
+        self._wake(prefetch)
+
     async def stop_consuming(self) -> None:
         await self._listener.close()
         self._queues, self._on_wake = (), None

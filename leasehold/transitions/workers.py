@@ -28,6 +28,11 @@ async def register(
     return key
 
 
+async def serves(connection: Connection, worker: UUID, queues: Sequence[str]) -> None:
+    """The worker takes work of these queues from now on, and of no others."""
+    await connection.execute("UPDATE worker SET queues = $2 WHERE id = $1", worker, list(queues))
+
+
 async def appear(connection: Connection, worker: UUID, presence_key: int) -> bool:
     """Take the presence lock on this very session, and say so in the registry.
 

@@ -313,3 +313,29 @@ async def test_a_hint_of_another_band_than_its_queue_is_still_a_hint(open_broker
     async with raw_channel(amqp_url) as channel:
         await channel.default_exchange.publish(aio_pika.Message(encode(hint)), NORMAL)
     assert (await inbox.next()).hint == hint
+
+
+async def test_a_queue_that_is_consumed_later_is_consumed_for_good(open_broker: OpenBroker) -> None:
+    """On the same connection, and on the next one, without taking away what is in hand."""
+    broker, inbox = await open_broker(), Inbox()
+    await consuming(broker, inbox)
+    [held] = hints(1)
+    await broker.publish([held])
+    first = await inbox.next()
+    broker.consume_also({"models": 30})
+    await until(lambda: broker.connected)
+    [later] = hints(1, "models")
+    await publish_until_confirmed(broker, [later])
+    second = await inbox.next()
+    assert (first.hint, second.hint) == (held, later)
+    assert not second.redelivered
+    await first.ack()
+    await second.ack()
+    broker.rebuild_consumer()
+    await until(lambda: not broker.connected)
+    await until(lambda: broker.connected)
+    [again] = hints(1, "models")
+    await publish_until_confirmed(broker, [again])
+    assert (await inbox.next()).hint == again
+    assert isinstance(broker, AmqpBroker)
+    assert broker._consumer.link.connects == 2

@@ -517,7 +517,8 @@ async def test_errors_that_nobody_foresaw_in_many_duties_end_neither_the_worker_
     await until(lambda: runs_of(rows, good))
     await until(lambda: rows.fetchval("SELECT bool_and(finished_at IS NOT NULL) FROM job WHERE pipeline = 'scripted'"))
     assert not worker._broken.done()
-    assert [loop.get_name() for loop in worker._loops[:-1] if loop.done()] == []  # the last is the self-check
+    ended = {loop.get_name() for loop in worker._loops if loop.done()}
+    assert ended <= {"self-check", "isolated queues"}  # these are done once
 
 
 @pytest.mark.parametrize("table", ["worker", "paused_queue"])

@@ -62,6 +62,7 @@ async def test_a_worker_without_a_fence_refuses_isolated_queues_in_one_line_and_
     with logged() as logs:
         async with Worker(lesser(settings, tmp_path, which, "required"), partly.pipelines()) as worker:
             assert (await end_of(Rows(connection), inline.id))["status"] == "succeeded"
+            await worker.complete.wait()
             assert worker.queues == {"partly-inline"}
             assert worker._children.pids == frozenset()
             registered = await connection.fetchval("SELECT queues FROM worker WHERE id = $1", worker.id)
@@ -123,6 +124,7 @@ async def test_with_all_fences_nothing_is_said(settings: Settings, tmp_path: Pat
         not_here("a kernel with seccomp and Landlock")
     with logged() as logs:
         async with Worker(lesser(settings, tmp_path, "pipelines", "required"), partly.pipelines()) as worker:
+            await worker.complete.wait()
             assert worker.queues == {"partly-inline", "partly-isolated"}
     assert not [entry for entry in logs if entry["log_level"] == "error" or "as was decided" in entry["event"]]
 

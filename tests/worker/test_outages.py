@@ -37,7 +37,8 @@ async def test_a_restart_of_the_database_is_one_line_when_it_goes_and_one_when_i
     await migrate(server.url)
     changes = {"database_url": SecretStr(server.url), "broker": "postgres", "pipelines": "tests.runs.work:pipelines"}
     changed = settings.model_copy(update={**changes, "work_dir": str(tmp_path), "poll_seconds": 0.1})
-    async with serving(changed) as running, client_of(running.url, "lh_none_none") as http, Worker(changed):
+    async with serving(changed) as running, client_of(running.url, "lh_none_none") as http, Worker(changed) as worker:
+        await worker.complete.wait()
         with capture_logs() as lines:
             await server.stop("fast")
             until = asyncio.get_running_loop().time() + AWAY
@@ -65,6 +66,7 @@ async def test_a_restart_of_the_broker_is_one_line_when_it_goes_and_one_when_it_
     changed = settings.model_copy(update={**changes, "work_dir": str(tmp_path)})
     async with Worker(changed) as worker:
         async with asyncio.timeout(30):
+            await worker.complete.wait()
             while not worker._broker.connected:
                 await asyncio.sleep(0.05)
         with capture_logs() as lines:

@@ -1,0 +1,52 @@
+"""An inline and an isolated pipeline; in a zygote the registry comes late, or with handlers that do not load."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from pydantic import BaseModel
+
+from leasehold.attempt import Attempt
+from leasehold.pipeline import Pipeline, Step
+from leasehold.registry import Pipelines
+from leasehold.verdicts import Done
+from leasehold.work import Work
+
+#: Seconds that loading takes, and that the inline step takes.
+LATE = 2.0
+LONG = 2.0
+
+
+class Params(BaseModel):
+    long: bool = False
+
+
+inline = Pipeline("late_inline", params=Params, module=__name__, steps=[Step("act", queue="late-inline")])
+isolated = Pipeline("late_isolated", module=__name__, steps=[Step("act", queue="late-isolated", isolated=True)])
+
+
+def pipelines() -> Pipelines:
+    return Pipelines(inline, isolated)
+
+
+def late() -> Pipelines:
+    time.sleep(LATE)
+    return pipelines()
+
+
+def unfit() -> Pipelines:
+    time.sleep(LATE / 4)
+    raise ImportError("a library is missing")
+
+
+@inline.handles("act")
+async def act_inline(attempt: Attempt) -> Done:
+    if attempt.params.long:
+        await asyncio.sleep(LONG)
+    return Done()
+
+
+@isolated.handles("act")
+def act_isolated(work: Work) -> Done:
+    return Done()

@@ -1,0 +1,74 @@
+"""A worker's start: inline queues wait for nobody's handlers, isolated ones for the fences around theirs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+
+from leasehold.errors import DeclarationError
+from leasehold.settings import Settings
+from leasehold.transitions import jobs
+from tests.factories import Rows
+from tests.worker import late_handlers
+from tests.worker.conftest import end_of
+from worker.worker import Worker
+
+
+def starting(settings: Settings, tmp_path: Path, which: str) -> Worker:
+    own = {"work_dir": str(tmp_path), "worker_children": 1, "poll_seconds": 0.1, "drain_seconds": 10.0}
+    source = f"tests.worker.late_handlers:{which}"
+    return Worker(settings.model_copy(update=own | {"pipelines": source}), late_handlers.pipelines())
+
+
+async def registered(rows: Rows, worker: UUID) -> set[str]:
+    return set(await rows.connection.fetchval("SELECT queues FROM worker WHERE id = $1", worker))
+
+
+async def test_inline_queues_are_served_while_the_handlers_of_isolated_ones_load(
+    settings: Settings, tmp_path: Path, rows: Rows
+) -> None:
+    isolated, inline = (jobs.NewJob(one, "t") for one in (late_handlers.isolated, late_handlers.inline))
+    await jobs.submit(rows.connection, [isolated])
+    await jobs.submit(rows.connection, [inline])
+    async with starting(settings, tmp_path, "late") as worker:
+        assert worker.queues == {"late-inline"}
+        assert await registered(rows, worker.id) == {"late-inline"}
+        assert (await end_of(rows, inline.id))["status"] == "succeeded"
+        assert worker.queues == {"late-inline"}
+        assert (await rows.job(isolated.id))["started_at"] is None
+        await worker.complete.wait()
+        assert worker.queues == {"late-inline", "late-isolated"}
+        assert await registered(rows, worker.id) == worker.queues
+        assert (await end_of(rows, isolated.id))["status"] == "succeeded"
+
+
+async def test_handlers_that_do_not_load_end_the_worker_but_not_what_it_runs(
+    settings: Settings, tmp_path: Path, rows: Rows
+) -> None:
+    """Else one that is started again and again would lose an attempt of somebody's each time."""
+    long = jobs.NewJob(late_handlers.inline, "t", params={"long": True})
+    await jobs.submit(rows.connection, [long])
+    async with starting(settings, tmp_path, "unfit") as worker:
+        with pytest.raises(DeclarationError, match="a library is missing"):
+            async with asyncio.timeout(20):
+                await worker.broken()
+        assert worker.queues == {"late-inline"}
+        ended = await rows.job(long.id)
+        assert ended["status"] == "succeeded"
+    assert await rows.connection.fetchval("SELECT max(attempt) FROM task WHERE job_id = $1", long.id) == 1
+
+
+async def test_a_worker_that_is_told_to_drain_while_it_starts_takes_no_more(
+    settings: Settings, tmp_path: Path, rows: Rows
+) -> None:
+    async with starting(settings, tmp_path, "late") as worker:
+        await worker.drain()
+        await worker.complete.wait()
+        isolated = jobs.NewJob(late_handlers.isolated, "t")
+        await jobs.submit(rows.connection, [isolated])
+        await asyncio.sleep(0.3)
+        assert worker.queues == {"late-inline"}
+        assert (await rows.job(isolated.id))["started_at"] is None
