@@ -250,13 +250,11 @@ async def test_a_run_by_hand_whose_payload_cannot_be_checked_now_is_no_fault_of_
 
 
 async def test_a_tick_that_a_backfill_has_made_cancels_nothing_when_it_is_due(client: Client, rows: Connection) -> None:
-    made = await make(client, overlap="cancel_other", cron="* * * * *")
-    await due(rows, made["id"], timedelta(seconds=30))
-    row = await rows.fetchrow("SELECT next_run_at FROM schedule WHERE id = $1", UUID(made["id"]))
-    assert row is not None
-    tick = row["next_run_at"].replace(second=0, microsecond=0)
-    await rows.execute("UPDATE schedule SET next_run_at = $2 WHERE id = $1", UUID(made["id"]), tick)
-    span = {"start": (tick - timedelta(seconds=1)).isoformat(), "end": tick.isoformat()}
-    (run,) = (await client.post(f"/v1/schedules/{made['id']}/backfill", **span)).json()["runs"]
+    made = await make(client, overlap="cancel_other")
+    await due(rows, made["id"])
+    run = (await client.post(f"/v1/schedules/{made['id']}/run-now")).json()["id"]
+    await rows.execute(
+        "UPDATE run SET tick = next_run_at FROM schedule WHERE job_id = $1 AND schedule.id = schedule_id", UUID(run)
+    )
     assert await schedules.fire_due(rows, TEMPLATES, KEEP) == []
     assert (await client.look(run))["status"] in ("pending", "queued")
