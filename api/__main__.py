@@ -11,12 +11,12 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 
-from api.app import make_app
-from api.connections import allow_files, guarded
-from leasehold import failpoints
-from leasehold.garbage import freeze_loaded
-from leasehold.logs import configure_logs
+from leasehold.api.app import make_app
+from leasehold.api.http.connections import allow_files, guarded
+from leasehold.runtime import failpoints
+from leasehold.runtime.garbage import freeze_loaded
 from leasehold.settings import Settings
+from leasehold.telemetry.logs import configure_logs
 from leasehold.telemetry.meters import expose
 from leasehold.telemetry.traces import begin_traces
 from leasehold.urls import refuse_bad_urls

@@ -12,40 +12,29 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from api import (
-    conversion,
-    conversion_events,
-    conversion_promote,
-    conversion_result,
-    dead_letters,
-    external,
-    external_files,
-    generation,
-    generation_callbacks,
-    generation_events,
-    generation_queries,
-    health,
-    media,
-    media_events,
-    metrics,
-    openapi,
-    operators,
-    run_batches,
-    run_events,
-    runs,
-    schedules,
-    source_images,
-    templates,
-    uploads,
-    webhooks,
-)
-from api.caller_first import CallerFirst
-from api.edge import Edge, identity_of
-from api.methods import Methods
-from api.problems import NOT_STORABLE, problem_of
-from api.security import refuse_open_routes
-from api.services import open_services
-from leasehold.errors import DeclarationError, LeaseholdError
+from leasehold.api.auth.security import refuse_open_routes
+from leasehold.api.conversion import conversion
+from leasehold.api.conversion import events as conversion_events
+from leasehold.api.conversion import promote as conversion_promote
+from leasehold.api.conversion import result as conversion_result
+from leasehold.api.fleet import health, operators
+from leasehold.api.generation import callbacks as generation_callbacks
+from leasehold.api.generation import events as generation_events
+from leasehold.api.generation import generation, source_images
+from leasehold.api.generation import queries as generation_queries
+from leasehold.api.http import openapi
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.edge import Edge, identity_of
+from leasehold.api.http.methods import Methods
+from leasehold.api.http.problems import NOT_STORABLE, problem_of
+from leasehold.api.media import events as media_events
+from leasehold.api.media import media, uploads
+from leasehold.api.process import metrics
+from leasehold.api.process.services import open_services
+from leasehold.api.runs import batches as run_batches
+from leasehold.api.runs import dead_letters, external, external_files, runs, schedules, templates, webhooks
+from leasehold.api.runs import events as run_events
+from leasehold.domain.errors import DeclarationError, LeaseholdError
 from leasehold.settings import Settings
 
 #: What needs no key: for machines that watch the process, for whoever makes a client from the contract, and for
@@ -99,7 +88,7 @@ def make_app(settings: Settings) -> FastAPI:
         description=_DESCRIPTION,
         version=version("leasehold"),
         servers=[{"url": settings.public_url}] if settings.public_url else None,
-        openapi_url=None,  # served by api.openapi
+        openapi_url=None,  # served by leasehold.api.http.openapi
         redirect_slashes=False,
         lifespan=lifespan,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leasehold.errors import Unsupported
+from leasehold.domain.errors import Unsupported
 
 JSON = "application/json"
 FORM = "multipart/form-data"

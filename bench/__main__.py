@@ -42,8 +42,8 @@ from bench.peers import delays
 from bench.peers import measure as peers
 from bench.scale import Scale
 from bench.stand import Stand
-from embedded.process import EmbeddedError
-from leasehold.garbage import freeze_loaded
+from leasehold.embedded.process import EmbeddedError
+from leasehold.runtime.garbage import freeze_loaded
 
 FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
     "throughput": throughput.measure,

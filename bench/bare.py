@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 
-from leasehold.work import Work
-from pipelines.media.pipeline import MediaParams, media
-from pipelines.media.steps import FINAL
+from leasehold.domain.work import Work
+from leasehold.pipelines.media.pipeline import MediaParams, media
+from leasehold.pipelines.media.steps import FINAL
 
 
 @dataclass(frozen=True, slots=True)

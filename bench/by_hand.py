@@ -7,12 +7,12 @@ from uuid import UUID
 
 from bench.stand import Installation
 from bench.submitter import submitter
-from leasehold.database import Connection
-from leasehold.ids import new_id
+from leasehold.db.database import Connection
+from leasehold.domain.ids import new_id
+from leasehold.pipelines.demo.pipeline import noop
 from leasehold.transitions import settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.transitions.settlements import Completion
-from pipelines.demo.pipeline import noop
 
 
 async def fill(installation: Installation, jobs: int) -> None:

@@ -26,11 +26,11 @@ from bench.processes import main_processes_of
 from bench.resnet import pictures, resnet
 from bench.scale import Scale
 from bench.stand import Installation, Stand
-from embedded.guard import descendants
-from embedded.ports import free_port
-from leasehold.credentials import create_key
+from leasehold.embedded.guard import descendants
+from leasehold.embedded.ports import free_port
+from leasehold.security.credentials import create_key
 from leasehold.storage.store import ObjectStore
-from worker.sandbox import peak, usage
+from leasehold.worker.sandbox.fences import peak, usage
 
 _WAIT_SECONDS = 300.0
 _LOOK_SECONDS = 0.05

@@ -8,8 +8,8 @@ from sqlalchemy import Table
 
 from bench.by_hand import complete, fill, terms
 from bench.stand import Installation
-from leasehold.database import connect
-from leasehold.tables import job, task
+from leasehold.db.database import connect
+from leasehold.db.tables import job, task
 from leasehold.transitions import claims
 
 

@@ -21,8 +21,8 @@ from bench.http import Connection, request, until_ready
 from bench.processes import main_processes_of, resident_bytes
 from bench.scale import Scale
 from bench.stand import Installation, Stand
-from embedded.ports import free_port
-from leasehold.credentials import create_key
+from leasehold.embedded.ports import free_port
+from leasehold.security.credentials import create_key
 
 _ROOT = Path(__file__).parents[1]
 _MIB = 1024 * 1024

@@ -12,7 +12,7 @@ from bench.figure import Curve, Figure, Goal, quantile
 from bench.finished import grow
 from bench.scale import Scale
 from bench.stand import Installation, Stand
-from leasehold.database import connect
+from leasehold.db.database import connect
 from leasehold.transitions import claims
 
 _BATCH = 16

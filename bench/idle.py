@@ -10,7 +10,7 @@ from bench.http import until_ready
 from bench.processes import cpu_seconds, main_processes_of, ours, resident_bytes, tree
 from bench.scale import Scale
 from bench.stand import Stand
-from embedded.ports import free_port
+from leasehold.embedded.ports import free_port
 
 _MB = 1_000_000
 _CPU_GOAL = Goal(2)  # per cent of a core

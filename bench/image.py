@@ -28,10 +28,10 @@ from bench.http import until_ready
 from bench.picture import photograph
 from bench.scale import Scale
 from bench.stand import Installation, Stand
-from embedded.ports import free_port
-from embedded.process import Server
-from leasehold.credentials import create_key
-from pipelines.media.pipeline import media
+from leasehold.embedded.ports import free_port
+from leasehold.embedded.process import Server
+from leasehold.pipelines.media.pipeline import media
+from leasehold.security.credentials import create_key
 
 _GOAL = Goal(1.08)
 _KIND = "image/jpeg"

@@ -6,7 +6,7 @@ import asyncio
 from datetime import datetime
 
 from bench.stand import Installation
-from embedded.process import Server
+from leasehold.embedded.process import Server
 
 _LOOK_SECONDS = 0.25
 _PATIENCE_SECONDS = 600.0

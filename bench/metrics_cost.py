@@ -22,14 +22,14 @@ from bench.processes import Meter, main_processes_of, paused
 from bench.scale import Scale
 from bench.stand import Installation, Stand
 from bench.submitter import submitter
-from embedded.ports import free_port
-from leasehold.database import connect
-from leasehold.telemetry.exporter import EVERY
-from leasehold.telemetry.jobs import jobs_ended
+from leasehold.db.database import connect
+from leasehold.embedded.ports import free_port
+from leasehold.exporter.exporter import EVERY
+from leasehold.exporter.jobs import jobs_ended
+from leasehold.pipelines.demo.pipeline import noop
 from leasehold.transitions import workers
 from leasehold.transitions.endings import JobEnded
-from pipelines.demo.pipeline import noop
-from worker import metrics
+from leasehold.worker import metrics
 
 _FLEET = 100
 _SCRAPES = 20

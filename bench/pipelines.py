@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from leasehold.pipeline import Pipeline, Step
-from leasehold.registry import Pipelines
-from pipelines import with_demonstrations
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
+from leasehold.pipelines import with_demonstrations
 
 stamped = Pipeline("stamped", module="bench.steps", steps=[Step("only")])
 twostep = Pipeline("twostep", module="bench.steps", steps=[Step("first"), Step("second", needs=("first",))])

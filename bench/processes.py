@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Self
 
-from embedded.guard import descendants
+from leasehold.embedded.guard import descendants
 
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")

@@ -20,9 +20,9 @@ from bench.jobs import until_finished
 from bench.scale import Scale
 from bench.stand import Installation, Stand
 from bench.submitter import submitter
-from leasehold.database import connect
+from leasehold.db.database import connect
+from leasehold.pipelines.demo.pipeline import demo_long_task, noop
 from leasehold.transitions.jobs import NewJob, submit
-from pipelines.demo.pipeline import demo_long_task, noop
 
 _KILLS = 17  # of one run
 _BACKLOG = 10_000

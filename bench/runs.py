@@ -23,11 +23,11 @@ from bench.pipelines import napping, twostep
 from bench.scale import Scale
 from bench.stand import Installation, Stand
 from bench.submitter import submitter
-from embedded.ports import free_port
-from leasehold.credentials import create_key
-from leasehold.gate import Gate
+from leasehold.domain.concurrency_limit import Gate
+from leasehold.embedded.ports import free_port
+from leasehold.pipelines.demo.pipeline import noop
+from leasehold.security.credentials import create_key
 from leasehold.transitions.jobs import NewJob
-from pipelines.demo.pipeline import noop
 
 _PIPELINES = "bench.pipelines:benched"
 _SCOPES = ("runs:read", "runs:write")

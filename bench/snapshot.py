@@ -14,10 +14,10 @@ from bench.by_hand import complete, fill, pending, terms
 from bench.figure import Figure, Goal
 from bench.scale import Scale
 from bench.stand import Installation, Stand
-from leasehold.database import Connection, connect
+from leasehold.db.database import Connection, connect
 from leasehold.transitions import claims
-from worker.looks import Looks
-from worker.shares import Rooms
+from leasehold.worker.claiming.polls import Looks
+from leasehold.worker.claiming.shares import Rooms
 
 _BATCH = 16
 _MEASURED = 2 * 60 * _BATCH  # tasks of one measurement: half are looked for, half are hinted

@@ -17,11 +17,11 @@ import aio_pika
 import asyncpg
 import orjson
 
-from cli.installation import decided
-from embedded.process import RunAs, Server
-from embedded.rabbitmq_install import install_rabbitmq
-from embedded.stack import EmbeddedStack
-from leasehold.database import migrate
+from leasehold.cli.installation import decided
+from leasehold.db.database import migrate
+from leasehold.embedded.process import RunAs, Server
+from leasehold.embedded.rabbitmq_install import install_rabbitmq
+from leasehold.embedded.stack import EmbeddedStack
 from leasehold.settings import Settings
 
 _TEMPLATE = "bench_template"

@@ -14,7 +14,7 @@ import orjson
 from bench.figure import Figure, Goal
 from bench.scale import Scale
 from bench.stand import Installation, Stand
-from embedded.process import Server
+from leasehold.embedded.process import Server
 
 _GOAL = Goal(1)
 _LOOK_SECONDS = 0.005
@@ -31,7 +31,7 @@ async def measure(stand: Stand, scale: Scale) -> list[Figure]:
         await _start(installation, "")  # once, so that everything is in the page cache
         for _ in range(scale.runs):
             load.append(os.getloadavg()[0])
-            found.setdefault("a worker's imports", []).append(await _importing("worker.main"))
+            found.setdefault("a worker's imports", []).append(await _importing("leasehold.worker.main"))
             for name, queues in _WORKERS.items():
                 first, whole = await _start(installation, queues)
                 found.setdefault(f"worker of {name}, to serving", []).append(first)

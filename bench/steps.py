@@ -4,8 +4,8 @@ import asyncio
 import time
 
 from bench.pipelines import napping, stamped, threestep, twostep
-from leasehold.attempt import Attempt
-from leasehold.verdicts import Done
+from leasehold.domain.attempt import Attempt
+from leasehold.domain.verdicts import Done
 
 
 @stamped.handles("only")

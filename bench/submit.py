@@ -17,8 +17,8 @@ from bench.http import Connection, request, until_ready
 from bench.processes import Meter
 from bench.scale import Scale
 from bench.stand import Stand
-from embedded.ports import free_port
-from leasehold.credentials import create_key
+from leasehold.embedded.ports import free_port
+from leasehold.security.credentials import create_key
 
 _WARM_UP_SECONDS = 1.0
 _TOGETHER = 1000

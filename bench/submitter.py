@@ -7,11 +7,11 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
 from bench.stand import Installation
-from leasehold.announcer import Announcer
 from leasehold.broker import make_broker
+from leasehold.broker.announcer import Announcer
 from leasehold.broker.base import Broker
-from leasehold.database import Connection, Pool, make_pool
-from leasehold.pipeline import Pipeline
+from leasehold.db.database import Connection, Pool, make_pool
+from leasehold.domain.pipeline import Pipeline
 from leasehold.transitions import gates
 from leasehold.transitions.jobs import NewJob, submit
 

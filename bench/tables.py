@@ -21,11 +21,11 @@ from bench.finished import grow
 from bench.scale import Scale
 from bench.stand import Installation, Stand
 from bench.submitter import submitter
-from leasehold.database import connect
+from leasehold.db.database import connect
+from leasehold.pipelines.demo.pipeline import noop
 from leasehold.transitions import claims
-from pipelines.demo.pipeline import noop
-from worker.looks import Looks
-from worker.shares import Rooms
+from leasehold.worker.claiming.polls import Looks
+from leasehold.worker.claiming.shares import Rooms
 
 _BATCH = 16
 _BATCHES_A_SECOND = 4

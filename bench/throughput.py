@@ -18,8 +18,8 @@ from bench.processes import Meter, main_processes_of, paused
 from bench.scale import Scale
 from bench.stand import Stand
 from bench.submitter import submitter
-from embedded.ports import free_port
-from pipelines.demo.pipeline import noop
+from leasehold.embedded.ports import free_port
+from leasehold.pipelines.demo.pipeline import noop
 
 _GOAL, _GOAL_OF_TWO = Goal(6000, at_least=True), Goal(8000, at_least=True)  # by the number of workers, over AMQP
 _NEVER_LOOK = {"broker": "amqp", "poll_seconds": 3600}

@@ -19,8 +19,8 @@ from bench.http import Connection, request, until_ready
 from bench.processes import Meter
 from bench.scale import Scale
 from bench.stand import Installation, Stand
-from embedded.ports import free_port
-from leasehold.credentials import create_key
+from leasehold.embedded.ports import free_port
+from leasehold.security.credentials import create_key
 
 _FEW = 10
 _GOAL = Goal(1.2)

@@ -18,7 +18,7 @@ from chaos.mutations import MUTATIONS
 from chaos.plan import DIRECTED, Plan, make_plan
 from chaos.run import Report, run
 from chaos.servers import Servers
-from embedded.process import EmbeddedError
+from leasehold.embedded.process import EmbeddedError
 
 _ALL = "all"
 

@@ -24,13 +24,13 @@ from chaos.pipelines import KINDS, tried
 from chaos.settings import LEASE_SECONDS, MAX_LOSSES, SWEEP_SECONDS, TENANTS
 from chaos.stack import CLIENT, Installation
 from chaos.steps import text_of
-from embedded.guard import descendants
 from leasehold.broker.base import BANDS
+from leasehold.domain.work import Work
+from leasehold.embedded.guard import descendants
+from leasehold.pipelines.media import steps as media_steps
+from leasehold.pipelines.media.pipeline import MediaParams
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions.settlements import MAX_CRASHES
-from leasehold.work import Work
-from pipelines.media import steps as media_steps
-from pipelines.media.pipeline import MediaParams
 
 #: How often a look at another tenant's media is made again when it is answered "try again".
 _TRIES = 10
@@ -213,7 +213,7 @@ def _ours(it: Installation) -> list[tuple[int, str]]:
             said = (Path("/proc") / str(pid) / "cmdline").read_bytes()
         except OSError:  # it has ended
             continue
-        if it.name.encode() in said or b"worker.child" in said or b"chaos.process" in said:
+        if it.name.encode() in said or b"leasehold.worker.sandbox.child" in said or b"chaos.process" in said:
             found.append((pid, said.replace(b"\0", b" ").decode(errors="replace")[:120]))
     return found
 

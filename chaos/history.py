@@ -12,7 +12,7 @@ from chaos.amqp_tap import Heard
 from chaos.audit import Change
 from chaos.postgres_tap import Session
 from chaos.receiver import Delivery
-from leasehold.states import JOB_TERMINAL, JobState
+from leasehold.domain.states import JOB_TERMINAL, JobState
 
 Row = dict[str, Any]
 _CLOSED = JOB_TERMINAL | {JobState.CANCEL_REQUESTED}

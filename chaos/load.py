@@ -21,10 +21,10 @@ from chaos.history import Request
 from chaos.pipelines import KINDS, STOPPABLE
 from chaos.settings import TENANTS
 from chaos.stack import CLIENT, Installation
-from leasehold.database import TRY_AGAIN, connect
-from leasehold.ids import new_id
-from leasehold.pipeline import Pipeline
-from leasehold.states import JobState
+from leasehold.db.database import TRY_AGAIN, connect
+from leasehold.domain.ids import new_id
+from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.states import JobState
 from leasehold.transitions.jobs import NewJob, request_cancel, submit
 
 PICTURE_TYPE = "image/jpeg"

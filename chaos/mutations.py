@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from leasehold.broker.amqp.publisher import Publisher
 from leasehold.broker.base import Delivery, Hint
-from leasehold.broker.publisher import Publisher
-from leasehold.database import Connection
-from leasehold.outbox import Announcement
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
 from leasehold.storage.content import digest_of_bytes
 from leasehold.storage.store import ObjectStore, Stored
 from leasehold.transitions import settlements
@@ -49,7 +49,7 @@ def fence() -> None:
 
 def ack() -> None:
     """A hint is acknowledged as soon as it is there, before the claim and the commit."""
-    crew = __import__("worker.crew", fromlist=["Crew"]).Crew
+    crew = __import__("leasehold.worker.claiming.slots", fromlist=["Crew"]).Crew
     follow = crew._follow  # noqa: SLF001 - the order of its two acts is what is mutated
 
     async def acknowledged_first(self: Any, delivery: Delivery) -> None:

@@ -10,9 +10,9 @@ from datetime import timedelta
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from leasehold.pipeline import Pipeline, Step
-from leasehold.registry import Pipelines
-from pipelines import shipped
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
+from leasehold.pipelines import shipped
 
 SOON = (timedelta(seconds=0.5), timedelta(seconds=1), timedelta(seconds=2))
 

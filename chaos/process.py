@@ -17,7 +17,8 @@ import time_machine
 
 from chaos import audit, journal
 from chaos.mutations import MUTATIONS
-from leasehold import database, failpoints
+from leasehold.db import database
+from leasehold.runtime import failpoints
 
 #: How long a `sleep` failpoint blocks a chaos run's process: longer than its leases last.
 SLEEP_SECONDS = 7.0
@@ -67,9 +68,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         MUTATIONS[asked.mutate]()
     if asked.module == "worker":
         name_sessions()
-        importlib.import_module("worker.main").main()
+        importlib.import_module("leasehold.worker.main").main()
     else:
-        importlib.import_module("api.__main__").main([])
+        importlib.import_module("leasehold.api.__main__").main([])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 
 from aiohttp import web
 
-from leasehold.signing import signature
+from leasehold.security.signing import signature
 
 _BROKEN = 0.2  # of the messages it takes and answers badly
 _LOST = 0.1  # of those it takes and does not answer

@@ -13,12 +13,12 @@ from typing import Self
 import asyncpg
 
 from chaos import audit
-from embedded.guard import descendants
-from embedded.process import EmbeddedError
-from embedded.rabbitmq import RabbitMQ
-from embedded.rabbitmq_install import install_rabbitmq
-from embedded.stack import EmbeddedStack
-from leasehold.database import migrate
+from leasehold.db.database import migrate
+from leasehold.embedded.guard import descendants
+from leasehold.embedded.process import EmbeddedError
+from leasehold.embedded.rabbitmq import RabbitMQ
+from leasehold.embedded.rabbitmq_install import install_rabbitmq
+from leasehold.embedded.stack import EmbeddedStack
 
 _TEMPLATE = "chaos_template"
 _RESTARTS = 20

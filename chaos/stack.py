@@ -27,13 +27,13 @@ from chaos.servers import Servers
 from chaos.settings import PROCESS_SETTINGS, TENANTS
 from chaos.slots import Slot
 from chaos.store_front import StoreFront
-from cli.installation import decided
-from embedded.ports import free_port
-from leasehold.credentials import create_key
-from leasehold.ids import new_id
-from leasehold.sealing import Sealing
+from leasehold.cli.installation import decided
+from leasehold.domain.ids import new_id
+from leasehold.embedded.ports import free_port
+from leasehold.security.credentials import create_key
+from leasehold.security.sealing import Sealing
+from leasehold.security.signing import new_secret
 from leasehold.settings import Settings
-from leasehold.signing import new_secret
 from leasehold.storage.store import ObjectStore
 
 _START_SECONDS = 90.0

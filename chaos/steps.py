@@ -13,10 +13,10 @@ from datetime import timedelta
 
 from chaos import journal
 from chaos.pipelines import flaky, fork, hopeless, long, parked, poison, short, unlike, wrong
-from leasehold.attempt import Attempt
-from leasehold.errors import Permanent, Retryable
-from leasehold.verdicts import Done, Park
-from leasehold.work import Work
+from leasehold.domain.attempt import Attempt
+from leasehold.domain.errors import Permanent, Retryable
+from leasehold.domain.verdicts import Done, Park
+from leasehold.domain.work import Work
 
 _BRIEF = 0.05
 _LONG = 3.0

@@ -21,7 +21,7 @@ import aiohttp
 from aiohttp import web
 from yarl import URL
 
-from embedded.s3 import S3
+from leasehold.embedded.s3 import S3
 
 _MOST_BYTES = 64 * 1024 * 1024
 _CHUNK = 4096

@@ -5,10 +5,10 @@ LEASEHOLD_PIPELINES=examples.greeting:pipelines leasehold worker
 
 from datetime import timedelta
 
-from leasehold.attempt import Attempt
-from leasehold.pipeline import Pipeline, Step
-from leasehold.registry import Pipelines
-from leasehold.verdicts import Done
+from leasehold.domain.attempt import Attempt
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
+from leasehold.domain.verdicts import Done
 
 greeting = Pipeline(
     "greeting",

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from leasehold.broker.base import Broker
-from leasehold.database import TRY_AGAIN, Connection, is_direct
-from leasehold.errors import StoreError
+from leasehold.db.database import TRY_AGAIN, Connection, is_direct
+from leasehold.domain.errors import StoreError
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 

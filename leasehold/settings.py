@@ -325,7 +325,7 @@ class Settings(BaseSettings):
     )
     work_dir: str | None = Field(None, description="Where attempts keep files; unset means the system's.")
 
-    failpoints: str = Field("", description="For tests of failure only: see leasehold/failpoints.py.")
+    failpoints: str = Field("", description="For tests of failure only: see leasehold/runtime/failpoints.py.")
 
     # --- what is kept, and how it is told
     retention_days: int = Field(

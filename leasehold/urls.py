@@ -14,7 +14,7 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit, urlunsplit
 
-from leasehold.errors import BadSetting
+from leasehold.domain.errors import BadSetting
 from leasehold.settings import Settings
 
 _SSL_MODES = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")

@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 import pytest
 from pydantic import SecretStr
 
-from cli.installation import decided
-from embedded.directories import RunDirectory
-from embedded.management import Management
-from embedded.postgres import Postgres
-from embedded.rabbitmq import RabbitMQ
-from embedded.rabbitmq_install import install_rabbitmq
-from embedded.s3 import S3
-from leasehold import holding
+from leasehold.cli.installation import decided
+from leasehold.embedded.directories import RunDirectory
+from leasehold.embedded.management import Management
+from leasehold.embedded.postgres import Postgres
+from leasehold.embedded.rabbitmq import RabbitMQ
+from leasehold.embedded.rabbitmq_install import install_rabbitmq
+from leasehold.embedded.s3 import S3
+from leasehold.runtime import holding
 from leasehold.settings import Settings
 from tests.support.backend import Backend, backend_of
 from tests.support.broker_node import BrokerNode
@@ -72,7 +72,7 @@ async def postgres(request: pytest.FixtureRequest) -> AsyncIterator[Databases]:
 @pytest.fixture(scope="session")
 async def migrated_template(postgres: Databases) -> str:
     """A database at the newest revision, migrated once; tests get copies."""
-    from leasehold.database import migrate  # noqa: PLC0415 - only runs that need a database load it
+    from leasehold.db.database import migrate  # noqa: PLC0415 - only runs that need a database load it
 
     template = await postgres.create_database()
     await migrate(template)

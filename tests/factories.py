@@ -11,9 +11,9 @@ from uuid import UUID, uuid4
 
 import asyncpg
 
-from leasehold.lease import Lease
-from leasehold.outbox import Announcement
-from leasehold.pipeline import Pipeline, Step
+from leasehold.broker.outbox import Announcement
+from leasehold.domain.lease import Lease
+from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.transitions import claims, jobs
 from leasehold.transitions.claims import Claimed, LeaseTerms
 

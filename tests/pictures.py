@@ -10,7 +10,7 @@ from io import BytesIO
 import pytest
 from PIL import Image, ImageDraw
 
-from pipelines.media import heic_decoder
+from leasehold.pipelines.media import heic_decoder
 from tests import heif
 from tests.support.not_here import only_where
 

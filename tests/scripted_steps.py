@@ -19,11 +19,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from leasehold.errors import Permanent, Retryable
-from leasehold.verdicts import Done, File
-from leasehold.work import Work
+from leasehold.domain.errors import Permanent, Retryable
+from leasehold.domain.verdicts import Done, File
+from leasehold.domain.work import Work
+from leasehold.worker.sandbox import frames
 from tests.scripted import coroutine, scripted
-from worker import frames
 
 _ACTS: dict[str, Callable[..., Done]] = {}
 _KEPT: list[object] = []

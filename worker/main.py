@@ -10,15 +10,15 @@ from typing import Any
 import structlog
 import uvloop
 
-from leasehold import failpoints
-from leasehold.errors import DeclarationError
-from leasehold.garbage import freeze_loaded
-from leasehold.logs import configure_logs
+from leasehold.domain.errors import DeclarationError
+from leasehold.runtime import failpoints
+from leasehold.runtime.garbage import freeze_loaded
 from leasehold.settings import Settings
+from leasehold.telemetry.logs import configure_logs
 from leasehold.telemetry.meters import expose
 from leasehold.telemetry.traces import begin_traces
 from leasehold.urls import refuse_bad_urls
-from worker.worker import Worker
+from leasehold.worker.worker import Worker
 
 log = structlog.get_logger(__name__)
 

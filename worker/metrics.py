@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from time import perf_counter
 
-from leasehold.pipeline import MIB
+from leasehold.domain.pipeline import MIB
 from leasehold.telemetry.meters import QUICK, Bounded, counter, gauge, histogram, spreads, tallies
 
 HINTS = tallies(

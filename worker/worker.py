@@ -16,39 +16,42 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from leasehold.announcer import Announcer
 from leasehold.broker import make_broker
+from leasehold.broker.announcer import Announcer
 from leasehold.broker.base import Delivery
-from leasehold.database import TRY_AGAIN, Connection, make_pool, until_answered
-from leasehold.errors import DeclarationError, StoreError
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import TRY_AGAIN, Connection, make_pool, until_answered
+from leasehold.db.pool_sizes import pool_of_worker
+from leasehold.domain.errors import DeclarationError, StoreError
+from leasehold.domain.ids import new_id
+from leasehold.domain.pipeline import Step, pinned_queue, unpinned_queue
+from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.evaluator import evaluating
-from leasehold.ids import new_id
-from leasehold.outbox import Announcement
-from leasehold.periodic import Periodic
-from leasehold.pipeline import Step, pinned_queue, unpinned_queue
-from leasehold.pool_sizes import pool_of_worker
-from leasehold.registry import Pipelines
+from leasehold.evaluation.templates import Templates
+from leasehold.exporter.exporter import exporting
+from leasehold.runtime.gather import together
+from leasehold.runtime.periodic import Periodic
 from leasehold.selfcheck import as_log, check_all
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
-from leasehold.telemetry.exporter import exporting
-from leasehold.templates import Templates
-from leasehold.together import together
 from leasehold.transitions import workers
 from leasehold.transitions.claims import Claimed, LeaseTerms, Looked
-from worker import isolation, metrics, relay, reporter
-from worker.admitter import Admitter
-from worker.children import Children
-from worker.crew import Crew, claim_with_takeover
-from worker.duties import Duties
-from worker.heartbeat import Heartbeat
-from worker.lanes import ClaimLane, SettleLane
-from worker.looks import Looks
-from worker.relay import Relay
-from worker.reporter import Reporter
-from worker.runner import Runner
-from worker.shares import Rooms
-from worker.workdir import WorkDir
+from leasehold.worker import metrics
+from leasehold.worker.attempts import reporter
+from leasehold.worker.attempts.heartbeat import Heartbeat
+from leasehold.worker.attempts.reporter import Reporter
+from leasehold.worker.attempts.runner import Runner
+from leasehold.worker.attempts.workdir import WorkDir
+from leasehold.worker.claiming.batchers import ClaimLane, SettleLane
+from leasehold.worker.claiming.polls import Looks
+from leasehold.worker.claiming.shares import Rooms
+from leasehold.worker.claiming.slots import Crew, claim_with_takeover
+from leasehold.worker.maintenance import relay
+from leasehold.worker.maintenance.admitter import Admitter
+from leasehold.worker.maintenance.duties import Duties
+from leasehold.worker.maintenance.relay import Relay
+from leasehold.worker.sandbox import isolation
+from leasehold.worker.sandbox.children import Children
 
 log = structlog.get_logger(__name__)
 _T = TypeVar("_T")

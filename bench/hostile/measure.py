@@ -24,8 +24,8 @@ from bench.http import until_ready
 from bench.processes import main_processes_of
 from bench.scale import Scale
 from bench.stand import Installation, Stand
-from embedded.ports import free_port
-from leasehold.credentials import create_key
+from leasehold.embedded.ports import free_port
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 
 _ROOT = Path(__file__).parents[2]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from leasehold.pipeline import Pipeline, Step
-from leasehold.registry import Pipelines
-from pipelines import shipped
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
+from leasehold.pipelines import shipped
 
 #: The honest tenant's.
 quiet = Pipeline("quiet", module="bench.hostile.steps", steps=[Step("only")])

@@ -8,7 +8,7 @@ from uuid import UUID, uuid4
 
 import httpx2
 
-from leasehold.database import Connection, connect
+from leasehold.db.database import Connection, connect
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import claims, settlements

@@ -3,9 +3,9 @@ from __future__ import annotations
 import asyncio
 
 from bench.hostile.pipelines import burning, quiet, sleeping
-from leasehold.attempt import Attempt
-from leasehold.verdicts import Done
-from leasehold.work import Work
+from leasehold.domain.attempt import Attempt
+from leasehold.domain.verdicts import Done
+from leasehold.domain.work import Work
 
 
 @quiet.handles("only")

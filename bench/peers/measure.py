@@ -18,7 +18,7 @@ from bench.processes import Meter
 from bench.scale import Scale
 from bench.stand import Installation, Stand
 from bench.submitter import submitter
-from pipelines.demo.pipeline import noop
+from leasehold.pipelines.demo.pipeline import noop
 
 _PATIENCE = 180.0
 _FIRST = 0.1  # of the jobs: until then workers start

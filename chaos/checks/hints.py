@@ -10,7 +10,7 @@ from chaos.amqp_tap import Heard, What
 from chaos.audit import Change, seconds
 from chaos.checks.verdict import NotApplicable
 from chaos.history import History, Row
-from leasehold.states import TASK_TERMINAL
+from leasehold.domain.states import TASK_TERMINAL
 
 _CLOCK = 0.005
 _RUNNABLE = ("pending", "retry", "waiting")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from chaos.checks.verdict import NotApplicable
 from chaos.history import History, Request, Row
-from leasehold.states import JOB_TERMINAL
+from leasehold.domain.states import JOB_TERMINAL
 
 #: Kinds that are made to fail, and the code that they must fail with.
 MADE_TO_FAIL = {"hopeless": "not_now", "wrong": "refused", "poison": None}

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from itertools import product
 
 from chaos.history import History, Row
-from leasehold.states import JOB_MOVES, TASK_MOVES, TASK_TERMINAL, JobState, TaskState
+from leasehold.domain.states import JOB_MOVES, TASK_MOVES, TASK_TERMINAL, JobState, TaskState
 
 _UNFINISHED = frozenset(TaskState) - TASK_TERMINAL
 

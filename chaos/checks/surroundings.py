@@ -8,7 +8,7 @@ from http import HTTPStatus
 
 from chaos.checks.verdict import NotApplicable
 from chaos.history import History
-from leasehold.states import JOB_TERMINAL
+from leasehold.domain.states import JOB_TERMINAL
 
 
 def i18(history: History) -> Iterator[str]:

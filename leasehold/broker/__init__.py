@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from leasehold.broker.amqp import AmqpBroker
+from leasehold.broker.amqp.broker import AmqpBroker
 from leasehold.broker.base import BANDS, Broker, Delivery, Hint
 from leasehold.broker.postgres import PostgresBroker
 from leasehold.settings import Settings

@@ -16,10 +16,10 @@ import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 from pydantic import SecretStr
 
+from leasehold.broker.amqp.connection import Ladder
 from leasehold.broker.base import Delivery, Hint
-from leasehold.broker.connection import Ladder
-from leasehold.outages import DATABASE
 from leasehold.settings import Settings
+from leasehold.telemetry.outages import DATABASE
 from leasehold.urls import database_url
 
 CHANNEL = "leasehold_hints"

@@ -19,7 +19,7 @@ from typing import Any
 
 import orjson
 
-from leasehold.errors import Invalid, TooMany, Unavailable
+from leasehold.domain.errors import Invalid, TooMany, Unavailable
 from leasehold.evaluation.child import misfit
 from leasehold.evaluation.flat import FlatSchemas
 from leasehold.evaluation.process import Died, Late, Process

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from leasehold.runtime.gather import together
 from leasehold.storage.content import part_of
-from leasehold.together import together
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client

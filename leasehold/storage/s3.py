@@ -14,10 +14,10 @@ from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession, get_session
 from botocore.exceptions import BotoCoreError, ClientError
 
-from leasehold.errors import ObjectMissing, StoreError, StoreUnavailable
-from leasehold.holding import going_out
-from leasehold.outages import STORE
+from leasehold.domain.errors import ObjectMissing, StoreError, StoreUnavailable
+from leasehold.runtime.holding import going_out
 from leasehold.settings import Settings
+from leasehold.telemetry.outages import STORE
 from leasehold.telemetry.store import REQUESTS
 
 if TYPE_CHECKING:

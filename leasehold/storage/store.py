@@ -18,8 +18,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 from urllib.parse import quote
 
-from leasehold.errors import ObjectCorrupt, ObjectExists, ObjectMissing, ObjectTooLarge, StoreAbsent, StoreUnavailable
-from leasehold.ids import id_at, new_id
+from leasehold.domain.errors import (
+    ObjectCorrupt,
+    ObjectExists,
+    ObjectMissing,
+    ObjectTooLarge,
+    StoreAbsent,
+    StoreUnavailable,
+)
+from leasehold.domain.ids import id_at, new_id
 from leasehold.settings import Settings
 from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
 from leasehold.storage.multipart import put_in_parts

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
-from leasehold.errors import StoreError
+from leasehold.domain.errors import StoreError
 from leasehold.storage.s3 import asked
 
 if TYPE_CHECKING:

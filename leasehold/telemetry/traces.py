@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Literal
 
-from leasehold.errors import LeaseholdError
+from leasehold.domain.errors import LeaseholdError
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span as Recorded

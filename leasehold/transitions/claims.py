@@ -14,8 +14,8 @@ from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
-from leasehold.database import Connection, lookback, unindexed
-from leasehold.lease import Lease
+from leasehold.db.database import Connection, lookback, unindexed
+from leasehold.domain.lease import Lease
 from leasehold.transitions.workers import is_of_gone
 
 

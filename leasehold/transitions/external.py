@@ -11,11 +11,11 @@ from time import monotonic
 from typing import Any
 from uuid import UUID
 
-from leasehold.backoff import DEFAULT_LADDER, delay_after
-from leasehold.database import Connection, unindexed
-from leasehold.errors import RequestError
-from leasehold.lease import Lease
-from leasehold.templates import Templates
+from leasehold.db.database import Connection, unindexed
+from leasehold.domain.backoff import DEFAULT_LADDER, delay_after
+from leasehold.domain.errors import RequestError
+from leasehold.domain.lease import Lease
+from leasehold.evaluation.templates import Templates
 from leasehold.transitions import settlements
 from leasehold.transitions.quarantine import alone, not_in
 from leasehold.transitions.settlements import Failure, Settled, Verdict

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from leasehold.database import Connection
-from leasehold.outbox import Announcement
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
 
 # Hints of a paused queue's tasks were spent; the oldest are told of again, the others are found by looking.
 _TELL_AGAIN = """

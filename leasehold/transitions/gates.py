@@ -1,4 +1,4 @@
-"""Letting jobs in: a gated job is held until every gate that it names has room (leasehold.gate).
+"""Letting jobs in: a gated job is held until every gate that it names has room (leasehold.domain.concurrency_limit).
 
 What is inside is counted, never kept as a number that could drift: the admitted rows of a gate whose jobs are
 unfinished. Whoever admits locks the gates' rows, in order, so that no limit is ever exceeded. Jobs without gates pay
@@ -18,9 +18,9 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
-from leasehold.database import Connection, unindexed
-from leasehold.gate import EVERYBODY, GREED, Gate
-from leasehold.outbox import Announcement
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection, unindexed
+from leasehold.domain.concurrency_limit import EVERYBODY, GREED, Gate
 from leasehold.transitions.quarantine import alone, each, is_away, not_in
 
 #: (tenant, key)

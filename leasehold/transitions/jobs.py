@@ -9,14 +9,14 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
-from leasehold.database import Connection, unindexed
-from leasehold.errors import Invalid
-from leasehold.gate import Gate
-from leasehold.ids import new_id
-from leasehold.outbox import TENANT, Announcement
-from leasehold.pacing import PIECE
-from leasehold.pipeline import Pipeline, Step, pinned_queue
-from leasehold.states import JobState, TaskState
+from leasehold.broker.outbox import TENANT, Announcement
+from leasehold.db.database import Connection, unindexed
+from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.errors import Invalid
+from leasehold.domain.ids import new_id
+from leasehold.domain.pipeline import Pipeline, Step, pinned_queue
+from leasehold.domain.states import JobState, TaskState
+from leasehold.runtime.pacing import PIECE
 from leasehold.transitions import gates
 from leasehold.transitions.endings import JobEnded, jobs_ended
 

@@ -13,11 +13,11 @@ from typing import Any
 
 import orjson
 
-from leasehold.database import Connection
-from leasehold.errors import Invalid
-from leasehold.gate import EVERYBODY, Gate
-from leasehold.outbox import Announcement
-from leasehold.pipeline import Pipeline
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
+from leasehold.domain.concurrency_limit import EVERYBODY, Gate
+from leasehold.domain.errors import Invalid
+from leasehold.domain.pipeline import Pipeline
 from leasehold.transitions import jobs
 from leasehold.transitions.gates import GateName
 from leasehold.transitions.jobs import NewJob

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from leasehold.database import Connection
-from leasehold.errors import LeaseLost
-from leasehold.lease import Lease
+from leasehold.db.database import Connection
+from leasehold.domain.errors import LeaseLost
+from leasehold.domain.lease import Lease
 
 # The task's row is locked while the note is written: a claim that takes the task over either waits for the note and
 # sees it, or came first, and then nothing is written.

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from uuid import UUID
 
-from leasehold.database import Connection, unindexed
-from leasehold.lease import Lease
+from leasehold.db.database import Connection, unindexed
+from leasehold.domain.lease import Lease
 
 MAX_SUMMARY = 500
 

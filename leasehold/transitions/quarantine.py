@@ -16,9 +16,9 @@ import asyncpg
 import structlog
 from pydantic import ValidationError
 
-from leasehold.database import Connection, may_try_again
-from leasehold.errors import RequestError, StepError, StoreError
-from leasehold.periodic import first_of_kind
+from leasehold.db.database import Connection, may_try_again
+from leasehold.domain.errors import RequestError, StepError, StoreError
+from leasehold.runtime.periodic import first_of_kind
 from leasehold.telemetry.duties import FAILURES, STUCK
 
 log = structlog.get_logger(__name__)

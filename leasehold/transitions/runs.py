@@ -13,13 +13,13 @@ from uuid import UUID
 import asyncpg
 import orjson
 
-from leasehold.database import Connection, unindexed
-from leasehold.errors import Conflict
-from leasehold.gate import EVERYBODY, Gate
-from leasehold.ids import new_id
-from leasehold.outbox import Announcement
-from leasehold.pacing import paced
-from leasehold.templates import Known
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection, unindexed
+from leasehold.domain.concurrency_limit import EVERYBODY, Gate
+from leasehold.domain.errors import Conflict
+from leasehold.domain.ids import new_id
+from leasehold.evaluation.templates import Known
+from leasehold.runtime.pacing import paced
 from leasehold.transitions import gates, jobs, limits
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import NewJob, Place, RunOf

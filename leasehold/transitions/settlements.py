@@ -16,10 +16,10 @@ from time import monotonic
 from typing import Any
 from uuid import UUID
 
-from leasehold.database import Connection
-from leasehold.ids import new_id
-from leasehold.lease import Lease
-from leasehold.outbox import Announcement
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
+from leasehold.domain.ids import new_id
+from leasehold.domain.lease import Lease
 from leasehold.transitions.claims import Claimed, LeaseTerms, claimed_of
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
 

@@ -14,8 +14,8 @@ from uuid import UUID
 
 import asyncpg
 
-from leasehold.database import Connection, unindexed
-from leasehold.outbox import Announcement
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection, unindexed
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
 from leasehold.transitions.quarantine import each, not_in
 from leasehold.transitions.workers import is_of_gone

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from leasehold.database import Connection, unindexed
-from leasehold.outbox import Announcement
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection, unindexed
 
 WAKE = f"""
 -- wake

@@ -8,9 +8,9 @@ from uuid import UUID
 
 import asyncpg
 
-from leasehold.database import Connection
-from leasehold.outbox import Announcement
-from leasehold.pipeline import Pipeline
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
+from leasehold.domain.pipeline import Pipeline
 from leasehold.transitions.jobs import NewJob, submit
 from leasehold.transitions.quarantine import each, not_in
 

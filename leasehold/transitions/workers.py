@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from uuid import UUID
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
 
 #: First half of the advisory lock that a worker holds while it lives; the second is its `presence_key`.
 PRESENCE = 7_305

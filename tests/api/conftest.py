@@ -15,12 +15,12 @@ import pytest
 import uvicorn
 from fastapi import APIRouter
 
-from api.app import make_app
-from api.connections import guarded
-from api.security import MEDIA_READ, MEDIA_WRITE
-from api.services import Services
-from leasehold.credentials import NewKey, create_key
-from leasehold.database import Connection, connect
+from leasehold.api.app import make_app
+from leasehold.api.auth.security import MEDIA_READ, MEDIA_WRITE
+from leasehold.api.http.connections import guarded
+from leasehold.api.process.services import Services
+from leasehold.db.database import Connection, connect
+from leasehold.security.credentials import NewKey, create_key
 from leasehold.settings import Settings
 from tests.api.door import Door
 

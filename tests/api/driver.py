@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 from uuid import UUID, uuid4
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
 from leasehold.transitions import claims, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
 from leasehold.transitions.settlements import Completion, Failure, Output

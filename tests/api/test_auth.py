@@ -10,11 +10,11 @@ import pytest
 from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 
-from api.app import make_app
-from api.security import MEDIA_READ, MEDIA_WRITE, refuse_open_routes
-from leasehold.credentials import create_key, find_key, matches, parse_key, revoke_key, rotate_key
-from leasehold.database import Connection
-from leasehold.errors import DeclarationError, Invalid, NotFound
+from leasehold.api.app import make_app
+from leasehold.api.auth.security import MEDIA_READ, MEDIA_WRITE, refuse_open_routes
+from leasehold.db.database import Connection
+from leasehold.domain.errors import DeclarationError, Invalid, NotFound
+from leasehold.security.credentials import create_key, find_key, matches, parse_key, revoke_key, rotate_key
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.door import Door, problem

@@ -8,8 +8,8 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import SecretStr
 
-from api.security import OPERATE
-from leasehold.database import Connection
+from leasehold.api.auth.security import OPERATE
+from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, client_of, serving
 from tests.api.door import Door, problem

@@ -15,10 +15,10 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
-from api import security
-from api.app import make_app
-from leasehold.credentials import create_key
-from leasehold.database import Connection
+from leasehold.api.app import make_app
+from leasehold.api.auth import security
+from leasehold.db.database import Connection
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from tests.api.conftest import Running, client_of, serving
 from tests.api.door import problem

@@ -12,9 +12,9 @@ import httpx2
 import orjson
 import pytest
 
-from api.conversion_view import disposition
-from api.security import CONVERSION_READ, CONVERSION_WRITE
-from leasehold.database import Connection
+from leasehold.api.auth.security import CONVERSION_READ, CONVERSION_WRITE
+from leasehold.api.conversion.view import disposition
+from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs, settlements
 from leasehold.transitions.settlements import Completion, Output

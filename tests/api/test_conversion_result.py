@@ -14,10 +14,10 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from api.security import CONVERSION_READ, CONVERSION_WRITE
-from leasehold.database import Connection
-from leasehold.downloads import GB, MOST_AT_ONCE, RATES, forget_downloads
-from leasehold.ids import new_id
+from leasehold.api.auth.security import CONVERSION_READ, CONVERSION_WRITE
+from leasehold.db.database import Connection
+from leasehold.domain.ids import new_id
+from leasehold.limits.downloads import GB, MOST_AT_ONCE, RATES, forget_downloads
 from leasehold.settings import Settings
 from leasehold.transitions import claims, settlements
 from leasehold.transitions.settlements import Completion, Output

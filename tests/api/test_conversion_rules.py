@@ -9,8 +9,8 @@ import httpx2
 import pytest
 from structlog.testing import capture_logs
 
-from leasehold.conversions import forget_expired
-from leasehold.database import Connection
+from leasehold.db.database import Connection
+from leasehold.pipelines.conversion.rows import forget_expired
 from leasehold.settings import Settings
 from leasehold.transitions import claims, sweeps
 from tests.api.conftest import MakeKey, Running, client_of, serving

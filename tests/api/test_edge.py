@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 from prometheus_client import generate_latest
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from tests.api.conftest import Running, client_of, serving
 from tests.api.door import Door, problem

@@ -9,8 +9,8 @@ from typing import Any
 import httpx2
 import pytest
 
-from api import streams
-from leasehold.database import Connection
+from leasehold.api.http import streams
+from leasehold.db.database import Connection
 from tests.api.door import PNG, Door, Ticket, problem
 from tests.api.driver import claim_step, fail_step, finish_all
 

@@ -7,10 +7,10 @@ from datetime import timedelta
 
 import pytest
 
-from leasehold import idempotency
-from leasehold.database import Connection
-from leasehold.errors import Conflict, Invalid
-from leasehold.idempotency import Reservation, StoredAnswer
+from leasehold.db import idempotency
+from leasehold.db.database import Connection
+from leasehold.db.idempotency import Reservation, StoredAnswer
+from leasehold.domain.errors import Conflict, Invalid
 from tests.api.conftest import MakeKey, Running, client_of, count
 from tests.api.door import Door, problem
 

@@ -10,9 +10,9 @@ from uuid import UUID
 import httpx2
 import pytest
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
+from leasehold.domain.states import JobState
 from leasehold.settings import Settings
-from leasehold.states import JobState
 from tests.api.conftest import MakeKey, Running, client_of, job_of, serving
 from tests.api.door import JPEG, Door, Ticket, problem
 from tests.api.driver import ORIGINAL, TERMS, claim_step, fail_step, finish_all, finish_step

@@ -7,14 +7,14 @@ from uuid import UUID
 
 import pytest
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from leasehold.transitions import claims, sweeps
+from leasehold.worker.maintenance.housekeeping import Housekeeping
 from tests.api.conftest import MakeKey, Running, client_of, count, serving
 from tests.api.door import JPEG, PNG, Door, problem, put
 from tests.api.driver import TERMS, finish_all
 from tests.support.bucket import Bucket
-from worker.housekeeping import Housekeeping
 
 
 async def keep_house(api: Running) -> None:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from cli.doctor import examine
-from leasehold.database import Connection
-from leasehold.errors import StoreAbsent
+from leasehold.cli.doctor import examine
+from leasehold.db.database import Connection
+from leasehold.domain.errors import StoreAbsent
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
+from leasehold.worker.attempts.runner import _as_step_error
 from tests.api.conftest import MakeKey, client_of, serving
 from tests.api.door import problem
-from worker.runner import _as_step_error
 
 SCOPES = ("media:write", "conversion:write", "generation:write", "runs:write", "templates:write")
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from openapi_spec_validator import validate
 
-from api.app import PUBLIC, make_app
+from leasehold.api.app import PUBLIC, make_app
+from leasehold.pipelines.media.variants import VARIANTS
 from leasehold.settings import Settings
-from pipelines.media.variants import VARIANTS
 from tests.api.conftest import Running, client_of
 
 

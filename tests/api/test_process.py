@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 from pydantic import SecretStr
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, client_of
 from tests.api.door import PNG, Door, problem
@@ -92,7 +92,7 @@ async def running(settings: Settings, log_format: str = "json", **more: str) -> 
 
 async def test_the_api_loads_no_image_or_model_library() -> None:
     program = (
-        "import api.app, sys;"
+        "import leasehold.api.app, sys;"
         "heavy = {'PIL', 'numpy', 'onnx', 'onnxruntime', 'alembic', 'worker'} & set(sys.modules);"
         "assert not heavy, heavy"
     )

@@ -11,13 +11,13 @@ import pytest
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.routing import APIRoute
 
-from api.caller_first import CallerFirst
-from api.idempotent import IdempotencyKey
-from api.keyring import Caller
-from api.quick import QuickRoute
-from api.run_schemas import RunRequest
-from api.security import RUNS_WRITE, Require
-from leasehold.errors import DeclarationError
+from leasehold.api.auth.security import RUNS_WRITE, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.idempotent import IdempotencyKey
+from leasehold.api.http.quick import QuickRoute
+from leasehold.api.process.keyring import Caller
+from leasehold.api.runs.schemas import RunRequest
+from leasehold.domain.errors import DeclarationError
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
 

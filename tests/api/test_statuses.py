@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from api.app import make_app
+from leasehold.api.app import make_app
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of
 from tests.api.door import problem

@@ -10,7 +10,7 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from tests import heif
 from tests.api.conftest import MakeKey, Running, client_of, count, serving

@@ -8,9 +8,9 @@ import aio_pika
 import pytest
 
 from leasehold.broker import Broker, Delivery, Hint
-from leasehold.broker.amqp import AmqpBroker
+from leasehold.broker.amqp.broker import AmqpBroker
+from leasehold.broker.amqp.subscription import Subscription
 from leasehold.broker.envelope import MAX_BYTES, encode
-from leasehold.broker.subscription import Subscription
 from tests.broker.conftest import (
     OpenBroker,
     hints,

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from leasehold.broker import Broker, Hint
-from leasehold.broker.amqp import AmqpBroker
+from leasehold.broker.amqp.broker import AmqpBroker
 from tests.broker.conftest import (
     OpenBroker,
     hints,

@@ -6,15 +6,14 @@ from collections.abc import Awaitable, Callable
 
 from pydantic import SecretStr
 
-from leasehold import outbox
-from leasehold.announcer import Announcer
-from leasehold.broker import make_broker
-from leasehold.database import Connection, make_pool
-from leasehold.ids import new_id
+from leasehold.broker import make_broker, outbox
+from leasehold.broker.announcer import Announcer
+from leasehold.db.database import Connection, make_pool
+from leasehold.domain.ids import new_id
+from leasehold.pipelines.demo.pipeline import noop
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs
 from leasehold.transitions.claims import LeaseTerms
-from pipelines.demo.pipeline import noop
 from tests.broker.conftest import until
 from tests.broker.inbox import Inbox
 

@@ -10,8 +10,8 @@ from pamqp.body import ContentBody
 from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 
-from leasehold.broker.confirms import Confirms, Window, publish
-from leasehold.broker.wire import Sieve
+from leasehold.broker.amqp.confirms import Confirms, Window, publish
+from leasehold.broker.amqp.wire import Sieve
 
 CHANNEL = 3
 HEADERS = {"traceparent": "00-ab-cd-01", "request_id": "ä" * 40}

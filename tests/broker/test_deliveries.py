@@ -13,9 +13,9 @@ from pamqp.frame import marshal, unmarshal
 from pamqp.header import ContentHeader
 from pamqp.heartbeat import Heartbeat
 
-from leasehold.broker.acks import ack
-from leasehold.broker.deliveries import Deliveries, Message
-from leasehold.broker.wire import Sieve, _Reader
+from leasehold.broker.amqp.acks import ack
+from leasehold.broker.amqp.deliveries import Deliveries, Message
+from leasehold.broker.amqp.wire import Sieve, _Reader
 
 TAKEN, OTHER = 3, 4
 PROPERTIES = [

@@ -5,7 +5,7 @@ import pytest
 from chaos.faults import Faults
 from chaos.mutations import CAUGHT_BY, MUTATIONS
 from chaos.plan import BLOWS, BY_NAME, CATALOGUE, DIRECTED, FAILPOINTS, make_plan
-from leasehold import failpoints
+from leasehold.runtime import failpoints
 
 #: Points of the generation's steps, which the load of chaos runs has none of: tests/generation reaches them.
 GENERATION = {"after_intent", "after_purchase"}

@@ -5,7 +5,7 @@ import struct
 import asyncpg
 
 from chaos.postgres_tap import PostgresTap, Session
-from leasehold.ids import new_id
+from leasehold.domain.ids import new_id
 from leasehold.transitions import workers
 from tests.support.databases import Databases
 

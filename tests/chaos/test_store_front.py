@@ -10,8 +10,8 @@ import pytest
 from pydantic import SecretStr
 
 from chaos.store_front import StoreFront, Trouble
-from embedded.s3 import S3
-from leasehold.errors import ObjectExists, StoreUnavailable
+from leasehold.domain.errors import ObjectExists, StoreUnavailable
+from leasehold.embedded.s3 import S3
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 

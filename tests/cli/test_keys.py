@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from cli.main import app
-from leasehold.credentials import find_key
-from leasehold.database import Connection, connect
+from leasehold.cli.main import app
+from leasehold.db.database import Connection, connect
+from leasehold.security.credentials import find_key
 from leasehold.settings import Settings
 
 HOUR = timedelta(hours=1)

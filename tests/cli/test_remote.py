@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from leasehold.credentials import create_key
-from leasehold.database import Connection
+from leasehold.db.database import Connection
+from leasehold.security.credentials import create_key
+from leasehold.worker.worker import Worker
 from tests.api.conftest import Running
 from tests.runs.conftest import SCOPES, rows, running, runs_settings, worker  # noqa: F401 - fixtures
-from worker.worker import Worker
 
 
 class Cli:
@@ -23,7 +23,7 @@ class Cli:
 
     async def __call__(self, *arguments: str) -> tuple[int, str, str]:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "cli.main", *arguments, env=self._environment,
+            sys.executable, "-m", "leasehold.cli.main", *arguments, env=self._environment,
             stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         out, err = await process.communicate()

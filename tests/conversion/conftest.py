@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from leasehold.verdicts import Done
-from pipelines.conversion.pipeline import conversion
-from worker.children import Children
+from leasehold.domain.verdicts import Done
+from leasehold.pipelines.conversion.pipeline import conversion
+from leasehold.worker.sandbox.children import Children
 
 PARAMS: dict[str, Any] = {"model_id": 40000, "version": "0001", "platform": "720"}
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from leasehold.registry import Pipelines
-from pipelines.conversion.pipeline import conversion
+from leasehold.domain.registry import Pipelines
+from leasehold.pipelines.conversion.pipeline import conversion
 
 
 def pipelines() -> Pipelines:

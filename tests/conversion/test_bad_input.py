@@ -11,7 +11,7 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper
 
-from leasehold.errors import ChildCrashed, Permanent
+from leasehold.domain.errors import ChildCrashed, Permanent
 from tests.conversion.conftest import Bench
 from tests.conversion.models import archive, model_of, network, pictures, saved
 

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from leasehold.errors import Permanent, Retryable
-from leasehold.verdicts import Done
-from leasehold.work import Work
-from pipelines.conversion.pipeline import ConversionParams
-from pipelines.conversion.steps import optimise_model, package_model, quantise_model
+from leasehold.domain.errors import Permanent, Retryable
+from leasehold.domain.verdicts import Done
+from leasehold.domain.work import Work
+from leasehold.pipelines.conversion.pipeline import ConversionParams
+from leasehold.pipelines.conversion.steps import optimise_model, package_model, quantise_model
 from tests.conversion.ktc_double import Recording
 from tests.conversion.models import network, pictures, saved
 

@@ -13,11 +13,12 @@ import pytest
 from google.protobuf.message import EncodeError
 from onnx import TensorProto, helper, numpy_helper
 
-from leasehold.errors import Permanent
-from leasehold.verdicts import Done
-from leasehold.work import Work
-from pipelines.conversion import optimise, steps
-from pipelines.conversion.pipeline import ConversionParams
+from leasehold.domain.errors import Permanent
+from leasehold.domain.verdicts import Done
+from leasehold.domain.work import Work
+from leasehold.pipelines.conversion import steps
+from leasehold.pipelines.conversion.pipeline import ConversionParams
+from leasehold.pipelines.conversion.toolchain import optimise
 from tests.conversion.conftest import PARAMS, Bench
 from tests.conversion.models import model_of, saved
 

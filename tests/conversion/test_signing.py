@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from cli.keys import make_signing_key
-from leasehold import nef
-from leasehold.errors import DeclarationError
+from leasehold.cli.keys import make_signing_key
+from leasehold.domain.errors import DeclarationError
+from leasehold.pipelines.conversion import nef
+from leasehold.pipelines.conversion.pipeline import conversion
+from leasehold.pipelines.conversion.signing import key_of, sign_package
 from leasehold.settings import Settings
-from pipelines.conversion.pipeline import conversion
-from pipelines.conversion.signing import key_of, sign_package
 
 OURS, OTHERS = make_signing_key(), make_signing_key()
 

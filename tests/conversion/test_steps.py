@@ -9,8 +9,8 @@ import onnx
 import pytest
 from onnx import numpy_helper
 
-from leasehold import nef
-from pipelines.conversion.running import Runnable
+from leasehold.pipelines.conversion import nef
+from leasehold.pipelines.conversion.toolchain.running import Runnable
 from tests.conversion.conftest import Bench
 from tests.conversion.models import network, pictures, saved
 

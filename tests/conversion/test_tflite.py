@@ -7,9 +7,9 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from leasehold import nef
-from leasehold.errors import Permanent
-from pipelines.conversion.running import Runnable
+from leasehold.domain.errors import Permanent
+from leasehold.pipelines.conversion import nef
+from leasehold.pipelines.conversion.toolchain.running import Runnable
 from tests.conversion.conftest import Bench
 from tests.conversion.models import network, pictures, saved
 from tests.conversion.tflite_model import convolution

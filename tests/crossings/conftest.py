@@ -7,7 +7,7 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
-from leasehold.database import connect, make_pool
+from leasehold.db.database import connect, make_pool
 from leasehold.settings import Settings
 from tests.api.conftest import serving
 from tests.crossings.pair import Two

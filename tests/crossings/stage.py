@@ -11,9 +11,9 @@ from typing import Any, TypeVar
 
 import httpx2
 
-from api import security
-from leasehold.credentials import NewKey, create_key
-from leasehold.database import Pool
+from leasehold.api.auth import security
+from leasehold.db.database import Pool
+from leasehold.security.credentials import NewKey, create_key
 from tests.api.conftest import Running, client_of
 
 _T = TypeVar("_T")

@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import httpx2
 import pytest
 
-from leasehold.credentials import revoke_key
+from leasehold.security.credentials import revoke_key
 from leasehold.transitions import sweeps
 from tests.api.conftest import client_of
 from tests.crossings.expectations import ASKED, table

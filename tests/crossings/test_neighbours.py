@@ -7,13 +7,14 @@ from uuid import uuid4
 
 import pytest
 
-from leasehold.database import Connection
-from leasehold.errors import Conflict
-from leasehold.gate import Gate
-from leasehold.pipeline import Concurrency
-from leasehold.registry import Pipelines
-from leasehold.templates import Known, Templates
-from leasehold.transitions import gates, limits, schedules, sweeps
+from leasehold.db.database import Connection
+from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.errors import Conflict
+from leasehold.domain.pipeline import Concurrency
+from leasehold.domain.registry import Pipelines
+from leasehold.evaluation.templates import Known, Templates
+from leasehold.schedules import firing as schedules
+from leasehold.transitions import gates, limits, sweeps
 from tests.crossings.expectations import ARRIVALS, FIRINGS, LIMITED, table
 from tests.crossings.pair import Two, surprises
 from tests.crossings.world import VERBS, Case, known, make, put_into, retry

@@ -10,7 +10,7 @@ from uuid import UUID
 
 import httpx2
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
 from leasehold.transitions import sweeps
 from tests.api.door import JPEG, PNG, Door, Ticket, put
 from tests.api.driver import claim_step, fail_step, finish_all, finish_step

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from uuid import UUID
 
-from leasehold.database import Connection
-from leasehold.ids import new_id
+from leasehold.db.database import Connection
+from leasehold.domain.ids import new_id
+from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.transitions import webhooks
-from pipelines.webhooks.pipeline import webhooks as deliveries
 from tests.crossings.expectations import TOLD, table
 from tests.crossings.pair import Two, surprises
 from tests.crossings.world import VERBS, Case, put_into, retry
@@ -143,7 +143,7 @@ async def test_a_run_that_goes_on_is_told_of_again_however_long_the_dispatch_tak
         if when == "between":
             await subscribe(c, case)
         if not at_once:
-            async with c.transaction():  # as api.runs.revived does
+            async with c.transaction():  # as leasehold.api.runs.runs.revived does
                 await webhooks.dispatch(c, deliveries, KEEP, run_id=case.run)
         assert await retry(c, case)
         if when == "after":

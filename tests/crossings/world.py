@@ -9,14 +9,14 @@ from itertools import count
 from typing import Any
 from uuid import UUID, uuid4
 
-from leasehold.database import Connection
-from leasehold.errors import Conflict
-from leasehold.gate import Gate
-from leasehold.ids import new_id
-from leasehold.lease import Lease
-from leasehold.pipeline import Concurrency, Pipeline, RunTerms, Step
-from leasehold.template import declared
-from leasehold.templates import Known
+from leasehold.db.database import Connection
+from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.errors import Conflict
+from leasehold.domain.ids import new_id
+from leasehold.domain.lease import Lease
+from leasehold.domain.pipeline import Concurrency, Pipeline, RunTerms, Step
+from leasehold.domain.template import declared
+from leasehold.evaluation.templates import Known
 from leasehold.transitions import claims, gates, jobs, limits, runs, settlements, sweeps
 from leasehold.transitions.claims import LeaseTerms
 from leasehold.transitions.runs import NewRun

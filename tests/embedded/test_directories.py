@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from embedded.directories import LOCK, PREFIX, RunDirectory, cache_directory, remove_abandoned
-from embedded.process import EmbeddedError
+from leasehold.embedded.directories import LOCK, PREFIX, RunDirectory, cache_directory, remove_abandoned
+from leasehold.embedded.process import EmbeddedError
 
 
 @pytest.fixture(autouse=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from embedded.directories import temporary_root
-from embedded.postgres import Postgres, find_postgres
-from embedded.process import RunAs, unprivileged
-from embedded.programs import can_run, reachable
+from leasehold.embedded.directories import temporary_root
+from leasehold.embedded.postgres import Postgres, find_postgres
+from leasehold.embedded.process import RunAs, unprivileged
+from leasehold.embedded.programs import can_run, reachable
 from tests.support.not_here import not_here
 from tests.support.processes import Witness, descendants, users_of_servers
 

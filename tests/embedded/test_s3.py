@@ -8,7 +8,7 @@ from pathlib import Path
 import botocore.exceptions
 import pytest
 
-from embedded.s3 import S3
+from leasehold.embedded.s3 import S3
 from tests.support.bucket import Bucket
 from tests.support.processes import command_lines
 

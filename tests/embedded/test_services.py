@@ -13,7 +13,7 @@ from typing import Any
 import asyncpg
 import pytest
 
-from embedded.directories import remove_abandoned
+from leasehold.embedded.directories import remove_abandoned
 from tests.support.processes import Witness, command_lines_of, descendants, users_of_servers
 
 Start = Callable[..., Coroutine[Any, Any, asyncio.subprocess.Process]]
@@ -30,7 +30,7 @@ async def start(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     async def start(*arguments: str) -> asyncio.subprocess.Process:
         pipe = asyncio.subprocess.PIPE
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "embedded.services", "--not-durable", *arguments, stdout=pipe, stderr=pipe
+            sys.executable, "-m", "leasehold.embedded.services", "--not-durable", *arguments, stdout=pipe, stderr=pipe
         )
         started.append(process)
         return process

@@ -6,8 +6,8 @@ from pathlib import Path
 import asyncpg
 import pytest
 
-from embedded.process import EmbeddedError
-from embedded.stack import EmbeddedStack
+from leasehold.embedded.process import EmbeddedError
+from leasehold.embedded.stack import EmbeddedStack
 from tests.support.processes import Witness, descendants
 
 

@@ -6,10 +6,10 @@ import asyncio
 from pathlib import Path
 
 from examples.greeting import greeting, pipelines
-from leasehold.database import connect
+from leasehold.db.database import connect
 from leasehold.settings import Settings
 from leasehold.transitions.jobs import NewJob, submit
-from worker.worker import Worker
+from leasehold.worker.worker import Worker
 
 SECONDS = 30.0
 

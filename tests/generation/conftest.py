@@ -15,17 +15,17 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
-from api.security import GENERATION_READ, GENERATION_WRITE
-from leasehold.credentials import create_key
-from leasehold.database import Connection, connect
+from leasehold.api.auth.security import GENERATION_READ, GENERATION_WRITE
+from leasehold.db.database import Connection, connect
+from leasehold.pipelines.generation.pipeline import GenerationParams, generation
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions.jobs import NewJob
-from pipelines.generation.pipeline import GenerationParams, generation
+from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.factories import Rows
 from tests.generation.simulator.protocols import BEARER, VOLCENGINE
 from tests.generation.simulator.server import Simulator
-from worker.worker import Worker
 
 SCOPES = (GENERATION_READ, GENERATION_WRITE)
 SECONDS = 30.0

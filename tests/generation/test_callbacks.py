@@ -10,17 +10,17 @@ import httpx2
 import pytest
 from pydantic import SecretStr
 
-from leasehold.credentials import create_key
-from leasehold.database import Connection
-from leasehold.ids import new_id
-from leasehold.sealing import Sealing
+from leasehold.db.database import Connection
+from leasehold.domain.ids import new_id
+from leasehold.pipelines.generation.callbacks import callback_url, is_genuine
+from leasehold.security.credentials import create_key
+from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
-from pipelines.generation.callbacks import callback_url, is_genuine
+from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.api.door import problem
 from tests.generation.conftest import SCOPES, SECONDS, Client
 from tests.generation.simulator.server import Simulator
-from worker.worker import Worker
 
 HOUR = 3600.0
 

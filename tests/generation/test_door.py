@@ -8,17 +8,17 @@ from datetime import timedelta
 import httpx2
 import pytest
 
-from leasehold import generations
-from leasehold.credentials import create_key
-from leasehold.database import Connection
+from leasehold.db.database import Connection
+from leasehold.pipelines.generation import rows as generations
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import sweeps
+from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.api.door import problem
 from tests.generation.conftest import SCOPES, Client
 from tests.generation.simulator.server import Simulator
 from tests.generation.simulator.work import picture
-from worker.worker import Worker
 
 
 async def test_an_image_is_ordered_polled_and_stored(client: Client, worker: Worker, simulator: Simulator) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import orjson
 import pytest
 
+from leasehold.pipelines.generation.provider import Made, Order, OutcomeUnknown, ProviderError, Rejected, TryLater
+from leasehold.pipelines.generation.providers import open_providers
+from leasehold.pipelines.generation.providers.asking import urls_in
 from leasehold.settings import Settings
-from pipelines.generation.provider import Made, Order, OutcomeUnknown, ProviderError, Rejected, TryLater
-from pipelines.generation.providers import open_providers
-from pipelines.generation.providers.asking import urls_in
 from tests.generation.conftest import CREDENTIALS
 from tests.generation.simulator.http import HttpServer, Reply, Request
 from tests.generation.simulator.protocols import BEARER, SECRET_KEY, gateway_declaration

@@ -16,10 +16,10 @@ import pytest
 
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.worker.worker import Worker
 from tests.generation.conftest import PLAIN, TOKEN, Client, buying, ordered
 from tests.generation.simulator.server import Simulator
 from tests.scenarios.fleet import Fleet, Process, open_fleet
-from worker.worker import Worker
 
 PATIENCE = 90.0
 

@@ -8,10 +8,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
+from leasehold.worker.worker import Worker
 from tests.api.door import problem
 from tests.generation.conftest import Client
-from worker.worker import Worker
 
 
 async def ask(client: Client, task: str, etag: str | None = None, **params: Any) -> httpx2.Response:

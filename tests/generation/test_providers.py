@@ -8,9 +8,8 @@ from typing import Any
 import orjson
 import pytest
 
-from leasehold.errors import DeclarationError
-from leasehold.settings import Settings
-from pipelines.generation.provider import (
+from leasehold.domain.errors import DeclarationError
+from leasehold.pipelines.generation.provider import (
     Kind,
     Made,
     Order,
@@ -22,8 +21,9 @@ from pipelines.generation.provider import (
     TryLater,
     Working,
 )
-from pipelines.generation.providers import Catalogue, Providers, open_providers
-from pipelines.generation.providers.declared import declarations
+from leasehold.pipelines.generation.providers import Catalogue, Providers, open_providers
+from leasehold.pipelines.generation.providers.declared import declarations
+from leasehold.settings import Settings
 from tests.generation.conftest import CREDENTIALS
 from tests.generation.simulator.server import Simulator
 

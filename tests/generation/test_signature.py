@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 
-from pipelines.generation.providers.volcengine_signature import canonical_query, signed_headers
+from leasehold.pipelines.generation.providers.volcengine_signature import canonical_query, signed_headers
 
 
 def test_a_query_is_sorted_and_escaped_as_documented() -> None:

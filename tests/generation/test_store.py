@@ -5,11 +5,11 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from pipelines.generation.files import Unfit, kind_of
+from leasehold.pipelines.generation.files import Unfit, kind_of
+from leasehold.worker.worker import Worker
 from tests.generation.conftest import Client
 from tests.generation.simulator.server import Simulator
 from tests.generation.simulator.work import picture
-from worker.worker import Worker
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from chaos.checks.story import JOB_EDGES, TASK_EDGES
-from leasehold.states import JOB_TERMINAL, TASK_TERMINAL
+from leasehold.domain.states import JOB_TERMINAL, TASK_TERMINAL
 from leasehold.transitions import settlements
 from tests.factories import Rows, assert_history
 
@@ -76,7 +76,7 @@ def _limits_hold(tasks: Sequence[Row], max_losses: int) -> None:
 
 
 def _only_edges_of_the_diagram(events: Sequence[Row], rows: Mapping[UUID, str]) -> None:
-    """Folds the events with leasehold.states. That a step was freed has no event of its own."""
+    """Folds the events with leasehold.domain.states. That a step was freed has no event of its own."""
     job: str | None = None
     tasks: dict[UUID, str] = {}
     for event in events:

@@ -26,10 +26,10 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from leasehold import outbox
-from leasehold.database import Connection, connect
-from leasehold.lease import Lease
-from leasehold.pipeline import Pipeline
+from leasehold.broker import outbox
+from leasehold.db.database import Connection, connect
+from leasehold.domain.lease import Lease
+from leasehold.domain.pipeline import Pipeline
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed

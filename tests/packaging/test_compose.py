@@ -12,7 +12,7 @@ import pytest
 import yaml
 from pydantic import SecretStr
 
-from leasehold.sealing import Sealing
+from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
 
 ROOT = Path(__file__).parents[2]

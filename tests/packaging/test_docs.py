@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from leasehold.pipelines.media import refusals
+from leasehold.pipelines.media.variants import VARIANTS
 from leasehold.settings import Settings
-from pipelines.media import refusals
-from pipelines.media.variants import VARIANTS
 
 ROOT = Path(__file__).parents[2]
 MEDIA = (ROOT / "docs/media.md").read_text()

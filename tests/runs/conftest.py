@@ -11,12 +11,20 @@ from typing import Any
 import httpx2
 import pytest
 
-from api.security import EXTERNAL_WORK, MEDIA_WRITE, OPERATE, RUNS_READ, RUNS_WRITE, TEMPLATES_WRITE, WEBHOOKS_WRITE
-from leasehold.credentials import create_key
-from leasehold.database import Connection, connect
+from leasehold.api.auth.security import (
+    EXTERNAL_WORK,
+    MEDIA_WRITE,
+    OPERATE,
+    RUNS_READ,
+    RUNS_WRITE,
+    TEMPLATES_WRITE,
+    WEBHOOKS_WRITE,
+)
+from leasehold.db.database import Connection, connect
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
+from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of, serving
-from worker.worker import Worker
 
 SCOPES = (RUNS_READ, RUNS_WRITE, TEMPLATES_WRITE, EXTERNAL_WORK, OPERATE, WEBHOOKS_WRITE, MEDIA_WRITE)
 SECONDS = 30.0

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.credentials import create_key
-from leasehold.database import Connection
+from leasehold.db.database import Connection
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
+from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, count, serving
 from tests.api.door import problem
 from tests.runs.conftest import SCOPES, Client, step_of
 from tests.runs.test_limits import template
-from worker.worker import Worker
 
 
 async def test_a_batch_of_runs_is_done_like_any_others(client: Client, worker: Worker) -> None:

@@ -7,11 +7,11 @@ from uuid import UUID
 
 import pytest
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
+from leasehold.worker.worker import Worker
 from tests.api.door import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client, step_of
-from worker.worker import Worker
 
 
 async def test_a_run_that_has_not_started_is_cancelled_at_once(client: Client, rows: Connection) -> None:

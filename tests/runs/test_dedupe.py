@@ -8,8 +8,8 @@ from uuid import UUID
 
 import pytest
 
-from leasehold.credentials import create_key
-from leasehold.database import Connection
+from leasehold.db.database import Connection
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from tests.api.conftest import client_of, count, serving
 from tests.api.door import problem

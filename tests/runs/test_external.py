@@ -8,17 +8,17 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from api.security import EXTERNAL_WORK
-from leasehold.credentials import create_key
-from leasehold.database import Connection
-from leasehold.errors import Permanent
-from leasehold.external import ExternalWorker, Task
+from leasehold.api.auth.security import EXTERNAL_WORK
+from leasehold.client.external import ExternalWorker, Task
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Permanent
+from leasehold.security.credentials import create_key
 from leasehold.transitions import sweeps
+from leasehold.worker.worker import Worker
 from tests.api.conftest import Running
 from tests.api.door import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client, step_of
-from worker.worker import Worker
 
 STEPS = [
     {"id": "outside", "queue": "reports", "retry": {"max_attempts": 2, "backoff_seconds": [0]}},

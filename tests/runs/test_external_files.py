@@ -12,21 +12,21 @@ from uuid import UUID, uuid4
 import httpx2
 import pytest
 
-from api.security import EXTERNAL_WORK
-from leasehold import external_files
-from leasehold.credentials import create_key
-from leasehold.database import Connection
-from leasehold.errors import Permanent
-from leasehold.external import ExternalWorker, Task
+from leasehold.api.auth.security import EXTERNAL_WORK
+from leasehold.client.external import ExternalWorker, Task
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Permanent
+from leasehold.limits import external_files
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import sweeps
+from leasehold.worker.maintenance.housekeeping import Housekeeping
 from tests.api.conftest import Running
 from tests.api.door import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client
 from tests.runs.test_external import claim, settle
 from tests.support.bucket import Bucket
-from worker.housekeeping import Housekeeping
 
 STEPS = [{"id": name, "queue": "reports", "retry": {"max_attempts": 3, "backoff_seconds": [0]}}
          for name in ("make", "use")]  # fmt: skip

@@ -8,20 +8,20 @@ from uuid import UUID
 
 import pytest
 
-from leasehold import rates
-from leasehold.credentials import create_key
-from leasehold.database import Connection, connect
-from leasehold.gate import Gate
-from leasehold.pipeline import Pipeline, Step
+from leasehold.db.database import Connection, connect
+from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.limits import rates
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import claims, gates, jobs, settlements
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.settlements import Completion
+from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.api.door import problem
 from tests.factories import Rows, assert_history, terms
 from tests.runs.conftest import SCOPES, Client
-from worker.worker import Worker
 
 ONE = Pipeline("one", module="tests.factories", steps=[Step("only")])
 

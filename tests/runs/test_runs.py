@@ -10,11 +10,11 @@ from uuid import UUID, uuid4
 import pytest
 import time_machine
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
+from leasehold.worker.worker import Worker
 from tests.api.door import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client, step_of
-from worker.worker import Worker
 
 
 async def test_a_run_goes_through_its_steps_and_tells_their_results(client: Client, worker: Worker) -> None:

@@ -9,12 +9,12 @@ from uuid import UUID
 
 import pytest
 
-from leasehold import cron
-from leasehold.database import Connection, connect
-from leasehold.errors import Invalid
+from leasehold.db.database import Connection, connect
+from leasehold.domain import cron
+from leasehold.domain.errors import Invalid
+from leasehold.evaluation.templates import Templates
+from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
-from leasehold.templates import Templates
-from leasehold.transitions import schedules
 from tests.api.conftest import Running
 from tests.api.door import problem
 from tests.runs.conftest import Client

@@ -7,10 +7,10 @@ from uuid import UUID
 
 import pytest
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
+from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.settings import Settings
 from leasehold.transitions import gates, sweeps, webhooks
-from pipelines.webhooks.pipeline import webhooks as deliveries
 from tests.api.door import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from leasehold.worker.worker import Worker
 from tests.api.door import problem
 from tests.runs.conftest import Client
-from worker.worker import Worker
 
 STEP = {"id": "only", "worker_type": "external", "queue": "q"}
 

@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
 from leasehold.transitions import gates, sweeps
 from tests.api.door import problem
 from tests.factories import Rows, assert_history

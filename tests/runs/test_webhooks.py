@@ -15,14 +15,14 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
-from leasehold.credentials import create_key
-from leasehold.database import Connection
-from leasehold.sealing import Sealing, Unsealable
+from leasehold.db.database import Connection
+from leasehold.security.credentials import create_key
+from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings
+from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.api.door import problem
 from tests.runs.conftest import SCOPES, Client
-from worker.worker import Worker
 
 
 @dataclass

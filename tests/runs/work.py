@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from leasehold.attempt import Attempt
-from leasehold.errors import Permanent, Retryable
-from leasehold.pipeline import Pipeline, RunTerms, SkipIf, Step
-from leasehold.registry import Pipelines
-from leasehold.verdicts import Done, FanOut
-from leasehold.work import Work
-from pipelines.webhooks.pipeline import webhooks
+from leasehold.domain.attempt import Attempt
+from leasehold.domain.errors import Permanent, Retryable
+from leasehold.domain.pipeline import Pipeline, RunTerms, SkipIf, Step
+from leasehold.domain.registry import Pipelines
+from leasehold.domain.verdicts import Done, FanOut
+from leasehold.domain.work import Work
+from leasehold.pipelines.webhooks.pipeline import webhooks
 
 
 class Does(BaseModel):

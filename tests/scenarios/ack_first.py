@@ -6,8 +6,8 @@ import asyncio
 from typing import Any
 
 from leasehold.broker.base import Delivery
-from worker.crew import Crew
-from worker.main import main
+from leasehold.worker.claiming.slots import Crew
+from leasehold.worker.main import main
 
 _UNTIL_THE_BROKER_KNOWS = 0.3  # seconds
 

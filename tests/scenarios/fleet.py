@@ -15,9 +15,9 @@ from uuid import UUID
 import asyncpg
 import httpx2
 
-from embedded.ports import free_port
-from leasehold.credentials import create_key
-from leasehold.database import connect
+from leasehold.db.database import connect
+from leasehold.embedded.ports import free_port
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from tests.factories import Rows, assert_history, terms
 

@@ -7,9 +7,9 @@ from datetime import timedelta
 
 from pydantic import BaseModel
 
-from leasehold.attempt import Attempt
-from leasehold.pipeline import Pipeline, Step
-from leasehold.registry import Pipelines
+from leasehold.domain.attempt import Attempt
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
 
 
 class Seconds(BaseModel):

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import httpx2
 
-from cli.keys import make_signing_key
-from leasehold import nef
-from leasehold.credentials import create_key
+from leasehold.cli.keys import make_signing_key
+from leasehold.pipelines.conversion import nef
+from leasehold.security.credentials import create_key
 from tests.conversion.models import network
 from tests.scenarios.fleet import PATIENCE, Fleet
 

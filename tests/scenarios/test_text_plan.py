@@ -14,15 +14,15 @@ from uuid import UUID
 import pytest
 from pydantic import SecretStr
 
-from embedded.rabbitmq import RabbitMQ
-from embedded.rabbitmq_install import install_rabbitmq
-from leasehold.announcer import Announcer
 from leasehold.broker import make_broker
-from leasehold.database import Connection
+from leasehold.broker.announcer import Announcer
+from leasehold.db.database import Connection
+from leasehold.embedded.rabbitmq import RabbitMQ
+from leasehold.embedded.rabbitmq_install import install_rabbitmq
+from leasehold.pipelines.demo.pipeline import noop
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.transitions.jobs import NewJob
-from pipelines.demo.pipeline import noop
 from tests.pictures import encoded, noisy
 from tests.scenarios.fleet import Fleet, open_fleet
 from tests.scenarios.long_step import long_step

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from leasehold.pipeline import Pipeline, Step
-from leasehold.registry import Pipelines
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
 
 
 class Attack(BaseModel):

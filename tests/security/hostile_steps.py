@@ -18,10 +18,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from leasehold.verdicts import Done
-from leasehold.work import Work
+from leasehold.domain.verdicts import Done
+from leasehold.domain.work import Work
+from leasehold.worker.sandbox.seccomp import machine_here
 from tests.security.hostile import hostile
-from worker.seccomp import machine_here
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _FILES_OF_A_PROCESS = ("environ", "mem", "maps", "cmdline", "status", "stat")

@@ -7,11 +7,11 @@ import time
 
 from pydantic import BaseModel, ConfigDict
 
-from leasehold.attempt import Attempt
-from leasehold.pipeline import Pipeline, Step
-from leasehold.registry import Pipelines
-from leasehold.verdicts import Done
-from leasehold.work import Work
+from leasehold.domain.attempt import Attempt
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
+from leasehold.domain.verdicts import Done
+from leasehold.domain.work import Work
 
 
 class Takes(BaseModel):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from leasehold.pipeline import Pipeline, Step
-from leasehold.registry import Pipelines
-from worker import landlock, sandbox, seccomp
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
+from leasehold.worker.sandbox import fences as sandbox
+from leasehold.worker.sandbox import landlock, seccomp
 
 inline = Pipeline("partly_inline", module="tests.security.partly_steps", steps=[Step("act", queue="partly-inline")])
 isolated = Pipeline(

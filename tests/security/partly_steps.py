@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from leasehold.attempt import Attempt
-from leasehold.verdicts import Done
-from leasehold.work import Work
+from leasehold.domain.attempt import Attempt
+from leasehold.domain.verdicts import Done
+from leasehold.domain.work import Work
 from tests.security.partly import inline, isolated
 
 

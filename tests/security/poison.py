@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
 
 SECONDS = 60.0
 

@@ -12,16 +12,16 @@ import asyncpg
 import httpx2
 import pytest
 
-from api.tenant_pool import BulkWrites
-from api.turnstile import Turnstile
-from leasehold.announcer import Waiting
+from leasehold.api.process.tenant_pool import BulkWrites
+from leasehold.api.process.turnstile import Turnstile
+from leasehold.broker.announcer import Waiting
 from leasehold.broker.base import Hint
-from leasehold.credentials import create_key
-from leasehold.database import Connection, connect, lock_name
-from leasehold.errors import Conflict
-from leasehold.ids import new_id
-from leasehold.outbox import Announcement
-from leasehold.pool_sizes import pool_of_api
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection, connect, lock_name
+from leasehold.db.pool_sizes import pool_of_api
+from leasehold.domain.errors import Conflict
+from leasehold.domain.ids import new_id
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs
 from leasehold.transitions.jobs import NewJob

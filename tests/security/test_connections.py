@@ -13,16 +13,16 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr, ValidationError
 
-from leasehold.credentials import create_key
-from leasehold.database import Connection, connect, make_pool
-from leasehold.egress import Egress, EgressFailed
-from leasehold.holding import ConnectionHeld
+from leasehold.db.database import Connection, connect, make_pool
+from leasehold.pipelines.webhooks.shares import Turns
+from leasehold.runtime.holding import ConnectionHeld
+from leasehold.security.credentials import create_key
+from leasehold.security.egress import Egress, EgressFailed
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
-from pipelines.webhooks.turns import Turns
+from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.runs.conftest import SCOPES, Client, runs_settings
-from worker.worker import Worker
 
 __all__ = ["runs_settings"]
 
@@ -250,15 +250,15 @@ async def test_a_connection_that_was_given_back_is_in_nobodys_hands(settings: Se
             await egress.request("GET", "http://127.0.0.1:9/")
 
 
-#: Who may open a connection to PostgreSQL. All of them are in the sum of leasehold/pool_sizes.py.
+#: Who may open a connection to PostgreSQL. All of them are in the sum of leasehold/db/pool_sizes.py.
 OPENERS = {
-    "api/services.py": 2,  # the pool, the engine
-    "api/submissions.py": 1,
+    "api/process/services.py": 2,  # the pool, the engine
+    "api/process/submissions.py": 1,
     "leasehold/broker/postgres.py": 1,  # for two sessions
-    "leasehold/database.py": 3,
-    "leasehold/engine.py": 1,
-    "worker/heartbeat.py": 1,
-    "worker/lanes.py": 2,
+    "leasehold/db/database.py": 3,
+    "leasehold/db/engine.py": 1,
+    "worker/attempts/heartbeat.py": 1,
+    "worker/claiming/batchers.py": 2,
     "worker/worker.py": 1,
 }
 _OPENS = {"connect", "connected", "create_pool", "make_pool", "make_engine", "create_async_engine"}

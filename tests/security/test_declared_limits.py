@@ -11,7 +11,7 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
-from api.security import (
+from leasehold.api.auth.security import (
     CONVERSION_WRITE,
     GENERATION_WRITE,
     MEDIA_READ,
@@ -21,9 +21,9 @@ from api.security import (
     RUNS_WRITE,
     TEMPLATES_WRITE,
 )
-from leasehold.credentials import create_key
-from leasehold.database import Connection, connect
-from leasehold.gate import Gate
+from leasehold.db.database import Connection, connect
+from leasehold.domain.concurrency_limit import Gate
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import gates, jobs, limits
 from leasehold.transitions.jobs import NewJob

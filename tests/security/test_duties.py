@@ -12,32 +12,34 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from leasehold import cron, generations
-from leasehold.announcer import Announcer
 from leasehold.broker import make_broker
-from leasehold.database import TRY_AGAIN, Connection, connect, make_pool
-from leasehold.errors import Invalid
-from leasehold.gate import Gate
-from leasehold.ids import new_id
-from leasehold.pipeline import Pipeline, Step
-from leasehold.registry import Pipelines
+from leasehold.broker.announcer import Announcer
+from leasehold.db.database import TRY_AGAIN, Connection, connect, make_pool
+from leasehold.domain import cron
+from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.errors import Invalid
+from leasehold.domain.ids import new_id
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
+from leasehold.evaluation.templates import Templates
+from leasehold.exporter.exporter import families, look
+from leasehold.pipelines.generation import rows as generations
+from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
+from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.duties import ERRORS
-from leasehold.telemetry.exporter import families, look
-from leasehold.templates import Templates
-from leasehold.transitions import gates, jobs, quarantine, schedules, sweeps, webhooks
-from pipelines.webhooks.pipeline import webhooks as deliveries
+from leasehold.transitions import gates, jobs, quarantine, sweeps, webhooks
+from leasehold.worker.attempts.reporter import Reporter
+from leasehold.worker.maintenance.housekeeping import Housekeeping
+from leasehold.worker.maintenance.relay import Relay
+from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of
 from tests.api.door import problem
 from tests.factories import ONE, Rows
 from tests.runs.conftest import SCOPES
 from tests.runs.work import pipelines
 from tests.security.poison import heal, poison, set_aside, until
-from worker.housekeeping import Housekeeping
-from worker.relay import Relay
-from worker.reporter import Reporter
-from worker.worker import Worker
 
 KEEP = 86_400
 TEMPLATES = Templates(pipelines())

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.egress import Egress, EgressRefused, is_public
+from leasehold.security.egress import Egress, EgressRefused, is_public
 
 
 def words(text: str) -> list[str]:

@@ -11,15 +11,15 @@ from typing import Any
 import orjson
 import pytest
 
-from api.nesting import refusal
-from leasehold import cron
-from leasehold.database import Connection, connect
-from leasehold.egress import Answer
-from leasehold.errors import Invalid
+from leasehold.api.http.nesting import refusal
+from leasehold.db.database import Connection, connect
+from leasehold.domain import cron
+from leasehold.domain.errors import Invalid
+from leasehold.pipelines.generation.providers.asking import _retry_after
+from leasehold.pipelines.generation.providers.discreet import told_without
+from leasehold.pipelines.webhooks import steps as webhooks
+from leasehold.security.egress import Answer
 from leasehold.settings import Settings
-from pipelines.generation.providers.asking import _retry_after
-from pipelines.generation.providers.discreet import told_without
-from pipelines.webhooks import steps as webhooks
 from tests.api.conftest import Running
 from tests.api.door import problem
 from tests.runs.conftest import Client, client, running, runs_settings

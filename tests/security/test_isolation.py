@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import structlog
 
-from cli import doctor
-from cli.installation import Installation, decided
-from leasehold.database import Connection, connect
-from leasehold.errors import DeclarationError
+from leasehold.cli import doctor
+from leasehold.cli.installation import Installation, decided
+from leasehold.db.database import Connection, connect
+from leasehold.domain.errors import DeclarationError
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.worker.sandbox import isolation, landlock, seccomp
+from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.security import partly
 from tests.support.not_here import not_here
 from tests.worker.conftest import end_of
-from worker import isolation, landlock, seccomp
-from worker.worker import Worker
 
 LESSER = ("without_landlock", "without_filter", "without_any")
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from leasehold.credentials import rotate_key
-from leasehold.database import Connection, connect
-from leasehold.downloads import RATES
-from leasehold.errors import NotFound, TooMany
+from leasehold.db.database import Connection, connect
+from leasehold.domain.errors import NotFound, TooMany
+from leasehold.limits.downloads import RATES
+from leasehold.security.credentials import rotate_key
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.door import problem

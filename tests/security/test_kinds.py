@@ -7,19 +7,19 @@ from collections.abc import AsyncIterator
 import httpx2
 import pytest
 
-from api.security import RUNS_READ, RUNS_WRITE
-from leasehold.credentials import create_key
-from leasehold.database import Connection, connect
-from leasehold.ids import new_id
-from leasehold.pipeline import Pipeline
+from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE
+from leasehold.db.database import Connection, connect
+from leasehold.domain.ids import new_id
+from leasehold.domain.pipeline import Pipeline
+from leasehold.pipelines.conversion.pipeline import conversion
+from leasehold.pipelines.generation.pipeline import generation, withdrawal
+from leasehold.pipelines.media.pipeline import media
+from leasehold.pipelines.webhooks.pipeline import webhooks
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs, settlements
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.settlements import Failure
-from pipelines.conversion.pipeline import conversion
-from pipelines.generation.pipeline import generation, withdrawal
-from pipelines.media.pipeline import media
-from pipelines.webhooks.pipeline import webhooks
 from tests.api.conftest import client_of, serving
 from tests.api.door import problem
 from tests.factories import terms

@@ -17,15 +17,16 @@ from cryptography.fernet import Fernet
 from fastapi.routing import APIRoute
 from pydantic import SecretStr
 
-from api import health, security
-from api.app import _DOORS
-from leasehold.admission import Admission
-from leasehold.credentials import create_key
-from leasehold.database import Connection, connect
-from leasehold.registry import Pipelines
+from leasehold.api.app import _DOORS
+from leasehold.api.auth import security
+from leasehold.api.fleet import health
+from leasehold.db.database import Connection, connect
+from leasehold.domain.registry import Pipelines
+from leasehold.evaluation.templates import Templates
+from leasehold.limits.admission import Admission
+from leasehold.schedules import firing as schedules
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
-from leasehold.templates import Templates
-from leasehold.transitions import schedules
 from tests.api.conftest import client_of, serving
 from tests.api.door import JPEG, Door, Ticket, problem
 

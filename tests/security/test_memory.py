@@ -11,8 +11,8 @@ from time import monotonic
 
 import pytest
 
-from api.bodies import Bodies
-from leasehold.errors import Unavailable
+from leasehold.api.process.bodies import Bodies
+from leasehold.domain.errors import Unavailable
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.door import Door
@@ -128,7 +128,7 @@ async def test_every_route_that_has_a_body_knows_its_caller_first(api: Running, 
 async def test_a_sender_that_never_ends_its_body_is_closed_after_its_answer(
     api: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("api.connections.LINGER_SECONDS", 0.2)
+    monkeypatch.setattr("leasehold.api.http.connections.LINGER_SECONDS", 0.2)
     async with connected(api.url) as (reader, writer), asyncio.timeout(10):
         writer.write(head("/v1/runs", "Content-Length: 1000000"))
         assert await status(reader) == 401
@@ -186,7 +186,7 @@ async def test_requests_sent_far_ahead_on_one_connection_are_refused(api: Runnin
 
 
 async def test_who_takes_nothing_of_an_answer_is_closed(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.connections.UNREAD_SECONDS", 0.2)
+    monkeypatch.setattr("leasehold.api.http.connections.UNREAD_SECONDS", 0.2)
     async with connected(api.url) as (reader, writer), asyncio.timeout(30):
         writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport that reads
         for _ in range(60):
@@ -222,7 +222,7 @@ async def test_bodies_under_way_share_a_budget_of_which_a_tenant_has_half() -> N
 
 
 async def test_a_request_without_room_is_told_to_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.bodies._PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr("leasehold.api.process.bodies._PATIENCE_SECONDS", 0.05)
     bodies = Bodies(100)
     async with bodies.room("acme", 50):
         with pytest.raises(Unavailable, match="request bodies") as refused:

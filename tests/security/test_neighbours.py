@@ -14,20 +14,20 @@ import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
-from api.security import GENERATION_WRITE
+from leasehold.api.auth.security import GENERATION_WRITE
 from leasehold.broker import make_broker
 from leasehold.broker.base import Broker
-from leasehold.credentials import create_key
-from leasehold.database import Connection, connect
-from leasehold.gate import EVERYBODY, Gate
-from leasehold.pipeline import Pipeline
+from leasehold.db.database import Connection, connect
+from leasehold.domain.concurrency_limit import EVERYBODY, Gate
+from leasehold.domain.pipeline import Pipeline
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import gates, jobs
 from leasehold.transitions.jobs import NewJob
+from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.factories import ONE, Rows
 from tests.security.neighbour_work import chain, heavy, heavy_chain, inline
-from worker.worker import Worker
 
 #: Of a step that ends with the test.
 FOR_EVER = 3600.0

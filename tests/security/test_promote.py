@@ -13,12 +13,12 @@ import httpx2
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from leasehold.database import Connection
-from leasehold.errors import Conflict
-from leasehold.ids import new_id
-from leasehold.promoting import take_back_dead
-from leasehold.promotion_targets import open_target
-from leasehold.promotions import folder_of
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Conflict
+from leasehold.domain.ids import new_id
+from leasehold.pipelines.conversion.promotion.copying import take_back_dead
+from leasehold.pipelines.conversion.promotion.ownership import folder_of
+from leasehold.pipelines.conversion.promotion.targets import open_target
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
 from leasehold.transitions import claims, settlements

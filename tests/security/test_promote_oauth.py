@@ -15,7 +15,7 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from leasehold.database import Connection
+from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, client_of, serving
 from tests.security.test_promote import ONE, SCOPES, TWO, Tenant, at, code

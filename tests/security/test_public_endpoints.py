@@ -17,14 +17,14 @@ from fastapi.routing import APIRoute
 from pydantic import SecretStr
 from starlette.routing import BaseRoute
 
-from api.app import PUBLIC, make_app
-from api.generation_callbacks import ROUTE
-from api.security import OPERATE
-from leasehold.database import Connection
-from leasehold.ids import new_id
-from leasehold.sealing import Sealing
+from leasehold.api.app import PUBLIC, make_app
+from leasehold.api.auth.security import OPERATE
+from leasehold.api.generation.callbacks import ROUTE
+from leasehold.db.database import Connection
+from leasehold.domain.ids import new_id
+from leasehold.pipelines.generation.callbacks import callback_url, is_genuine
+from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
-from pipelines.generation.callbacks import callback_url, is_genuine
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.door import problem
 
@@ -112,7 +112,7 @@ async def test_the_document_is_made_once_and_never_in_the_event_loop(
         made_in.append(threading.current_thread())
         return get_openapi(**described)
 
-    monkeypatch.setattr("api.openapi.get_openapi", make)
+    monkeypatch.setattr("leasehold.api.http.openapi.get_openapi", make)
     async with serving(settings) as api, client_of(api.url) as anybody:
         answers = await asyncio.gather(*(anybody.get("/openapi.json") for _ in range(5)))
         answers.append(await anybody.get("/openapi.json"))
@@ -170,7 +170,7 @@ def test_a_signature_is_compared_in_constant_time(monkeypatch: pytest.MonkeyPatc
         return own == said
 
     settings, job_id = sealed(settings), new_id()
-    monkeypatch.setattr("leasehold.sealing.hmac.compare_digest", compare)
+    monkeypatch.setattr("leasehold.security.sealing.hmac.compare_digest", compare)
     assert not is_genuine(Sealing(settings), job_id, "guess")
     assert asked == [b"guess"]
 

@@ -17,15 +17,15 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
-from cli.migrate import upgrade
-from embedded.postgres import Postgres, find_postgres
-from embedded.process import unprivileged
-from leasehold import history
-from leasehold.database import connect
-from leasehold.errors import Invalid
+from leasehold.cli.migrate import upgrade
+from leasehold.db import history
+from leasehold.db.database import connect
+from leasehold.db.tables import metadata
+from leasehold.domain.errors import Invalid
+from leasehold.embedded.postgres import Postgres, find_postgres
+from leasehold.embedded.process import unprivileged
 from leasehold.selfcheck import check_database
 from leasehold.settings import Settings
-from leasehold.tables import metadata
 from tests.pictures import encoded, noisy
 from tests.scenarios.fleet import Fleet, open_fleet
 

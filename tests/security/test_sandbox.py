@@ -19,9 +19,15 @@ from typing import Any
 import pytest
 import structlog
 
-from leasehold.pipeline import MIB, Limits
+from leasehold.domain.pipeline import MIB, Limits
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.worker.sandbox import landlock, seccomp
+from leasehold.worker.sandbox.children import Children
+from leasehold.worker.sandbox.fences import Fences
+from leasehold.worker.sandbox.spares import WAITING
+from leasehold.worker.sandbox.zygote_process import scrubbed_environment
+from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.security.hostile import hostile, pipelines
 from tests.security.hostile_steps import REACHED
@@ -29,12 +35,6 @@ from tests.support.not_here import only_where
 from tests.worker.children.conftest import is_there
 from tests.worker.children.waiting import until
 from tests.worker.conftest import end_of
-from worker import landlock, seccomp
-from worker.children import Children
-from worker.sandbox import Fences
-from worker.spares import WAITING
-from worker.worker import Worker
-from worker.zygote_process import scrubbed_environment
 
 pytestmark = only_where(
     seccomp.machine_here() is not None and landlock.version() > 0, "a kernel with seccomp and Landlock"

@@ -14,14 +14,14 @@ from uuid import UUID
 import orjson
 import pytest
 
-from leasehold.database import Connection, connect
-from leasehold.errors import Invalid
+from leasehold.db.database import Connection, connect
+from leasehold.domain.errors import Invalid
+from leasehold.domain.template import Template
 from leasehold.evaluation.evaluator import Evaluator, Terms
 from leasehold.evaluation.flat import weight
+from leasehold.evaluation.templates import Templates
+from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
-from leasehold.template import Template
-from leasehold.templates import Templates
-from leasehold.transitions import schedules
 from tests.api.conftest import Running
 from tests.api.door import problem
 from tests.runs.conftest import Client, client, running, runs_settings, stranger

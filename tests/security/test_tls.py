@@ -15,27 +15,27 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import text
 
-from cli.doctor import examine
-from embedded.postgres import Postgres, find_postgres_with_tls
-from embedded.process import EmbeddedError
-from embedded.rabbitmq import RabbitMQ
-from embedded.rabbitmq_install import install_rabbitmq
-from embedded.s3 import S3
 from leasehold.broker import Hint, make_broker
-from leasehold.credentials import create_key
-from leasehold.database import connect, make_pool, migrate
-from leasehold.engine import make_engine
-from leasehold.errors import BadSetting, StoreUnavailable
-from leasehold.ids import new_id
+from leasehold.cli.doctor import examine
+from leasehold.db.database import connect, make_pool, migrate
+from leasehold.db.engine import make_engine
+from leasehold.domain.errors import BadSetting, StoreUnavailable
+from leasehold.domain.ids import new_id
+from leasehold.embedded.postgres import Postgres, find_postgres_with_tls
+from leasehold.embedded.process import EmbeddedError
+from leasehold.embedded.rabbitmq import RabbitMQ
+from leasehold.embedded.rabbitmq_install import install_rabbitmq
+from leasehold.embedded.s3 import S3
+from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.urls import broker_url, check_urls, database_url
+from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.runs.conftest import SCOPES, Client
 from tests.support.backend import Backend, backend_of
 from tests.support.certificates import Authority
 from tests.support.not_here import not_here
-from worker.worker import Worker
 
 ROOT = Path(__file__).parents[2]
 
@@ -303,7 +303,7 @@ async def test_every_program_ends_with_that_sentence_and_no_traceback() -> None:
     programs = (
         ["worker"],
         ["api"],
-        ["cli.main", "migrate"],
+        ["leasehold.cli.main", "migrate"],
     )
 
     async def ended(*program: str) -> tuple[int | None, str]:

@@ -10,15 +10,15 @@ from uuid import UUID
 import httpx2
 import pytest
 
-from leasehold import uploads
-from leasehold.database import Connection
+from leasehold.db.database import Connection
+from leasehold.limits import uploads
 from leasehold.settings import Settings
 from leasehold.transitions import sweeps
+from leasehold.worker.maintenance.housekeeping import Housekeeping
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.door import JPEG, PNG, Door, problem, put
 from tests.api.test_conversion import FORM
 from tests.support.bucket import Bucket
-from worker.housekeeping import Housekeeping
 
 MIB = 1024 * 1024
 LARGE = JPEG + bytes(3 * MIB)

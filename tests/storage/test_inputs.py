@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.errors import Permanent
-from leasehold.pipeline import Step
+from leasehold.domain.errors import Permanent
+from leasehold.domain.pipeline import Step
+from leasehold.domain.verdicts import Done, File
 from leasehold.storage.store import ObjectStore
-from leasehold.verdicts import Done, File
+from leasehold.worker.attempts.inputs import Source, fetch
+from leasehold.worker.attempts.output_cache import Kept
+from leasehold.worker.attempts.publishing import store_outputs
 from tests.storage.test_writers import held
-from worker.inputs import Source, fetch
-from worker.kept import Kept
-from worker.stores import store_outputs
 
 STEP = Step("made", writes="made.txt", isolated=True)
 

@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from leasehold.errors import (
+from leasehold.domain.errors import (
     ObjectCorrupt,
     ObjectExists,
     ObjectMissing,
@@ -24,7 +24,7 @@ from leasehold.errors import (
     StoreError,
     StoreUnavailable,
 )
-from leasehold.ids import id_at
+from leasehold.domain.ids import id_at
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
 from tests.storage.conftest import settings_of
@@ -262,7 +262,7 @@ async def test_wrong_credentials_are_an_error_that_tells_no_secret(s3: Any) -> N
 GREEDY = """
 import asyncio, resource, sys
 from pathlib import Path
-from leasehold.ids import id_at
+from leasehold.domain.ids import id_at
 from leasehold.storage import ObjectStore
 from tests.storage.conftest import settings_of
 

@@ -7,11 +7,11 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from leasehold.errors import ObjectExists
-from leasehold.lease import Lease
+from leasehold.domain.errors import ObjectExists
+from leasehold.domain.lease import Lease
 from leasehold.storage.store import ObjectStore
-from worker.heartbeat import Held
-from worker.stores import replaceable, signed
+from leasehold.worker.attempts.heartbeat import Held
+from leasehold.worker.attempts.publishing import replaceable, signed
 
 TASK = uuid4()
 

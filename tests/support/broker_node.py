@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 
-from embedded.rabbitmq import RabbitMQ
+from leasehold.embedded.rabbitmq import RabbitMQ
 
 
 class BrokerNode:

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from embedded.tls import Tls
+from leasehold.embedded.tls import Tls
 
 
 @dataclass(frozen=True, slots=True)

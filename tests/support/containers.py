@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 import asyncpg
 from testcontainers.core.container import DockerContainer
 
-from embedded.management import Management
+from leasehold.embedded.management import Management
 from tests.support.bucket import Bucket
 
 # The tags of compose.yaml.

@@ -16,11 +16,11 @@ from typing import Any
 import httpx2
 import yaml
 
-from embedded.debian import unpack_packages
-from embedded.directories import cache_directory
-from embedded.ports import free_port
-from embedded.process import Server, unprivileged
-from embedded.programs import reachable
+from leasehold.embedded.debian import unpack_packages
+from leasehold.embedded.directories import cache_directory
+from leasehold.embedded.ports import free_port
+from leasehold.embedded.process import Server, unprivileged
+from leasehold.embedded.programs import reachable
 
 START_SECONDS = 30.0
 

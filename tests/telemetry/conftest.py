@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.database import connect
+from leasehold.db.database import connect
 from leasehold.settings import Settings
 from tests.factories import Rows, terms
 from tests.scenarios.fleet import Fleet, open_fleet

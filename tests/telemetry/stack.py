@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from datetime import timedelta
 
-from leasehold.attempt import Attempt
-from leasehold.pipeline import Pipeline, Step
-from leasehold.registry import Pipelines
-from leasehold.verdicts import Done, Park
-from pipelines import shipped
+from leasehold.domain.attempt import Attempt
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
+from leasehold.domain.verdicts import Done, Park
+from leasehold.pipelines import shipped
 from tests.scripted import scripted
 
 #: A step that does not end, on a queue of its own; and one that parks once.

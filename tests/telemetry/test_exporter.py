@@ -9,10 +9,10 @@ from uuid import uuid4
 import orjson
 import pytest
 
-from leasehold.database import connect
+from leasehold.db.database import connect
+from leasehold.exporter import queries
+from leasehold.exporter.exporter import Exporter, families, look
 from leasehold.settings import Settings
-from leasehold.telemetry import queries
-from leasehold.telemetry.exporter import Exporter, families, look
 from leasehold.transitions import jobs, workers
 from leasehold.transitions.settlements import Failure, fail
 from tests.factories import ONE, Rows

@@ -7,7 +7,7 @@ import signal
 import httpx2
 import pytest
 
-from embedded.ports import free_port
+from leasehold.embedded.ports import free_port
 from tests import pictures
 from tests.scenarios.fleet import Fleet
 from tests.telemetry.page import scrape

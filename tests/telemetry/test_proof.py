@@ -16,11 +16,11 @@ import orjson
 import pytest
 from pydantic import SecretStr
 
-from embedded.ports import free_port
 from grafana.alerts import OBJECTIVES, all_alerts
 from grafana.build import HERE, files
-from leasehold.database import connect
-from leasehold.generations import NewGeneration, create
+from leasehold.db.database import connect
+from leasehold.embedded.ports import free_port
+from leasehold.pipelines.generation.rows import NewGeneration, create
 from leasehold.settings import Settings
 from leasehold.transitions.jobs import NewJob, submit
 from tests import pictures

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
-from leasehold.database import connect
+from leasehold.db.database import connect
 from leasehold.settings import Settings
 from tests.factories import Rows, terms
 

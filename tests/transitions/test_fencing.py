@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from leasehold.artifacts import note_of
-from leasehold.errors import LeaseLost
-from leasehold.lease import Lease
+from leasehold.db.artifacts import note_of
+from leasehold.domain.errors import LeaseLost
+from leasehold.domain.lease import Lease
 from leasehold.transitions import claims, notes, settlements
 from leasehold.transitions.settlements import Completion, Failure, Output, Parking, Settled, Verdict
 from tests.factories import Rows, assert_history, stale

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from leasehold.pipeline import Pipeline, Step
+from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.transitions import claims, jobs, settlements
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Settled

@@ -9,7 +9,7 @@ from uuid import UUID
 import asyncpg
 import pytest
 
-from leasehold import history
+from leasehold.db import history
 from leasehold.transitions import jobs, settlements, sweeps
 from leasehold.transitions.settlements import Failure
 from tests.factories import THREE, Rows

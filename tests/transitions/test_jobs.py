@@ -9,8 +9,9 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from leasehold import history, outbox
-from leasehold.pipeline import Pipeline, SkipIf, Step
+from leasehold.broker import outbox
+from leasehold.db import history
+from leasehold.domain.pipeline import Pipeline, SkipIf, Step
 from leasehold.transitions import claims, jobs, settlements, sweeps, workers
 from leasehold.transitions.settlements import Completion, Failure, Output, Verdict
 from tests.factories import DIAMOND, ONE, THREE, Rows, assert_history

@@ -1,4 +1,4 @@
-"""Every verb against every state: it moves a task exactly where leasehold.states says it may."""
+"""Every verb against every state: it moves a task exactly where leasehold.domain.states says it may."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from uuid import UUID
 
 import pytest
 
-from leasehold.gate import Gate
-from leasehold.ids import new_id
-from leasehold.lease import Lease
-from leasehold.states import TASK_MOVES, TASK_TERMINAL, TaskState
+from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.ids import new_id
+from leasehold.domain.lease import Lease
+from leasehold.domain.states import TASK_MOVES, TASK_TERMINAL, TaskState
 from leasehold.transitions import claims, gates, jobs, settlements, sweeps
 from leasehold.transitions.settlements import Completion, Failure, Parking, Part, Spreading
 from tests.factories import ONE, Rows

@@ -9,12 +9,15 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from leasehold import downloads, generations, outbox, rates
-from leasehold.database import Connection
-from leasehold.gate import Gate
-from leasehold.registry import Pipelines
-from leasehold.templates import Templates
-from leasehold.transitions import claims, gates, jobs, notes, progress, schedules, settlements, sweeps, wakes
+from leasehold.broker import outbox
+from leasehold.db.database import Connection
+from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.registry import Pipelines
+from leasehold.evaluation.templates import Templates
+from leasehold.limits import downloads, rates
+from leasehold.pipelines.generation import rows as generations
+from leasehold.schedules import firing as schedules
+from leasehold.transitions import claims, gates, jobs, notes, progress, settlements, sweeps, wakes
 from leasehold.transitions.progress import Progress
 from leasehold.transitions.settlements import Completion, Failure, Parking, Part, Spreading
 from tests.factories import THREE, Rows

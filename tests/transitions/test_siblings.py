@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from leasehold.database import Connection
-from leasehold.lease import Lease
-from leasehold.states import TASK_TERMINAL
+from leasehold.db.database import Connection
+from leasehold.domain.lease import Lease
+from leasehold.domain.states import TASK_TERMINAL
 from leasehold.transitions import claims, jobs, settlements, sweeps
 from leasehold.transitions.settlements import Completion, Failure, Part, Spreading
 from tests.factories import DIAMOND, Rows, assert_history

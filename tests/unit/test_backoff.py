@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 from datetime import timedelta
 
-from leasehold.backoff import DEFAULT_LADDER, delay_after
+from leasehold.domain.backoff import DEFAULT_LADDER, delay_after
 
 
 def test_delays_climb_the_ladder_and_stay_on_its_top() -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from leasehold.broker.connection import guarded
-from leasehold.errors import BrokerUnavailable
+from leasehold.broker.amqp.connection import guarded
+from leasehold.domain.errors import BrokerUnavailable
 
 
 async def test_a_cancellation_that_came_with_the_brokers_answer_is_not_lost() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.easing import pause_after
+from leasehold.runtime.duty_cycle import pause_after
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.egress import AnswerTooLarge, Egress, EgressFailed, EgressRefused, is_public
+from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, EgressRefused, is_public
 
 LOOPBACK = (ipaddress.ip_network("127.0.0.0/8"),)
 

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from leasehold import failpoints
-from leasehold.errors import DeclarationError
+from leasehold.domain.errors import DeclarationError
+from leasehold.runtime import failpoints
 
 
 @pytest.fixture(autouse=True)

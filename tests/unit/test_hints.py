@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from leasehold.broker.base import Delivery, Hint
-from leasehold.ids import new_id
-from worker.hints import Hints
-from worker.shares import Shares
+from leasehold.domain.ids import new_id
+from leasehold.worker.claiming.hints import Hints
+from leasehold.worker.claiming.shares import Shares
 
 
 async def no_ack() -> None: ...

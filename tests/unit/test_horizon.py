@@ -2,8 +2,14 @@ from __future__ import annotations
 
 import pytest
 
+from leasehold.worker.claiming.poll_window import (
+    SLACK_SECONDS,
+    WHOLE_AT_LEAST_EVERY_SECONDS,
+    WHOLE_EVERY_SECONDS,
+    WHOLE_SHARE,
+    Horizon,
+)
 from tests.support.clock import Clock
-from worker.horizon import SLACK_SECONDS, WHOLE_AT_LEAST_EVERY_SECONDS, WHOLE_EVERY_SECONDS, WHOLE_SHARE, Horizon
 
 
 @pytest.fixture

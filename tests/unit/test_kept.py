@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from leasehold.storage.content import digest_of_bytes
-from worker.kept import Kept
+from leasehold.worker.attempts.output_cache import Kept
 
 
 def keep(kept: Kept, key: str, data: bytes) -> str:

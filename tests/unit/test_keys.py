@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.errors import Permanent
-from leasehold.ids import new_id
-from leasehold.keys import media_prefix, original_key, output_key
+from leasehold.domain.errors import Permanent
+from leasehold.domain.ids import new_id
+from leasehold.domain.object_keys import media_prefix, original_key, output_key
 
 
 def test_the_same_step_of_the_same_job_always_writes_the_same_key() -> None:

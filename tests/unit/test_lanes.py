@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.lanes import Lane
+from leasehold.db.batcher import Lane
 
 
 class Wire:

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from leasehold.logs import as_json
+from leasehold.telemetry.logs import as_json
 
 
 @pytest.mark.parametrize("word", ["plain", 7, 2**70, "half a pair \ud800", {1: "one"}, "ключ"])

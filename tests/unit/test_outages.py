@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from structlog.testing import capture_logs
 
-from leasehold.outages import Outage
+from leasehold.telemetry.outages import Outage
 
 
 @dataclass

@@ -9,11 +9,11 @@ import asyncpg
 import pytest
 from structlog.testing import capture_logs
 
-from leasehold.easing import Pauses
-from leasehold.errors import StoreUnavailable
-from leasehold.outages import Outage
-from leasehold.periodic import LONGEST_PAUSE, Periodic
+from leasehold.domain.errors import StoreUnavailable
+from leasehold.runtime.duty_cycle import Pauses
+from leasehold.runtime.periodic import LONGEST_PAUSE, Periodic
 from leasehold.telemetry.duties import ERRORS
+from leasehold.telemetry.outages import Outage
 from tests.support.clock import Clock
 
 
@@ -77,7 +77,7 @@ async def test_what_is_away_is_waited_for_without_an_error(
 ) -> None:
     """Also where a library says so by a cancellation that nobody asked for. It is one line for all duties."""
     for name, fresh in (("DATABASE", "database"), ("STORE", "object store"), ("BROKER", "broker")):
-        monkeypatch.setattr(f"leasehold.periodic.{name}", Outage(fresh))
+        monkeypatch.setattr(f"leasehold.runtime.periodic.{name}", Outage(fresh))
     before = ERRORS.labels("test")._value.get()
     with capture_logs() as lines:
         for _ in range(2):

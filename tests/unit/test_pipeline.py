@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from leasehold.errors import DeclarationError
-from leasehold.pipeline import Pipeline, Step
-from leasehold.registry import Pipelines
+from leasehold.domain.errors import DeclarationError
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
 
 WRONG: dict[str, Any] = {
     "no steps": lambda: Pipeline("p", module="m", steps=[]),
@@ -60,7 +60,7 @@ def test_a_handler_for_an_unknown_step_is_refused() -> None:
         Pipeline("p", module="m", steps=[Step("a")]).handles("b")
 
 
-@pytest.mark.parametrize("source", ["nowhere:x", "leasehold.registry:nothing", "leasehold.ids:new_id"])
+@pytest.mark.parametrize("source", ["nowhere:x", "leasehold.domain.registry:nothing", "leasehold.domain.ids:new_id"])
 def test_a_source_that_is_no_registry_is_refused(source: str) -> None:
     with pytest.raises(DeclarationError):
         Pipelines.from_source(source)

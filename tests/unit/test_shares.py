@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from leasehold.gate import GREED
-from worker.shares import Shares
+from leasehold.domain.concurrency_limit import GREED
+from leasehold.worker.claiming.shares import Shares
 
 
 def filled(shares: Shares, *tenants: str) -> Shares:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from leasehold.pipelines import shipped, with_demonstrations
 from leasehold.settings import Settings
-from pipelines import shipped, with_demonstrations
 
 DEMONSTRATIONS = {"noop", "demo_long_task"}
 

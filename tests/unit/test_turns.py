@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
+from leasehold.worker.claiming.tenant_load import COUNTING_SHARE, OLDEST_SECONDS, Turns
 from tests.support.clock import Clock
-from worker.turns import COUNTING_SHARE, OLDEST_SECONDS, Turns
 
 
 @pytest.fixture

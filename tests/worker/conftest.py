@@ -7,7 +7,7 @@ from uuid import UUID
 
 import pytest
 
-from leasehold.database import connect
+from leasehold.db.database import connect
 from leasehold.settings import Settings
 from tests.factories import Rows, assert_history
 

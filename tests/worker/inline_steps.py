@@ -11,12 +11,12 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from leasehold.attempt import Attempt
-from leasehold.errors import Permanent, Retryable
-from leasehold.pipeline import Pipeline, Step
-from leasehold.registry import Pipelines
+from leasehold.domain.attempt import Attempt
+from leasehold.domain.errors import Permanent, Retryable
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
+from leasehold.domain.verdicts import Done, Park
 from leasehold.settings import Settings
-from leasehold.verdicts import Done, Park
 
 
 class Script(BaseModel):

@@ -7,11 +7,11 @@ from datetime import timedelta
 
 from pydantic import BaseModel
 
-from leasehold.errors import Permanent, Retryable
-from leasehold.pipeline import Pipeline, Step
-from leasehold.registry import Pipelines
-from leasehold.verdicts import Done, File
-from leasehold.work import Work
+from leasehold.domain.errors import Permanent, Retryable
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.registry import Pipelines
+from leasehold.domain.verdicts import Done, File
+from leasehold.domain.work import Work
 
 
 class Script(BaseModel):

@@ -9,13 +9,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from leasehold import logs
-from leasehold.attempt import Attempt
-from leasehold.errors import Cancelled, Retryable
-from leasehold.pipeline import Pipeline, RunTerms, Step
-from leasehold.plain import PlainAttempt
-from leasehold.registry import Pipelines
-from leasehold.verdicts import Done
+from leasehold.domain.attempt import Attempt
+from leasehold.domain.errors import Cancelled, Retryable
+from leasehold.domain.pipeline import Pipeline, RunTerms, Step
+from leasehold.domain.plain_attempt import PlainAttempt
+from leasehold.domain.registry import Pipelines
+from leasehold.domain.verdicts import Done
+from leasehold.telemetry import logs
 
 
 class Script(BaseModel):

@@ -11,21 +11,21 @@ from uuid import uuid4
 
 import pytest
 
-from leasehold.lease import Lease
-from leasehold.pipeline import Pipeline
+from leasehold.domain.lease import Lease
+from leasehold.domain.pipeline import Pipeline
+from leasehold.pipelines.conversion.pipeline import conversion
+from leasehold.pipelines.media.pipeline import media
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore, Stored
 from leasehold.transitions import jobs
 from leasehold.transitions.claims import Claimed
-from pipelines.conversion.pipeline import conversion
-from pipelines.media.pipeline import media
+from leasehold.worker.attempts.inputs import Source
+from leasehold.worker.attempts.isolated import IsolatedAttempts
+from leasehold.worker.attempts.speculation import Ahead, steps_after
+from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker.conftest import SECONDS, end_of
 from tests.worker.isolated_steps import halves, pipelines, thirds
-from worker.ahead import Ahead, steps_after
-from worker.inputs import Source
-from worker.isolated import IsolatedAttempts
-from worker.worker import Worker
 
 
 @pytest.fixture
@@ -215,7 +215,7 @@ async def test_without_links_the_next_step_begins_when_it_is_claimed(
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("no links here")
 
-    monkeypatch.setattr("worker.isolated.os.link", refuse)
+    monkeypatch.setattr("leasehold.worker.attempts.isolated.os.link", refuse)
     assert (await end_of(rows, (await begin(rows)).id))["status"] == "succeeded"
 
 

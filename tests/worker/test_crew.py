@@ -12,12 +12,12 @@ import pytest
 
 from leasehold.broker import make_broker
 from leasehold.broker.base import Delivery, Hint
-from leasehold.ids import new_id
-from leasehold.lease import Lease
+from leasehold.domain.ids import new_id
+from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
 from leasehold.transitions.claims import Claimed, Looked
-from worker.crew import Crew, claim_with_takeover
-from worker.shares import Rooms
+from leasehold.worker.claiming.shares import Rooms
+from leasehold.worker.claiming.slots import Crew, claim_with_takeover
 
 SECONDS = 10.0
 NEVER = 3600.0

@@ -13,16 +13,16 @@ from pydantic import SecretStr
 
 from chaos.postgres_tap import PostgresTap
 from chaos.proxy import Link
-from leasehold.database import connect
-from leasehold.ids import new_id
-from leasehold.lease import Lease
+from leasehold.db.database import connect
+from leasehold.domain.ids import new_id
+from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
 from leasehold.transitions import workers
 from leasehold.transitions.claims import LeaseTerms
 from leasehold.transitions.settlements import Failure, fail
+from leasehold.worker.attempts.heartbeat import Heartbeat
+from leasehold.worker.claiming.batchers import ClaimLane
 from tests.factories import Rows
-from worker.heartbeat import Heartbeat
-from worker.lanes import ClaimLane
 
 SECONDS = 20.0
 TTL = 3.0

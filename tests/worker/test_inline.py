@@ -11,10 +11,10 @@ import pytest
 
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.worker.worker import Worker
 from tests.factories import Rows, assert_history
 from tests.worker.conftest import SECONDS, end_of
 from tests.worker.inline_steps import OPENED, pipelines, scripted
-from worker.worker import Worker
 
 
 @pytest.fixture

@@ -11,13 +11,13 @@ import pytest
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
-from embedded.postgres import Postgres
-from leasehold import outages
-from leasehold.database import migrate
+from leasehold.db.database import migrate
+from leasehold.embedded.postgres import Postgres
 from leasehold.settings import Settings
+from leasehold.telemetry import outages
+from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.support.broker_node import BrokerNode
-from worker.worker import Worker
 
 AWAY = 3.0
 

@@ -13,11 +13,12 @@ from structlog.testing import capture_logs
 
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.worker import metrics
+from leasehold.worker.attempts import stalls
+from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker.conftest import SECONDS, end_of
 from tests.worker.plain_steps import GO_ON, HEARD, pipelines, plain, rude
-from worker import metrics, stalls
-from worker.worker import Worker
 
 
 @pytest.fixture

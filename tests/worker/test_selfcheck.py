@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 import pytest
 from pydantic import SecretStr
 
-from cli import doctor
-from leasehold.database import connect, is_direct
+from leasehold.cli import doctor
+from leasehold.db.database import connect, is_direct
 from leasehold.selfcheck import Finding
 from leasehold.settings import Settings
 

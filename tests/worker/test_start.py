@@ -8,13 +8,13 @@ from uuid import UUID
 
 import pytest
 
-from leasehold.errors import DeclarationError
+from leasehold.domain.errors import DeclarationError
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker import late_handlers
 from tests.worker.conftest import end_of
-from worker.worker import Worker
 
 
 def starting(settings: Settings, tmp_path: Path, which: str) -> Worker:

@@ -12,10 +12,10 @@ import structlog
 
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker.conftest import end_of
 from tests.worker.isolated_steps import faulty, pipelines
-from worker.worker import Worker
 
 
 @pytest.fixture

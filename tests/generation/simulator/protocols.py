@@ -1,4 +1,4 @@
-"""Each provider's own words, as documented (the addresses are in pipelines/generation/providers)."""
+"""Each provider's own words, as documented (the addresses are in leasehold/pipelines/generation/providers)."""
 
 from __future__ import annotations
 

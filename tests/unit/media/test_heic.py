@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipelines.media import heic_decoder
-from pipelines.media.headers import heic
+from leasehold.pipelines.media import heic_decoder
+from leasehold.pipelines.media.headers import heic
 from tests import heif, pictures
 from tests.heif import Heif
 from tests.support.not_here import only_where
@@ -264,10 +264,10 @@ def bombs() -> dict[str, tuple[bytes, str]]:
 
 _IN_LITTLE_MEMORY = """
 import json, pathlib, resource, sys
-from leasehold.errors import Permanent
-from leasehold.work import Work
-from pipelines.media.pipeline import MediaParams
-from pipelines.media.steps import resize
+from leasehold.domain.errors import Permanent
+from leasehold.domain.work import Work
+from leasehold.pipelines.media.pipeline import MediaParams
+from leasehold.pipelines.media.steps import resize
 held = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + 40 * 2**20,) * 2)
 resource.setrlimit(resource.RLIMIT_CPU, (20, 20))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.media.kinds import HEAD_BYTES, is_as_declared, sniff
+from leasehold.pipelines.media.kinds import HEAD_BYTES, is_as_declared, sniff
 from tests import pictures
 
 
@@ -44,7 +44,7 @@ def test_heic_may_be_called_by_the_name_of_its_container_and_nothing_else() -> N
 def test_the_declaration_needs_no_image_library() -> None:
     """The API's image carries none."""
     code = (
-        "import sys, pipelines.media.pipeline, pipelines.media.kinds, pipelines.media.variants\n"
+        "import sys, leasehold.pipelines.media.pipeline, leasehold.pipelines.media.kinds, leasehold.pipelines.media.variants\n"
         "sys.exit('PIL' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from leasehold.work import Work
-from pipelines.media.pipeline import MediaParams
-from pipelines.media.steps import FINAL, RESIZED, webp
-from pipelines.media.variants import VARIANTS
+from leasehold.domain.work import Work
+from leasehold.pipelines.media.pipeline import MediaParams
+from leasehold.pipelines.media.steps import FINAL, RESIZED, webp
+from leasehold.pipelines.media.variants import VARIANTS
 from tests import pictures
 from tests.unit.media.conftest import Outputs, RunMedia
 
@@ -75,9 +75,9 @@ def test_two_runs_give_the_same_bytes(run_media: RunMedia, content_type: str) ->
 
 _ELSEWHERE = """
 import hashlib, json, pathlib, sys
-from leasehold.work import Work
-from pipelines.media.pipeline import MediaParams
-from pipelines.media.steps import compress, resize, webp
+from leasehold.domain.work import Work
+from leasehold.pipelines.media.pipeline import MediaParams
+from leasehold.pipelines.media.steps import compress, resize, webp
 files = {"original": pathlib.Path(sys.argv[1])}
 for step in (resize, compress, webp):
     params = MediaParams(variants=tuple(sys.argv[3:]))
@@ -157,7 +157,7 @@ def test_an_unknown_variant_is_refused() -> None:
 _CRAMPED = """
 import resource, sys
 from pathlib import Path
-from pipelines.media import encode
+from leasehold.pipelines.media import encode
 from tests import pictures
 
 whole = encode.write(pictures.noisy(), Path(sys.argv[1]), encode.SMALL_JPEG).path.stat().st_size

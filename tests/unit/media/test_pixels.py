@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from PIL import Image, ImageChops, ImageStat
 
-from pipelines.media.pixels import shrink
+from leasehold.pipelines.media.pixels import shrink
 from tests import pictures
 from tests.unit.media.conftest import RunMedia
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from pipelines.media.headers import jpeg
+from leasehold.pipelines.media.headers import jpeg
 from tests import pictures
 from tests.unit.media.conftest import RefusalOf, RunMedia
 
@@ -156,10 +156,10 @@ def bombs() -> dict[str, tuple[bytes, str]]:
 # Room for reading the file itself, not for decoding any of the pictures.
 _IN_LITTLE_MEMORY = """
 import json, pathlib, resource, sys
-from leasehold.errors import Permanent
-from leasehold.work import Work
-from pipelines.media.pipeline import MediaParams
-from pipelines.media.steps import resize
+from leasehold.domain.errors import Permanent
+from leasehold.domain.work import Work
+from leasehold.pipelines.media.pipeline import MediaParams
+from leasehold.pipelines.media.steps import resize
 held = int(pathlib.Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (held + 40 * 2**20,) * 2)
 refused = {}

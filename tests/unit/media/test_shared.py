@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from pipelines.media import pixels
-from pipelines.media.shared import BYTES_PER_PIXEL, pixels_of
+from leasehold.pipelines.media import pixels
+from leasehold.pipelines.media.shared import BYTES_PER_PIXEL, pixels_of
 from tests import pictures
 
 SIZE, SMALL = (301, 203), (157, 106)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from leasehold.errors import Permanent
-from leasehold.work import Work
-from pipelines.media.pipeline import MediaParams
-from pipelines.media.steps import resize
+from leasehold.domain.errors import Permanent
+from leasehold.domain.work import Work
+from leasehold.pipelines.media.pipeline import MediaParams
+from leasehold.pipelines.media.steps import resize
 from tests import pictures
 
 

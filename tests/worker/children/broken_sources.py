@@ -6,7 +6,7 @@ import os
 import threading
 import time
 
-from leasehold.registry import Pipelines
+from leasehold.domain.registry import Pipelines
 from tests import scripted
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from leasehold.pipeline import MIB, Limits
-from leasehold.verdicts import Done
-from worker.children import Children
+from leasehold.domain.pipeline import MIB, Limits
+from leasehold.domain.verdicts import Done
+from leasehold.worker.sandbox.children import Children
 
 SOURCE = "tests.scripted:pipelines"
 LIMITS = Limits(memory_bytes=256 * MIB, cpu_seconds=30, file_bytes=8 * MIB, open_files=64)

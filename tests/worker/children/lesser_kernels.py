@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from leasehold.registry import Pipelines
+from leasehold.domain.registry import Pipelines
+from leasehold.worker.sandbox import fences as sandbox
+from leasehold.worker.sandbox import landlock, seccomp
 from tests import scripted
-from worker import landlock, sandbox, seccomp
 
 
 def without_landlock() -> Pipelines:

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import structlog
 
+from leasehold.worker.sandbox.child_output import MAX_BYTES_PER_RUN
 from tests.worker.children.conftest import Pool, pool
-from worker.child_output import MAX_BYTES_PER_RUN
 
 
 @pytest.fixture

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from leasehold.errors import ChildCrashed, Permanent, Retryable, StepTimeout
-from leasehold.pipeline import MIB, Limits
+from leasehold.domain.errors import ChildCrashed, Permanent, Retryable, StepTimeout
+from leasehold.domain.pipeline import MIB, Limits
 from tests.worker.children.conftest import LIMITS, Pool, resident
 
 

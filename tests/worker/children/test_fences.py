@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from leasehold.errors import Retryable
+from leasehold.domain.errors import Retryable
 from tests.worker.children.conftest import Pool, pool
 
 _DENIED = "PermissionError|Operation not permitted|Permission denied"

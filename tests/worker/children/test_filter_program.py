@@ -8,7 +8,7 @@ import struct
 
 import pytest
 
-from worker.seccomp import _FORBIDDEN, MACHINES, Machine, build_filter
+from leasehold.worker.sandbox.seccomp import _FORBIDDEN, MACHINES, Machine, build_filter
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000
 DENY, ABSENT = 0x00050000 | errno.EPERM, 0x00050000 | errno.ENOSYS

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelines.media import heic_decoder
-from pipelines.media.pipeline import media
+from leasehold.pipelines.media import heic_decoder
+from leasehold.pipelines.media.pipeline import media
+from leasehold.worker.sandbox.children import Children
 from tests import heif
 from tests.support.not_here import only_where
-from worker.children import Children
 
 pytestmark = only_where(heic_decoder.is_here(), "the extra heic")
 

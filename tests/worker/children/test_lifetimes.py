@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 import structlog
 
-from leasehold.errors import ChildCrashed, DeclarationError
+from leasehold.domain.errors import ChildCrashed, DeclarationError
+from leasehold.worker.sandbox.children import Children
+from leasehold.worker.sandbox.spares import WAITING
 from tests.worker.children.conftest import SOURCE, Pool, is_running, is_there, pool
 from tests.worker.children.waiting import until
-from worker.children import Children
-from worker.spares import WAITING
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ async def test_the_first_child_is_forked_at_once_and_others_without_haste(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that has just begun needs the cores for itself; a run that finds nobody waits for no pause."""
-    monkeypatch.setattr("worker.spares._UNHURRIED", 60)
+    monkeypatch.setattr("leasehold.worker.sandbox.spares._UNHURRIED", 60)
     made = await pool(tmp_path, size=2)
     (spares,) = made.children._spares.values()
     async with asyncio.timeout(30):
@@ -194,7 +194,7 @@ def _children_of(pid: int) -> set[int]:
             command = (stat.parent / "cmdline").read_bytes()
         except OSError:
             continue
-        if int(fields[1]) == pid and b"worker.zygote" in command:
+        if int(fields[1]) == pid and b"leasehold.worker.sandbox.zygote" in command:
             found.add(int(stat.parent.name))
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.errors import Permanent
+from leasehold.domain.errors import Permanent
 from tests.worker.children.conftest import Pool
 
 

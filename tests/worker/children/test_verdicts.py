@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 import structlog
 
-from leasehold.errors import Permanent, Retryable
+from leasehold.domain.errors import Permanent, Retryable
 from tests.worker.children.conftest import LIMITS, Pool
 
 

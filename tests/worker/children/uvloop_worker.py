@@ -10,7 +10,7 @@ from typing import Any
 
 import uvloop
 
-from leasehold.errors import ChildCrashed, StepTimeout
+from leasehold.domain.errors import ChildCrashed, StepTimeout
 from tests.worker.children.conftest import Pool, is_there, pool
 from tests.worker.children.waiting import until
 

@@ -1,0 +1,1 @@
+"""Who calls, from where, and what the caller may do."""

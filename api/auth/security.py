@@ -1,0 +1,80 @@
+"""Which right a route needs. Every route names one, or is public on purpose; `refuse_open_routes` holds that."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import structlog
+from fastapi import FastAPI, Request, Security
+from fastapi.dependencies.models import Dependant
+from fastapi.routing import APIRoute
+from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+from leasehold.api.process.tenant_pool import asked_by
+from leasehold.domain.errors import DeclarationError, Forbidden, Unauthenticated
+
+MEDIA_WRITE = "media:write"
+MEDIA_READ = "media:read"
+RUNS_WRITE = "runs:write"
+RUNS_READ = "runs:read"
+TEMPLATES_WRITE = "templates:write"
+EXTERNAL_WORK = "external:work"
+WEBHOOKS_WRITE = "webhooks:write"
+CONVERSION_WRITE = "conversion:write"
+CONVERSION_READ = "conversion:read"
+GENERATION_WRITE = "generation:write"
+GENERATION_READ = "generation:read"
+#: The fleet's own: queues, workers and limits of all tenants.
+OPERATE = "fleet:operate"
+
+bearer = HTTPBearer(
+    scheme_name="ApiKey",
+    bearerFormat="lh_<prefix>_<secret>",
+    description="An API key, as `leasehold keys create` printed it.",
+    auto_error=False,
+)
+
+
+class Require:
+    """A dependency: the caller, who holds a valid key with the scope.
+
+    Raises Unauthenticated without a valid key, Forbidden without the scope.
+    """
+
+    def __init__(self, scope: str) -> None:
+        self.scope = scope
+
+    async def __call__(
+        self,
+        request: Request,
+        credentials: Annotated[HTTPAuthorizationCredentials | None, Security(bearer)],
+    ) -> Caller:
+        admitted: dict[Require, Caller] = request.scope.setdefault("state", {}).setdefault("admitted", {})
+        if self not in admitted:
+            admitted[self] = await self.admit(request, credentials)
+        return admitted[self]
+
+    async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
+        """Find out who calls; once a request."""
+        if credentials is None or len(request.headers.getlist("authorization")) != 1:
+            raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
+        caller = await services_of(request).keyring.identify(credentials.credentials)
+        structlog.contextvars.bind_contextvars(tenant_id=caller.tenant_id, client_id=caller.client_id)
+        asked_by(caller.tenant_id)
+        if self.scope not in caller.scopes:
+            raise Forbidden("insufficient_scope", f"The API key lacks the scope {self.scope}.")
+        return caller
+
+
+def requirements(dependant: Dependant) -> list[Require]:
+    own = [dependant.call] if isinstance(dependant.call, Require) else []
+    return own + [found for child in dependant.dependencies for found in requirements(child)]
+
+
+def refuse_open_routes(app: FastAPI, routes: list[APIRoute], public: frozenset[str]) -> None:
+    """Raises DeclarationError for a route of `app` that is neither in `public` nor names a scope."""
+    for route in routes:
+        if route.path not in public and not requirements(route.dependant):
+            raise DeclarationError(f"{app.title}: {route.path} names no scope and is not public")

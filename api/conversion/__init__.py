@@ -1,0 +1,1 @@
+"""The conversion API: `/api/v1/jobs`."""

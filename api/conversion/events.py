@@ -1,0 +1,55 @@
+"""A conversion's events as they happen: server-sent events with resume."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Header, Request, Response
+from fastapi.responses import StreamingResponse
+
+from leasehold.api.conversion.conversion import PATH, Reader, find
+from leasehold.api.conversion.rates import check_rate
+from leasehold.api.conversion.view import OUTSIDE, is_finished
+from leasehold.api.http.openapi import problems
+from leasehold.api.http.streams import ANSWERS, HEADERS, number_of, stream
+from leasehold.api.process.services import services_of
+from leasehold.db.reads import EventView
+
+router = APIRouter(tags=["conversion"])
+
+
+@router.get(
+    f"{PATH}/{{job_id}}/events",
+    operation_id="streamConversionEvents",
+    summary="Follow a conversion",
+    description="Server-sent events, one for each change, ending after the last. A client that reconnects with "
+    "`Last-Event-ID` misses nothing and sees nothing twice; once there is nothing more to come it gets a 204.",
+    response_class=StreamingResponse,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`job_not_found`",
+        HTTPStatus.GONE: "`expired`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`",
+    }) | ANSWERS,
+)  # fmt: skip
+async def stream_conversion_events(
+    request: Request,
+    job_id: UUID,
+    caller: Reader,
+    last_event_id: Annotated[str | None, Header(max_length=20)] = None,
+) -> Response:
+    services = services_of(request)
+    after = number_of(last_event_id)
+    await check_rate(services, caller, "reads")
+    row = await find(services, caller, job_id)
+    if is_finished(row) and row["event_seq"] <= after:
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+    return StreamingResponse(
+        stream(services, caller.tenant_id, job_id, after, _words), media_type="text/event-stream", headers=HEADERS
+    )
+
+
+def _words(one: EventView) -> dict[str, Any]:
+    return {"status": OUTSIDE[one.job_status], "step_status": one.task_status}

@@ -1,0 +1,134 @@
+"""`/promote`: a conversion's artifacts are copied to where models are served from, all of them or none."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from leasehold.api.auth.audit import AuditedRequire, audit
+from leasehold.api.auth.security import CONVERSION_WRITE
+from leasehold.api.conversion.rates import check_rate
+from leasehold.api.conversion.result import ArtifactName, finished_artifacts
+from leasehold.api.conversion.view import file_name_of
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.openapi import problems
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.domain.errors import Conflict, Invalid, NotFound
+from leasehold.domain.json_values import Flag
+from leasehold.pipelines.conversion import rows as conversions
+from leasehold.pipelines.conversion.promotion import ownership as promotions
+from leasehold.pipelines.conversion.promotion.copying import Copy, Promoter
+from leasehold.pipelines.conversion.promotion.ownership import Turn
+from leasehold.pipelines.conversion.promotion.targets import open_target
+
+router = APIRouter(tags=["conversion"], route_class=CallerFirst)
+Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
+
+_PART = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_MOST_KEY = 512
+
+
+class Target(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    artifact: ArtifactName = "nef"
+    key: str | None = Field(
+        None,
+        max_length=_MOST_KEY,
+        pattern=f"^{_PART}(/{_PART})*$",
+        description="Where to, below the tenant's own folder: parts of letters, digits, . _ and -, separated by /;"
+        " default `{job_id}/out.<artifact>`.",
+    )
+    replace: Flag | None = Field(None, description="Default: the request's own.")
+
+
+class PromoteRequest(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"targets": [{"artifact": "nef", "key": "models/40000/0001/out.nef"}]}]},
+    )
+
+    targets: list[Target] = Field(min_length=1, max_length=8)
+    replace: Flag = Field(
+        False, description="Overwrite what the same tenant promoted to these keys before; never anything else."
+    )
+
+
+class Promoted(BaseModel):
+    job_id: UUID
+    promoted: bool = True
+    promoted_object_keys: list[str]
+
+
+@router.post(
+    "/api/v1/jobs/{job_id}/promote",
+    operation_id="promoteConversion",
+    summary="Copy what came out to where models are served from",
+    description="All targets (200) or none (502). Repeating it copies nothing again. Keys begin with the tenant's own "
+    "folder at the target, and `promoted_object_keys` names them in full.",
+    response_model=Promoted,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`job_not_found`",
+        HTTPStatus.CONFLICT: "`not_ready`, `promotion_in_progress`, `already_promoted` (to other keys), "
+        "`target_exists`",
+        HTTPStatus.GONE: "`expired`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`",
+        HTTPStatus.BAD_GATEWAY: "`promotion_failed`, `token_refused`, `token_endpoint_unavailable`",
+        HTTPStatus.SERVICE_UNAVAILABLE: "`promotion_not_configured`",
+    }),
+)  # fmt: skip
+async def promote_conversion(request: Request, job_id: UUID, wanted: PromoteRequest, caller: Writer) -> Promoted:
+    services = services_of(request)
+    await check_rate(services, caller, "posts")
+    artifacts = await finished_artifacts(services, caller, job_id, tuple(target.artifact for target in wanted.targets))
+    copies = [
+        Copy(
+            f"{promotions.folder_of(caller.tenant_id)}/{target.key or f'{job_id}/{file_name_of(target.artifact)}'}",
+            artifact["key"],
+            artifact["size"],
+            wanted.replace if target.replace is None else target.replace,
+        )
+        for target, artifact in zip(wanted.targets, artifacts, strict=True)
+    ]
+    keys = [copy.key for copy in copies]
+    if len(set(keys)) != len(keys):
+        raise Invalid("invalid_request", "Two targets have one key.")
+    async with services.pool.acquire() as connection:
+        begun = await promotions.begin(connection, caller.tenant_id, job_id)
+    if begun is None:
+        return await _decided(services, caller, job_id, keys)
+    turn, left = begun
+    try:
+        async with open_target(services.settings, services.store) as target:
+            await Promoter(services.pool.acquire, services.store, target).promote(turn, left, copies)
+    except BaseException:
+        await asyncio.shield(_give_up(services, turn))
+        audit("promote.failed", request, caller, job_id=str(job_id))
+        raise
+    audit("promote.done", request, caller, job_id=str(job_id), targets=len(keys))
+    return Promoted(job_id=job_id, promoted_object_keys=keys)
+
+
+async def _decided(services: Services, caller: Caller, job_id: UUID, keys: list[str]) -> Promoted:
+    """Another request has promoted it, or is at it."""
+    async with services.pool.acquire() as connection:
+        found = await conversions.find(connection, caller.tenant_id, job_id)
+    if found is None:
+        raise NotFound("job_not_found", "There is no such conversion.")
+    if found["promoted"] is None:
+        raise promotions.in_progress()
+    if set(found["promoted"]) != set(keys):
+        raise Conflict("already_promoted", "It was promoted, to other keys.")
+    return Promoted(job_id=job_id, promoted_object_keys=found["promoted"])
+
+
+async def _give_up(services: Services, turn: Turn) -> None:
+    async with services.pool.acquire() as connection:
+        await promotions.give_up(connection, turn)

@@ -1,0 +1,28 @@
+"""How often an API key may ask at the conversion door: a bound for all API processes together."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services
+from leasehold.domain.errors import TooMany
+from leasehold.limits import rates
+
+
+async def check_rate(services: Services, caller: Caller, what: Literal["posts", "reads"]) -> dict[str, str]:
+    """Charge one request. Returns the RateLimit fields. Raises TooMany `rate_limited`."""
+    settings = services.settings
+    per_minute = settings.conversion_posts_per_key if what == "posts" else settings.conversion_reads_per_key
+    if per_minute is None:
+        return {}
+    async with services.pool.acquire() as connection:
+        quota = await rates.take(connection, f"conversion:{what}:{caller.quota_key}", per_minute)
+    policy = f"conversion-{what}"
+    if not quota.allowed:
+        said = f"At most {per_minute} {what} of conversions a minute."
+        raise TooMany("rate_limited", said, policy=policy, most=per_minute, window=60, retry_after=quota.wait)
+    return {
+        "RateLimit-Policy": f'"{policy}";q={per_minute};w=60',
+        "RateLimit": f'"{policy}";r={quota.remaining};t=60',
+    }

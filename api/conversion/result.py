@@ -1,0 +1,193 @@
+"""`/result`: an artifact, streamed from the store: limited by key, bounded in time, charged for what was sent."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import structlog
+from fastapi import APIRouter, Depends, Request, Response
+from starlette.types import Receive, Scope, Send
+
+from leasehold.api.auth.audit import AuditedRequire, audit
+from leasehold.api.auth.security import CONVERSION_READ
+from leasehold.api.conversion.view import ARTIFACTS, disposition
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.openapi import problems
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.db.database import TRY_AGAIN
+from leasehold.domain.errors import Conflict, Gone, LeaseholdError, NotFound, ObjectMissing, TooMany
+from leasehold.limits import downloads
+from leasehold.pipelines.conversion import rows as conversions
+from leasehold.pipelines.conversion.rows import Row
+
+log = structlog.get_logger(__name__)
+router = APIRouter(tags=["conversion"], route_class=CallerFirst)
+Reader = Annotated[Caller, Depends(AuditedRequire(CONVERSION_READ))]
+ArtifactName = Literal["onnx", "bie", "nef", "report"]
+
+_OVER_QUOTA = "download_quota_exceeded"
+
+
+@router.get(
+    "/api/v1/jobs/{job_id}/result",
+    operation_id="getConversionResult",
+    summary="Download what came out",
+    description="At most 10 at once, 5 in 10 seconds, 20 a minute, 1 GB an hour and 6 GB in 24 hours by API key; "
+    "5 minutes each. `Range` is ignored.",
+    response_class=Response,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`job_not_found`",
+        HTTPStatus.CONFLICT: "`not_ready`",
+        HTTPStatus.GONE: "`expired`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`too_many_downloads`, `too_many_at_once`, `download_quota_exceeded`",
+    }) | {200: {"content": {"application/octet-stream": {}, "application/json": {}}}},
+)  # fmt: skip
+async def get_conversion_result(
+    request: Request, job_id: UUID, caller: Reader, artifact: ArtifactName = "nef"
+) -> Response:
+    services = services_of(request)
+    facts = {"job_id": str(job_id), "artifact": artifact}
+    audit("result.requested", request, caller, **facts)
+    try:
+        found = await finished_artifacts(services, caller, job_id, (artifact,))
+        download_id = await _begin(services, caller, found[0]["size"])
+    except LeaseholdError as error:
+        audit(f"result.{_word(error)}", request, caller, **facts)
+        raise
+    return await _open(services, request, caller, download_id, found[0], facts)
+
+
+async def finished_artifacts(
+    services: Services, caller: Caller, job_id: UUID, names: tuple[str, ...]
+) -> list[dict[str, Any]]:
+    """The rows of the job's artifacts. Raises NotFound, Gone or Conflict."""
+    async with services.pool.acquire() as connection:
+        found = await conversions.find(connection, caller.tenant_id, job_id)
+        gone = found is None and await conversions.is_expired(connection, caller.tenant_id, job_id)
+    if gone:
+        raise expired()
+    if found is None:
+        raise NotFound("job_not_found", "There is no such conversion.")
+    if found["expired"]:
+        raise expired()
+    return [_artifact(found, name) for name in names]
+
+
+def expired() -> Gone:
+    return Gone("expired", "The results have been deleted.")
+
+
+def _artifact(found: Row, name: str) -> dict[str, Any]:
+    for output in found["outputs"] or []:
+        if output["name"] == ARTIFACTS[name]:
+            return {**output, "disposition": disposition(found["source_filename"], _suffix(name))}
+    raise Conflict("not_ready", "The conversion has no such result, or not yet.")
+
+
+def _suffix(name: str) -> str:
+    return "json" if name == "report" else name
+
+
+async def _begin(services: Services, caller: Caller, size: int) -> UUID:
+    async with services.pool.acquire() as connection:
+        return await downloads.begin(connection, caller.tenant_id, caller.quota_key, size)
+
+
+def _word(error: LeaseholdError) -> str:
+    match error:
+        case NotFound():
+            return "missing"
+        case Gone():
+            return "expired"
+        case Conflict():
+            return "not_ready"
+        case TooMany(code=code):
+            return "over_quota" if code == _OVER_QUOTA else "limited"
+    return "failed"
+
+
+async def _open(
+    services: Services,
+    request: Request,
+    caller: Caller,
+    download_id: UUID,
+    found: dict[str, Any],
+    facts: dict[str, Any],
+) -> Response:
+    """The answer with its first piece in hand: an object that is gone is still a 410."""
+    pieces = services.store.pieces(found["key"])
+    try:
+        first = await anext(pieces, b"")
+    except BaseException as error:
+        await pieces.aclose()
+        await _end(services, caller, download_id, 0)
+        if isinstance(error, ObjectMissing):
+            audit("result.expired", request, caller, **facts)
+            raise expired() from None
+        raise
+    headers = {
+        "Content-Length": str(found["size"]),
+        "Content-Disposition": found["disposition"],
+        "Accept-Ranges": "none",
+        "Cache-Control": "private, no-store",
+    }
+
+    async def ended(sent: int, why: str) -> None:
+        audit(f"result.{why}", request, caller, **facts, bytes=sent)
+        await _end(services, caller, download_id, sent)
+
+    return _Streamed(pieces, first, found["size"], ended, headers=headers, media_type=found["content_type"])
+
+
+async def _end(services: Services, caller: Caller, download_id: UUID, sent: int) -> None:
+    try:
+        async with services.pool.acquire() as connection:
+            await downloads.end(connection, caller.tenant_id, download_id, sent)
+    except TRY_AGAIN as error:  # it stays charged in full, and ends by its time
+        log.warning("the end of a download was not recorded", error=type(error).__name__)
+
+
+class _Streamed(Response):
+    """One piece in memory at a time; ends early when the client goes, the time is over or the store fails."""
+
+    def __init__(
+        self, pieces: AsyncGenerator[bytes, None], first: bytes, size: int, ended: Any, **options: Any
+    ) -> None:
+        super().__init__(None, **options)
+        self._pieces = pieces
+        self._first = first
+        self._size = size
+        self._ended = ended
+        self._sent = 0
+
+    async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
+        gone = asyncio.create_task(_disconnected(receive))
+        try:
+            async with aclosing(self._pieces), asyncio.timeout(downloads.MOST_SECONDS):
+                await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+                await self._send(send, self._first)
+                async for piece in self._pieces:
+                    if gone.done():
+                        return
+                    await self._send(send, piece)
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            gone.cancel()
+            whole = self._sent == self._size and not gone.done()
+            await asyncio.shield(self._ended(self._sent, "streamed" if whole else "aborted"))
+
+    async def _send(self, send: Send, piece: bytes) -> None:
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        self._sent += len(piece)
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        continue

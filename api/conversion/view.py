@@ -1,0 +1,100 @@
+"""A conversion as its clients see it: the record of the door's text, from the rows."""
+
+from __future__ import annotations
+
+from typing import Any
+from urllib.parse import quote
+
+import orjson
+
+from leasehold.domain.states import JOB_TERMINAL
+from leasehold.pipelines.conversion.rows import Row
+
+#: What clients call a state -> the job's own.
+STATES: dict[str, tuple[str, ...]] = {
+    "created": ("pending", "queued"),
+    "running": ("running", "waiting_worker", "cancel_requested"),
+    "completed": ("succeeded",),
+    "failed": ("failed", "cancelled", "expired"),
+}
+OUTSIDE = {inner: outer for outer, several in STATES.items() for inner in several}
+#: `artifact` of /result -> the output's name.
+ARTIFACTS = {
+    "onnx": "output/out.onnx",
+    "bie": "output/out.bie",
+    "nef": "output/out.nef",
+    "report": "output/report.json",
+}
+_MODELS = ("onnx", "bie", "nef")
+_PARAMETERS = (
+    "model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw",
+    "toolchain",
+)  # fmt: skip
+_ENDED = {"completed": "COMPLETED", "failed": "FAILED"}
+
+
+def record(row: Row) -> dict[str, Any]:
+    """The text's section 3."""
+    steps: list[dict[str, Any]] = row["steps"] or []
+    keys = {output["name"]: output["key"] for output in row["outputs"] or []}
+    models = {name: keys.get(ARTIFACTS[name]) for name in _MODELS}
+    status = OUTSIDE[row["status"]]
+    current = next((step for step in steps if step["status"] != "succeeded"), None)
+    inside = (current or {}).get("percent") or 0
+    done = sum(step["status"] == "succeeded" for step in steps)
+    stage = None if current is None else current["step"]
+    return {
+        "job_id": str(row["job_id"]),
+        "created_at": row["created_at"],
+        "updated_at": row["updated_at"],
+        "status": status,
+        "stage": stage,
+        "stage_status": _ENDED.get(status, (stage or _MODELS[0]).upper()),
+        "progress": 100 if status == "completed" else int((100 * done + inside) / max(len(steps), 1)),
+        "stage_progress": 100 if status == "completed" else int(inside),
+        "parameters": _parameters(row["params"]),
+        "result_object_keys": models,
+        "output": {f"{name}_path": key for name, key in models.items()},
+        "error": row["error"],
+        "origin": "api",
+        "user_id": row["user_id"],
+        "tenant_id": row["owner_tenant"],
+        "created_by_client_id": row["client_id"],
+        "source_filename": row["source_filename"],
+        "input": row["input"],
+        "stage_timings": {step["step"]: _timing(step) for step in steps},
+        "expires_at": row["expires_at"],
+        "metadata": {step["step"]: step["value"] for step in steps if step["value"] is not None},
+        "promoted": row["promoted"] is not None,
+        "promoted_object_keys": row["promoted"] or [],
+    }
+
+
+def encoded(said: dict[str, Any]) -> bytes:
+    """As JSON; the driver's own kind of UUID, which orjson does not know, by its text."""
+    return orjson.dumps(said, option=orjson.OPT_UTC_Z, default=str)
+
+
+def is_finished(row: Row) -> bool:
+    return row["status"] in JOB_TERMINAL
+
+
+def file_name_of(artifact: str) -> str:
+    return ARTIFACTS[artifact].rpartition("/")[2]
+
+
+def _parameters(params: dict[str, Any]) -> dict[str, Any]:
+    return {name: params[name] for name in _PARAMETERS}
+
+
+def _timing(step: dict[str, Any]) -> dict[str, Any] | None:
+    if step["started_at"] is None:
+        return None
+    return {"started_at": step["started_at"], "completed_at": step["finished_at"]}
+
+
+def disposition(source: str, suffix: str) -> str:
+    """RFC 6266: a quoted ASCII name for old clients, and the true one."""
+    stem = source.rpartition(".")[0] or source
+    plain = "".join(c if c.isascii() and (c.isalnum() or c in " ._-()") else "_" for c in stem)[:100]
+    return f"attachment; filename=\"{plain}.{suffix}\"; filename*=UTF-8''{quote(f'{stem}.{suffix}', safe='')}"

@@ -1,0 +1,162 @@
+"""For operators: queues and their pauses, workers and their drains, limits."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from leasehold.api.auth.security import OPERATE, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.openapi import problems
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+from leasehold.api.runs.runs import json_response, tell
+from leasehold.db import run_reads
+from leasehold.domain.concurrency_limit import EVERYBODY, Gate
+from leasehold.domain.errors import NotFound
+from leasehold.domain.json_values import JsonNumber
+from leasehold.limits.bounds import make_room
+from leasehold.pipelines.conversion.pipeline import conversion
+from leasehold.pipelines.generation.pipeline import generation
+from leasehold.pipelines.media.pipeline import media
+from leasehold.transitions import fleet, limits, workers
+
+router = APIRouter(tags=["operators"], prefix="/v1", route_class=CallerFirst)
+Operator = Annotated[Caller, Depends(Require(OPERATE))]
+
+
+class Pause(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    reason: str = Field("", max_length=500)
+
+
+class Limit(BaseModel):
+    """`key`: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer` for one limit a value found there. T is a
+    template, or a kind: `media`, `conversion`, `generation`.
+
+    `tenant_id`: whose jobs it counts; `*`: all tenants' together (`tenant` of `*`: each tenant's by itself).
+    """
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "anyOf": [
+                {"required": [name], "properties": {name: {"type": "integer"}}} for name in ("at_most", "per_minute")
+            ]
+        },
+    )
+
+    tenant_id: str = Field(EVERYBODY, min_length=1, max_length=100)
+    key: str = Field(
+        pattern=r"^(tenant|queue:[a-z][a-z0-9_-]{0,62}|template:[a-z][a-z0-9_-]{0,62}"
+        r"|payload:[a-z][a-z0-9_-]{0,62}:(/[^/\n]{1,100}){1,5})$"
+    )
+    at_most: Annotated[int, Field(ge=0, le=1_000_000), JsonNumber] | None = Field(None, description="Jobs at once.")
+    per_minute: Annotated[int, Field(ge=0, le=1_000_000), JsonNumber] | None = Field(
+        None, description="Jobs that start within any minute."
+    )
+
+    @model_validator(mode="after")
+    def _bounds_something(self) -> Limit:
+        if self.at_most is None and self.per_minute is None:
+            raise ValueError("a limit needs at_most, per_minute or both")
+        return self
+
+
+@router.get("/queues", operation_id="listQueues", summary="See the queues", responses=problems({}))
+async def list_queues(request: Request, _caller: Operator) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        return json_response({"queues": [dict(row) for row in await run_reads.queues(connection)]})
+
+
+@router.post(
+    "/queues/{queue}/pause",
+    operation_id="pauseQueue",
+    summary="Start nothing more of a queue",
+    description="What runs goes on. Submissions are still accepted.",
+    responses=problems({}),
+)
+async def pause_queue(request: Request, queue: str, caller: Operator, asked: Pause | None = None) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        reason = asked.reason if asked is not None and asked.reason else f"paused by {caller.client_id}"
+        await fleet.pause(connection, queue, reason)
+    return json_response({"queue": queue, "paused": True})
+
+
+@router.post("/queues/{queue}/resume", operation_id="resumeQueue", summary="Go on", responses=problems({}))
+async def resume_queue(request: Request, queue: str, _caller: Operator) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        hints = await fleet.resume(connection, queue)
+    await tell(services, hints)
+    return json_response({"queue": queue, "paused": False})
+
+
+@router.get("/workers", operation_id="listWorkers", summary="See the workers", responses=problems({}))
+async def list_workers(request: Request, _caller: Operator) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        return json_response({"workers": [dict(row) for row in await run_reads.workers(connection)]})
+
+
+@router.post(
+    "/workers/{worker_id}/drain",
+    operation_id="drainWorker",
+    summary="Let a worker finish and end",
+    description="Within its renewal interval it stops taking work, finishes or gives back what it has, and ends.",
+    status_code=202,
+    responses=problems({HTTPStatus.NOT_FOUND: "`worker_not_found`"}),
+)
+async def drain_worker(request: Request, worker_id: UUID, _caller: Operator) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        if not await workers.ask_to_drain(connection, worker_id):
+            raise NotFound("worker_not_found", "There is no such worker.")
+    return json_response({"id": worker_id, "draining": True}, HTTPStatus.ACCEPTED)
+
+
+@router.get("/limits", operation_id="listLimits", summary="See the limits", responses=problems({}))
+async def list_limits(request: Request, _caller: Operator) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        rows = await connection.fetch(
+            "SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared ORDER BY tenant_id, key LIMIT 1000"
+        )
+    return json_response({"limits": [dict(row) for row in rows]})
+
+
+@router.put(
+    "/limits",
+    operation_id="setLimit",
+    summary="Set a limit",
+    responses=problems({
+        HTTPStatus.CONFLICT: "`too_many_limits`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`limit_without_effect`: no job could ever pass it; `invalid_request`",
+    }),
+)  # fmt: skip
+async def set_limit(request: Request, wanted: Limit, _caller: Operator) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection, connection.transaction():
+        if not await limits.is_declared(connection, wanted.tenant_id, wanted.key):
+            await make_room(connection, "gate", wanted.tenant_id, services.settings.limits_per_tenant)
+        gate = Gate(wanted.tenant_id, wanted.key, wanted.at_most, wanted.per_minute)
+        await limits.declare(connection, (*services.templates.pipelines, media, conversion, generation), gate)
+    return json_response(wanted.model_dump())
+
+
+@router.delete(
+    "/limits/{tenant_id}/{key:path}",
+    operation_id="liftLimit",
+    summary="Lift a limit",
+    responses=problems({HTTPStatus.NOT_FOUND: "`limit_not_found`"}),
+)
+async def lift_limit(request: Request, tenant_id: str, key: str, _caller: Operator) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        freed = await limits.withdraw(connection, tenant_id, key)
+    if not freed:
+        raise NotFound("limit_not_found", "There is no such limit.")
+    await tell(services, [], freed)
+    return json_response({"tenant_id": tenant_id, "key": key})

@@ -1,0 +1,1 @@
+"""The generation API: `/api/v1/generations`."""

@@ -1,0 +1,53 @@
+"""The generation door, for providers: they say that there is news, and the next poll is made now."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+from time import monotonic
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Path, Request, Response
+
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.process.services import services_of
+from leasehold.api.runs.runs import tell
+from leasehold.domain.errors import NotFound, Unavailable
+from leasehold.domain.states import JOB_TERMINAL
+from leasehold.pipelines.generation import callbacks
+from leasehold.pipelines.generation import rows as generations
+from leasehold.security.sealing import Sealing
+from leasehold.transitions.wakes import wake
+
+ROUTE = callbacks.PATH + "/{job_id}/{signature}"
+router = APIRouter(tags=["generation"], route_class=CallerFirst)
+#: Providers give up after five seconds (Ark) and try again.
+_PATIENCE_SECONDS = 3.0
+_AGAIN_SECONDS = 0.2
+
+
+@router.post(
+    ROUTE,
+    operation_id="hearProvider",
+    status_code=204,
+    include_in_schema=False,  # its address is given to the provider with the order, and is of use to nobody else
+)
+async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str, Path(max_length=100)]) -> Response:
+    """What the provider says is not read. 404 `task_not_found`; 503 `not_waiting`: say it again."""
+    services = services_of(request)
+    if not callbacks.is_genuine(Sealing(services.settings), job_id, signature):
+        raise NotFound("task_not_found", "There is no such generation.")
+    until = monotonic() + _PATIENCE_SECONDS
+    while True:
+        async with services.pool.acquire() as connection:
+            row = await generations.owner(connection, job_id)
+            if row is None or row["status"] in JOB_TERMINAL:  # nothing is left to be asked
+                return Response(status_code=HTTPStatus.NO_CONTENT)
+            hints = await wake(connection, job_id, row["tenant_id"], "poll")
+        if hints:
+            await tell(services, hints)
+            return Response(status_code=HTTPStatus.NO_CONTENT)
+        if monotonic() > until:
+            raise Unavailable("not_waiting", "The generation is not waiting for news just now; say it again.")
+        await asyncio.sleep(_AGAIN_SECONDS)

@@ -1,0 +1,84 @@
+"""A generation's events as they happen: server-sent events with resume."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from leasehold.api.auth.security import GENERATION_READ, Require
+from leasehold.api.generation.schemas import TASK_ID
+from leasehold.api.generation.view import NUMBER, Word, is_finished
+from leasehold.api.http.openapi import problems
+from leasehold.api.http.streams import ANSWERS, HEADERS, number_of, stream
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+from leasehold.db.reads import EventView
+from leasehold.domain.errors import NotFound
+from leasehold.domain.states import JOB_TERMINAL, JobState, TaskState
+from leasehold.pipelines.generation import rows as generations
+from leasehold.pipelines.generation.provider import Kind
+
+router = APIRouter(tags=["generation"])
+Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
+TaskId = Annotated[str, Query(pattern=TASK_ID)]
+LastEventId = Annotated[str | None, Header(max_length=20)]
+
+_FOLLOWS = {
+    "description": "Server-sent events, one for each change, ending after the last. A client that reconnects with "
+    "`Last-Event-ID` misses nothing and sees nothing twice; once there is nothing more to come it gets a 204.",
+    "response_class": StreamingResponse,
+    "responses": problems({
+        HTTPStatus.NOT_FOUND: "`task_not_found`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`",
+    }) | ANSWERS,
+}  # fmt: skip
+_PROCESSING = frozenset({TaskState.RUNNING, TaskState.RETRY, TaskState.WAITING})
+
+
+@router.get("/v1/images/events", operation_id="streamImagesEvents", summary="Follow images", **_FOLLOWS)  # type: ignore[arg-type]  # what both routes share
+async def stream_images_events(
+    request: Request, caller: Reader, task_id: TaskId, last_event_id: LastEventId = None
+) -> Response:
+    return await _stream(request, caller, "image", task_id, last_event_id)
+
+
+@router.get("/v1/video/events", operation_id="streamVideoEvents", summary="Follow a video", **_FOLLOWS)  # type: ignore[arg-type]  # as above
+async def stream_video_events(
+    request: Request, caller: Reader, task_id: TaskId, last_event_id: LastEventId = None
+) -> Response:
+    return await _stream(request, caller, "video", task_id, last_event_id)
+
+
+async def _stream(request: Request, caller: Caller, kind: Kind, task_id: str, last_event_id: str | None) -> Response:
+    services = services_of(request)
+    after = number_of(last_event_id)
+    async with services.pool.acquire() as connection:
+        row = await generations.find(connection, caller.tenant_id, task_id, kind)
+    if row is None:
+        raise NotFound("task_not_found", "There is no such generation.")
+    if is_finished(row) and row["event_seq"] <= after:
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+    return StreamingResponse(
+        stream(services, caller.tenant_id, row["job_id"], after, _words),
+        media_type="text/event-stream",
+        headers=HEADERS,
+    )
+
+
+def _words(one: EventView) -> dict[str, Any]:
+    word = _word(one)
+    return {} if word is None else {"status": NUMBER.get(word, 0), "status_text": word}
+
+
+def _word(one: EventView) -> Word | None:
+    """What a query would say after this event; None where that depends on earlier ones."""
+    if one.job_status in JOB_TERMINAL:
+        return "completed" if one.job_status == JobState.SUCCEEDED else "failed"
+    if one.step is None:
+        return "pending" if one.kind in ("submitted", "queued", "admitted") else None
+    if one.step != "submit" or one.task_status == TaskState.SUCCEEDED:
+        return "polling"
+    return "processing" if one.task_status in _PROCESSING else "pending"

@@ -1,0 +1,132 @@
+"""The generation door, second half: what became of a generation, and how many there are."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+
+from leasehold.api.auth.security import GENERATION_READ, Require
+from leasehold.api.generation.schemas import SERVER_ID, TASK_ID, GenerationAnswer, GenerationStatistics, TaskQuery
+from leasehold.api.generation.view import answer, etag, is_finished, statistics, unknown
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.etags import matches
+from leasehold.api.http.openapi import problems
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+from leasehold.pipelines.generation import rows as generations
+from leasehold.pipelines.generation.provider import Kind
+from leasehold.pipelines.generation.rows import Row
+
+router = APIRouter(tags=["generation"], route_class=CallerFirst)
+Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
+TaskId = Annotated[str, Query(pattern=TASK_ID)]
+Consume = Annotated[bool, Query(description="Take a finished result once and for all; it is unknown from then on.")]
+IfNoneMatch = Annotated[str | None, Header(max_length=1000)]
+Wait = Annotated[float, Query(ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change.")]
+
+_QUERIES = {
+    "response_model": GenerationAnswer,
+    "description": "An unknown task is told as status 0 with an empty url and `status_text` `unknown`. A result is "
+    "kept until `expires_at`, unless it is consumed.",
+    "responses": problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}),
+}
+_CHEAPLY = {304: {"description": "Nothing changed since the answer with the ETag in `If-None-Match`."}}
+_POLLS = _QUERIES | {"responses": problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}) | _CHEAPLY}
+
+
+@router.get("/v1/images/query", operation_id="queryImages", summary="See what became of images", **_POLLS)  # type: ignore[arg-type]  # what the routes share
+async def query_images(
+    request: Request,
+    response: Response,
+    caller: Reader,
+    task_id: TaskId,
+    wait: Wait = 0,
+    if_none_match: IfNoneMatch = None,
+    *,
+    consume: Consume = False,
+) -> GenerationAnswer | Response:
+    return await _query(request, response, caller, "image", task_id, wait, if_none_match, consume=consume)
+
+
+@router.post("/v1/images/query", operation_id="postImagesQuery", summary="The same, by a body", **_QUERIES)  # type: ignore[arg-type]  # as above
+async def post_images_query(
+    request: Request, response: Response, caller: Reader, wanted: TaskQuery
+) -> GenerationAnswer | Response:
+    return await _query(request, response, caller, "image", wanted.task_id, wanted.wait, consume=wanted.consume)
+
+
+@router.get("/v1/video/query", operation_id="queryVideo", summary="See what became of a video", **_POLLS)  # type: ignore[arg-type]  # as above
+async def query_video(
+    request: Request,
+    response: Response,
+    caller: Reader,
+    task_id: TaskId,
+    wait: Wait = 0,
+    if_none_match: IfNoneMatch = None,
+    *,
+    consume: Consume = False,
+) -> GenerationAnswer | Response:
+    return await _query(request, response, caller, "video", task_id, wait, if_none_match, consume=consume)
+
+
+@router.post("/v1/video/query", operation_id="postVideoQuery", summary="The same, by a body", **_QUERIES)  # type: ignore[arg-type]  # as above
+async def post_video_query(
+    request: Request, response: Response, caller: Reader, wanted: TaskQuery
+) -> GenerationAnswer | Response:
+    return await _query(request, response, caller, "video", wanted.task_id, wanted.wait, consume=wanted.consume)
+
+
+async def _query(
+    request: Request,
+    response: Response,
+    caller: Caller,
+    kind: Kind,
+    task_id: str,
+    wait: float = 0,
+    if_none_match: str | None = None,
+    *,
+    consume: bool,
+) -> GenerationAnswer | Response:
+    services = services_of(request)
+    row = await _find(request, caller, kind, task_id)
+    if row is not None and wait and not is_finished(row) and _is_known(row, if_none_match):
+        await services.watch.changed(row["job_id"], row["event_seq"], wait)
+        row = await _find(request, caller, kind, task_id)
+    if row is None:
+        return unknown(task_id)
+    headers = {"ETag": etag(row)} | ({} if is_finished(row) else {"Retry-After": "1"})
+    if matches(if_none_match, headers["ETag"]) and not consume:
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    said = await answer(services, row)
+    if consume and is_finished(row):
+        async with services.pool.acquire() as connection:
+            if not await generations.consume(connection, caller.tenant_id, row["job_id"]):
+                return unknown(task_id)
+    response.headers.update(headers)
+    return said
+
+
+def _is_known(row: Row, if_none_match: str | None) -> bool:
+    """Who does not know the present state is told it at once."""
+    return if_none_match is None or matches(if_none_match, etag(row))
+
+
+async def _find(request: Request, caller: Caller, kind: Kind, task_id: str) -> Row | None:
+    async with services_of(request).pool.acquire() as connection:
+        return await generations.find(connection, caller.tenant_id, task_id, kind)
+
+
+@router.get(
+    "/v1/generations/statistics",
+    operation_id="generationStatistics",
+    summary="How many generations there are, by status, and what each server has under way",
+    response_model=GenerationStatistics,
+    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}),
+)
+async def generation_statistics(
+    request: Request, caller: Reader, server_id: Annotated[str | None, Query(pattern=SERVER_ID)] = None
+) -> GenerationStatistics:
+    async with services_of(request).pool.acquire() as connection:
+        return statistics(await generations.counts(connection, caller.tenant_id, server_id))

@@ -1,0 +1,126 @@
+"""The generation door's requests and answers, as its clients see them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import orjson
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from leasehold.domain.json_values import Flag, JsonNumber, Number
+
+#: Characters of a prompt.
+MOST_PROMPT = 10_000
+MOST_IMAGES = 16
+#: Bytes of `extra`, as JSON.
+MOST_EXTRA = 8 * 1024
+MOST_SIDE = 16_384  # pixels
+
+TASK_ID = r"^[!-+\--~]{1,200}$"  # printable ASCII without spaces; no comma, for clients that join and split by it
+SERVER_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
+
+
+def _small(extra: dict[str, Any] | None) -> dict[str, Any] | None:
+    if extra is not None and len(orjson.dumps(extra)) > MOST_EXTRA:
+        raise ValueError(f"at most {MOST_EXTRA} bytes of JSON")
+    return extra
+
+
+class SourcePicture(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    url: str = Field(max_length=2048, pattern=r"^https?://", description="Where the provider finds it.")
+    width: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
+    height: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
+
+
+class GenerationRequest(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"prompt": "a lighthouse in a storm", "ratio": "16:9", "task_id": "order-4711"}],
+        },
+    )
+
+    prompt: str = Field(min_length=1, max_length=MOST_PROMPT)
+    model: str | None = Field(None, max_length=200, description="As the provider calls it.")
+    negative_prompt: str | None = Field(None, max_length=MOST_PROMPT)
+    width: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
+    height: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
+    sample_strength: Annotated[float, Field(ge=0, le=1), JsonNumber] | None = None
+    images: list[SourcePicture] = Field(default=[], max_length=MOST_IMAGES)
+    is_pro: Flag = False
+    duration: Annotated[int, Field(ge=1, le=600_000), JsonNumber] | None = Field(
+        None, description="Of a video, in milliseconds."
+    )
+    ratio: str | None = Field(None, pattern=r"^\d{1,3}:\d{1,3}$")
+    response_format: Literal["url"] = Field("url", description="Results are URLs; there is no other form.")
+    task_id: str | None = Field(None, pattern=TASK_ID, description="Your own name of it: repeating is safe.")
+    server_id: str | None = Field(
+        None, pattern=SERVER_ID, description="Only workers with this label do it, three at once by default."
+    )
+    provider: str | None = Field(None, max_length=63, description="Unless said, the installation's own choice.")
+    allow_resubmit: Flag = Field(
+        False, description="Buy again, where otherwise `submit_outcome_unknown` would be the end."
+    )
+    extra: Annotated[dict[str, Any] | None, AfterValidator(_small)] = Field(
+        None, description="For the provider alone, by its own names."
+    )
+
+
+class TaskQuery(BaseModel):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"task_id": "order-4711"}]})
+
+    task_id: str = Field(pattern=TASK_ID)
+    consume: Flag = Field(False, description="Take a finished result once and for all; it is unknown from then on.")
+    wait: Number = Field(0, ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change.")
+
+
+class CancelRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"task_id": "order-4711"}]})
+
+    task_id: str = Field(pattern=TASK_ID)
+    reason: str = Field("", max_length=500)
+
+
+class Ordered(BaseModel):
+    task_id: str
+    job_id: UUID | None = Field(None, description="The platform's own name of it.")
+    status: Literal[0] = 0
+
+
+class GenerationAccepted(BaseModel):
+    created: int = Field(description="Seconds since 1970.")
+    data: Ordered
+
+
+class GenerationError(BaseModel):
+    code: str
+    message: str
+    retryable: bool = Field(description="Whether ordering it again can help.")
+    fail_code: str | None = Field(None, description="The provider's own code.")
+
+
+class GenerationState(BaseModel):
+    task_id: str
+    job_id: UUID | None = Field(None, description="The platform's own name of it.")
+    url: str = Field(description="The files' URLs, joined by commas.")
+    status: Literal[0, -1, -2] = Field(description="0 under way or unknown, -1 made, -2 failed.")
+    status_text: Literal["unknown", "pending", "processing", "polling", "completed", "failed"]
+    urls: list[str]
+    error: GenerationError | None = None
+    metadata: dict[str, Any] | None = None
+    expires_at: int | None = Field(None, description="When the result is forgotten, in seconds since 1970.")
+
+
+class GenerationAnswer(BaseModel):
+    created: int
+    data: GenerationState
+
+
+class GenerationStatistics(BaseModel):
+    """`tasks`: by kind and status. `servers`: how many each has under way (processing or polling)."""
+
+    tasks: dict[str, dict[str, int]]
+    servers: dict[str, int]

@@ -1,0 +1,1 @@
+"""HTTP without our subject: the edge, problems, routes, documents. Imports no endpoint."""

@@ -1,0 +1,25 @@
+"""Refusing early: before a body is read, a payload is evaluated or the store is asked for somebody without shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services
+from leasehold.db.idempotency import is_answered
+from leasehold.limits.admission import What
+
+
+async def refuse_early(
+    services: Services,
+    caller: Caller,
+    queues: Mapping[str, int],
+    idempotency_key: str | None = None,
+    what: What = "submissions",
+) -> None:
+    """Raises what charging one submission would raise now. Nothing is charged. A request that repeats an answered one
+    passes: it makes nothing.
+    """
+    async with services.pool.acquire() as connection:
+        if idempotency_key is None or not await is_answered(connection, caller.tenant_id, idempotency_key):
+            await services.admission.check(connection, caller.payer, queues, what)

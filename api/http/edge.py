@@ -1,0 +1,152 @@
+"""The outermost layer: who asked (request id, trace), what is always sent, what is logged and measured, and
+errors that no handler took.
+
+Logged are only fields from a fixed list: no query string, no header, no body.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+import structlog
+from fastapi import Request
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from leasehold.api.http.problems import is_database_away, problem_of
+from leasehold.api.process.metrics import IN_FLIGHT, REQUESTS, method_label
+from leasehold.domain.errors import RequestError, StoreError
+from leasehold.domain.ids import new_id
+from leasehold.telemetry import traces
+from leasehold.telemetry.outages import DATABASE
+
+log = structlog.get_logger(__name__)
+
+_REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+_TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+#: Unless the answer says otherwise.
+_ALWAYS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"cache-control", b"no-store"),
+    (b"referrer-policy", b"no-referrer"),
+    (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
+)
+#: Asked every few seconds by machines: their successes are not worth a line.
+_QUIET = frozenset({"/livez", "/readyz", "/metrics"})
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The request's name in logs, problems and, as a job's `trace`, in whatever it sets in motion."""
+
+    request_id: str
+    traceparent: str
+
+    @property
+    def trace(self) -> dict[str, str]:
+        return {"request_id": self.request_id, "traceparent": self.traceparent}
+
+
+def identity_of(request: Request) -> Identity:
+    identity: Identity = request.state.identity
+    return identity
+
+
+def _identify(headers: Headers) -> Identity:
+    """What the caller sent where it is well-formed, else new."""
+    request_id = headers.get("x-request-id", "")
+    traceparent = headers.get("traceparent", "")
+    if not _REQUEST_ID.fullmatch(request_id):
+        request_id = str(new_id())
+    if not _TRACEPARENT.fullmatch(traceparent):
+        traceparent = f"00-{secrets.token_hex(16)}-{secrets.token_hex(8)}-01"
+    return Identity(request_id, traceparent)
+
+
+def _caller(headers: Headers) -> dict[str, str] | None:
+    """The caller's own span, where it names one."""
+    traceparent = headers.get("traceparent", "")
+    return {"traceparent": traceparent} if _TRACEPARENT.fullmatch(traceparent) else None
+
+
+class Edge:
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        method = method_label(scope["method"])
+        with traces.span(method, "SERVER", parent=_caller(headers), http_request_method=method) as span:
+            identity = _identify(headers)
+            if span.traceparent is not None:
+                identity = replace(identity, traceparent=span.traceparent)
+            await self._serve(identity, span, scope, receive, send)
+
+    async def _serve(self, identity: Identity, span: traces.Span, scope: Scope, receive: Receive, send: Send) -> None:
+        scope.setdefault("state", {})["identity"] = identity
+        answer = _Answer(send, identity)
+        started = perf_counter()
+        structlog.contextvars.clear_contextvars()
+        structlog.contextvars.bind_contextvars(
+            request_id=identity.request_id, trace_id=traces.trace_id_of(identity.trace)
+        )
+        IN_FLIGHT.inc()
+        try:
+            await self._app(scope, receive, answer.send)
+        except Exception as error:  # noqa: BLE001 - the last place that can turn an error into an answer
+            span.failed(type(error).__name__)
+            await _answer_error(error, identity, scope, receive, answer)
+        finally:
+            IN_FLIGHT.dec()
+            _record(scope, answer.status, perf_counter() - started, span, identity)
+
+
+class _Answer:
+    """Adds our headers to what is sent, and remembers how it began."""
+
+    def __init__(self, send: Send, identity: Identity) -> None:
+        self._send = send
+        self._identity = identity
+        self.status: int | None = None
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = int(message["status"])
+            headers = list(message.get("headers", ()))
+            said = {name for name, _ in headers}
+            headers += [header for header in _ALWAYS if header[0] not in said]
+            headers.append((b"x-request-id", self._identity.request_id.encode()))
+            message["headers"] = headers
+        await self._send(message)
+
+
+async def _answer_error(error: Exception, identity: Identity, scope: Scope, receive: Receive, answer: _Answer) -> None:
+    if is_database_away(error):
+        DATABASE.met(error, "requests")  # each has its line with its status; why, is told once an outage
+    elif isinstance(error, (RequestError, StoreError)):
+        log.warning("request failed", error=type(error).__name__)
+    else:
+        log.error("request failed unexpectedly", error=type(error).__name__, exc_info=error)
+    if answer.status is None:
+        await problem_of(error).response(identity.request_id)(scope, receive, answer.send)
+
+
+def _record(scope: Scope, status: int | None, seconds: float, span: traces.Span, identity: Identity) -> None:
+    route = getattr(scope.get("route"), "path", "unmatched")
+    method = method_label(scope["method"])
+    code = str(status) if status is not None else "aborted"
+    waited = "yes" if b"wait=" in scope.get("query_string", b"") else "no"
+    REQUESTS.labels(route, method, code, waited).observe(seconds, traces.exemplar_of(identity.trace))
+    span.named(f"{method} {route}")
+    span.tell(http_route=route, http_response_status_code=status or 0)
+    if route in _QUIET and status == 200:  # noqa: PLR2004 - an HTTP status
+        return
+    fields: dict[str, Any] = {"route": route, "method": method, "status": status}
+    log.info("request", **fields, duration_ms=round(seconds * 1000, 2))

@@ -1,0 +1,82 @@
+"""`Idempotency-Key` for any door that creates: the work and its stored answer commit together."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Annotated, TypeAlias
+
+from fastapi import Header
+
+from leasehold.db.database import TRY_AGAIN, Connection, Lender
+from leasehold.db.idempotency import Reservation, StoredAnswer, is_answered, release, reserve, store
+from leasehold.telemetry.outages import DATABASE
+
+IdempotencyKey: TypeAlias = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key",
+        description="Same key and same body within 24 hours: the first answer again. Same key, other body: 422.",
+        json_schema_extra={"pattern": "^[!-~]([ -~]{0,253}[!-~])?$"},
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """`age`: how long ago it was first given; zero for a fresh one. `kept`: it is given again to who repeats the
+    request; else what was written stays, and the key may be used again.
+    """
+
+    status_code: int
+    body: bytes
+    age: timedelta = timedelta(0)
+    kept: bool = True
+
+
+async def once(
+    pool: Lender,
+    tenant_id: str,
+    key: str | None,
+    request_hash: bytes,
+    work: Callable[[Connection], Awaitable[Answer]],
+) -> Answer:
+    """The answer of `work`, which runs inside a transaction, or its first answer if `key` was used before.
+
+    Raises Invalid and Conflict as `leasehold.db.idempotency.reserve`, and whatever `work` raises: then nothing is
+    stored, and the key may be used again.
+    """
+    async with pool.acquire() as connection:
+        if key is None:
+            async with connection.transaction():
+                return await work(connection)
+        reserved = await reserve(connection, tenant_id, key, request_hash)
+        if isinstance(reserved, StoredAnswer):
+            return Answer(reserved.status_code, reserved.body, reserved.age)
+        try:
+            async with connection.transaction():
+                answer = await work(connection)
+                if answer.kept:
+                    await store(connection, reserved, answer.status_code, answer.body)
+        except BaseException:
+            await _release(connection, reserved)
+            raise
+        if not answer.kept:
+            await _release(connection, reserved)
+        return answer
+
+
+async def is_repeated(pool: Lender, tenant_id: str, key: str | None) -> bool:
+    """Whether `once` has the first answer: nothing has to be checked again, whatever has changed since."""
+    if key is None:
+        return False
+    async with pool.acquire() as connection:
+        return await is_answered(connection, tenant_id, key)
+
+
+async def _release(connection: Connection, reserved: Reservation) -> None:
+    try:
+        await release(connection, reserved)
+    except TRY_AGAIN as error:
+        DATABASE.met(error, "idempotency keys, which stay reserved until their lock expires")

@@ -1,0 +1,149 @@
+"""multipart/form-data, from the socket piece by piece: nothing is kept but the piece that just came."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from python_multipart.exceptions import MultipartParseError
+from python_multipart.multipart import MultipartParser, parse_options_header
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+
+from leasehold.api.media_types import FORM, wrong_type
+from leasehold.domain.errors import Invalid
+
+_MOST_HEADERS_BYTES = 8 * 1024
+_MOST_NAME = 200
+_MOST_FILE_NAME = 4096
+#: A sender that is silent for so long has gone.
+MOST_SILENT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """A part begins. `file_name` is None for a field."""
+
+    name: str
+    file_name: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    piece: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """The part is over."""
+
+
+Event: TypeAlias = Begin | Data | End
+
+
+class _Events:
+    """What the parser calls; gathers the events of one piece."""
+
+    def __init__(self) -> None:
+        self.gathered: list[Event] = []
+        self.whole = False
+        self._field = self._value = b""
+        self._disposition = b""
+        self._bytes = 0
+
+    def on_part_begin(self) -> None:
+        self._field = self._value = self._disposition = b""
+        self._bytes = 0
+
+    def on_header_field(self, data: bytes, start: int, end: int) -> None:
+        self._field += self._counted(data[start:end])
+
+    def on_header_value(self, data: bytes, start: int, end: int) -> None:
+        self._value += self._counted(data[start:end])
+
+    def on_header_end(self) -> None:
+        if self._field.lower() == b"content-disposition":
+            self._disposition = self._value
+        self._field = self._value = b""
+
+    def on_headers_finished(self) -> None:
+        _, options = parse_options_header(self._disposition)
+        name, file_name = options.get(b"name"), options.get(b"filename")
+        if name is None or len(name) > _MOST_NAME or len(file_name or b"") > _MOST_FILE_NAME:
+            raise _unreadable()
+        self.gathered.append(Begin(_text(name), None if file_name is None else _unescaped(_text(file_name))))
+
+    def on_part_data(self, data: bytes, start: int, end: int) -> None:
+        self.gathered.append(Data(data[start:end]))
+
+    def on_part_end(self) -> None:
+        self.gathered.append(End())
+
+    def on_end(self) -> None:
+        self.whole = True
+
+    def _counted(self, piece: bytes) -> bytes:
+        self._bytes += len(piece)
+        if self._bytes > _MOST_HEADERS_BYTES:
+            raise _unreadable()
+        return piece
+
+
+def _text(raw: bytes) -> str:
+    return raw.decode("utf-8", "replace")
+
+
+def _unescaped(name: str) -> str:
+    """The three characters that browsers escape in a form's names (HTML, multipart/form-data encoding)."""
+    for escaped, plain in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):
+        name = name.replace(escaped, plain)
+    return name
+
+
+def _unreadable() -> HTTPException:
+    return HTTPException(400)
+
+
+async def _pieces(request: Request) -> AsyncIterator[bytes]:
+    """Raises TimeoutError when nothing comes for a while."""
+    stream = request.stream()
+    while True:
+        try:
+            async with asyncio.timeout(MOST_SILENT_SECONDS):
+                piece = await anext(stream)
+        except StopAsyncIteration:
+            return
+        yield piece
+
+
+async def events(request: Request, most_bytes: int) -> AsyncIterator[Event]:
+    """The parts of the request's form.
+
+    Raises Unsupported for another media type; HTTPException(400) for what is no form, or a cut one; TimeoutError for a
+    silent sender; Invalid("too_large") beyond `most_bytes`, counted as they come, whatever was announced.
+    """
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    boundary = options.get(b"boundary")
+    if kind != FORM.encode():
+        raise wrong_type(FORM)
+    if not boundary:
+        raise _unreadable()
+    found = _Events()
+    calls = ("part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end")
+    parser = MultipartParser(boundary, {f"on_{name}": getattr(found, f"on_{name}") for name in (*calls, "end")})  # type: ignore[arg-type]  # its callbacks are a TypedDict
+    came = 0
+    try:
+        async for piece in _pieces(request):
+            came += len(piece)
+            if came > most_bytes:
+                raise Invalid("too_large", f"A form has at most {most_bytes} bytes.")
+            parser.write(piece)
+            for event in found.gathered:
+                yield event
+            found.gathered.clear()
+    except (MultipartParseError, ClientDisconnect) as error:
+        raise _unreadable() from error
+    if not found.whole:
+        raise _unreadable()

@@ -1,0 +1,203 @@
+"""Errors as HTTP: RFC 9457 `application/problem+json`, by one table.
+
+`type` is a URN of the code: stable, and not an address that could rot. `detail` is written for the caller and
+says nothing about our insides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from math import ceil
+from typing import Any
+
+import asyncpg
+import orjson
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from sqlalchemy.exc import DBAPIError
+from sqlalchemy.exc import TimeoutError as NoConnectionInTime
+from starlette.exceptions import HTTPException
+
+from leasehold.api.process.metrics import PROBLEMS
+from leasehold.db.database import TRY_AGAIN
+from leasehold.domain.errors import (
+    BadGateway,
+    BodyTooLarge,
+    BodyTooSlow,
+    Conflict,
+    Forbidden,
+    Gone,
+    Invalid,
+    NotFound,
+    RequestError,
+    StoreAbsent,
+    StoreError,
+    TooMany,
+    Unauthenticated,
+    Unavailable,
+    Unsupported,
+)
+
+MEDIA_TYPE = "application/problem+json"
+
+#: The one table: what a request may fail with, and the status that says so.
+STATUS_OF: dict[type[RequestError], HTTPStatus] = {
+    Unauthenticated: HTTPStatus.UNAUTHORIZED,
+    Forbidden: HTTPStatus.FORBIDDEN,
+    NotFound: HTTPStatus.NOT_FOUND,
+    Conflict: HTTPStatus.CONFLICT,
+    Gone: HTTPStatus.GONE,
+    BodyTooSlow: HTTPStatus.REQUEST_TIMEOUT,
+    BodyTooLarge: HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+    Unsupported: HTTPStatus.UNSUPPORTED_MEDIA_TYPE,
+    Invalid: HTTPStatus.UNPROCESSABLE_ENTITY,
+    TooMany: HTTPStatus.TOO_MANY_REQUESTS,
+    BadGateway: HTTPStatus.BAD_GATEWAY,
+    Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
+}
+
+#: Seconds after which a caller may try again when something of ours is away.
+RETRY_AFTER = 2
+
+_DATABASE_AWAY: tuple[type[BaseException], ...] = (
+    *TRY_AGAIN,
+    asyncpg.InsufficientResourcesError,
+    NoConnectionInTime,
+)
+
+#: PostgreSQL's words for a NUL in text, and in JSON.
+NOT_STORABLE = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
+
+_SENTENCES = {
+    HTTPStatus.NOT_FOUND: ("not_found", "There is nothing at this address."),
+    HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", "This address does not know that method."),
+    HTTPStatus.BAD_REQUEST: ("bad_request", "The request could not be understood."),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """An error as the caller will see it."""
+
+    status: HTTPStatus
+    code: str
+    detail: str
+    headers: Mapping[str, str] = field(default_factory=dict)
+    errors: Sequence[Mapping[str, str]] = ()
+
+    def body(self, request_id: str) -> dict[str, Any]:
+        said: dict[str, Any] = {
+            "type": f"urn:leasehold:problem:{self.code}",
+            "title": self.status.phrase,
+            "status": int(self.status),
+            "detail": self.detail,
+            "code": self.code,
+            "request_id": request_id,
+        }
+        if self.errors:
+            said["errors"] = list(self.errors)
+        return said
+
+    def response(self, request_id: str) -> Response:
+        PROBLEMS.labels(self.code).inc()
+        return Response(
+            orjson.dumps(self.body(request_id)), int(self.status), dict(self.headers), media_type=MEDIA_TYPE
+        )
+
+
+def problem_of(error: Exception) -> Problem:
+    """The problem that `error` is to a caller; a 500 without any detail for what nobody foresaw."""
+    if isinstance(error, RequestError):
+        return _of_request_error(error)
+    if isinstance(error, RequestValidationError):
+        return _of_validation(error)
+    if isinstance(error, HTTPException):
+        return _of_http_exception(error)
+    if isinstance(error, NOT_STORABLE):
+        return Problem(
+            HTTPStatus.UNPROCESSABLE_ENTITY,
+            "text_not_storable",
+            "A text holds a NUL character, which cannot be stored.",
+        )
+    return _of_others(error)
+
+
+def _of_others(error: Exception) -> Problem:
+    if isinstance(error, StoreAbsent):
+        return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_not_configured", str(error))
+    if isinstance(error, StoreError):
+        return _unavailable("store_unavailable", "The object store does not answer.")
+    if is_database_away(error):
+        return _unavailable("database_unavailable", "The database does not answer.")
+    return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "Something went wrong on our side.")
+
+
+def is_database_away(error: BaseException) -> bool:
+    """Whether another try may find the database back. SQLAlchemy wraps the driver's error, once or twice."""
+    if isinstance(error, _DATABASE_AWAY):
+        return True
+    if not isinstance(error, DBAPIError):
+        return False
+    if error.connection_invalidated:
+        return True
+    inner: BaseException | None = error.orig
+    while inner is not None:
+        if isinstance(inner, _DATABASE_AWAY):
+            return True
+        inner = inner.__cause__
+    return False
+
+
+def _unavailable(code: str, detail: str) -> Problem:
+    return Problem(HTTPStatus.SERVICE_UNAVAILABLE, code, f"{detail} Try again soon.", {"Retry-After": str(RETRY_AFTER)})
+
+
+def _of_request_error(error: RequestError) -> Problem:
+    status = next(STATUS_OF[kind] for kind in type(error).__mro__ if kind in STATUS_OF)
+    headers = dict(error.headers)
+    if isinstance(error, Unauthenticated):
+        headers["WWW-Authenticate"] = "Bearer"
+    if isinstance(error, Forbidden):
+        headers["WWW-Authenticate"] = 'Bearer error="insufficient_scope"'
+    if isinstance(error, (BodyTooSlow, BodyTooLarge)):
+        headers["Connection"] = "close"  # what is left of the body is not read
+    if error.retry_after is not None:
+        headers["Retry-After"] = str(max(1, ceil(error.retry_after)))
+    elif isinstance(error, (TooMany, Unavailable)):
+        headers["Retry-After"] = str(RETRY_AFTER)
+    return Problem(status, error.code, error.message, headers)
+
+
+def _of_http_exception(error: HTTPException) -> Problem:
+    return problem_of_status(HTTPStatus(error.status_code), dict(error.headers or {}))
+
+
+def problem_of_status(status: HTTPStatus, headers: Mapping[str, str] | None = None) -> Problem:
+    code, detail = _SENTENCES.get(status, (status.name.lower(), f"{status.phrase}."))
+    return Problem(status, code, detail, headers or {})
+
+
+def _of_validation(error: RequestValidationError) -> Problem:
+    found = error.errors()
+    places = {str(item["loc"][0]) for item in found if item["loc"]}
+    if "path" in places:  # an id that is no id is the id of nothing
+        return _of_http_exception(HTTPException(404))
+    if any(item["type"] == "json_invalid" for item in found):
+        return Problem(HTTPStatus.BAD_REQUEST, "malformed_json", "The body is not JSON.")
+    return Problem(
+        HTTPStatus.UNPROCESSABLE_ENTITY,
+        "invalid_request",
+        "The request has values that are not acceptable; `errors` names them.",
+        errors=[_field_error(item) for item in found],
+    )
+
+
+def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
+    """Where (a JSON pointer into the body, or a parameter's name) and why; never the value itself."""
+    place, *path = (str(part) for part in item["loc"]) if item["loc"] else ("body",)
+    if place == "body":
+        steps = (part.replace("~", "~0").replace("/", "~1") for part in path)
+        return {"pointer": "#" + "".join(f"/{step}" for step in steps), "detail": str(item["msg"])}
+    return {"parameter": ".".join(path), "in": place, "detail": str(item["msg"])}

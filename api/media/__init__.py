@@ -1,0 +1,1 @@
+"""The media API: `/upload-url`, `/complete-upload`, `/media`."""

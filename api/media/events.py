@@ -1,0 +1,69 @@
+"""A media's events as they happen: server-sent events with resume."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import StreamingResponse
+
+from leasehold.api.auth.security import MEDIA_READ, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.openapi import problems
+from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, number_of, stream
+from leasehold.api.media.media import find_media
+from leasehold.api.media.view import status_word, step_word
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+from leasehold.db.reads import EventView
+from leasehold.domain.errors import Conflict
+from leasehold.domain.states import JOB_TERMINAL
+
+router = APIRouter(tags=["media"], route_class=CallerFirst)
+
+
+@router.get(
+    "/media/{media_id}/events",
+    operation_id="streamMediaEvents",
+    summary="Follow a picture's processing",
+    description="Server-sent events, one for each change, ending after the last. A client that reconnects with "
+    "`Last-Event-ID` misses nothing and sees nothing twice; once there is nothing more to come it gets a 204.",
+    response_class=StreamingResponse,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`media_not_found`",
+        HTTPStatus.CONFLICT: "`not_submitted`: complete the upload first",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`",
+    }) | ANSWERS | {
+        200: {"description": "The stream", "content": {"text/event-stream": {"example": (
+            'event: claimed\ndata: {"seq":3,"at":"2026-11-20T12:00:01Z","kind":"claimed","status":"PROCESSING",'
+            '"step":"resize","step_status":"RUNNING","attempt":1}\nid: 3\n\n'
+        )}}},
+    },
+)  # fmt: skip
+async def stream_media_events(
+    request: Request,
+    media_id: UUID,
+    caller: Annotated[Caller, Depends(Require(MEDIA_READ))],
+    last_event_id: LastEventId = None,
+) -> Response:
+    services = services_of(request)
+    after = number_of(last_event_id)
+    found = await find_media(services, caller, media_id)
+    if found.job_id is None:
+        raise Conflict("not_submitted", "This media has no job; its upload was not completed.")
+    if found.job_status in JOB_TERMINAL and found.job_seq <= after:
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+    return StreamingResponse(
+        stream(services, caller.tenant_id, found.job_id, after, _words),
+        media_type="text/event-stream",
+        headers=HEADERS,
+    )
+
+
+def _words(one: EventView) -> dict[str, Any]:
+    return {
+        "status": status_word(one.job_status),
+        "step_status": step_word(one.task_status) if one.task_status is not None else None,
+    }

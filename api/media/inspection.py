@@ -1,0 +1,52 @@
+"""What can be told about an uploaded object without fetching it: its size and its first bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leasehold.domain.errors import Conflict, ObjectMissing, Permanent
+from leasehold.pipelines.media import refusals
+from leasehold.pipelines.media.kinds import HEAD_BYTES, is_as_declared, sniff
+from leasehold.pipelines.media.limits import PictureLimits
+from leasehold.storage.store import ObjectStore
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """The object can never be processed. The codes are those the pipeline itself would fail with."""
+
+    code: str
+    message: str
+    size: int
+
+
+async def inspect_upload(store: ObjectStore, key: str, declared: str, limits: PictureLimits) -> int | Refusal:
+    """The object's size in bytes, or why it is refused.
+
+    Raises Conflict when there is no object yet, StoreUnavailable when the store does not answer.
+    """
+    try:
+        size, head = await store.look(key, HEAD_BYTES)
+    except ObjectMissing:
+        raise Conflict("upload_missing", "Nothing was uploaded for this media yet.") from None
+    try:
+        _check_size(size, limits)
+        _check_kind(head, declared)
+    except Permanent as refused:
+        return Refusal(refused.code, refused.message, size)
+    return size
+
+
+def _check_size(size: int, limits: PictureLimits) -> None:
+    if size == 0:
+        raise refusals.empty_file()
+    if size > limits.max_bytes:
+        raise refusals.too_large(size, limits.max_bytes)
+
+
+def _check_kind(head: bytes, declared: str) -> None:
+    real = sniff(head)
+    if real is None:
+        raise refusals.unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are")
+    if not is_as_declared(declared, real):
+        raise refusals.mislabelled(declared, real)

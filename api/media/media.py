@@ -1,0 +1,127 @@
+"""The media door, second half: what became of a picture, by polling cheaply."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from time import time
+from typing import Annotated
+from uuid import UUID
+
+import structlog
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+
+from leasehold.api.auth.security import MEDIA_READ, MEDIA_WRITE, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.etags import matches, weak
+from leasehold.api.http.openapi import problems
+from leasehold.api.media.schemas import MediaAnswer
+from leasehold.api.media.view import is_finished, media_answer
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.api.runs.runs import tell
+from leasehold.db import reads
+from leasehold.db.reads import MediaView
+from leasehold.domain.errors import NotFound, StoreError
+from leasehold.exporter.jobs import jobs_ended
+from leasehold.limits import uploads
+from leasehold.pipelines.media import transitions
+from leasehold.transitions import gates
+
+log = structlog.get_logger(__name__)
+
+router = APIRouter(tags=["media"], route_class=CallerFirst)
+Reader = Annotated[Caller, Depends(Require(MEDIA_READ))]
+Writer = Annotated[Caller, Depends(Require(MEDIA_WRITE))]
+
+
+@router.get(
+    "/media/{media_id}",
+    operation_id="getMedia",
+    summary="See what became of a picture",
+    response_model=MediaAnswer,
+    response_model_exclude_none=True,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`media_not_found`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
+    }) | {304: {"description": "Nothing changed since the answer with the ETag in `If-None-Match`."}},
+)  # fmt: skip
+async def get_media(
+    request: Request,
+    response: Response,
+    media_id: UUID,
+    caller: Reader,
+    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+    wait: Annotated[
+        float, Query(ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change, if unfinished.")
+    ] = 0,
+) -> MediaAnswer | Response:
+    services = services_of(request)
+    structlog.contextvars.bind_contextvars(media_id=str(media_id))
+    found = await find_media(services, caller, media_id)
+    if wait and _worth_waiting(services, found, if_none_match):
+        assert found.job_id is not None
+        await services.watch.changed(found.job_id, found.job_seq, wait)
+        found = await find_media(services, caller, media_id)
+    headers = {"ETag": _etag(services, found)}
+    if not is_finished(found):
+        headers["Retry-After"] = "1"
+    if matches(if_none_match, headers["ETag"]):
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    response.headers.update(headers)
+    return await media_answer(services, found)
+
+
+@router.delete(
+    "/media/{media_id}",
+    operation_id="deleteMedia",
+    summary="Delete a picture and everything made of it",
+    description="It is gone for everybody at once; a step that runs is stopped. Objects are deleted in this call or, "
+    "where the store is away or a step still runs, within minutes. URLs signed before end with their objects.",
+    status_code=204,
+    responses=problems({HTTPStatus.NOT_FOUND: "`media_not_found`"}),
+)
+async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Response:
+    services = services_of(request)
+    structlog.contextvars.bind_contextvars(media_id=str(media_id))
+    async with services.pool.acquire() as connection, connection.transaction():
+        deleted = await transitions.delete(connection, media_id, caller.tenant_id, f"client {caller.client_id}")
+        names = await gates.gates_of(connection, [deleted.job_id]) if deleted and deleted.job_id else []
+    if deleted is None:
+        raise NotFound("media_not_found", "There is no such media.")
+    jobs_ended(deleted.ended)
+    if deleted.ended and deleted.job_id is not None:
+        await tell(services, [], names, [deleted.job_id])
+    log.info("media deleted", job_id=str(deleted.job_id))
+    try:
+        await services.store.delete(deleted.original_key)
+        if deleted.prefix is not None:
+            await uploads.remove_below(services.store, f"{deleted.prefix}/")
+    except StoreError as error:
+        log.warning("objects of a deleted media are left for housekeeping", error=type(error).__name__)
+    return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
+async def find_media(services: Services, caller: Caller, media_id: UUID) -> MediaView:
+    """Raises NotFound; another tenant's media is not there."""
+    found = await reads.find_media(services.engine, caller.tenant_id, media_id)
+    if found is None:
+        raise NotFound("media_not_found", "There is no such media.")
+    return found
+
+
+def _worth_waiting(services: Services, found: MediaView, if_none_match: str | None) -> bool:
+    """Not when there is no job to change, nor when the caller does not know the present state yet."""
+    if found.job_id is None or is_finished(found):
+        return False
+    return if_none_match is None or matches(if_none_match, _etag(services, found))
+
+
+def _etag(services: Services, found: MediaView) -> str:
+    """The state's version. Weak, because the signature in a URL differs from answer to answer.
+
+    Where URLs are signed it changes twice in their life, so that a 304 never leaves a caller with a dead one.
+    """
+    version = f"{found.id}.{found.status}.{found.job_id}.{found.job_seq}"
+    if is_finished(found) and services.settings.cdn_base_url is None:
+        version += f".{int(time() // (services.settings.download_url_seconds / 2))}"
+    return weak(version)

@@ -1,0 +1,164 @@
+"""The media door's requests and answers, as its clients see them."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from leasehold.domain.json_values import JsonNumber
+from leasehold.pipelines.media.variants import VariantName
+
+MediaStatus = Literal["INIT", "UPLOADED", "PROCESSING", "READY", "FAILED"]
+StepStatus = Literal["PENDING", "RUNNING", "RETRY", "SUCCEEDED", "FAILED", "SKIPPED", "CANCELLED"]
+
+_EXAMPLE_ID = "01975c1e-7d3a-7c55-9a3e-1f7f6f2f9b10"
+_EXAMPLE_JOB = "01975c1e-9f01-7b12-8d6c-0a4b1c2d3e4f"
+_EXAMPLE_KEY = f"media/{_EXAMPLE_ID}/original.jpg"
+
+
+def _example(**values: Any) -> ConfigDict:
+    return ConfigDict(json_schema_extra={"examples": [values]})
+
+
+class UploadRequest(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={"examples": [{"content_type": "image/jpeg", "file_name": "a.jpg", "content_length": 48213}]},
+    )
+
+    content_type: str = Field(max_length=100, description="What the upload will be; the upload URL admits only it.")
+    file_name: str = Field(max_length=1024, description="For people; it is no part of the key.")
+    content_length: Annotated[int, Field(gt=0), JsonNumber] | None = Field(
+        None, description="If given, the upload URL admits exactly this many bytes."
+    )
+
+
+class UploadTicket(BaseModel):
+    model_config = _example(
+        media_id=_EXAMPLE_ID,
+        upload_url=f"https://s3.example.com/leasehold/{_EXAMPLE_KEY}?X-Amz-Signature=...",
+        original_key=_EXAMPLE_KEY,
+        expires_in=300,
+    )
+
+    media_id: UUID
+    upload_url: str = Field(description="PUT the bytes here, with the same Content-Type header.")
+    original_key: str
+    expires_in: int = Field(description="Seconds until the upload URL stops working.")
+
+
+class CompleteRequest(BaseModel):
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"media_id": _EXAMPLE_ID, "original_key": _EXAMPLE_KEY, "variants": ["thumb", "avif"]}]
+        },
+    )
+
+    media_id: UUID
+    original_key: str = Field(max_length=1024)
+    variants: list[VariantName] = Field([], max_length=20, description="Further outputs, each made at most once.")
+    priority: Literal["high", "normal", "low"] = "normal"
+    step_priority: dict[Literal["resize", "compress", "webp"], Literal["high", "normal", "low"]] = Field(
+        {}, description="Of steps that shall have another priority than the picture."
+    )
+
+
+class Accepted(BaseModel):
+    model_config = _example(status="PROCESSING", media_id=_EXAMPLE_ID, job_id=_EXAMPLE_JOB)
+
+    status: Literal["PROCESSING"] = "PROCESSING"
+    media_id: UUID
+    job_id: UUID
+
+
+class Failure(BaseModel):
+    code: str = Field(description="Stable and machine-readable.")
+    message: str = Field(description="A sentence for people.")
+    retryable: bool = Field(description="Whether trying the same picture again can help.")
+
+
+class StepAnswer(BaseModel):
+    name: str
+    status: StepStatus
+    attempt: int = Field(description="How often it was started; 0 before the first time.")
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    duration_ms: int | None = Field(None, description="Of the attempt that finished it.")
+    error: Failure | None = Field(None, description="Why the last attempt failed, until one succeeds.")
+
+
+class Original(BaseModel):
+    width: int | None = Field(None, description="In pixels, upright; known once `resize` has looked at it.")
+    height: int | None = None
+    bytes: int
+    content_type: str
+
+
+class VariantAnswer(BaseModel):
+    url: str
+    bytes: int
+    content_type: str
+
+
+class MediaAnswer(BaseModel):
+    model_config = _example(
+        media_id=_EXAMPLE_ID,
+        status="READY",
+        job_id=_EXAMPLE_JOB,
+        final_url=f"https://cdn.example.com/media/{_EXAMPLE_ID}/final.webp",
+        original={"width": 4000, "height": 3000, "bytes": 48213, "content_type": "image/jpeg"},
+        steps=[
+            {
+                "name": "resize",
+                "status": "SUCCEEDED",
+                "attempt": 1,
+                "started_at": "2026-11-20T12:00:01.100000Z",
+                "finished_at": "2026-11-20T12:00:01.400000Z",
+                "duration_ms": 300,
+            }
+        ],
+        created_at="2026-11-20T12:00:00Z",
+        updated_at="2026-11-20T12:00:02Z",
+    )
+
+    media_id: UUID
+    status: MediaStatus
+    job_id: UUID | None = None
+    final_url: str | None = Field(None, description="Once READY. A signed URL lives at least half its life more.")
+    variants: dict[str, VariantAnswer] | None = Field(None, description="Once READY: what was asked for, by name.")
+    original: Original | None = Field(None, description="Once uploaded and checked.")
+    steps: list[StepAnswer] = []
+    error: Failure | None = Field(None, description="Once FAILED.")
+    created_at: datetime
+    updated_at: datetime
+
+
+class FieldError(BaseModel):
+    pointer: str | None = Field(None, description="A JSON pointer into the body.")
+    parameter: str | None = Field(None, description="Or the name of a parameter.")
+    detail: str
+
+
+class ProblemAnswer(BaseModel):
+    """RFC 9457."""
+
+    model_config = _example(
+        type="urn:leasehold:problem:upload_missing",
+        title="Conflict",
+        status=409,
+        detail="Nothing was uploaded for this media yet.",
+        code="upload_missing",
+        request_id=_EXAMPLE_JOB,
+    )
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str = Field(description="Stable and machine-readable.")
+    request_id: str
+    errors: list[FieldError] | None = None

@@ -1,0 +1,279 @@
+"""The media door, first half: hand out an upload URL, and take the upload in."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Annotated
+from uuid import UUID
+
+import structlog
+from fastapi import APIRouter, Depends, Request, Response
+
+from leasehold.api.auth.security import MEDIA_WRITE, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.early import refuse_early
+from leasehold.api.http.edge import identity_of
+from leasehold.api.http.file_names import clean_file_name
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
+from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
+from leasehold.api.media.inspection import Refusal, inspect_upload
+from leasehold.api.media.schemas import Accepted, CompleteRequest, UploadRequest, UploadTicket
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.metrics import REFUSED, SUBMITTED
+from leasehold.api.process.services import Services, services_of
+from leasehold.api.runs.runs import tell
+from leasehold.broker.base import BANDS
+from leasehold.db import reads
+from leasehold.db.database import Connection
+from leasehold.db.idempotency import fingerprint
+from leasehold.db.reads import MediaView
+from leasehold.domain.errors import Conflict, Invalid, NotFound, StoreError
+from leasehold.domain.ids import new_id
+from leasehold.limits import uploads
+from leasehold.limits.admission import queues_of
+from leasehold.pipelines.media import transitions
+from leasehold.pipelines.media.kinds import ALLOWED, HEIC
+from leasehold.pipelines.media.limits import PictureLimits
+from leasehold.pipelines.media.pipeline import MediaParams, media
+from leasehold.runtime import failpoints
+from leasehold.settings import Settings
+from leasehold.transitions.jobs import NewJob
+
+log = structlog.get_logger(__name__)
+router = APIRouter(tags=["media"], route_class=CallerFirst)
+Writer = Annotated[Caller, Depends(Require(MEDIA_WRITE))]
+
+
+@router.post(
+    "/upload-url",
+    operation_id="createUploadUrl",
+    summary="Get a URL to upload a picture to",
+    status_code=201,
+    response_model=UploadTicket,
+    responses=problems({
+        HTTPStatus.CONFLICT: "`idempotency_key_in_flight`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`unsupported_content_type`, `too_large`, `content_length_required`, "
+        "`invalid_request`, `idempotency_key_reused`, `idempotency_key_malformed`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `storage_full`, `upload_quota_exceeded`",
+    }),
+)  # fmt: skip
+async def create_upload_url(
+    request: Request, wanted: UploadRequest, caller: Writer, idempotency_key: IdempotencyKey = None
+) -> Response:
+    services = services_of(request)
+    services.store.require()
+    _check_wanted(wanted, services.settings)
+    limited: dict[str, str] = {}
+
+    async def work(connection: Connection) -> Answer:
+        limited.update(await services.admission.uploading(connection, caller.payer))
+        return await _register(services, connection, caller, wanted)
+
+    asked = fingerprint(b"POST /upload-url", wanted.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    ticket = UploadTicket.model_validate_json(answer.body)
+    body = answer.body
+    if answer.age.total_seconds() >= services.settings.upload_url_seconds and await _extended(services, caller, ticket):
+        # The first answer's URL is dead; the same media with a living one is what the caller needs.
+        ticket = await _ticket(services, ticket.media_id, ticket.original_key, wanted)
+        body = ticket.model_dump_json().encode()
+    headers = limited | {"Location": f"/media/{ticket.media_id}"}
+    return Response(body, answer.status_code, headers, media_type="application/json")
+
+
+async def _extended(services: Services, caller: Caller, ticket: UploadTicket) -> bool:
+    """Whether a new URL may be made: not for a media that has ended, to which nobody would look again."""
+    async with services.pool.acquire() as connection:
+        return await uploads.extend(
+            connection, caller.tenant_id, ticket.original_key, services.settings.upload_url_seconds
+        )
+
+
+def _check_wanted(wanted: UploadRequest, settings: Settings) -> None:
+    accepted = ALLOWED.keys() if settings.picture_heic else ALLOWED.keys() - HEIC
+    if wanted.content_type not in accepted:
+        raise Invalid("unsupported_content_type", f"Accepted are {', '.join(sorted(accepted))}.")
+    if wanted.content_length is None and settings.upload_require_length:
+        raise Invalid("content_length_required", "Say the picture's content_length; the upload URL admits exactly it.")
+    if wanted.content_length is not None and wanted.content_length > settings.picture_max_bytes:
+        raise Invalid("too_large", f"A picture has at most {settings.picture_max_bytes} bytes.")
+
+
+async def _register(services: Services, connection: Connection, caller: Caller, wanted: UploadRequest) -> Answer:
+    media_id = new_id()
+    key = f"media/{media_id}/original.{ALLOWED[wanted.content_type]}"
+    most = services.settings.picture_max_bytes
+    await uploads.open_upload(
+        connection,
+        services.settings,
+        caller.tenant_id,
+        key,
+        counted=wanted.content_length or most,
+        most=most,
+        seconds=services.settings.upload_url_seconds,
+        exact=wanted.content_length is not None,
+    )
+    await transitions.register(
+        connection,
+        media_id,
+        caller.tenant_id,
+        original_key=key,
+        content_type=wanted.content_type,
+        file_name=clean_file_name(wanted.file_name),
+        lives=timedelta(seconds=services.settings.upload_unfinished_seconds),
+    )
+    log.info("upload registered", media_id=str(media_id))
+    ticket = await _ticket(services, media_id, key, wanted)
+    return Answer(HTTPStatus.CREATED, ticket.model_dump_json().encode())
+
+
+async def _ticket(services: Services, media_id: UUID, key: str, wanted: UploadRequest) -> UploadTicket:
+    seconds = services.settings.upload_url_seconds
+    url = await services.store.sign_put(
+        key, content_type=wanted.content_type, seconds=seconds, content_length=wanted.content_length
+    )
+    return UploadTicket(media_id=media_id, upload_url=url, original_key=key, expires_in=seconds)
+
+
+@router.post(
+    "/complete-upload",
+    operation_id="completeUpload",
+    summary="Start the processing of an uploaded picture",
+    description="Repeating it, also concurrently, gives the same answer and starts nothing twice; of several "
+    "calls that differ in `variants` or `priority` the first counts. A refused object makes the media FAILED: "
+    "get a new upload URL for another try.",
+    status_code=202,
+    response_model=Accepted,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`media_not_found`",
+        HTTPStatus.CONFLICT: "`upload_missing`, `upload_expired`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`wrong_key`, `invalid_request`; and, for the object itself, "
+        "`empty_file`, `too_large`, `unsupported_format`, `mislabelled`",
+        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
+    }),
+)  # fmt: skip
+async def complete_upload(request: Request, response: Response, done: CompleteRequest, caller: Writer) -> Accepted:
+    services = services_of(request)
+    structlog.contextvars.bind_contextvars(media_id=str(done.media_id))
+    found = await _find(services, caller, done.media_id)
+    if done.original_key != found.original_key:
+        raise Invalid("wrong_key", "This is not the key that was given out for the media.")
+    limited: dict[str, str] = {}
+    job_id = _settled(found) or await _take_in(services, caller, found, done, identity_of(request).trace, limited)
+    response.headers.update(limited)
+    response.headers["Location"] = f"/media/{found.id}"
+    response.headers["Retry-After"] = "1"
+    return Accepted(media_id=found.id, job_id=job_id)
+
+
+async def _find(services: Services, caller: Caller, media_id: UUID) -> MediaView:
+    found = await reads.find_media(services.engine, caller.tenant_id, media_id)
+    if found is None:
+        raise NotFound("media_not_found", "There is no such media.")
+    return found
+
+
+def _settled(found: MediaView) -> UUID | None:
+    """The job of a media that has one; None while it may still get one. Raises what it was refused for."""
+    if found.error is not None:
+        raise Invalid(found.error["code"], found.error["message"])
+    return found.job_id
+
+
+async def _take_in(
+    services: Services,
+    caller: Caller,
+    found: MediaView,
+    done: CompleteRequest,
+    trace: dict[str, str],
+    limited: dict[str, str],
+) -> UUID:
+    """The job's id. `limited` gets the RateLimit fields."""
+    queues = queues_of(caller.tenant_id, media)
+    await refuse_early(services, caller, queues)
+    limits = _limits(services.settings)
+    try:
+        inspected = await inspect_upload(services.store, found.original_key, found.content_type, limits)
+    except Conflict:
+        # Whoever has refused it meanwhile has deleted it.
+        if (job_id := _settled(await _find(services, caller, found.id))) is not None:
+            return job_id
+        raise
+    if isinstance(inspected, Refusal):
+        return await _refuse(services, caller, found, inspected)
+    params = MediaParams(variants=tuple(done.variants), content_type=found.content_type, limits=limits)
+    job = NewJob(
+        pipeline=media,
+        tenant_id=caller.tenant_id,
+        params=params.model_dump(mode="json"),
+        inputs={"original": found.original_key},
+        output_prefix=f"media/{found.id}",
+        priority=BANDS.index(done.priority),
+        step_priority={step: BANDS.index(band) for step, band in done.step_priority.items()},
+        keep_seconds=_kept_seconds(services.settings),
+        trace=trace | {"media_id": str(found.id)},
+    )
+    async with (
+        services.pool.acquire() as connection,
+        connection.transaction(),
+        services.admission.submitting(connection, caller.payer, queues, size=inspected) as paid,
+    ):
+        submitted = await transitions.complete_upload(connection, found.id, caller.tenant_id, inspected, job)
+        if submitted is None:
+            await services.admission.refund(connection, caller.payer)
+        else:
+            await uploads.close(connection, caller.tenant_id, found.original_key, keep=limits.max_bytes)
+    if submitted is None:
+        return await _decided_elsewhere(services, caller, found.id)
+    limited.update(paid.fields)
+    failpoints.reach("after_submit")
+    await tell(services, submitted.hints, submitted.gates)
+    SUBMITTED.labels(media.name).inc()
+    log.info("job submitted", job_id=str(job.id), bytes=inspected)
+    return job.id
+
+
+async def _refuse(services: Services, caller: Caller, found: MediaView, refusal: Refusal) -> UUID:
+    """Make the media FAILED and say why; unless another request took it in or refused it first."""
+    async with services.pool.acquire() as connection, connection.transaction():
+        refused = await transitions.refuse_upload(
+            connection,
+            found.id,
+            caller.tenant_id,
+            size=refusal.size,
+            error={"code": refusal.code, "message": refusal.message, "retryable": False},
+            kept=timedelta(days=services.settings.retention_days),
+        )
+        if refused:
+            await uploads.close(connection, caller.tenant_id, found.original_key, keep=None)
+    if not refused:
+        return await _decided_elsewhere(services, caller, found.id)
+    try:
+        await services.store.delete(found.original_key)
+    except StoreError as error:  # the sweeper deletes it within a minute
+        log.warning("a refused object is left for housekeeping", error=type(error).__name__)
+    REFUSED.labels(refusal.code).inc()
+    log.info("upload refused", code=refusal.code, bytes=refusal.size)
+    raise Invalid(refusal.code, refusal.message)
+
+
+async def _decided_elsewhere(services: Services, caller: Caller, media_id: UUID) -> UUID:
+    job_id = _settled(await _find(services, caller, media_id))
+    if job_id is None:
+        raise Conflict("upload_expired", "The upload was not completed in time; get a new upload URL.")
+    return job_id
+
+
+def _kept_seconds(settings: Settings) -> int | None:
+    days = settings.media_retention_days
+    return None if days is None else days * 24 * 3600
+
+
+def _limits(settings: Settings) -> PictureLimits:
+    return PictureLimits(
+        max_bytes=settings.picture_max_bytes,
+        max_pixels=settings.picture_max_pixels,
+        max_total_pixels=settings.picture_max_total_pixels,
+        max_frames=settings.picture_max_frames,
+    )

@@ -1,0 +1,1 @@
+"""What the endpoints stand on: opened once a process, closed in the opposite order."""

@@ -1,0 +1,132 @@
+"""What the doors stand on: opened once a process, closed in the opposite order.
+
+Opening never fails because something is down: an API that waits for its database answers /livez meanwhile, and
+submissions need no broker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+
+from fastapi import Request
+from sqlalchemy.ext.asyncio import AsyncEngine
+
+from leasehold.api.process.bodies import Bodies
+from leasehold.api.process.keyring import Keyring
+from leasehold.api.process.submissions import Submissions
+from leasehold.api.process.tenant_pool import BulkWrites, TenantPool
+from leasehold.api.process.watch import JobWatch, QueueWatch
+from leasehold.broker import make_broker
+from leasehold.broker.announcer import Announcer
+from leasehold.broker.base import Broker
+from leasehold.db.database import Connection, Pool, make_pool
+from leasehold.db.engine import make_engine
+from leasehold.db.pool_sizes import pool_of_api
+from leasehold.domain.ids import new_id
+from leasehold.domain.registry import Pipelines
+from leasehold.evaluation.evaluator import evaluating
+from leasehold.evaluation.templates import Templates
+from leasehold.exporter.exporter import exporting
+from leasehold.limits.admission import Admission
+from leasehold.limits.external_files import Files
+from leasehold.pipelines.generation.providers import Catalogue
+from leasehold.settings import Settings
+from leasehold.storage.store import ObjectStore
+
+#: For so long a request waits for a connection.
+_PATIENCE_SECONDS = 10.0
+
+
+@dataclass(slots=True)
+class Services:
+    """`pool`: for requests; the process's own work has the pool behind it."""
+
+    settings: Settings
+    pool: TenantPool
+    engine: AsyncEngine
+    store: ObjectStore
+    broker: Broker
+    announcer: Announcer
+    submissions: Submissions
+    keyring: Keyring
+    bodies: Bodies
+    bulk: BulkWrites
+    watch: JobWatch
+    queues: QueueWatch
+    templates: Templates
+    admission: Admission
+    catalogue: Catalogue
+    files: Files
+    draining: bool = False
+
+    def drain(self) -> None:
+        """The process is about to stop: say so on /readyz, and let everybody go who waits for a job or for work."""
+        self.draining = True
+        self.watch.release_all()
+        self.queues.release_all()
+
+
+@asynccontextmanager
+async def open_services(settings: Settings) -> AsyncIterator[Services]:
+    async with AsyncExitStack() as stack:
+        pool = await make_pool(settings, "api", pool_of_api(settings))
+        stack.callback(pool.terminate)
+        engine = make_engine(settings, "api")
+        stack.push_async_callback(engine.dispose)
+        store = ObjectStore.from_settings(settings)
+        await store.open()
+        stack.push_async_callback(store.close)
+        broker = make_broker(settings)
+        await broker.open()
+        stack.push_async_callback(broker.close)
+        announcer = Announcer(broker, _on_pool(pool))
+        announcer.start()
+        stack.push_async_callback(announcer.close)
+        submissions = await stack.enter_async_context(Submissions(settings, announcer).open())
+        exporter = stack.enter_context(exporting(settings, new_id(), pool, broker))
+        looking = asyncio.create_task(exporter.run())
+        stack.push_async_callback(_end, looking)
+        watch = JobWatch(engine)
+        stack.push_async_callback(watch.close)
+        queues = QueueWatch(pool)
+        stack.push_async_callback(queues.close)
+        evaluator = await stack.enter_async_context(evaluating(settings))
+        yield Services(
+            settings=settings,
+            pool=TenantPool(pool, pool_of_api(settings), _PATIENCE_SECONDS),
+            engine=engine,
+            store=store,
+            broker=broker,
+            announcer=announcer,
+            submissions=submissions,
+            keyring=Keyring(pool, cache_seconds=settings.api_key_cache_seconds),
+            bodies=Bodies(settings.api_body_bytes),
+            bulk=BulkWrites(settings),
+            watch=watch,
+            queues=queues,
+            templates=Templates(Pipelines.from_source(settings.pipelines), evaluator),
+            admission=Admission(settings),
+            catalogue=Catalogue(settings),
+            files=Files(pool, store),
+        )
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _on_pool(pool: Pool) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:
+    async def on_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
+        async with pool.acquire() as connection:
+            await work(connection)
+
+    return on_connection
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services

@@ -1,0 +1,72 @@
+"""The connections that requests share: a tenant leaves one at least to the others, and those that wait take turns."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar
+
+from leasehold.api.process.turnstile import Turnstile
+from leasehold.db.database import Connection, Pool
+from leasehold.db.pool_sizes import pool_of_api
+from leasehold.domain.errors import TooMany, Unavailable
+from leasehold.settings import Settings
+
+_RETRY_SECONDS = 1.0
+#: Whom the request at hand is of; empty: nobody's that has a key.
+_tenant: ContextVar[str] = ContextVar("tenant", default="")
+
+
+def asked_by(tenant_id: str) -> None:
+    """The request at hand is of this tenant."""
+    _tenant.set(tenant_id)
+
+
+class TenantPool:
+    """A pool of `size` connections, for requests."""
+
+    def __init__(self, pool: Pool, size: int, patience: float) -> None:
+        self._pool = pool
+        self._turns = Turnstile(most=size, each=max(1, size - 1), patience=patience, refusal=_busy)
+
+    @property
+    def lent(self) -> int:
+        """Connections that requests hold now."""
+        return self._turns.inside
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Connection]:
+        """Raises Unavailable `busy` when there is none for too long, and one of TRY_AGAIN."""
+        async with self._turns.turn(_tenant.get()), self._pool.acquire() as connection:
+            yield connection
+
+
+class BulkWrites:
+    """Batches, backfills and replays of many: fewer at once than there are connections."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._each = settings.bulk_writes_per_tenant
+        self._turns = Turnstile(
+            most=min(settings.bulk_writes_at_once, pool_of_api(settings) - 1),
+            each=self._each,
+            waiting=settings.bulk_writes_waiting,
+            patience=settings.bulk_writes_wait_seconds,
+            refusal=self._refusal,
+        )
+
+    def turn(self, tenant_id: str) -> AbstractAsyncContextManager[None]:
+        """Around one. Raises TooMany `bulk_writes_waiting`, at once or after `bulk_writes_wait_seconds`."""
+        return self._turns.turn(tenant_id)
+
+    def _refusal(self) -> TooMany:
+        return TooMany(
+            "bulk_writes_waiting",
+            "Other batches, backfills or replays of this tenant, or many tenants', are being written: try again soon.",
+            policy="bulk-writes",
+            most=self._each,
+            retry_after=_RETRY_SECONDS,
+        )
+
+
+def _busy() -> Unavailable:
+    return Unavailable("busy", "Too many requests wait for the database. Try again soon.", retry_after=_RETRY_SECONDS)

@@ -1,0 +1,54 @@
+"""A run's events as they happen: server-sent events with resume."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request, Response
+from fastapi.responses import StreamingResponse
+
+from leasehold.api.auth.security import RUNS_READ, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.openapi import problems
+from leasehold.api.http.streams import ANSWERS, HEADERS, LastEventId, number_of, stream
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+from leasehold.api.runs.runs import find_run
+from leasehold.db.reads import EventView
+from leasehold.domain.states import JOB_TERMINAL
+
+router = APIRouter(tags=["runs"], route_class=CallerFirst)
+
+
+@router.get(
+    "/v1/runs/{run_id}/events",
+    operation_id="streamRunEvents",
+    summary="Follow a run",
+    description="Server-sent events, one for each change, ending after the last. A client that reconnects with "
+    "`Last-Event-ID` misses nothing and sees nothing twice; once there is nothing more to come it gets a 204.",
+    response_class=StreamingResponse,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`run_not_found`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`",
+    }) | ANSWERS,
+)  # fmt: skip
+async def stream_run_events(
+    request: Request,
+    run_id: UUID,
+    caller: Annotated[Caller, Depends(Require(RUNS_READ))],
+    last_event_id: LastEventId = None,
+) -> Response:
+    services = services_of(request)
+    after = number_of(last_event_id)
+    found = await find_run(services, caller, run_id)
+    if found["status"] in JOB_TERMINAL and found["event_seq"] <= after:
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+    return StreamingResponse(
+        stream(services, caller.tenant_id, run_id, after, _words), media_type="text/event-stream", headers=HEADERS
+    )
+
+
+def _words(one: EventView) -> dict[str, Any]:
+    return {"status": one.job_status, "step_status": one.task_status}

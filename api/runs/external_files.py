@@ -1,0 +1,98 @@
+"""Files of external workers: signed URLs to send them to, before a step is completed with them."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, TypeAlias
+from uuid import UUID
+
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.openapi import problems
+from leasehold.api.process.services import services_of
+from leasehold.api.runs.external import FileName, Held, Worker, in_time, lease_of, lost
+from leasehold.domain.json_values import Integer
+from leasehold.limits.external_files import Announced, announce
+
+router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=CallerFirst)
+
+#: The most that any installation lets an attempt hand in.
+MOST_BYTES = 5 * 1024**3
+ContentType: TypeAlias = Annotated[
+    str, Field(pattern=r"^[a-z0-9][a-z0-9!#$&^_.+-]{0,62}/[a-z0-9][a-z0-9!#$&^_.+-]{0,62}$")
+]
+
+
+class NewFile(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    name: FileName
+    size: Integer = Field(ge=1, le=MOST_BYTES, description="Its bytes: the store takes no other number.")
+    content_type: ContentType = "application/octet-stream"
+
+
+class NewFiles(Held):
+    files: list[NewFile] = Field(min_length=1, max_length=1000)
+
+
+class FileTicket(BaseModel):
+    """PUT the bytes to `url`, with these `headers` and no others that say what they are."""
+
+    name: str
+    url: str
+    headers: dict[str, str]
+    expires_in: int
+
+
+class FileTickets(BaseModel):
+    files: list[FileTicket]
+
+
+@router.post(
+    "/tasks/{task_id}/files",
+    operation_id="announceExternalFiles",
+    summary="Get signed URLs for files that the step makes",
+    description="Each URL takes exactly the announced number of bytes, and, where the store can refuse to overwrite, "
+    "takes them once. Name what was sent in `complete`: what it does not name is deleted. A name that is announced "
+    "again gets a fresh URL.",
+    response_model=FileTickets,
+    responses=problems({
+        HTTPStatus.CONFLICT: "`lease_lost`: the task is another's, or has ended",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `too_many_files`, `files_too_large`, `file_mismatch`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`upload_quota_exceeded`, `storage_full`",
+        HTTPStatus.SERVICE_UNAVAILABLE: "`store_not_configured`, `database_unavailable`",
+    }),
+)  # fmt: skip
+async def announce_files(request: Request, task_id: UUID, asked: NewFiles, caller: Worker) -> FileTickets:
+    services = services_of(request)
+    services.store.require()
+    once = {"If-None-Match": "*"} if await services.store.can_refuse() else {}
+    settings = services.settings
+    lease = lease_of(caller, task_id, asked)
+    files = [Announced(file.name, file.size, file.content_type) for file in asked.files]
+    keys = None
+    async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as still:
+        if still:
+            await services.admission.keeping(connection, caller.tenant_id, sum(file.size for file in files))
+            keys = await announce(connection, settings, caller.tenant_id, lease, files)
+    if keys is None:
+        raise lost()
+    return FileTickets(
+        files=[
+            FileTicket(
+                name=file.name,
+                url=await services.store.sign_put(
+                    key,
+                    content_type=file.content_type,
+                    seconds=settings.upload_url_seconds,
+                    content_length=file.size,
+                    only_new=True,
+                ),
+                headers={"Content-Type": file.content_type} | once,
+                expires_in=settings.upload_url_seconds,
+            )
+            for file, key in zip(files, keys, strict=True)
+        ]
+    )

@@ -1,0 +1,379 @@
+"""Schedules: runs by the clock."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from itertools import islice
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
+from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.api.runs.runs import encoded, json_response, tell_of
+from leasehold.api.runs.schemas import Instant, Priority, Scope, ScopeId
+from leasehold.broker.base import BANDS
+from leasehold.db.database import Connection
+from leasehold.db.idempotency import fingerprint
+from leasehold.db.run_reads import Row
+from leasehold.domain import cron
+from leasehold.domain.errors import Conflict, Invalid, NotFound, RequestError, TooMany, Unavailable
+from leasehold.domain.ids import new_id
+from leasehold.domain.json_values import MOST_SMALLINT, Flag, Integer, JsonNumber
+from leasehold.limits.admission import queues_waited_in
+from leasehold.limits.bounds import make_room
+from leasehold.schedules import firing as schedules
+from leasehold.transitions import quarantine
+from leasehold.transitions.runs import Made
+
+router = APIRouter(tags=["schedules"], prefix="/v1/schedules", route_class=CallerFirst)
+Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
+Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
+_SHOWN_AHEAD = 5
+_MISSING = {HTTPStatus.NOT_FOUND: "`schedule_not_found`"}
+
+
+def _without_null(schema: dict[str, Any]) -> None:
+    """Left out is not the same as null, which only `pause_after_failures` may be."""
+    for name, said in schema["properties"].items():
+        choices = [choice for choice in said.get("anyOf", []) if choice != {"type": "null"}]
+        if choices and name not in ("pause_after_failures", "version"):
+            said.pop("anyOf")
+            said.update(choices[0])
+            said.pop("default", None)
+
+
+class _Changes(BaseModel):
+    model_config = ConfigDict(extra="forbid", json_schema_extra=_without_null)
+
+    enabled: Flag | None = None
+    cron: str | None = Field(None, max_length=200)
+    timezone: str | None = Field(None, max_length=100)
+    payload_template: dict[str, JsonValue] | None = None
+    overlap: Literal["skip", "buffer_one", "cancel_other", "allow_all"] | None = None
+    catch_up: Literal["skip", "one", "all"] | None = None
+    catch_up_seconds: Annotated[int, Field(ge=60, le=31 * 86_400), JsonNumber] | None = None
+    pause_after_failures: Annotated[int, Field(ge=1, le=100), JsonNumber] | None = None
+
+
+class NewSchedule(_Changes):
+    """`overlap`: what a firing does while the run before is unfinished. `catch_up`: what becomes of ticks that were
+    missed (more than a minute late), of the last `catch_up_seconds`.
+    """
+
+    template: str = Field(max_length=63)
+    version: Annotated[int, Field(ge=1, le=MOST_SMALLINT), JsonNumber] | None = None
+    cron: str = Field(max_length=200)
+    timezone: str = Field("UTC", max_length=100)
+    payload_template: dict[str, JsonValue] = Field(default_factory=dict)
+    scope: Scope = "tenant"
+    scope_id: ScopeId = ""
+    priority: Priority = "normal"
+    enabled: Flag = True
+    overlap: Literal["skip", "buffer_one", "cancel_other", "allow_all"] = "skip"
+    catch_up: Literal["skip", "one", "all"] = "skip"
+    catch_up_seconds: Integer = Field(86_400, ge=60, le=31 * 86_400)
+
+
+class Backfill(BaseModel):
+    """The ticks after `start`, up to and with `end`; those that have a run keep it."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    start: Instant
+    end: Instant
+
+
+def _answer(row: Row) -> dict[str, Any]:
+    said = {name: value for name, value in row.items() if name not in ("tenant_id", "buffered_at", "now")}
+    return said | {"priority": BANDS[row["priority"]], "next_runs": _ahead(row)}
+
+
+def _ahead(row: Row) -> list[datetime]:
+    """What it will fire next; nothing where its times cannot be read any more, as `last_error` says once it is due."""
+    if row["next_run_at"] is None:
+        return []
+    try:
+        coming = cron.ticks(row["cron"], row["timezone"], row["next_run_at"])
+        return [row["next_run_at"], *islice(coming, _SHOWN_AHEAD - 1)]
+    except Invalid:
+        return []
+
+
+async def _find(connection: Connection, tenant_id: str, schedule_id: UUID, more: str = "") -> Row:
+    row = await connection.fetchrow(
+        f"SELECT *, clock_timestamp() AS now FROM schedule WHERE id = $1 AND tenant_id = $2 {more}",
+        schedule_id,
+        tenant_id,
+    )
+    if row is None:
+        raise NotFound("schedule_not_found", "There is no such schedule.")
+    return row
+
+
+async def _check_payload(services: Services, tenant_id: str, said: dict[str, Any]) -> None:
+    """Raises what is wrong with a schedule's template and payload. No connection is held while the payload is checked:
+    a tenant's payloads may have to wait for each other.
+    """
+    async with services.pool.acquire() as connection:
+        known = await services.templates.find(connection, tenant_id, said["template"], said["version"])
+    if not known.template.schedulable:
+        raise Conflict("not_schedulable", "Runs of this template are not scheduled.")
+    await services.templates.params(tenant_id, known, said["payload_template"])
+
+
+@router.post(
+    "",
+    operation_id="createSchedule",
+    summary="Run a template by the clock",
+    status_code=201,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`template_not_found`",
+        HTTPStatus.CONFLICT: "`not_schedulable`, `too_many_schedules`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cron`, `invalid_timezone`, `invalid_payload`, `invalid_request`",
+        HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
+    }),
+)  # fmt: skip
+async def create_schedule(
+    request: Request, wanted: NewSchedule, caller: Writer, idempotency_key: IdempotencyKey = None
+) -> Response:
+    services = services_of(request)
+    cron.check(wanted.cron, wanted.timezone)
+    is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
+    if is_checked:
+        await _check_payload(services, caller.tenant_id, wanted.model_dump(mode="json"))
+
+    async def work(connection: Connection) -> Answer:
+        if not is_checked:  # its first answer has expired just now
+            raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
+        await make_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
+        row = await connection.fetchrow(
+            "INSERT INTO schedule (id, tenant_id, template, version, cron, timezone, payload_template, scope, scope_id,"
+            " priority, enabled, overlap, catch_up, catch_up_seconds, pause_after_failures, next_run_at)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
+            " RETURNING *, clock_timestamp() AS now",
+            new_id(), caller.tenant_id, wanted.template, wanted.version, wanted.cron, wanted.timezone,
+            wanted.payload_template, wanted.scope, wanted.scope_id, BANDS.index(wanted.priority), wanted.enabled,
+            wanted.overlap, wanted.catch_up, wanted.catch_up_seconds, wanted.pause_after_failures,
+            _next(wanted.cron, wanted.timezone) if wanted.enabled else None,
+        )  # fmt: skip
+        assert row is not None
+        return Answer(HTTPStatus.CREATED, encoded(_answer(row)))
+
+    asked = fingerprint(b"POST /v1/schedules", wanted.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    location = {"Location": f"/v1/schedules/{orjson.loads(answer.body)['id']}"}
+    return json_response(answer.body, answer.status_code, location)
+
+
+async def _prepared(services: Services, row: Row) -> schedules.Prepared:
+    """As schedules.prepare, and no connection is held while the payload is checked.
+
+    Raises TooMany and Unavailable where it could not be checked now: the schedule is not at fault.
+    """
+    try:
+        async with services.pool.acquire() as connection:
+            known = await services.templates.find_schedulable(
+                connection, row["tenant_id"], row["template"], row["version"]
+            )
+        return known, await services.templates.params(row["tenant_id"], known, row["payload_template"])
+    except (TooMany, Unavailable):
+        raise
+    except RequestError as error:
+        return error
+
+
+def _next(expression: str, timezone: str) -> datetime | None:
+    return cron.next_after(expression, timezone, datetime.now(UTC))
+
+
+@router.get("", operation_id="listSchedules", summary="List schedules, the newest first", responses=problems({}))
+async def list_schedules(
+    request: Request,
+    caller: Reader,
+    cursor: IdCursor = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        rows = await connection.fetch(
+            "SELECT * FROM schedule WHERE tenant_id = $1 AND ($2::uuid IS NULL OR id < $2) ORDER BY id DESC LIMIT $3",
+            caller.tenant_id,
+            id_at(cursor),
+            limit + 1,
+        )
+    more = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None
+    said = []
+    for row in rows[:limit]:
+        said.append(_answer(row))
+        await asyncio.sleep(0)  # what seldom fires costs milliseconds to look ahead, and a list may hold a hundred
+    return json_response({"schedules": said, "next_cursor": more})
+
+
+@router.get("/{schedule_id}", operation_id="getSchedule", summary="See a schedule", responses=problems(_MISSING))
+async def get_schedule(request: Request, schedule_id: UUID, caller: Reader) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        return json_response(_answer(await _find(connection, caller.tenant_id, schedule_id)))
+
+
+@router.patch(
+    "/{schedule_id}",
+    operation_id="changeSchedule",
+    summary="Change, pause or resume a schedule",
+    description="What was missed while it was disabled is not caught up.",
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`schedule_not_found`, `template_not_found`",
+        HTTPStatus.CONFLICT: "`not_schedulable`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "as at its creation",
+        HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
+    }),
+)  # fmt: skip
+async def change_schedule(request: Request, schedule_id: UUID, wanted: _Changes, caller: Writer) -> Response:
+    services = services_of(request)
+    changes = wanted.model_dump(exclude_unset=True)
+    if empty := [name for name, value in changes.items() if value is None and name != "pause_after_failures"]:
+        raise Invalid("invalid_request", f"{', '.join(empty)} cannot be null.")
+    async with services.pool.acquire() as connection:
+        row = dict(await _find(connection, caller.tenant_id, schedule_id))
+    if wanted.enabled or wanted.payload_template is not None:  # who only disables it must not be kept from it
+        await _check_payload(services, caller.tenant_id, row | changes)
+    async with services.pool.acquire() as connection, connection.transaction():
+        row = dict(await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")) | changes
+        if {"cron", "timezone"} & changes.keys() or wanted.enabled:
+            cron.check(row["cron"], row["timezone"])
+        timed = {"cron", "timezone", "enabled"} & changes.keys()
+        upcoming = _next(row["cron"], row["timezone"]) if row["enabled"] else None
+        changed = await connection.fetchrow(
+            "UPDATE schedule SET enabled = $2, cron = $3, timezone = $4, payload_template = $5, overlap = $6,"
+            " catch_up = $7, catch_up_seconds = $8, pause_after_failures = $9, next_run_at = $10,"
+            " paused_because = CASE WHEN $2 THEN NULL ELSE paused_because END, failures = 0,"
+            " updated_at = clock_timestamp()"
+            " WHERE id = $1 RETURNING *, clock_timestamp() AS now",
+            schedule_id, row["enabled"], row["cron"], row["timezone"], row["payload_template"], row["overlap"],
+            row["catch_up"], row["catch_up_seconds"], row["pause_after_failures"],
+            upcoming if timed else row["next_run_at"],
+        )  # fmt: skip
+        await quarantine.release(connection, schedules.DUTY, schedule_id)
+    assert changed is not None
+    return json_response(_answer(changed))
+
+
+@router.delete(
+    "/{schedule_id}",
+    operation_id="deleteSchedule",
+    summary="Delete a schedule",
+    description="Its runs stay.",
+    status_code=204,
+    responses=problems(_MISSING),
+)
+async def delete_schedule(request: Request, schedule_id: UUID, caller: Writer) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        await _find(connection, caller.tenant_id, schedule_id)
+        await connection.execute("DELETE FROM schedule WHERE id = $1 AND tenant_id = $2", schedule_id, caller.tenant_id)
+    return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
+@router.post(
+    "/{schedule_id}/run-now",
+    operation_id="runScheduleNow",
+    summary="Make a run of a schedule now, whatever its time and state",
+    status_code=202,
+    responses=problems(_MISSING | {
+        HTTPStatus.CONFLICT: "`not_started`: the schedule's `last_error` says why",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
+    }),
+)  # fmt: skip
+async def run_now(
+    request: Request, schedule_id: UUID, caller: Writer, idempotency_key: IdempotencyKey = None
+) -> Response:
+    services = services_of(request)
+    keep = services.settings.retention_days * 86_400
+    async with services.pool.acquire() as connection:
+        row = await _find(connection, caller.tenant_id, schedule_id)
+    prepared = await _prepared(services, row)
+    limited: dict[str, str] = {}
+    started: list[Made] = []
+
+    async def work(connection: Connection) -> Answer:
+        row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")  # before what is charged
+        async with services.admission.submitting(connection, caller.payer, {}) as paid:
+            made = await schedules.start(connection, prepared, row, None, keep)
+            if made is None:
+                await services.admission.refund(connection, caller.payer)
+                return Answer(HTTPStatus.CONFLICT, b"", kept=False)  # but why it was refused is
+            paid.queues |= await queues_waited_in(connection, made.id)
+        started.append(made)
+        limited.update(paid.fields)
+        return Answer(HTTPStatus.ACCEPTED, encoded({"id": made.id}))
+
+    asked = fingerprint(b"POST /v1/schedules/run-now", schedule_id.bytes)
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    if answer.status_code == HTTPStatus.CONFLICT:
+        raise Conflict("not_started", "The run was refused; the schedule's last_error says why.")
+    for made in started:
+        await tell_of(services, made)
+    return json_response(answer.body, answer.status_code, limited)
+
+
+@router.post(
+    "/{schedule_id}/backfill",
+    operation_id="backfillSchedule",
+    summary="Make the runs of a past range",
+    description=f"At most {schedules.MOST_TICKS} ticks at once, all of them or none; each that has no run yet is a"
+    " submission. The overlap policy is left aside.",
+    status_code=202,
+    responses=problems(_MISSING | {
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`range_too_long`, `range_not_past`, `batch_too_large`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, {CHECKED_LATER}",
+    }),
+)  # fmt: skip
+async def backfill(
+    request: Request, schedule_id: UUID, wanted: Backfill, caller: Writer, idempotency_key: IdempotencyKey = None
+) -> Response:
+    services = services_of(request)
+    keep = services.settings.retention_days * 86_400
+    made: list[Made | None] = []
+    async with services.pool.acquire() as connection:
+        row = await _find(connection, caller.tenant_id, schedule_id)
+        if wanted.end > row["now"]:
+            raise Invalid("range_not_past", "The range must lie in the past: what comes fires by itself.")
+        if wanted.start < row["now"] - timedelta(days=services.settings.backfill_max_days):
+            said = f"A range begins at most {services.settings.backfill_max_days} days ago."
+            raise Invalid("range_too_long", said)
+        most = schedules.MOST_TICKS
+        wanted_ticks = cron.between(row["cron"], row["timezone"], wanted.start, wanted.end, most + 1)
+        if len(wanted_ticks) > most:
+            raise Invalid("range_too_long", f"The range has more than {most} ticks: ask for less at once.")
+    prepared = await _prepared(services, row)
+    limited: dict[str, str] = {}
+
+    async def work(connection: Connection) -> Answer:
+        row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")  # before what is charged
+        missing = await schedules.without_run(connection, schedule_id, wanted_ticks)
+        async with services.admission.submitting(connection, caller.payer, {}, len(missing)) as paid:
+            refused = isinstance(prepared, RequestError)  # for each tick alike: it is written down once
+            for tick in missing[-1:] if refused else missing:
+                one = await schedules.start(connection, prepared, row, tick, keep)
+                made.append(one)
+                paid.queues |= set() if one is None else await queues_waited_in(connection, one.id)
+            await services.admission.refund(connection, caller.payer, len(missing) if refused else made.count(None))
+        limited.update(paid.fields)
+        ids = [one.id for one in made if one is not None]
+        return Answer(HTTPStatus.ACCEPTED, encoded({"ticks": len(wanted_ticks), "runs": ids}))
+
+    asked = fingerprint(b"POST /v1/schedules/backfill", schedule_id.bytes, wanted.model_dump_json().encode())
+    async with services.bulk.turn(caller.tenant_id):
+        answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    for run in made:
+        if run is not None:
+            await tell_of(services, run)
+    return json_response(answer.body, answer.status_code, limited)

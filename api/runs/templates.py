@@ -1,0 +1,125 @@
+"""Templates: declared in code, or written here, a version at a time."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+from pydantic import BaseModel, ConfigDict
+
+from leasehold.api.auth.security import RUNS_READ, TEMPLATES_WRITE, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
+from leasehold.api.http.openapi import CHECKED_LATER, problems
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+from leasehold.api.runs.runs import encoded, json_response
+from leasehold.db.database import Connection
+from leasehold.db.idempotency import fingerprint
+from leasehold.domain.errors import Conflict
+from leasehold.domain.json_values import MOST_SMALLINT, Flag
+from leasehold.domain.template import Template
+from leasehold.evaluation.templates import Known
+from leasehold.limits.bounds import make_room
+
+router = APIRouter(tags=["templates"], prefix="/v1/templates", route_class=CallerFirst)
+Writer = Annotated[Caller, Depends(Require(TEMPLATES_WRITE))]
+Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
+Version = Annotated[int, Path(ge=1, le=MOST_SMALLINT)]
+
+
+class Enabling(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: Flag
+
+
+def _answer(known: Known) -> dict[str, Any]:
+    source = "code" if known.by_code else "api"
+    return known.template.model_dump(mode="json", warnings=False) | {"enabled": known.enabled, "source": source}
+
+
+@router.post(
+    "",
+    operation_id="createTemplate",
+    summary="Write a version of a template",
+    status_code=201,
+    responses=problems({
+        HTTPStatus.CONFLICT: "`template_exists`, `template_reserved`, `too_many_templates`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_worker_type`, `schema_too_complex`, `invalid_request`",
+        HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
+    }),
+)  # fmt: skip
+async def create_template(
+    request: Request, wanted: Template, caller: Writer, idempotency_key: IdempotencyKey = None
+) -> Response:
+    services = services_of(request)
+    is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
+    if is_checked:
+        await services.templates.check(caller.tenant_id, wanted)
+
+    async def work(connection: Connection) -> Answer:
+        if not is_checked:  # its first answer has expired just now
+            raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
+        await make_room(connection, "template", caller.tenant_id, services.settings.templates_per_tenant)
+        await services.templates.write(connection, caller.tenant_id, wanted)
+        known = Known(wanted, wanted.pipeline(), enabled=wanted.enabled, by_code=False)
+        return Answer(HTTPStatus.CREATED, encoded(_answer(known)))
+
+    asked = fingerprint(b"POST /v1/templates", wanted.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    location = {"Location": f"/v1/templates/{wanted.type}/{wanted.version}"}
+    return json_response(answer.body, answer.status_code, location)
+
+
+@router.get("", operation_id="listTemplates", summary="List all templates", responses=problems({}))
+async def list_templates(request: Request, caller: Reader) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        found = await services.templates.listed(connection, caller.tenant_id)
+    return json_response({"templates": [_answer(known) for known in found]})
+
+
+@router.get(
+    "/{kind}",
+    operation_id="listTemplateVersions",
+    summary="List the versions of a template",
+    responses=problems({HTTPStatus.NOT_FOUND: "`template_not_found`"}),
+)
+async def list_versions(request: Request, kind: str, caller: Reader) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        found = await services.templates.listed(connection, caller.tenant_id, kind)
+        if not found:
+            await services.templates.find(connection, caller.tenant_id, kind)  # says that there is none
+    return json_response({"templates": [_answer(known) for known in found]})
+
+
+@router.get(
+    "/{kind}/{version}",
+    operation_id="getTemplate",
+    summary="See a version of a template",
+    responses=problems({HTTPStatus.NOT_FOUND: "`template_not_found`"}),
+)
+async def get_template(request: Request, kind: str, version: Version, caller: Reader) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        return json_response(_answer(await services.templates.find(connection, caller.tenant_id, kind, version)))
+
+
+@router.patch(
+    "/{kind}/{version}",
+    operation_id="enableTemplate",
+    summary="Enable or disable a version",
+    description="All that can change of a version. Runs that exist go on; new ones of a disabled version are refused.",
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`template_not_found`",
+        HTTPStatus.CONFLICT: "`template_reserved`: it is declared in code",
+    }),
+)  # fmt: skip
+async def enable_template(request: Request, kind: str, version: Version, wanted: Enabling, caller: Writer) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        await services.templates.enable(connection, caller.tenant_id, kind, version, enabled=wanted.enabled)
+        return json_response(_answer(await services.templates.find(connection, caller.tenant_id, kind, version)))

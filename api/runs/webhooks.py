@@ -1,0 +1,206 @@
+"""Webhooks: to be told how runs ended, signed as Standard Webhooks."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, Literal, TypeAlias
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+
+from leasehold.api.auth.security import WEBHOOKS_WRITE, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
+from leasehold.api.http.openapi import problems
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.api.runs.runs import encoded, json_response
+from leasehold.db.database import Connection
+from leasehold.db.idempotency import fingerprint
+from leasehold.db.run_reads import Row
+from leasehold.domain.errors import Conflict, Invalid, NotFound
+from leasehold.domain.ids import new_id
+from leasehold.domain.json_values import Flag
+from leasehold.limits.bounds import make_room
+from leasehold.security.egress import Egress, EgressRefused
+from leasehold.security.sealing import Sealing
+from leasehold.security.signing import new_secret, shown
+from leasehold.transitions import webhooks
+
+router = APIRouter(tags=["webhooks"], prefix="/v1/webhooks", route_class=CallerFirst)
+Owner = Annotated[Caller, Depends(Require(WEBHOOKS_WRITE))]
+Event: TypeAlias = Literal["run.succeeded", "run.failed", "run.cancelled", "run.expired"]
+
+_SECRETS = 2  # while one takes the other's place
+_MISSING = {HTTPStatus.NOT_FOUND: "`webhook_not_found`"}
+_REFUSED = {HTTPStatus.UNPROCESSABLE_ENTITY: "`url_malformed`, `host_unknown`, `address_private`, `port_refused`"}
+
+
+class NewWebhook(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    url: str = Field(max_length=2000)
+    events: list[Event] = Field(
+        ["run.succeeded", "run.failed", "run.cancelled", "run.expired"], min_length=1, max_length=4
+    )
+
+
+class Changes(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    enabled: Flag
+
+
+def _answer(row: Row) -> dict[str, Any]:
+    return {name: row[name] for name in ("id", "url", "events", "enabled", "disabled_because", "created_at")}
+
+
+async def _check(services: Services, url: str) -> None:
+    """Now, so that its owner hears of it; and again at each delivery."""
+    try:
+        async with Egress.from_settings(services.settings) as egress:
+            await egress.check(url)
+    except EgressRefused as error:
+        raise Invalid(error.code, str(error)) from None
+
+
+@router.post(
+    "",
+    operation_id="createWebhook",
+    summary="Be told how runs end",
+    description="The answer has the secret, which is shown once.",
+    status_code=201,
+    responses=problems(_REFUSED | {HTTPStatus.CONFLICT: "`too_many_webhooks`"}),
+)
+async def create_webhook(
+    request: Request, wanted: NewWebhook, caller: Owner, idempotency_key: IdempotencyKey = None
+) -> Response:
+    services = services_of(request)
+    sealed = Sealing(services.settings).seal(new_secret())
+    is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
+    if is_checked:
+        await _check(services, wanted.url)
+
+    async def work(connection: Connection) -> Answer:
+        if not is_checked:  # its first answer has expired just now
+            raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
+        await make_room(connection, "webhook", caller.tenant_id, services.settings.webhooks_per_tenant)
+        row = await connection.fetchrow(
+            "INSERT INTO webhook (id, tenant_id, url, secrets, events) VALUES ($1, $2, $3, $4, $5) RETURNING *",
+            new_id(),
+            caller.tenant_id,
+            wanted.url,
+            [sealed],
+            sorted(set(wanted.events)),
+        )
+        assert row is not None
+        return Answer(HTTPStatus.CREATED, encoded(_answer(row)))
+
+    asked = fingerprint(b"POST /v1/webhooks", wanted.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    async with services.pool.acquire() as connection:
+        await webhooks.watch(connection, caller.tenant_id)
+    return await _with_secret(services, caller, answer)
+
+
+async def _with_secret(services: Services, caller: Caller, answer: Answer) -> Response:
+    """The answer, and the newest secret, which is kept only in the webhook's own row, sealed."""
+    said = orjson.loads(answer.body)
+    async with services.pool.acquire() as connection:
+        row = _there(await webhooks.find(connection, UUID(said["id"]), caller.tenant_id))
+    secret = Sealing(services.settings).open(row["secrets"][0])
+    return json_response(said | {"secret": shown(secret)}, answer.status_code)
+
+
+@router.get("", operation_id="listWebhooks", summary="List webhooks", responses=problems({}))
+async def list_webhooks(request: Request, caller: Owner) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        rows = await connection.fetch("SELECT * FROM webhook WHERE tenant_id = $1 ORDER BY id", caller.tenant_id)
+    return json_response({"webhooks": [_answer(row) for row in rows]})
+
+
+@router.patch(
+    "/{webhook_id}", operation_id="changeWebhook", summary="Enable or disable it", responses=problems(_MISSING)
+)
+async def change_webhook(request: Request, webhook_id: UUID, wanted: Changes, caller: Owner) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        row = await connection.fetchrow(
+            "UPDATE webhook SET enabled = $3, disabled_because = NULL WHERE id = $1 AND tenant_id = $2 RETURNING *",
+            webhook_id,
+            caller.tenant_id,
+            wanted.enabled,
+        )
+        if row is not None and row["enabled"]:
+            await webhooks.watch(connection, caller.tenant_id)
+    return json_response(_answer(_there(row)))
+
+
+def _there(row: Row | None) -> Row:
+    if row is None:
+        raise NotFound("webhook_not_found", "There is no such webhook.")
+    return row
+
+
+@router.post(
+    "/{webhook_id}/rotate",
+    operation_id="rotateWebhookSecret",
+    summary="Get a new secret",
+    description="Messages carry the signatures of both until the next rotation.",
+    responses=problems(_MISSING),
+)
+async def rotate_secret(
+    request: Request, webhook_id: UUID, caller: Owner, idempotency_key: IdempotencyKey = None
+) -> Response:
+    services = services_of(request)
+    sealed = Sealing(services.settings).seal(new_secret())
+
+    async def work(connection: Connection) -> Answer:
+        row = await connection.fetchrow(
+            f"UPDATE webhook SET secrets = (array_prepend($3::bytea, secrets))[1:{_SECRETS}]"
+            " WHERE id = $1 AND tenant_id = $2 RETURNING *",
+            webhook_id,
+            caller.tenant_id,
+            sealed,
+        )
+        return Answer(HTTPStatus.OK, encoded(_answer(_there(row))))
+
+    asked = fingerprint(b"POST /v1/webhooks/rotate", webhook_id.bytes)
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    return await _with_secret(services, caller, answer)
+
+
+@router.delete(
+    "/{webhook_id}", operation_id="deleteWebhook", summary="Delete it", status_code=204, responses=problems(_MISSING)
+)
+async def delete_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        row = await connection.fetchrow(
+            "DELETE FROM webhook WHERE id = $1 AND tenant_id = $2 RETURNING *", webhook_id, caller.tenant_id
+        )
+    _there(row)
+    return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
+@router.get(
+    "/{webhook_id}/deliveries",
+    operation_id="listDeliveries",
+    summary="See the latest deliveries",
+    responses=problems(_MISSING),
+)
+async def list_deliveries(
+    request: Request, webhook_id: UUID, caller: Owner, limit: Annotated[int, Query(ge=1, le=100)] = 50
+) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        _there(await webhooks.find(connection, webhook_id, caller.tenant_id))
+        rows = await connection.fetch(
+            "SELECT j.id, j.status, j.created_at, j.finished_at, j.error, j.params->'event'->>'type' AS event,"
+            " j.params->'event'->'data'->>'id' AS run_id, t.attempt, t.available_at AS next_try_at"
+            " FROM job j JOIN task t ON t.job_id = j.id WHERE j.tenant_id = $1 AND j.pipeline = 'webhook'"
+            " AND j.params->>'webhook_id' = $2 ORDER BY j.id DESC LIMIT $3",
+            caller.tenant_id,
+            str(webhook_id),
+            limit,
+        )
+    return json_response({"deliveries": [dict(row) for row in rows]})

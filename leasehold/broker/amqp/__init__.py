@@ -1,0 +1,3 @@
+"""RabbitMQ: connection, topology, publishing with confirms, consuming.
+Only `leasehold.broker` imports this folder.
+"""

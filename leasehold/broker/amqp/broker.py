@@ -1,0 +1,81 @@
+"""RabbitMQ, through aio-pika: one connection that publishes, one that consumes, each comes back by itself.
+
+Two, because an alarm blocks connections that publish, and consuming (which ends the alarm) must go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from leasehold.broker.amqp.consumer import Consumer
+from leasehold.broker.amqp.publisher import Publisher
+from leasehold.broker.amqp.topology import Topology
+from leasehold.broker.base import Delivery, Hint
+from leasehold.settings import Settings
+
+
+class AmqpBroker:
+    name = "amqp"
+
+    def __init__(self, settings: Settings) -> None:
+        self._topology = Topology(settings.amqp_queue_prefix, settings.amqp_queue_type)
+        self._publisher = Publisher(settings, self._topology)
+        self._consumer = Consumer(settings, self._topology)
+
+    @property
+    def connected(self) -> bool:
+        return self._publisher.ready and all(self._consumer.subscriptions.values())
+
+    @property
+    def last_delivery_at(self) -> float | None:
+        return self._consumer.last_delivery_at
+
+    async def open(self) -> None:
+        self._publisher.link.start()
+
+    async def close(self) -> None:
+        await asyncio.gather(self._consumer.close(), self._publisher.link.close())
+
+    async def publish(self, hints: Sequence[Hint]) -> list[bool]:
+        return await self._publisher.publish(hints)
+
+    async def consume(
+        self,
+        prefetch: Mapping[str, int],
+        on_delivery: Callable[[Delivery], None],
+        on_wake: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_wake` is called when a queue is consumed again after a gap: hints may have been lost in it."""
+        await self._consumer.consume(prefetch, on_delivery, on_wake)
+
+    def consume_also(self, prefetch: Mapping[str, int]) -> None:
+        self._consumer.consume_also(prefetch)
+
+    async def stop_consuming(self) -> None:
+        await self._consumer.stop()
+
+    def rebuild_consumer(self) -> None:
+        self._consumer.link.drop()
+
+    def describe(self) -> dict[str, Any]:
+        connection = self._publisher.link.connection or self._consumer.link.connection
+        server = connection.server_properties if connection is not None else None
+        return {
+            "broker": self.name,
+            "connected": self.connected,
+            "product": _text(server, "product"),
+            "version": _text(server, "version"),
+            "queue_type": self._topology.queue_type,
+            "publishing": self._publisher.ready,
+            "consuming": dict(self._consumer.subscriptions),
+            "unroutable": self._publisher.unroutable,
+            "garbage": dict(self._consumer.garbage),
+            "connects": {"publish": self._publisher.link.connects, "consume": self._consumer.link.connects},
+        }
+
+
+def _text(server: Any, key: str) -> str | None:
+    value = server.get(key) if server else None
+    return value.decode(errors="replace") if isinstance(value, bytes | bytearray) else value

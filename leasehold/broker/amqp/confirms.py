@@ -1,0 +1,142 @@
+"""The publishes of one channel, written many at once, and what the broker says of them.
+
+The client makes objects of a publish's three frames, starts a task for it, and waits for each to be written before it
+writes the next: that took 0.1 ms of CPU a message.
+
+Source of the layout: AMQP 0-9-1, sections 1.8.3.7 (basic.publish), 1.8.3.10 (basic.return), 1.8.3.12 (basic.ack), and
+RabbitMQ's extension basic.nack. Source of the order (a message is returned before it is confirmed): RabbitMQ's guide to
+publisher confirms.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Callable, Mapping, Sequence
+from itertools import takewhile
+
+from pamqp import encode
+
+from leasehold.broker.amqp.wire import BODY, CONTENT, HEADER, METHOD, frame
+
+_BASIC = 60
+_PUBLISH, _RETURN, _ACK, _NACK = 0x3C0028, 0x3C0032, 0x3C0050, 0x3C0078
+_METHOD = struct.Struct(">I")
+_TAG = struct.Struct(">QB")  # delivery tag, bits of which the first says: and all before
+_PUBLISH_HEAD = struct.Struct(">IHB")  # the method, nothing, the length of the default exchange's name
+_MANDATORY = 1
+_CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
+_JSON = b"\x10application/json"
+_PERSISTENT = 2
+#: What every broker must take: section 1.4.2.6 (frame-max). Hints have about 200 bytes.
+_MOST_BYTES = 4096 - 8
+
+
+def publish(channel: int, queue: str, headers: Mapping[str, str], body: bytes) -> bytes:
+    """The frames of a mandatory, persistent message to `queue`. Raises ValueError for what has no such form."""
+    name = queue.encode()
+    there = _CONTENT_TYPE | (_HEADERS if headers else 0) | _DELIVERY_MODE
+    try:
+        method = _PUBLISH_HEAD.pack(_PUBLISH, 0, 0) + bytes((len(name),)) + name + bytes((_MANDATORY,))
+        table = encode.field_table(dict(headers)) if headers else b""
+    except (TypeError, ValueError, struct.error) as error:
+        raise ValueError("a name or a header that AMQP has no form for") from error
+    header = CONTENT.pack(_BASIC, 0, len(body), there) + _JSON + table + bytes((_PERSISTENT,))
+    if max(len(header), len(body)) > _MOST_BYTES:
+        raise ValueError("too large for one frame")
+    return frame(METHOD, channel, method) + frame(HEADER, channel, header) + frame(BODY, channel, body)
+
+
+class Window:
+    """Messages that were written together: `confirmed`, one by one, once `settled` or given up."""
+
+    def __init__(self, messages: Sequence[tuple[str, bytes]]) -> None:
+        self.messages = messages
+        self.confirmed = [False] * len(messages)
+        self.returned = [False] * len(messages)
+        self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._left = len(messages)
+
+    def settle(self, place: int, *, ok: bool) -> None:
+        self.confirmed[place] = ok and not self.returned[place]
+        self._left -= 1
+        if not self._left:
+            self.give_up()
+
+    def give_up(self) -> None:
+        """No more will be said of it."""
+        if not self.settled.done():
+            self.settled.set_result(None)
+
+
+class Confirms:
+    """Takes them from the wire. `on_return(queue)`: a message came back, there is no such queue."""
+
+    def __init__(self, on_return: Callable[[str], None]) -> None:
+        self._on_return = on_return
+        self._last = 0
+        self._waiting: dict[int, tuple[Window, int]] = {}  # by delivery tag, ascending
+        self._returning = ("", b"", 0)  # a message that comes back: its queue, its body, bytes of that to come
+
+    def sent(self, messages: Sequence[tuple[str, bytes]]) -> Window:
+        """These were written just now, in this order: queues and bodies."""
+        window = Window(messages)
+        for place in range(len(messages)):
+            self._last += 1
+            self._waiting[self._last] = (window, place)
+        return window
+
+    def abandon(self) -> None:
+        """The channel is closed: of what waits nothing will be heard."""
+        waiting, self._waiting = self._waiting, {}
+        for window, _ in waiting.values():
+            window.give_up()
+
+    def __call__(self, kind: int, payload: bytes) -> bool:
+        """Take the frame if it confirms, refuses, or is part of a message that came back."""
+        if kind != METHOD:  # nothing else has content on a channel that only publishes
+            self._take_content(kind, payload)
+            return True
+        (method,) = _METHOD.unpack_from(payload)
+        if method == _RETURN:
+            self._returning = (_queue_of(payload), b"", 0)
+        elif method in (_ACK, _NACK):
+            tag, bits = _TAG.unpack_from(payload, _METHOD.size)
+            self._take_confirm(tag, multiple=bool(bits & 1), ok=method == _ACK)
+        else:
+            return False
+        return True
+
+    def _take_confirm(self, tag: int, *, multiple: bool, ok: bool) -> None:
+        tags = list(takewhile(lambda one: one <= tag, self._waiting)) if multiple else [tag]
+        for one in tags:
+            found = self._waiting.pop(one, None)
+            if found is not None:
+                window, place = found
+                window.settle(place, ok=ok)
+
+    def _take_content(self, kind: int, payload: bytes) -> None:
+        queue, body, missing = self._returning
+        if kind == HEADER:
+            _, _, missing, _ = CONTENT.unpack_from(payload)
+        else:
+            body, missing = body + payload, missing - len(payload)
+        self._returning = (queue, body, missing)
+        if missing <= 0:
+            self._take_return(queue, body)
+
+    def _take_return(self, queue: str, body: bytes) -> None:
+        """A message that came back is confirmed all the same, after it."""
+        self._on_return(queue)
+        for window, place in self._waiting.values():
+            if window.messages[place] == (queue, body) and not window.returned[place]:
+                window.returned[place] = True
+                return
+
+
+def _queue_of(returned: bytes) -> str:
+    """The routing key, after the code, the text and the exchange."""
+    at = _METHOD.size + 2
+    for _ in ("text", "exchange"):
+        at += 1 + returned[at]
+    return returned[at + 1 : at + 1 + returned[at]].decode()

@@ -1,0 +1,174 @@
+"""One connection to RabbitMQ that comes back by itself, and the two traps of waiting on it.
+
+Not aio-pika's RobustConnection: it restores every channel on every reconnect and starts over when one fails,
+so that a single bad queue keeps all of them down.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import timedelta
+
+import aiormq
+from aio_pika.connection import make_url
+from aiormq.abc import AbstractChannel, AbstractConnection
+from pydantic import SecretStr
+
+from leasehold.broker.amqp.wire import Wire
+from leasehold.domain.backoff import delay_after
+from leasehold.domain.errors import BrokerUnavailable
+from leasehold.telemetry.outages import BROKER
+from leasehold.urls import broker_url
+
+#: Waits between attempts, jittered: quick after a blink, kind to a broker that 500 workers come back to.
+RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
+CONNECT_SECONDS = 10.0
+CLOSE_SECONDS = 3.0
+#: A connection that lived this long was a good one: the ladder begins anew.
+SETTLED_SECONDS = 5.0
+
+
+@asynccontextmanager
+async def guarded(seconds: float) -> AsyncIterator[None]:
+    """Wait on the broker, but not for ever, and not mistaking its end for ours.
+
+    What waits on a dying connection is ended with a bare CancelledError, which no `except Exception` catches;
+    it becomes BrokerUnavailable unless somebody did cancel this task. The other way round, a cancellation that comes
+    with the broker's answer is lost on its way through the client (`asyncio.wait_for` before Python 3.12 swallows
+    it): it is raised here. Raises TimeoutError, too.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    before = task.cancelling()
+    async with asyncio.timeout(seconds):
+        try:
+            yield
+        except asyncio.CancelledError as cancelled:
+            if task.cancelling() > before:
+                raise
+            raise BrokerUnavailable("the connection closed") from cancelled
+    if task.cancelling() > before:
+        raise asyncio.CancelledError
+
+
+async def until_closed(resource: AbstractConnection | AbstractChannel) -> None:
+    """Return when `resource` is closed, for whatever reason."""
+    await asyncio.wait({resource.closing})
+
+
+def _reason(connection: AbstractConnection) -> str:
+    closing = connection.closing
+    ended = closing.done() and not closing.cancelled()
+    return str(closing.exception()) if ended else "given up"
+
+
+class Ladder:
+    """The waits of one loop that tries again."""
+
+    def __init__(self) -> None:
+        self._failures = 0
+        self._began = time.monotonic()
+
+    def begin(self) -> None:
+        self._began = time.monotonic()
+
+    async def wait(self) -> None:
+        if time.monotonic() - self._began > SETTLED_SECONDS:
+            self._failures = 0
+        self._failures += 1
+        await asyncio.sleep(delay_after(self._failures, RECONNECT_LADDER).total_seconds())
+        self.begin()
+
+
+class Link:
+    """Connects, hands the connection to `serve`, and starts over when either ends.
+
+    `serve` runs for as long as it wants to use the connection and is cancelled when the connection is lost.
+    """
+
+    def __init__(
+        self,
+        url: SecretStr,
+        role: str,
+        heartbeat: int,
+        serve: Callable[[AbstractConnection, Wire], Awaitable[None]],
+    ) -> None:
+        self._url = url
+        self._role = role
+        self._heartbeat = heartbeat
+        self._serve = serve
+        self._loop: asyncio.Task[None] | None = None
+        self._drop = asyncio.Event()
+        self.connection: AbstractConnection | None = None
+        self.connects = 0
+
+    def start(self) -> None:
+        if self._loop is None:
+            self._loop = asyncio.create_task(self._run(), name=f"broker-{self._role}")
+
+    async def close(self) -> None:
+        if self._loop is not None:
+            self._loop.cancel()
+            await asyncio.wait({self._loop})
+            self._loop = None
+
+    def drop(self) -> None:
+        """Give this connection up for a new one."""
+        self._drop.set()
+
+    async def _run(self) -> None:
+        ladder = Ladder()
+        while True:
+            ladder.begin()
+            try:
+                await self._connect_and_serve()
+            # Whatever goes wrong with a connection, the answer is the same: say it and try again.
+            except Exception as error:  # noqa: BLE001
+                BROKER.met(error, self._role, detail=str(error))
+            await ladder.wait()
+
+    async def _connect_and_serve(self) -> None:
+        name = f"leasehold {self._role} {socket.gethostname()} {os.getpid()}"
+        broker = broker_url(self._url.get_secret_value())
+        url = make_url(broker.url, heartbeat=self._heartbeat)
+        # aio-pika's own Connection loses hold of a socket when it is cancelled between opening it and saying so.
+        wire = Wire()
+        connection = aiormq.Connection(
+            url, context=broker.tls, client_properties={"connection_name": name}, transport_factory=wire
+        )
+        try:
+            async with guarded(CONNECT_SECONDS):
+                await connection.connect()
+            self.connection = connection
+            self.connects += 1
+            BROKER.answered()
+            await self._serve_until_lost(connection, wire)
+        finally:
+            self.connection = None
+            # A broker that does not answer the farewell either is left without.
+            with suppress(Exception):
+                async with guarded(CLOSE_SECONDS):
+                    await connection.close()
+
+    async def _serve_until_lost(self, connection: AbstractConnection, wire: Wire) -> None:
+        self._drop.clear()
+        tasks = {
+            asyncio.ensure_future(self._serve(connection, wire)),
+            asyncio.create_task(until_closed(connection)),
+            asyncio.create_task(self._drop.wait()),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+        for task in done:
+            if not task.cancelled() and (error := task.exception()):
+                raise error
+        raise BrokerUnavailable(f"the connection closed: {_reason(connection)}")

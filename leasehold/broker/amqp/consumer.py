@@ -1,0 +1,143 @@
+"""The consuming half: every queue's three bands, each with its share, and a hand-over that does no work."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+
+import structlog
+from aiormq.abc import AbstractConnection
+
+from leasehold.broker.amqp.acks import Acks
+from leasehold.broker.amqp.connection import Link
+from leasehold.broker.amqp.deliveries import Message
+from leasehold.broker.amqp.subscription import Subscription
+from leasehold.broker.amqp.topology import Topology
+from leasehold.broker.amqp.wire import Wire
+from leasehold.broker.base import Delivery
+from leasehold.broker.envelope import Garbage, decode
+from leasehold.settings import Settings
+
+#: Shares of the prefetch window, by band. Deliveries wait their turn in one line, so when every band has more
+#: than enough, work is done in this proportion: `low` is slow under a flood of `high`, but never starves.
+#: A share is not lent out: a worker whose work is all in one band has that share of the window, so ask for
+#: about three times the hints that shall be worked on at once.
+SHARES = (0.6, 0.3, 0.1)
+#: How long `close` waits for the last ACKs to leave.
+DRAIN_SECONDS = 3.0
+
+log = structlog.get_logger(__name__)
+
+
+def split(prefetch: int) -> tuple[int, ...]:
+    """`prefetch` by band: rounded, at least 1 each (so 1 becomes 3 in all)."""
+    return tuple(max(1, round(prefetch * share)) for share in SHARES)
+
+
+class Consumer:
+    def __init__(self, settings: Settings, topology: Topology) -> None:
+        self._topology = topology
+        self._subscriptions: list[Subscription] = []
+        self._on_delivery: Callable[[Delivery], None] | None = None
+        self._on_wake: Callable[[str], None] | None = None
+        self.link = Link(settings.amqp_url, "consume", settings.amqp_heartbeat, self._serve)
+        #: While there is a connection: begins with further subscriptions on it.
+        self._begin: Callable[[Sequence[Subscription]], None] | None = None
+        self.last_delivery_at: float | None = None
+        self.garbage: Counter[str] = Counter()
+
+    @property
+    def subscriptions(self) -> Mapping[str, bool]:
+        """Each queue's name on the broker, and whether it is being consumed now."""
+        return {subscription.name: subscription.consuming for subscription in self._subscriptions}
+
+    async def consume(
+        self,
+        prefetch: Mapping[str, int],
+        on_delivery: Callable[[Delivery], None],
+        on_wake: Callable[[str], None] | None,
+    ) -> None:
+        await self.close()  # a second call replaces the first
+        self._on_delivery, self._on_wake = on_delivery, on_wake
+        self._subscriptions = self._subscribed(prefetch)
+        self.link.start()
+
+    def consume_also(self, prefetch: Mapping[str, int]) -> None:
+        added = self._subscribed(prefetch)
+        self._subscriptions += added
+        if self._begin is not None:
+            self._begin(added)
+
+    def _subscribed(self, prefetch: Mapping[str, int]) -> list[Subscription]:
+        return [
+            Subscription(self._topology, queue, band, share)
+            for queue, total in prefetch.items()
+            for band, share in enumerate(split(total))
+        ]
+
+    async def stop(self) -> None:
+        await asyncio.gather(*(subscription.stop() for subscription in self._subscriptions))
+
+    async def close(self) -> None:
+        """Stop, let the last ACKs leave, and disconnect: what was not acked goes back to the broker."""
+        await self.stop()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DRAIN_SECONDS):
+                await asyncio.gather(*(subscription.drained() for subscription in self._subscriptions))
+        await self.link.close()
+        self._subscriptions = []
+
+    async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
+        async with asyncio.TaskGroup() as group:
+
+            def begin(subscriptions: Sequence[Subscription]) -> None:
+                for subscription in subscriptions:
+                    serving = subscription.serve(connection, wire, self._receive, self._resumed)
+                    group.create_task(serving, name=subscription.name)
+
+            self._begin = begin
+            try:
+                begin(self._subscriptions)
+                await asyncio.Event().wait()  # stopped subscriptions: the connection stays, for the ACKs
+            finally:
+                self._begin = None
+
+    def _resumed(self, subscription: Subscription) -> None:
+        """Hints may have been lost with the queue or the broker's disk: the database knows."""
+        if self._on_wake is not None:
+            self._on_wake(subscription.queue)
+
+    def _receive(self, subscription: Subscription, message: Message, acks: Acks) -> None:
+        self.last_delivery_at = time.monotonic()
+        tag = message.tag
+        acks.delivered(tag)
+        try:
+            hint = decode(message.body, message.headers)
+            if self._on_delivery is not None:
+                self._on_delivery(Delivery(hint, partial(_ack, acks, tag), message.redelivered))
+        # A message that cannot be handled now can never be. Acked, or it would come back for ever.
+        except Exception as error:  # noqa: BLE001
+            acks.settle(tag)
+            self._drop(subscription, error, len(message.body))
+
+    def _drop(self, subscription: Subscription, error: Exception, size: int) -> None:
+        """Count it always, log it once a kind: a flood of garbage must not become a flood of logs."""
+        kind = error.kind if isinstance(error, Garbage) else "handler_error"
+        self.garbage[kind] += 1
+        if self.garbage[kind] == 1:
+            log.warning(
+                "message was dropped", kind=kind, queue=subscription.name, size_bytes=size, exc_info=_ours(error)
+            )
+
+
+def _ours(error: Exception) -> Exception | None:
+    """Keep the traceback of a mistake in the code that took the hint; garbage has none worth reading."""
+    return None if isinstance(error, Garbage) else error
+
+
+async def _ack(acks: Acks, tag: int) -> None:
+    acks.settle(tag)

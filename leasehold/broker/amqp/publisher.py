@@ -1,0 +1,153 @@
+"""The publishing half: persistent, mandatory, confirmed, pipelined; every doubt is an honest False."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import structlog
+from aiormq.abc import AbstractChannel, AbstractConnection
+
+from leasehold.broker.amqp.confirms import Confirms, Window, publish
+from leasehold.broker.amqp.connection import Ladder, Link, guarded, until_closed
+from leasehold.broker.amqp.topology import RPC_SECONDS, Topology
+from leasehold.broker.amqp.wire import Wire
+from leasehold.broker.base import Hint
+from leasehold.broker.envelope import encode
+from leasehold.domain.errors import BrokerUnavailable
+from leasehold.runtime.holding import going_out
+from leasehold.settings import Settings
+
+#: Publishes in flight at once: enough to hide the broker's fsync, few enough to bound memory.
+WINDOW = 500
+
+log = structlog.get_logger(__name__)
+
+
+class _Session:
+    """One open channel: what was declared over it and what is being sent on it."""
+
+    def __init__(
+        self, connection: AbstractConnection, channel: AbstractChannel, wire: Wire, confirms: Confirms
+    ) -> None:
+        self.connection = connection
+        self.declared: set[str] = set()
+        self._channel = channel
+        self._wire = wire
+        self._confirms = confirms
+
+    def encode(self, queue: str, hint: Hint) -> _Message | None:
+        """None, which is told: it has no form."""
+        body = encode(hint)
+        try:
+            return _Message(queue, body, publish(self._channel.number, queue, hint.headers, body))
+        except ValueError as error:
+            log.warning("hint cannot be sent", queue=queue, reason=str(error))
+            return None
+
+    def send(self, messages: Sequence[_Message]) -> Window:
+        """Write them at once. Raises BrokerUnavailable."""
+        if self._channel.is_closed:
+            raise BrokerUnavailable("the channel closed")
+        self._wire.write(b"".join(message.frames for message in messages))
+        return self._confirms.sent([(message.queue, message.body) for message in messages])
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A hint as it is sent. `queue`: its name on the broker."""
+
+    queue: str
+    body: bytes
+    frames: bytes
+
+
+class Publisher:
+    def __init__(self, settings: Settings, topology: Topology) -> None:
+        self._timeout = settings.amqp_publish_timeout
+        self._topology = topology
+        self._session: _Session | None = None
+        self.link = Link(settings.amqp_url, "publish", settings.amqp_heartbeat, self._serve)
+        self.unroutable = 0
+
+    @property
+    def ready(self) -> bool:
+        return self._session is not None
+
+    async def publish(self, hints: Sequence[Hint]) -> list[bool]:
+        """Return True where the broker confirmed; raises nothing but our own cancellation."""
+        going_out("the broker")
+        sent: list[bool] = []
+        for start in range(0, len(hints), WINDOW):
+            sent += await self._publish_window(hints[start : start + WINDOW])
+        return sent
+
+    async def _publish_window(self, hints: Sequence[Hint]) -> list[bool]:
+        session = self._session
+        if session is None:
+            return [False] * len(hints)
+        names = [self._topology.name_of(hint.queue, hint.band) for hint in hints]
+        try:
+            # Under an alarm the broker stops reading from publishers: sending would only pile up copies.
+            async with guarded(self._timeout):
+                await session.connection.ready()
+        except Exception:  # noqa: BLE001 - a doubt is a False
+            return [False] * len(hints)
+        await self._declare_missing(session, set(names) - session.declared)
+        sendable: dict[int, _Message] = {}
+        for place, (name, hint) in enumerate(zip(names, hints, strict=True)):
+            if name in session.declared and (message := session.encode(name, hint)) is not None:
+                sendable[place] = message
+        confirmed = await self._send(session, list(sendable.values()))
+        sure = {place for place, ok in zip(sendable, confirmed, strict=True) if ok}
+        return [place in sure for place in range(len(hints))]
+
+    async def _send(self, session: _Session, messages: Sequence[_Message]) -> list[bool]:
+        """Return once all are confirmed, or nothing more will be heard of them in time."""
+        if not messages:
+            return []
+        try:
+            window = session.send(messages)
+        except BrokerUnavailable:
+            return [False] * len(messages)
+        await asyncio.wait({window.settled}, timeout=self._timeout)
+        return window.confirmed
+
+    def _returned(self, name: str) -> None:
+        """Count it. The queue is gone (deleted, or a fresh broker), so the next batch declares it again."""
+        self.unroutable += 1
+        if self._session is not None and name in self._session.declared:
+            self._session.declared.discard(name)
+            log.warning("hint was unroutable; the queue will be declared again", queue=name)
+
+    async def _declare_missing(self, session: _Session, names: set[str]) -> None:
+        await asyncio.gather(*(self._declare(session, name) for name in sorted(names)))
+
+    async def _declare(self, session: _Session, name: str) -> None:
+        try:
+            await self._topology.declare(session.connection, name)
+        except Exception as error:  # noqa: BLE001 - this name's hints stay unsent; the others go on
+            log.warning("queue cannot be declared", queue=name, reason=type(error).__name__, detail=str(error))
+        else:
+            session.declared.add(name)
+
+    async def _serve(self, connection: AbstractConnection, wire: Wire) -> None:
+        ladder = Ladder()
+        while True:
+            ladder.begin()
+            async with guarded(RPC_SECONDS):
+                channel: AbstractChannel = await connection.channel(publisher_confirms=True)
+            confirms = Confirms(self._returned)
+            self._session = _Session(connection, channel, wire, confirms)
+            wire.sieve.take(channel.number, confirms)
+            try:
+                await until_closed(channel)
+            finally:
+                self._session = None
+                wire.sieve.leave(channel.number, confirms)
+                confirms.abandon()
+            if not connection.is_opened:
+                return await until_closed(connection)  # the link tells why, and serves us the next one
+            log.warning("publishing channel was closed; opening another")
+            await ladder.wait()

@@ -1,0 +1,83 @@
+"""What we declare on RabbitMQ: one durable queue per queue and band, and one for what it gives up on.
+
+Routing is by queue name through the default exchange: nothing to bind, and `mandatory` tells when the queue
+is missing. Only arguments that 3.10 to 4.x all accept; correctness depends on none of them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import structlog
+from aiormq.abc import AbstractChannel, AbstractConnection
+from aiormq.exceptions import ChannelPreconditionFailed
+
+from leasehold.broker.amqp.connection import guarded
+from leasehold.broker.base import BANDS
+
+#: A backstop: attempts are counted in the database. A hint that crashed this many consumers is parked.
+DELIVERY_LIMIT = 20
+#: Parked hints are for a person to look at; the sweeper has announced their tasks again long since.
+PARKED_MAX = 10_000
+#: A leaderless quorum queue lets a declare hang for a minute; give up sooner and try again later.
+RPC_SECONDS = 10.0
+
+log = structlog.get_logger(__name__)
+
+
+class Topology:
+    def __init__(self, prefix: str, queue_type: Literal["classic", "quorum"]) -> None:
+        self.prefix = prefix
+        self.queue_type = queue_type
+        self._conflicts: set[str] = set()
+
+    @property
+    def parked(self) -> str:
+        return f"{self.prefix}.parked"
+
+    def name_of(self, queue: str, band: int) -> str:
+        """Name one band of one queue on the broker."""
+        return f"{self.prefix}.{queue}.{BANDS[band]}"
+
+    async def declare(self, connection: AbstractConnection, name: str) -> None:
+        """Make sure that `name` and the parking queue exist.
+
+        Runs on channels of its own, because a refusal closes the channel. Raises what the broker answers,
+        except for a conflict of arguments, which is logged: the queue exists, and it serves as it is.
+        """
+        await self._declare(connection, self.parked, self._parked_arguments())
+        await self._declare(connection, name, self._arguments())
+
+    async def _declare(self, connection: AbstractConnection, name: str, arguments: dict[str, Any]) -> None:
+        async with guarded(RPC_SECONDS):
+            channel: AbstractChannel = await connection.channel(publisher_confirms=False)
+            try:
+                await channel.queue_declare(name, durable=True, arguments=arguments)
+            except ChannelPreconditionFailed as conflict:
+                self._report(name, conflict)
+            finally:
+                await channel.close()
+
+    def _report(self, name: str, conflict: ChannelPreconditionFailed) -> None:
+        if name in self._conflicts:
+            return
+        self._conflicts.add(name)
+        log.error(
+            "queue exists with other arguments and is used as it is; delete it, or change amqp_queue_prefix",
+            queue=name,
+            wanted_type=self.queue_type,
+            answer=str(conflict),
+        )
+
+    def _arguments(self) -> dict[str, Any]:
+        arguments: dict[str, Any] = {
+            "x-queue-type": self.queue_type,
+            "x-dead-letter-exchange": "",
+            "x-dead-letter-routing-key": self.parked,
+        }
+        if self.queue_type == "quorum":
+            arguments["x-delivery-limit"] = DELIVERY_LIMIT
+        return arguments
+
+    def _parked_arguments(self) -> dict[str, Any]:
+        return {"x-queue-type": self.queue_type, "x-max-length": PARKED_MAX, "x-overflow": "drop-head"}

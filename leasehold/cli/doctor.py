@@ -1,0 +1,46 @@
+"""`leasehold doctor`: what the configured parts can promise, and what each finding means."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from functools import partial
+
+from rich.console import Console
+from rich.table import Table
+
+from leasehold.broker import make_broker
+from leasehold.db.database import connected
+from leasehold.selfcheck import Finding, check_all
+from leasehold.settings import Settings
+from leasehold.storage import ObjectStore
+from leasehold.worker.sandbox import isolation
+
+_PATIENCE_SECONDS = 10.0
+
+
+async def examine(settings: Settings) -> list[Finding]:
+    """Look at everything; waits a few seconds for the broker to answer."""
+    broker, store = make_broker(settings), ObjectStore.from_settings(settings)
+    await broker.open()
+    await store.open()
+    try:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE_SECONDS):
+                while not broker.connected:  # noqa: ASYNC110 - it has nothing to wait on
+                    await asyncio.sleep(0.05)
+        findings = await check_all(partial(connected, settings, "doctor"), broker, store, settings)
+        return [*findings, isolation.check(settings)]
+    finally:
+        await store.close()
+        await broker.close()
+
+
+def show(console: Console, findings: list[Finding]) -> bool:
+    """Print them; True when nothing is wrong."""
+    table = Table("part", "", "found", "what it means")
+    for finding in findings:
+        mark = "ok" if finding.ok else "[red]wrong[/red]"
+        table.add_row(finding.part, mark, finding.found, finding.meaning)
+    console.print(table)
+    return all(finding.ok for finding in findings)

@@ -1,0 +1,182 @@
+"""A whole installation on this machine: the embedded servers, the API and a worker, ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx2
+from pydantic import SecretStr
+
+from leasehold.db.database import connect, migrate
+from leasehold.embedded.ports import free_port
+from leasehold.embedded.process import RunAs, Server
+from leasehold.embedded.rabbitmq import RabbitMQ
+from leasehold.embedded.rabbitmq_install import find_rabbitmq
+from leasehold.embedded.stack import EmbeddedStack
+from leasehold.security.credentials import create_key
+from leasehold.settings import Settings
+from leasehold.worker.sandbox import isolation
+
+#: The tenant of the key that `dev` and `demo` make.
+TENANT = "dev"
+SCOPES = (
+    "media:read", "media:write", "runs:read", "runs:write", "templates:write", "external:work", "webhooks:write",
+    "fleet:operate", "conversion:read", "conversion:write",
+    "generation:read", "generation:write",
+)  # fmt: skip
+_START_SECONDS = 60.0
+_STOP_SECONDS = 40.0
+_HEAD_START_SECONDS = 3.0
+
+
+class Installation:
+    """`async with Installation(...)`: serving when entered, gone when left.
+
+    `database_url`, `amqp_url` and `s3` (variables `LEASEHOLD_S3_*`) name parts that run elsewhere; the others are
+    embedded. `patient` waits for an embedded RabbitMQ (8 s); otherwise it starts a little later, and until
+    it is up the workers poll.
+    """
+
+    def __init__(
+        self,
+        *,
+        data: Path | None = None,
+        port: int = 0,
+        database_url: str | None = None,
+        amqp_url: str | None = None,
+        s3: Mapping[str, str] | None = None,
+        patient: bool = True,
+    ) -> None:
+        self.api_url = f"http://127.0.0.1:{port or free_port()}"
+        self.api_key = ""
+        self.logs: dict[str, Path] = {}
+        self.metrics: dict[str, str] = {}
+        self.isolation = "required"
+        self._processes: list[Server] = []
+        self._port = self.api_url.rpartition(":")[2]
+        self._elsewhere = dict(s3 or {})
+        if database_url:
+            self._elsewhere["LEASEHOLD_DATABASE_URL"] = database_url
+        if amqp_url:
+            self._elsewhere |= {"LEASEHOLD_AMQP_URL": amqp_url, "LEASEHOLD_BROKER": "amqp"}
+        found = None if amqp_url else find_rabbitmq()
+        self._stack = EmbeddedStack(data, postgres=not database_url, s3=not s3, rabbitmq=found if patient else None)
+        self._late_rabbitmq = None if patient else found
+        self._opened = AsyncExitStack()
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opening:
+            await opening.enter_async_context(self._stack)
+            environment = self._stack.environment | self._elsewhere
+            rabbitmq: RabbitMQ | None = None
+            if self._late_rabbitmq is not None:
+                rabbitmq = RabbitMQ(self._stack.directory / "rabbitmq", self._late_rabbitmq)
+                rabbitmq.configure()
+                environment |= {"LEASEHOLD_BROKER": "amqp", "LEASEHOLD_AMQP_URL": rabbitmq.url}
+            poll = "0.5" if self._late_rabbitmq is None else "0.1"
+            self.isolation = os.environ.get("LEASEHOLD_ISOLATION") or decided()
+            environment["LEASEHOLD_ISOLATION"] = self.isolation
+            chosen = {"LEASEHOLD_POLL_SECONDS": poll, "LEASEHOLD_PIPELINES": "pipelines:with_demonstrations"}
+            self.environment = environment | {name: os.environ.get(name, value) for name, value in chosen.items()}
+            await asyncio.gather(self._start(opening, "api"), self._start(opening, "worker"), self._prepare())
+            await self._until_ready()
+            if rabbitmq is not None:
+                starting = asyncio.create_task(_start_late(rabbitmq))
+                opening.push_async_callback(_abandon, rabbitmq, starting)
+            self._opened = opening.pop_all()
+        return self
+
+    async def __aexit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        await self._opened.aclose()
+
+    @property
+    def broker(self) -> str:
+        """What carries the hints, in words."""
+        if self.environment["LEASEHOLD_BROKER"] == "postgres":
+            return "none found: workers poll PostgreSQL (the `postgres` broker)"
+        where = "elsewhere" if "LEASEHOLD_AMQP_URL" in self._elsewhere else "embedded"
+        return f"RabbitMQ, {where}" + (" (still starting; workers poll until it is up)" if self._late_rabbitmq else "")
+
+    @property
+    def fences(self) -> str:
+        """What isolated steps run behind, in words."""
+        held = isolation.of_this_kernel()
+        absent = isolation.missing(held)
+        if not absent:
+            return held
+        if self.isolation == "required":
+            return f"{', '.join(absent)} missing: isolated steps are refused (LEASEHOLD_ISOLATION=required)"
+        return f"{', '.join(absent)} missing: isolated steps run nevertheless (LEASEHOLD_ISOLATION=best_effort)"
+
+    async def _start(self, opening: AsyncExitStack, module: str) -> None:
+        directory = self._stack.directory
+        self.logs[module] = directory / f"{module}.log"
+        metrics_port = free_port()
+        self.metrics[module] = f"http://127.0.0.1:{metrics_port}/metrics"
+        server = await Server.start(
+            module,
+            [sys.executable, "-m", module],
+            log=self.logs[module],
+            env={
+                **{name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_S3")},
+                **self.environment,
+                "LEASEHOLD_API_PORT": self._port,
+                "LEASEHOLD_METRICS_PORT": str(metrics_port),
+                "LEASEHOLD_WORK_DIR": str(directory / "work"),
+            },
+            cwd=directory,
+            run_as=RunAs(),
+            last_signal=signal.SIGTERM,
+        )
+        opening.push_async_callback(server.stop, signal.SIGTERM, grace=_STOP_SECONDS)
+        self._processes.append(server)
+
+    async def _prepare(self) -> None:
+        url = self.environment["LEASEHOLD_DATABASE_URL"]
+        await migrate(url)
+        connection = await connect(Settings(database_url=SecretStr(url)), "setup")
+        try:
+            self.api_key = (await create_key(connection, tenant_id=TENANT, client_id="dev", scopes=SCOPES)).text
+        finally:
+            await connection.close()
+
+    async def _until_ready(self) -> None:
+        async with httpx2.AsyncClient() as client, asyncio.timeout(_START_SECONDS):
+            while True:
+                for server in self._processes:
+                    if not server.running:
+                        raise server.failure("did not start")
+                try:
+                    if (await client.get(f"{self.api_url}/readyz")).status_code == httpx2.codes.OK:
+                        return
+                except httpx2.TransportError:
+                    await asyncio.sleep(0.05)
+                    continue
+                await asyncio.sleep(0.05)
+
+
+def decided() -> str:
+    """What a try on this machine sets for LEASEHOLD_ISOLATION, where nobody has: it shall run, and it says so."""
+    return "best_effort" if isolation.missing(isolation.of_this_kernel()) else "required"
+
+
+async def _start_late(rabbitmq: RabbitMQ) -> None:
+    """It boots for 8 s on all cores: what needs less than that should not have to share them."""
+    await asyncio.sleep(_HEAD_START_SECONDS)
+    await rabbitmq.start()
+
+
+async def _abandon(rabbitmq: RabbitMQ, starting: asyncio.Task[None]) -> None:
+    starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    await rabbitmq.kill()

@@ -1,0 +1,120 @@
+"""`leasehold keys`: create, list, rotate, expire and revoke API keys."""
+
+from __future__ import annotations
+
+import re
+from datetime import datetime, timedelta
+from typing import Annotated, Any
+
+import orjson
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from leasehold.cli.remote import AsJson
+from leasehold.cli.running import environment, told
+
+keys = typer.Typer(no_args_is_help=True, help="API keys.")
+console = Console()
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400}
+_LONGEST = timedelta(days=36_500)
+_Prefix = Annotated[str, typer.Argument(help="The part between lh_ and the second underscore.")]
+
+
+def _duration(text: str) -> timedelta:
+    match = re.fullmatch(r"(\d{1,9})([smhd])", text)
+    length = timedelta(seconds=int(match[1]) * _SECONDS[match[2]]) if match else None
+    if length is None or length > _LONGEST:
+        raise typer.BadParameter("a number and s, m, h or d, for example 90d; at most 36500d")
+    return length
+
+
+def _print(said: Any) -> None:
+    typer.echo(orjson.dumps(said, option=orjson.OPT_UTC_Z, default=str).decode())
+
+
+@keys.command("create")
+def create(
+    tenant: Annotated[str, typer.Option(help="Whose objects the key may see.")],
+    client: Annotated[str, typer.Option(help="Who uses it; for logs.")],
+    scope: Annotated[list[str], typer.Option(help="For example media:read; may be given several times.")],
+    expires_in: Annotated[
+        timedelta | None,
+        typer.Option(parser=_duration, metavar="DURATION", help="For example 90d; else it never ends."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Make a key. It is shown once: only a hash of it is kept."""
+    from leasehold.cli.keys import create_one  # noqa: PLC0415 - each command loads only what it needs
+
+    made = told(create_one(environment(), tenant, client, scope, expires_in))
+    if as_json:
+        _print({"key": made.text, "prefix": made.prefix, "tenant": tenant, "client": client, "scopes": scope})
+    else:
+        console.print(made.text, highlight=False)
+
+
+@keys.command("list")
+def list_all(
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's.")] = None,
+    ended: Annotated[bool, typer.Option("--all", help="Also those that were revoked or have expired.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """See keys, without their secrets."""
+    from leasehold.cli.keys import list_some  # noqa: PLC0415 - each command loads only what it needs
+
+    rows = told(list_some(environment(), tenant, ended=ended))
+    if as_json:
+        _print(rows)
+        return
+    table = Table("prefix", "tenant", "client", "scopes", "created", "expires", "last used", "state")
+    table.columns[0].no_wrap = True  # rotate and revoke want all of it, however narrow the terminal is
+    table.columns[0].min_width = 12
+    for row in rows:
+        times = [_shown(row[name]) for name in ("created_at", "expires_at", "last_used_at")]
+        table.add_row(row["prefix"], row["tenant_id"], row["client_id"], " ".join(row["scopes"]), *times, row["state"])
+    console.print(table)
+
+
+def _shown(instant: datetime | None) -> str:
+    return "-" if instant is None else f"{instant:%Y-%m-%d %H:%M}"
+
+
+@keys.command("rotate")
+def rotate(
+    prefix: _Prefix,
+    overlap: Annotated[
+        timedelta, typer.Option(parser=_duration, metavar="DURATION", help="How long the old key still works.")
+    ] = "24h",  # type: ignore[assignment]  # typer parses the default, too
+    as_json: AsJson = False,
+) -> None:
+    """Make the key's successor: the same owner, scopes, quotas and end. The old one stops after the overlap."""
+    from leasehold.cli.keys import rotate_one  # noqa: PLC0415 - each command loads only what it needs
+
+    made = told(rotate_one(environment(), prefix, overlap))
+    if as_json:
+        _print({"key": made.text, "prefix": made.prefix})
+    else:
+        console.print(made.text, highlight=False)
+
+
+@keys.command("expire")
+def expire(
+    prefix: _Prefix,
+    after: Annotated[timedelta, typer.Option("--in", parser=_duration, metavar="DURATION", help="When it ends.")],
+) -> None:
+    """Have a key end then, or when it would have ended anyway."""
+    from leasehold.cli.keys import expire_one  # noqa: PLC0415 - each command loads only what it needs
+
+    ends = told(expire_one(environment(), prefix, after))
+    console.print(f"{prefix} ends at {ends:%Y-%m-%d %H:%M:%S} UTC.", highlight=False)
+
+
+@keys.command("revoke")
+def revoke(prefix: _Prefix) -> None:
+    """End a key; API processes stop taking it within LEASEHOLD_API_KEY_CACHE_SECONDS."""
+    from leasehold.cli.keys import revoke_one  # noqa: PLC0415 - each command loads only what it needs
+
+    told(revoke_one(environment(), prefix))
+    console.print(f"Revoked {prefix}.")

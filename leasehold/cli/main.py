@@ -1,0 +1,121 @@
+"""`leasehold`: run the parts, keep the keys, and see it all on one machine."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from leasehold.cli import remote
+from leasehold.cli.key_commands import keys
+from leasehold.cli.running import environment, told
+from leasehold.settings import Settings
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="A durable job platform.", rich_markup_mode=None)
+app.add_typer(keys, name="keys")
+remote.add_to(app)
+console = Console()
+
+_DatabaseUrl = Annotated[str | None, typer.Option(help="Use this PostgreSQL instead of an embedded one.")]
+_AmqpUrl = Annotated[str | None, typer.Option(help="Use this RabbitMQ instead of an embedded one.")]
+_S3Endpoint = Annotated[
+    str | None,
+    typer.Option(help="Use this S3 service (keys and bucket from LEASEHOLD_S3_*) instead of an embedded one."),
+]
+
+
+@app.command()
+def migrate(revision: Annotated[str, typer.Argument(help="Alembic revision.")] = "head") -> None:
+    """Bring the database's schema up to date; safe to run from several places at once."""
+    from leasehold.cli.migrate import upgrade  # noqa: PLC0415 - each command loads only what it needs
+
+    told(upgrade(environment(), revision))
+    console.print("The schema is up to date.")
+
+
+@app.command()
+def api() -> None:
+    """Serve the HTTP API."""
+    os.execv(sys.executable, [sys.executable, "-m", "api"])  # noqa: S606 - our own module, and no shell
+
+
+@app.command()
+def worker() -> None:
+    """Run one worker; SIGTERM drains it."""
+    os.execv(sys.executable, [sys.executable, "-m", "worker"])  # noqa: S606 - our own module, and no shell
+
+
+@app.command()
+def doctor(as_json: remote.AsJson = False) -> None:
+    """Look at the database, the broker and the store: what they can promise. Exits with 1 when something is wrong."""
+    from leasehold.cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
+
+    found = asyncio.run(examine(environment()))
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in found]))
+    if not (all(finding.ok for finding in found) if as_json else show(console, found)):
+        raise typer.Exit(1)
+
+
+@app.command()
+def settings() -> None:
+    """Every variable, its default and its meaning."""
+    table = Table("variable", "default", "meaning")
+    for name, field in Settings.model_fields.items():
+        table.add_row(f"LEASEHOLD_{name.upper()}", str(field.default), field.description or "")
+    console.print(table)
+
+
+@app.command()
+def dev(
+    data: Annotated[Path | None, typer.Option(help="Keep the data here; without it the data goes at the end.")] = None,
+    port: Annotated[int, typer.Option(help="Port of the API; 0 takes a free one.")] = 8000,
+    database_url: _DatabaseUrl = None,
+    amqp_url: _AmqpUrl = None,
+    s3_endpoint: _S3Endpoint = None,
+) -> None:
+    """Run everything on this machine until Ctrl-C: real servers, the API and a worker."""
+    from leasehold.cli.dev import run  # noqa: PLC0415 - the embedded servers are an extra
+
+    told(run(data=data, port=port, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
+
+
+@app.command()
+def demo(
+    pictures: Annotated[list[Path] | None, typer.Argument(help="Pictures to send; without one, a shipped one.")] = None,
+    out: Annotated[Path, typer.Option(help="Where the results are saved.")] = Path("demo-output"),
+    amqp_url: _AmqpUrl = None,
+    s3_endpoint: _S3Endpoint = None,
+    database_url: _DatabaseUrl = None,
+) -> None:
+    """Start everything, send pictures through the HTTP API as a client would, and leave nothing running."""
+    from leasehold.cli.demo import run  # noqa: PLC0415 - the embedded servers are an extra
+
+    told(run(pictures or [], out=out, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
+
+
+@app.command("signing-key")
+def signing_key() -> None:
+    """Make a pair: `private` is LEASEHOLD_CONVERSION_SIGNING_KEY of workers, `public` is for who reads packages."""
+    from leasehold.cli.keys import make_signing_key  # noqa: PLC0415 - each command loads only what it needs
+
+    typer.echo(json.dumps(make_signing_key()))
+
+
+def _s3(endpoint: str | None) -> dict[str, str] | None:
+    if endpoint is None:
+        return None
+    chosen = {name: value for name, value in os.environ.items() if name.startswith("LEASEHOLD_S3_")}
+    return chosen | {"LEASEHOLD_S3_ENDPOINT": endpoint}
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,308 @@
+"""Commands that speak to an API: runs, schedules, dead letters, queues, workers. `--json` prints what the API said."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
+from rich.table import Table
+
+from leasehold.cli.door import Door, Refused
+
+console = Console()
+schedules = typer.Typer(no_args_is_help=True, help="Runs by the clock.")
+queues = typer.Typer(no_args_is_help=True, help="Queues: see, pause, resume.")
+workers = typer.Typer(no_args_is_help=True, help="Workers: see, drain.")
+dead_letters = typer.Typer(no_args_is_help=True, help="Steps that failed for good: see, replay.")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print what the API answered.")]
+RunId = Annotated[str, typer.Argument(help="The run's id.")]
+_ENDED = ("succeeded", "failed", "cancelled", "expired")
+_FAILED = 1
+_POLL_SECONDS = 10
+
+
+@contextmanager
+def _door() -> Iterator[Door]:
+    """LEASEHOLD_URL and LEASEHOLD_API_KEY say where and who. Refusals end the command with a sentence."""
+    key = os.environ.get("LEASEHOLD_API_KEY")
+    if not key:
+        raise _failure("set LEASEHOLD_API_KEY to an API key (leasehold keys create)")
+    try:
+        with Door(os.environ.get("LEASEHOLD_URL", "http://127.0.0.1:8000"), key) as door:
+            yield door
+    except Refused as error:
+        raise _failure(str(error)) from None
+
+
+def _failure(said: str) -> typer.Exit:
+    Console(stderr=True).print(f"leasehold: {said}", style="red", highlight=False, markup=False)
+    return typer.Exit(_FAILED)
+
+
+def _show(said: Any, as_json: bool, otherwise: Callable[[], None]) -> None:
+    if as_json:
+        typer.echo(json.dumps(said))
+    else:
+        otherwise()
+
+
+def _table(rows: Sequence[dict[str, Any]], *columns: str) -> None:
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return str(value.get("code") or json.dumps(value))
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def submit(
+    template: Annotated[str, typer.Argument(help="The template's type.")],
+    payload: Annotated[str, typer.Argument(help="JSON.")] = "{}",
+    scope: Annotated[str, typer.Option(help="What the run is for, such as user.")] = "tenant",
+    scope_id: Annotated[str, typer.Option(help="Which of them.")] = "",
+    priority: Annotated[str, typer.Option(help="high, normal or low.")] = "normal",
+    follow: Annotated[bool, typer.Option("--watch", help="Wait for the end.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Start a run."""
+    try:
+        said = json.loads(payload)
+    except ValueError as error:
+        raise _failure(f"the payload is not JSON: {error}") from None
+    body = {"template": template, "payload": said, "scope": scope, "scope_id": scope_id, "priority": priority}
+    with _door() as door:
+        made = door.post("/v1/runs", body)
+    _show(made, as_json and not follow, lambda: console.print(made["id"], highlight=False))
+    if follow:
+        watch(made["id"], as_json)
+
+
+def watch(run: RunId, as_json: AsJson = False) -> None:
+    """Follow a run to its end, with a bar for each step. Exits with 1 unless it succeeds."""
+    with _door() as door:
+        said = door.get(f"/v1/runs/{run}")
+        if as_json:
+            while said["status"] not in _ENDED:
+                said = door.get(f"/v1/runs/{run}", wait=_POLL_SECONDS)
+            typer.echo(json.dumps(said))
+        else:
+            said = _bars(door, run, said)
+    if said["status"] != "succeeded":
+        raise typer.Exit(_FAILED)
+
+
+def _bars(door: Door, run: str, said: dict[str, Any]) -> dict[str, Any]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[said]}"))
+    with Progress(*columns, console=console) as progress:
+        bars: dict[str, TaskID] = {}
+        while True:
+            for step in said["progress"]["steps"]:
+                if step["id"] not in bars:
+                    bars[step["id"]] = progress.add_task(step["id"], total=100, said="")
+                done = 100 if step["status"] in ("succeeded", "skipped") else step.get("percent", 0)
+                progress.update(bars[step["id"]], completed=done, said=f"{step['state']} {step.get('summary', '')}")
+            if said["status"] in _ENDED:
+                break
+            time.sleep(0.5)
+            said = door.get(f"/v1/runs/{run}")
+    console.print(f"{said['id']} {said['status']}", highlight=False)
+    if said.get("error"):
+        console.print(f"{said['error']['code']}: {said['error']['message']}", style="red", markup=False)
+    return said
+
+
+def runs(
+    template: Annotated[str | None, typer.Option(help="Only of this template.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only in this state.")] = None,
+    limit: Annotated[int, typer.Option(help="At most 100.")] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List runs, the newest first."""
+    with _door() as door:
+        said = door.get("/v1/runs", template=template, status=status, limit=limit)
+    shown = ("id", "template", "status", "scope_id", "created_at", "finished_at", "error")
+    _show(said, as_json, lambda: _table(said["runs"], *shown))
+
+
+def cancel(
+    run: RunId,
+    reason: Annotated[str, typer.Option(help="For whoever reads the history.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Ask a run to stop."""
+    with _door() as door:
+        said = door.post(f"/v1/runs/{run}/cancel", {"reason": reason})
+    _show(said, as_json, lambda: console.print(said["status"]))
+
+
+def retry(run: RunId, as_json: AsJson = False) -> None:
+    """Go on with a failed run from the step that failed."""
+    with _door() as door:
+        said = door.post(f"/v1/runs/{run}/retry")
+    _show(said, as_json, lambda: console.print(said["status"]))
+
+
+def explain(run: RunId, as_json: AsJson = False) -> None:
+    """Why a run stands where it does, and which lease did what."""
+    with _door() as door:
+        said = door.get(f"/v1/runs/{run}/explain")
+
+    def tell() -> None:
+        for reason in said["reasons"]:
+            console.print(f"{reason['code']}: {reason['message']}", highlight=False, markup=False)
+        _table(said["ledger"], "seq", "at", "kind", "step", "epoch", "worker")
+
+    _show(said, as_json, tell)
+
+
+@schedules.command("list")
+def list_schedules(as_json: AsJson = False) -> None:
+    """List schedules."""
+    with _door() as door:
+        said = door.get("/v1/schedules")
+    shown = ("id", "template", "cron", "timezone", "enabled", "next_run_at", "last_run_at", "last_error")
+    _show(said, as_json, lambda: _table(said["schedules"], *shown))
+
+
+@schedules.command("create")
+def create_schedule(
+    template: Annotated[str, typer.Argument(help="The template's type.")],
+    cron: Annotated[str, typer.Argument(help="Five fields, or @hourly and its like.")],
+    timezone: Annotated[str, typer.Option(help="An IANA zone.")] = "UTC",
+    payload: Annotated[str, typer.Option(help="JSON.")] = "{}",
+    overlap: Annotated[str, typer.Option(help="skip, buffer_one, cancel_other or allow_all.")] = "skip",
+    as_json: AsJson = False,
+) -> None:
+    """Run a template by the clock."""
+    try:
+        said = json.loads(payload)
+    except ValueError as error:
+        raise _failure(f"the payload is not JSON: {error}") from None
+    body = {"template": template, "cron": cron, "timezone": timezone, "payload_template": said, "overlap": overlap}
+    with _door() as door:
+        made = door.post("/v1/schedules", body)
+    _show(made, as_json, lambda: console.print(f"{made['id']} next at {made['next_run_at']}", highlight=False))
+
+
+@schedules.command("pause")
+def pause_schedule(schedule: str, as_json: AsJson = False) -> None:
+    """Fire no more."""
+    _enable(schedule, as_json, enabled=False)
+
+
+@schedules.command("resume")
+def resume_schedule(schedule: str, as_json: AsJson = False) -> None:
+    """Fire again, from now on."""
+    _enable(schedule, as_json, enabled=True)
+
+
+def _enable(schedule: str, as_json: bool, *, enabled: bool) -> None:
+    with _door() as door:
+        said = door.patch(f"/v1/schedules/{schedule}", {"enabled": enabled})
+    _show(said, as_json, lambda: console.print(f"next at {said['next_run_at']}", highlight=False))
+
+
+@schedules.command("run-now")
+def run_schedule_now(schedule: str, as_json: AsJson = False) -> None:
+    """Make a run of it now."""
+    with _door() as door:
+        said = door.post(f"/v1/schedules/{schedule}/run-now")
+    _show(said, as_json, lambda: console.print(said["id"], highlight=False))
+
+
+@schedules.command("delete")
+def delete_schedule(schedule: str) -> None:
+    """Delete it; its runs stay."""
+    with _door() as door:
+        door.delete(f"/v1/schedules/{schedule}")
+
+
+@dead_letters.command("list")
+def list_dead_letters(as_json: AsJson = False) -> None:
+    """By what went wrong."""
+    with _door() as door:
+        said = door.get("/v1/dead-letters/groups")
+    shown = ("fingerprint", "n", "template", "step", "code", "message", "last_at")
+    _show(said, as_json, lambda: _table(said["groups"], *shown))
+
+
+@dead_letters.command("replay")
+def replay_dead_letters(
+    fingerprint: Annotated[str, typer.Argument(help="As `dead-letters list` shows it.")],
+    canary: Annotated[bool, typer.Option(help="Only one, to see whether it helps.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Run them again from where they failed."""
+    with _door() as door:
+        said = door.post("/v1/dead-letters/replay", {"fingerprint": fingerprint, "canary": canary})
+    _show(said, as_json, lambda: console.print(f"replayed {len(said['replayed'])}", highlight=False))
+
+
+@queues.command("list")
+def list_queues(as_json: AsJson = False) -> None:
+    """Their depth, their workers, their pauses."""
+    with _door() as door:
+        said = door.get("/v1/queues")
+    _show(said, as_json, lambda: _table(said["queues"], "queue", "runnable", "oldest", "workers", "paused_because"))
+
+
+@queues.command("pause")
+def pause_queue(
+    queue: str,
+    reason: Annotated[str, typer.Option(help="For whoever wonders.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Start nothing more of it."""
+    with _door() as door:
+        said = door.post(f"/v1/queues/{queue}/pause", {"reason": reason})
+    _show(said, as_json, lambda: console.print(f"{queue} is paused"))
+
+
+@queues.command("resume")
+def resume_queue(queue: str, as_json: AsJson = False) -> None:
+    """Go on with it."""
+    with _door() as door:
+        said = door.post(f"/v1/queues/{queue}/resume")
+    _show(said, as_json, lambda: console.print(f"{queue} goes on"))
+
+
+@workers.command("list")
+def list_workers(as_json: AsJson = False) -> None:
+    """Who works, on what, with how many leases."""
+    with _door() as door:
+        said = door.get("/v1/workers")
+    _show(
+        said, as_json, lambda: _table(said["workers"], "id", "host", "pid", "queues", "leases", "draining", "seen_at")
+    )
+
+
+@workers.command("drain")
+def drain_worker(worker: str, as_json: AsJson = False) -> None:
+    """Let it finish what it has, and end."""
+    with _door() as door:
+        said = door.post(f"/v1/workers/{worker}/drain")
+    _show(said, as_json, lambda: console.print(f"{worker} drains", highlight=False))
+
+
+def add_to(app: typer.Typer) -> None:
+    """All of the above, as commands of `app`."""
+    for command in (submit, watch, runs, cancel, retry, explain):
+        app.command()(command)
+    app.add_typer(schedules, name="schedules")
+    app.add_typer(dead_letters, name="dead-letters")
+    app.add_typer(queues, name="queues")
+    app.add_typer(workers, name="workers")

@@ -1,0 +1,35 @@
+"""What every command stands on: the environment's settings, and errors told in a sentence."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any, TypeVar
+
+import typer
+from rich.console import Console
+
+from leasehold.domain.errors import LeaseholdError
+from leasehold.settings import Settings
+
+_T = TypeVar("_T")
+
+
+def environment() -> Settings:
+    """The environment's settings; what cannot be used is refused in a sentence."""
+    from leasehold.urls import refuse_bad_urls  # noqa: PLC0415 - each command loads only what it needs
+
+    settings = Settings()
+    refuse_bad_urls(settings)
+    return settings
+
+
+def told(work: Coroutine[Any, Any, _T]) -> _T:
+    """Run it; an error of ours is a sentence, not a traceback."""
+    try:
+        return asyncio.run(work)
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except (LeaseholdError, ExceptionGroup) as error:
+        Console(stderr=True).print(f"leasehold: {error}", style="red", highlight=False, markup=False)
+        raise typer.Exit(1) from None

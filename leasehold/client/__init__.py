@@ -1,0 +1,1 @@
+"""For programs that speak to a Leasehold API over HTTP. Imports nothing of the server."""

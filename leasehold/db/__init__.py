@@ -1,0 +1,3 @@
+"""PostgreSQL: connections, the schema, and queries that read. What moves a state is in `leasehold.transitions`.
+May import `domain`, `runtime`, `telemetry`.
+"""

@@ -1,0 +1,46 @@
+"""What steps of a job have stored, as the committed rows say: readers go through the row, never through a guess."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from leasehold.db.database import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class Artifact:
+    """A committed output: `name` is unique within its step."""
+
+    step: str
+    name: str
+    key: str
+    size: int
+    sha256: str
+    content_type: str
+
+
+async def artifacts_of(connection: Connection, job_id: UUID, steps: Sequence[str]) -> list[Artifact]:
+    rows = await connection.fetch(
+        "SELECT step, name, key, size, sha256, content_type FROM output"
+        " WHERE job_id = $1 AND step = ANY($2::text[]) ORDER BY step, name",
+        job_id,
+        list(steps),
+    )
+    return [Artifact(**dict(row)) for row in rows]
+
+
+async def note_of(connection: Connection, task_id: UUID) -> dict[str, Any]:
+    """What the task's last Park or `remember` left, or {}."""
+    return await connection.fetchval("SELECT value FROM note WHERE task_id = $1", task_id) or {}
+
+
+async def value_of(connection: Connection, job_id: UUID, step: str) -> Any:
+    """The value that the job's step succeeded with, or None."""
+    return await connection.fetchval(
+        "SELECT r.value FROM task t JOIN result r ON r.task_id = t.id WHERE t.job_id = $1 AND t.step = $2",
+        job_id,
+        step,
+    )

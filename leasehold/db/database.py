@@ -1,0 +1,208 @@
+"""Connections to PostgreSQL: raw asyncpg, and migrations. The API's engine for reads is in engine.py."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias, TypeVar
+from uuid import UUID
+
+import asyncpg
+import orjson
+from asyncpg.pool import PoolConnectionProxy
+
+from leasehold.runtime.holding import lent
+from leasehold.settings import Settings
+from leasehold.urls import database_url
+
+Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
+Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
+_T = TypeVar("_T")
+
+
+#: Losing the connection, being told to go away, a read-only (demoted) server, a serialisation or deadlock
+#: victim: the statement may be tried again on a new connection.
+TRY_AGAIN: tuple[type[BaseException], ...] = (
+    OSError,
+    TimeoutError,
+    asyncpg.InterfaceError,
+    asyncpg.InternalClientError,  # the connection broke between two of asyncpg's states, and is useless now
+    asyncpg.PostgresConnectionError,
+    asyncpg.OperatorInterventionError,
+    asyncpg.CannotConnectNowError,
+    asyncpg.TooManyConnectionsError,
+    asyncpg.ReadOnlySQLTransactionError,
+    asyncpg.DeadlockDetectedError,
+    asyncpg.SerializationError,
+)
+
+
+class Lender(Protocol):
+    """Lends connections, as a pool does."""
+
+    def acquire(self) -> AbstractAsyncContextManager[Connection]: ...
+
+
+def may_try_again(error: BaseException) -> bool:
+    """Whether the error is one of TRY_AGAIN, in fact and not only by its type. asyncpg reports a value that it cannot
+    encode as an InterfaceError, too: that statement fails however often it is repeated.
+    """
+    return isinstance(error, TRY_AGAIN) and not isinstance(error, ValueError)
+
+
+_LONGER_THAN_ANYTHING = timedelta(days=36_500)
+
+#: The transitions find rows by key, in the order that their joins are written in. Statistics of a young table must not
+#: talk the planner into reading it as a whole, and planning these statements anew costs more than running them.
+_BY_KEY = {
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "enable_material": "off",
+    "join_collapse_limit": "1",
+    "plan_cache_mode": "force_generic_plan",
+    "jit": "off",
+}
+
+
+def _server_settings(name: str) -> dict[str, str]:
+    return {
+        "application_name": f"leasehold {name}",
+        "idle_in_transaction_session_timeout": "30s",
+        "tcp_keepalives_idle": "10",
+        "tcp_keepalives_interval": "5",
+        "tcp_keepalives_count": "2",
+        **_BY_KEY,
+    }
+
+
+def _uuid_text(value: object) -> str:
+    # asyncpg's UUIDs are a subclass of uuid.UUID, which orjson does not take for one.
+    if isinstance(value, UUID):
+        return str(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+async def _speak_json(connection: Connection) -> None:
+    await connection.set_type_codec(
+        "jsonb",
+        schema="pg_catalog",
+        encoder=lambda value: b"\x01" + orjson.dumps(value, default=_uuid_text),
+        decoder=lambda data: orjson.loads(data[1:]),
+        format="binary",
+    )
+
+
+async def _no_reset(_connection: Connection) -> None:
+    """Nothing here changes a session's state, and the usual reset costs a round trip a release."""
+
+
+async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.Record]:
+    """One connection for a lane of transitions. Raises one of TRY_AGAIN when the database is away."""
+    connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
+        database_url(settings.database_url.get_secret_value()).dsn,
+        timeout=settings.database_timeout,
+        command_timeout=settings.database_timeout,
+        server_settings=_server_settings(name),
+    )
+    await _speak_json(connection)
+    return connection
+
+
+@asynccontextmanager
+async def connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
+    """As `connect`, for a block."""
+    connection = await connect(settings, name)
+    try:
+        yield connection
+    finally:
+        await connection.close()
+
+
+async def is_direct(connection: Connection) -> bool:
+    """Whether the session at the other end is ours alone: behind a pooler it is not, and session locks mean nothing.
+
+    A pooler greets with a process id of its own, which is not the one that answers queries.
+    """
+    return bool(await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid())
+
+
+async def _note_loan(connection: PoolConnectionProxy[asyncpg.Record]) -> None:
+    lent(connection)
+
+
+def make_pool(settings: Settings, name: str, size: int) -> Pool:
+    """A pool of at most `size` connections (see pool_sizes), not yet open: `async with make_pool(...)`, or await it.
+
+    Opening waits for no connection.
+    """
+    pool: Pool = asyncpg.create_pool(
+        database_url(settings.database_url.get_secret_value()).dsn,
+        min_size=0,
+        max_size=size,
+        max_inactive_connection_lifetime=300,
+        init=_speak_json,
+        setup=_note_loan,
+        reset=_no_reset,
+        timeout=settings.database_timeout,
+        command_timeout=settings.database_timeout,
+        server_settings=_server_settings(name),
+    )
+    return pool
+
+
+async def until_answered(work: Callable[[], Awaitable[_T]], *, within: float, pause: float = 0.2) -> _T:
+    """Repeat idempotent `work` through TRY_AGAIN errors for at most `within` seconds, then raise the last one."""
+    deadline = asyncio.get_running_loop().time() + within
+    while True:
+        try:
+            return await work()
+        except TRY_AGAIN as error:
+            if not may_try_again(error) or asyncio.get_running_loop().time() + pause > deadline:
+                raise
+            await asyncio.sleep(pause)
+
+
+async def lock_name(connection: Connection, name: str) -> None:
+    """Lock `name` until the end of the caller's transaction, which this needs; whoever else has it is waited for.
+
+    Call it before the statement that counts: that one then sees what every holder before has written.
+    """
+    await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", name)
+
+
+def lookback(seconds: float | None) -> timedelta:
+    """How far back a statement shall look; None: to the beginning."""
+    return _LONGER_THAN_ANYTHING if seconds is None else timedelta(seconds=seconds)
+
+
+def unindexed(condition: str) -> str:
+    """A condition for rows that are found by their id, in a form that no partial index matches.
+
+    Where the statistics say that an index of what is left has next to nothing, the planner reads all of it for each
+    row, rather than to look the row up; and all that has gone through since the last vacuum is still in there.
+    """
+    return f"CASE WHEN {condition} THEN true ELSE false END"
+
+
+def _upgrade(url: str, revision: str) -> None:
+    from alembic import command  # noqa: PLC0415 - only migrations need alembic; it costs every process 10 MB
+    from alembic.config import Config  # noqa: PLC0415 - as above
+
+    config = Config()
+    config.set_main_option("script_location", os.fspath(Path(__file__).parent.parent / "migrations"))
+    config.attributes["url"] = url
+    command.upgrade(config, revision)
+
+
+async def migrate(url: str, revision: str = "head") -> None:
+    """Bring the schema at the libpq URL `url` to `revision`. Concurrent callers wait for one another."""
+    await asyncio.to_thread(_upgrade, url, revision)
+
+
+def records(rows: list[asyncpg.Record]) -> list[dict[str, Any]]:
+    return [dict(row) for row in rows]

@@ -1,0 +1,124 @@
+"""Idempotency keys: the first answer to a request is stored and given again to whoever repeats the request.
+
+reserve -> Reservation   do the work, then `store` in the work's own transaction (or `release` if it failed)
+reserve -> StoredAnswer  it was done: answer this
+reserve raises           Invalid: the key came with another request; Conflict: the first is still in flight
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Conflict, Invalid
+
+KEPT = timedelta(hours=24)
+#: A first request that died is forgotten after this, and its key may be used again.
+IN_FLIGHT = timedelta(seconds=60)
+_KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """The right to store the answer; `locked_until` tells it from a later one of the same key."""
+
+    tenant_id: str
+    key: str
+    locked_until: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StoredAnswer:
+    """`age`: how long ago it was first given."""
+
+    status_code: int
+    body: bytes
+    age: timedelta
+
+
+RESERVE = """
+-- idempotency_reserve
+INSERT INTO idempotency (tenant_id, key, request_hash, locked_until, expires_at)
+VALUES ($1, $2, $3, clock_timestamp() + $4::interval, clock_timestamp() + $5::interval)
+ON CONFLICT (tenant_id, key) DO UPDATE
+SET request_hash = excluded.request_hash, status_code = NULL, body = NULL,
+    locked_until = excluded.locked_until, expires_at = excluded.expires_at
+WHERE idempotency.expires_at <= clock_timestamp()
+   OR (idempotency.status_code IS NULL AND idempotency.locked_until <= clock_timestamp())
+RETURNING locked_until
+"""
+
+LOOK = """
+-- idempotency_look
+SELECT request_hash = $3 AS same_request, status_code, body, clock_timestamp() - (expires_at - $4::interval) AS age
+FROM idempotency WHERE tenant_id = $1 AND key = $2
+"""
+
+STORE = """
+-- idempotency_store
+UPDATE idempotency SET status_code = $4, body = $5, expires_at = clock_timestamp() + $6::interval
+WHERE tenant_id = $1 AND key = $2 AND locked_until = $3 AND status_code IS NULL
+RETURNING key
+"""
+
+RELEASE = """
+-- idempotency_release
+DELETE FROM idempotency WHERE tenant_id = $1 AND key = $2 AND locked_until = $3 AND status_code IS NULL
+"""
+
+
+def fingerprint(*parts: bytes) -> bytes:
+    """A hash of what makes two requests the same: the operation and its body. Parts cannot run into each other."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "big"))
+        digest.update(part)
+    return digest.digest()
+
+
+def _in_flight() -> Conflict:
+    return Conflict("idempotency_key_in_flight", "The first request with this key is still running.", retry_after=1)
+
+
+async def reserve(connection: Connection, tenant_id: str, key: str, request_hash: bytes) -> Reservation | StoredAnswer:
+    """Take the key, or learn what was answered. Raises Invalid or Conflict (see the module)."""
+    if not _KEY.fullmatch(key):
+        raise Invalid("idempotency_key_malformed", "An Idempotency-Key has 1 to 255 printable ASCII characters.")
+    locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, IN_FLIGHT, KEPT)
+    if locked_until is not None:
+        return Reservation(tenant_id, key, locked_until)
+    row = await connection.fetchrow(LOOK, tenant_id, key, request_hash, KEPT)
+    if row is None:  # released between the two statements: the caller's next try will get it
+        raise _in_flight()
+    if not row["same_request"]:
+        raise Invalid("idempotency_key_reused", "This Idempotency-Key was used with another request.")
+    if row["status_code"] is None:
+        raise _in_flight()
+    return StoredAnswer(row["status_code"], row["body"], row["age"])
+
+
+async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
+    """Whether a request with this key has its answer: repeating it makes nothing."""
+    return bool(
+        await connection.fetchval(
+            "SELECT true FROM idempotency WHERE tenant_id = $1 AND key = $2 AND status_code IS NOT NULL"
+            " AND expires_at > clock_timestamp()",
+            tenant_id,
+            key,
+        )
+    )
+
+
+async def store(connection: Connection, reservation: Reservation, status_code: int, body: bytes) -> None:
+    """Keep the answer. Raises Conflict when the reservation was lost: roll the work back then."""
+    ours = (reservation.tenant_id, reservation.key, reservation.locked_until)
+    if await connection.fetchval(STORE, *ours, status_code, body, KEPT) is None:
+        raise _in_flight()
+
+
+async def release(connection: Connection, reservation: Reservation) -> None:
+    """The work failed and left nothing: the key may be used again at once."""
+    await connection.execute(RELEASE, reservation.tenant_id, reservation.key, reservation.locked_until)

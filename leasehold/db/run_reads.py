@@ -1,0 +1,259 @@
+"""What the runs door shows: runs, dead letters, queues and workers. One statement each; every query names the tenant,
+but for those of operators, who see the fleet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TypeAlias
+from uuid import UUID
+
+import asyncpg
+
+from leasehold.db.database import Connection
+
+Row: TypeAlias = asyncpg.Record
+
+_RUN = """
+SELECT r.job_id AS id, r.template, r.version, r.scope, r.scope_id, r.scheduled_at, r.schedule_id, r.tick, r.rerun_of,
+       j.status, j.priority, j.error, j.cancel, j.created_at, j.started_at, j.finished_at, j.deadline_at, j.event_seq,
+       j.held, j.dedupe_key,
+       greatest(j.created_at, j.started_at, j.finished_at, (j.cancel ->> 'at')::timestamptz,
+                (SELECT e.at FROM history e WHERE e.job_id = j.id ORDER BY e.seq DESC LIMIT 1)) AS updated_at,
+       (j.cancel ->> 'at')::timestamptz AS cancel_requested_at
+FROM run r JOIN job j ON j.id = r.job_id
+"""
+
+FIND = f"""
+-- run_find
+SELECT found.*, j.params AS payload,
+    (SELECT jsonb_agg(jsonb_build_object(
+        'id', t.step, 'status', t.status, 'attempt', t.attempt, 'max_attempts', t.max_attempts, 'task_id', t.id,
+        'epoch', t.epoch, 'queue', t.queue, 'started_at', t.started_at, 'finished_at', t.finished_at,
+        'available_at', t.available_at, 'percent', p.percent, 'summary', p.summary,
+        'result', (SELECT x.value FROM result x WHERE x.task_id = t.id),
+        'error', (SELECT jsonb_build_object('code', f.code, 'message', f.message, 'retryable', f.retryable)
+                  FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1)
+     ) ORDER BY t.position, t.step) FROM task t LEFT JOIN progress p ON p.task_id = t.id
+     WHERE t.job_id = found.id) AS steps,
+    (SELECT jsonb_agg(jsonb_build_object('step', o.step, 'name', o.name, 'key', o.key, 'size', o.size,
+        'sha256', o.sha256, 'content_type', o.content_type) ORDER BY o.step, o.name)
+     FROM output o WHERE o.job_id = found.id) AS outputs
+FROM ({_RUN} WHERE r.job_id = $1 AND r.tenant_id = $2) AS found JOIN job j ON j.id = found.id
+"""
+
+
+async def find_run(connection: Connection, tenant_id: str, run_id: UUID) -> Row | None:
+    return await connection.fetchrow(FIND, run_id, tenant_id)
+
+
+#: A state's own small index, where it has one: these say nothing that the state does not imply.
+_IMPLIED = {
+    "failed": "AND j.error IS NOT NULL",
+    "expired": "AND j.error IS NOT NULL",
+    "cancelled": "AND j.cancel IS NOT NULL",
+    "cancel_requested": "AND j.cancel IS NOT NULL AND j.finished_at IS NULL",
+}
+_ENDED_WELL = frozenset({"succeeded"})
+
+
+def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
+    """The page before a run, newest first; $1 tenant, $2 before, $3 limit, then what is asked for."""
+    wanted, number = ["r.tenant_id = $1", "($2::uuid IS NULL OR r.job_id < $2)"], 4
+    for column, asked in (("r.template", template), ("r.scope", scope), ("r.scope_id", scope)):
+        if asked:
+            wanted.append(f"{column} = ${number}")
+            number += 1
+    more = ""
+    if status is not None:
+        implied = "" if status in _ENDED_WELL else _IMPLIED.get(status, "AND j.finished_at IS NULL")
+        more = f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${number} {implied}"
+    order = "j.id" if more else "r.job_id"
+    return f"{_RUN} WHERE {' AND '.join(wanted)} {more} ORDER BY {order} DESC LIMIT $3"
+
+
+async def list_runs(
+    connection: Connection,
+    tenant_id: str,
+    *,
+    template: str | None,
+    scope: tuple[str, str] | None,
+    status: str | None,
+    before: UUID | None,
+    limit: int,
+) -> Sequence[Row]:
+    statement = list_statement(template=template is not None, scope=scope is not None, status=status)
+    asked = [value for value in (template, *(scope or ()), status) if value is not None]
+    return await connection.fetch(statement, tenant_id, before, limit, *asked)
+
+
+DEAD_LETTERS = """
+-- dead_letters
+SELECT t.id AS task_id, t.job_id AS run_id, r.template, r.version, t.step, t.queue, t.attempt, t.finished_at AS at,
+       f.code, f.message, f.cause, f.retryable,
+       substr(encode(sha256(convert_to(
+           concat_ws(' ', r.template, t.step, f.code, regexp_replace(f.message, '[0-9a-f-]{8,}|[0-9]+', '#', 'g')),
+           'UTF8')), 'hex'), 1, 16) AS fingerprint
+FROM task t
+JOIN run r ON r.job_id = t.job_id
+JOIN LATERAL (SELECT * FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1) AS f ON true
+WHERE t.tenant_id = $1 AND t.status = 'failed'
+  AND ($2::timestamptz IS NULL OR (t.finished_at, t.id) < ($2, $3::uuid))
+  AND ($4::text IS NULL OR r.template = $4) AND ($5::text IS NULL OR f.code = $5)
+"""
+
+
+async def dead_letters(
+    connection: Connection,
+    tenant_id: str,
+    *,
+    before: tuple[datetime, UUID] | None,
+    template: str | None,
+    code: str | None,
+    fingerprint: str | None,
+    limit: int,
+) -> Sequence[Row]:
+    """Steps that failed for good, the latest first."""
+    return await connection.fetch(
+        f"SELECT * FROM ({DEAD_LETTERS}) AS d WHERE ($6::text IS NULL OR fingerprint = $6)"
+        " ORDER BY at DESC, task_id DESC LIMIT $7",
+        tenant_id,
+        before[0] if before else None,
+        before[1] if before else None,
+        template,
+        code,
+        fingerprint,
+        limit,
+    )
+
+
+async def dead_letter_groups(connection: Connection, tenant_id: str, limit: int) -> Sequence[Row]:
+    """By what went wrong, numbers aside, of the last ten thousand."""
+    return await connection.fetch(
+        "SELECT fingerprint, template, step, code, count(*) AS n, min(at) AS first_at, max(at) AS last_at,"
+        " (array_agg(message ORDER BY at DESC))[1] AS message"
+        f" FROM ({DEAD_LETTERS} ORDER BY t.finished_at DESC LIMIT 10000) AS d"
+        " GROUP BY fingerprint, template, step, code ORDER BY n DESC, fingerprint LIMIT $6",
+        tenant_id, None, None, None, None, limit,
+    )  # fmt: skip
+
+
+#: A queue's depth is counted up to this: what is beyond is "at least".
+MOST_COUNTED = 10_000
+
+_QUEUES = f"""
+-- queues
+WITH RECURSIVE names(queue) AS (
+    (SELECT t.queue FROM task t WHERE t.status IN ('pending', 'retry', 'waiting') ORDER BY t.queue LIMIT 1)
+    UNION ALL
+    SELECT next.queue FROM names n CROSS JOIN LATERAL (
+        SELECT t.queue FROM task t WHERE t.status IN ('pending', 'retry', 'waiting') AND t.queue > n.queue
+        ORDER BY t.queue LIMIT 1) AS next
+), served AS (
+    SELECT unnest(w.queues) AS queue, count(*) AS workers FROM worker w WHERE NOT w.draining GROUP BY 1
+), all_names AS (
+    SELECT queue FROM names UNION SELECT queue FROM served UNION SELECT queue FROM paused_queue
+)
+SELECT a.queue, coalesce(s.workers, 0) AS workers, p.reason AS paused_because, d.n AS runnable, d.oldest
+FROM all_names a
+LEFT JOIN served s ON s.queue = a.queue
+LEFT JOIN paused_queue p ON p.queue = a.queue
+CROSS JOIN LATERAL (
+    SELECT count(*) AS n, min(available_at) AS oldest FROM (
+        SELECT t.available_at FROM task t
+        WHERE t.queue = a.queue AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.available_at <= statement_timestamp() LIMIT {MOST_COUNTED}) AS counted
+) AS d
+ORDER BY a.queue LIMIT 1000
+"""
+
+
+async def queues(connection: Connection) -> Sequence[Row]:
+    return await connection.fetch(_QUEUES)
+
+
+_RUNNABLE = """
+-- queues_runnable
+SELECT asked.queue, (
+    SELECT count(*) FROM (
+        SELECT 1 FROM task t
+        WHERE t.queue = asked.queue AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.available_at <= statement_timestamp() LIMIT asked.most) AS counted
+)::int AS n
+FROM unnest($1::text[], $2::int[]) AS asked(queue, most)
+WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = asked.queue)
+"""
+
+
+async def runnable(connection: Connection, asked: Mapping[str, int]) -> dict[str, int]:
+    """Tasks that could be claimed, by queue, each counted up to its number in `asked`. Not of paused queues."""
+    rows = await connection.fetch(_RUNNABLE, list(asked), list(asked.values()))
+    return {row["queue"]: row["n"] for row in rows}
+
+
+async def depth(connection: Connection, queue: str, most: int) -> int:
+    """Runnable tasks of a queue, counted up to `most`."""
+    counted: int = await connection.fetchval(
+        "SELECT count(*) FROM (SELECT 1 FROM task WHERE queue = $1 AND status IN ('pending', 'retry', 'waiting')"
+        " LIMIT $2) AS counted",
+        queue,
+        most,
+    )
+    return counted
+
+
+async def workers(connection: Connection) -> Sequence[Row]:
+    return await connection.fetch(
+        "SELECT w.id, w.host, w.pid, w.version, w.queues, w.draining, w.started_at, w.seen_at,"
+        " (SELECT count(*) FROM task t WHERE t.status = 'running' AND t.lease_owner = w.id) AS leases"
+        " FROM worker w ORDER BY w.started_at LIMIT 1000"
+    )
+
+
+async def ledger(connection: Connection, tenant_id: str, run_id: UUID) -> Sequence[Row]:
+    """Which lease did what: claims, how each ended, and the objects that its commit named."""
+    return await connection.fetch(
+        "SELECT e.seq, e.at, e.kind, e.step, e.epoch, e.task_status, e.data,"
+        " CASE WHEN e.kind = 'completed' THEN (SELECT jsonb_agg(jsonb_build_object('key', o.key, 'sha256', o.sha256,"
+        "  'size', o.size)) FROM output o WHERE o.task_id = e.task_id) END AS outputs"
+        " FROM history e WHERE e.job_id = $1 AND e.tenant_id = $2 AND e.task_id IS NOT NULL ORDER BY e.seq LIMIT 5000",
+        run_id,
+        tenant_id,
+    )
+
+
+async def why_waiting(connection: Connection, tenant_id: str, run_id: UUID) -> Sequence[Row]:
+    """Of each unfinished step, what a claim would look at."""
+    return await connection.fetch(
+        "SELECT t.step, t.status, t.queue, t.available_at, t.available_at > clock_timestamp() AS later, t.waiting_on,"
+        " t.lease_until, t.lease_owner, t.lease_until < clock_timestamp() AS lapsed,"
+        " (SELECT p.reason FROM paused_queue p WHERE p.queue = t.queue) AS paused_because,"
+        " (SELECT count(*) FROM worker w WHERE t.queue = ANY(w.queues) AND NOT w.draining) AS workers,"
+        " (SELECT count(*) FROM (SELECT 1 FROM task o WHERE o.queue = t.queue AND o.priority <= t.priority"
+        "   AND o.status IN ('pending', 'retry', 'waiting') AND o.available_at < t.available_at LIMIT 10000) AS b"
+        " ) AS ahead,"
+        " (SELECT jsonb_build_object('code', f.code, 'message', f.message) FROM failure f WHERE f.task_id = t.id"
+        "   ORDER BY f.epoch DESC LIMIT 1) AS failure"
+        " FROM task t WHERE t.job_id = $1 AND t.tenant_id = $2 AND t.finished_at IS NULL ORDER BY t.position, t.step",
+        run_id,
+        tenant_id,
+    )
+
+
+async def why_held(connection: Connection, tenant_id: str, run_id: UUID) -> Sequence[Row]:
+    """The gates that a held run waits at, and how full they are."""
+    return await connection.fetch(
+        "SELECT g.key, g.at_most, g.per_minute,"
+        " (SELECT count(*) FROM gate_job o JOIN job oj ON oj.id = o.job_id WHERE o.tenant_id = g.tenant_id"
+        "   AND o.key = g.key AND o.admitted_at IS NOT NULL AND oj.finished_at IS NULL) AS inside,"
+        " (SELECT count(*) FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key"
+        "   AND o.admitted_at > clock_timestamp() - interval '60 seconds') AS lately,"
+        " (SELECT count(*) FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key"
+        "   AND o.admitted_at IS NULL AND o.owner = w.owner"
+        "   AND (o.priority, o.job_id) < (w.priority, w.job_id)) AS ahead"
+        " FROM gate_job w JOIN gate g ON g.tenant_id = w.tenant_id AND g.key = w.key JOIN job j ON j.id = w.job_id"
+        " WHERE w.job_id = $1 AND j.tenant_id = $2 AND w.admitted_at IS NULL ORDER BY g.key",
+        run_id,
+        tenant_id,
+    )

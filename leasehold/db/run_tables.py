@@ -1,0 +1,186 @@
+"""The schema of the runs door: templates, runs, schedules, gates, webhooks, and what a step says while it runs."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    ARRAY,
+    TIMESTAMP,
+    Boolean,
+    CheckConstraint,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    Table,
+    Text,
+    Uuid,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from leasehold.db.tables import metadata
+
+_INSTANT = TIMESTAMP(timezone=True)
+_NOW = func.clock_timestamp()
+
+progress = Table(
+    "progress",
+    metadata,
+    Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
+    Column("job_id", Uuid, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("percent", Float, nullable=False),
+    Column("summary", Text, nullable=False),
+    Column("at", _INSTANT, nullable=False, server_default=_NOW),
+    CheckConstraint("percent BETWEEN 0 AND 100", name="percent_range"),
+    postgresql_with={"fillfactor": "70"},
+)
+
+item = Table(
+    "item",
+    metadata,
+    Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
+    Column("parent_id", Uuid, nullable=False),  # the task that fanned out
+    Column("number", Integer, nullable=False),
+    Column("value", JSONB, nullable=False),
+    Index("item_parent", "parent_id", "number"),
+)
+
+template = Table(
+    "template",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("type", Text, nullable=False),
+    Column("version", SmallInteger, nullable=False),
+    Column("enabled", Boolean, nullable=False, server_default="true"),  # all that can change after its writing
+    Column("declaration", JSONB, nullable=False),
+    Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
+    PrimaryKeyConstraint("tenant_id", "type", "version"),
+)
+
+run = Table(
+    "run",
+    metadata,
+    Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("template", Text, nullable=False),
+    Column("version", SmallInteger, nullable=False),
+    Column("scope", Text, nullable=False),
+    Column("scope_id", Text, nullable=False),
+    Column("scheduled_at", _INSTANT),
+    Column("schedule_id", Uuid),
+    Column("tick", _INSTANT),  # the instant of the schedule that this run stands for
+    Column("rerun_of", Uuid),
+    Index("run_newest", "tenant_id", text("job_id DESC")),
+    Index("run_of_template", "tenant_id", "template", text("job_id DESC")),
+    Index("run_of_scope", "tenant_id", "scope", "scope_id", text("job_id DESC")),
+    # One firing makes one run, however many schedulers there are and whatever crashes.
+    Index("run_of_tick", "schedule_id", "tick", unique=True, postgresql_where=text("tick IS NOT NULL")),
+    Index("run_of_schedule", "schedule_id", text("job_id DESC"), postgresql_where=text("schedule_id IS NOT NULL")),
+)
+
+schedule = Table(
+    "schedule",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("template", Text, nullable=False),
+    Column("version", SmallInteger),  # NULL: the newest enabled one when it fires
+    Column("cron", Text, nullable=False),
+    Column("timezone", Text, nullable=False),
+    Column("payload_template", JSONB, nullable=False),
+    Column("scope", Text, nullable=False),
+    Column("scope_id", Text, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("overlap", Text, nullable=False),
+    Column("catch_up", Text, nullable=False),
+    Column("catch_up_seconds", Integer, nullable=False),  # ticks older than this are never caught up
+    Column("pause_after_failures", Integer),  # runs that failed in a row; NULL: never
+    Column("enabled", Boolean, nullable=False, server_default="true"),
+    Column("paused_because", Text),
+    Column("buffered_at", _INSTANT),  # buffer_one: the tick that waits for the run before it
+    Column("next_run_at", _INSTANT),  # NULL while disabled
+    Column("last_run_at", _INSTANT),
+    Column("last_error", JSONB),  # why the last firing made no run; NULL after one that did
+    Column("failures", Integer, nullable=False, server_default="0"),  # firings in a row that no waiting can mend
+    Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
+    CheckConstraint("overlap IN ('skip', 'buffer_one', 'cancel_other', 'allow_all')", name="overlap_known"),
+    CheckConstraint("catch_up IN ('skip', 'one', 'all')", name="catch_up_known"),
+    Index("schedule_due", "next_run_at", postgresql_where=text("next_run_at IS NOT NULL")),
+    Index("schedule_buffered", "id", postgresql_where=text("buffered_at IS NOT NULL")),
+    Index("schedule_newest", "tenant_id", text("id DESC")),
+)
+
+gate = Table(
+    "gate",
+    metadata,
+    Column("tenant_id", Text, nullable=False),  # `*`: across tenants
+    Column("key", Text, nullable=False),
+    Column("at_most", Integer),  # admitted and unfinished jobs
+    Column("per_minute", Integer),  # admissions within any sixty seconds
+    Column("declared", Boolean, nullable=False, server_default="false"),  # by an operator: it stays when unused
+    PrimaryKeyConstraint("tenant_id", "key"),
+    CheckConstraint("at_most IS NULL OR at_most >= 0", name="at_most_not_negative"),
+    CheckConstraint("per_minute IS NULL OR per_minute >= 0", name="per_minute_not_negative"),
+)
+
+gate_job = Table(
+    "gate_job",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("ready_at", _INSTANT, nullable=False, server_default=_NOW),  # it does not ask to be let in earlier
+    Column("admitted_at", _INSTANT),  # NULL while it waits
+    PrimaryKeyConstraint("tenant_id", "key", "job_id"),
+    Column("owner", Text, nullable=False, server_default=""),  # the job's tenant: whose turn it is at a shared gate
+    Index(
+        "gate_job_turn",
+        "tenant_id",
+        "key",
+        "owner",
+        "priority",
+        "job_id",
+        postgresql_where=text("admitted_at IS NULL"),
+    ),
+    Index("gate_job_inside", "tenant_id", "key", postgresql_where=text("admitted_at IS NOT NULL")),
+    Index("gate_job_job_id", "job_id"),
+)
+
+paused_queue = Table(
+    "paused_queue",
+    metadata,
+    Column("queue", Text, primary_key=True),
+    Column("reason", Text, nullable=False),
+    Column("at", _INSTANT, nullable=False, server_default=_NOW),
+)
+
+webhook = Table(
+    "webhook",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("secrets", ARRAY(LargeBinary), nullable=False),  # sealed; the newest first, two while they rotate
+    Column("events", ARRAY(Text), nullable=False),
+    Column("enabled", Boolean, nullable=False, server_default="true"),
+    Column("disabled_because", Text),
+    Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
+    Index("webhook_tenant", "tenant_id"),
+)
+
+rate_bucket = Table(
+    "rate_bucket",
+    metadata,
+    Column("key", Text, primary_key=True),
+    # GCRA's theoretical arrival time: the bucket is empty of debt once it has passed.
+    Column("full_at", _INSTANT, nullable=False),
+    Index("rate_bucket_full_at", "full_at"),
+)

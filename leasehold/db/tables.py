@@ -1,0 +1,382 @@
+"""The schema. Each constraint and index says which rule it enforces or which statement it serves.
+
+`task` is the hot table: narrow, fillfactor 70, autovacuumed early, and **no index contains a column that a
+heartbeat changes** (`lease_until`), so that renewals stay heap-only updates.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    ARRAY,
+    TIMESTAMP,
+    BigInteger,
+    Boolean,
+    CheckConstraint,
+    Column,
+    ColumnClause,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    PrimaryKeyConstraint,
+    SmallInteger,
+    Table,
+    TableClause,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from leasehold.domain.states import JOB_TERMINAL, TASK_TERMINAL, JobState, TaskState
+
+metadata = MetaData(
+    naming_convention={
+        "pk": "%(table_name)s_pkey",
+        "fk": "%(table_name)s_%(column_0_name)s_fkey",
+        "uq": "%(table_name)s_%(column_0_N_name)s_key",
+        "ck": "%(table_name)s_%(constraint_name)s",
+        "ix": "%(table_name)s_%(column_0_N_name)s",
+    }
+)
+
+_INSTANT = TIMESTAMP(timezone=True)
+_NOW = func.clock_timestamp()
+
+
+def _one_of(column: str, values: type[JobState | TaskState]) -> str:
+    return f"{column} IN ({', '.join(repr(v.value) for v in values)})"
+
+
+def _in(column: str, values: frozenset[JobState] | frozenset[TaskState]) -> str:
+    return f"{column} IN ({', '.join(sorted(repr(v.value) for v in values))})"
+
+
+job = Table(
+    "job",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("pipeline", Text, nullable=False),
+    Column("pipeline_version", SmallInteger, nullable=False),
+    Column("status", Text, nullable=False, server_default=JobState.PENDING.value),
+    Column("priority", SmallInteger, nullable=False, server_default="1"),  # 0 high, 1 normal, 2 low
+    Column("steps_left", SmallInteger, nullable=False),  # counted down under the row's lock; 0 is success
+    Column("event_seq", Integer, nullable=False),  # the last event's number: gap-free, under the row's lock
+    Column("keep_seconds", Integer),  # how long the finished job and its objects are kept; NULL: for good
+    Column("params", JSONB, nullable=False),
+    Column("inputs", JSONB, nullable=False),  # input name -> object key
+    Column("output_prefix", Text, nullable=False),
+    Column("trace", JSONB),  # request_id and traceparent of the request that made it
+    Column("error", JSONB),  # {code, message, step, retryable} once failed
+    Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("started_at", _INSTANT),
+    Column("finished_at", _INSTANT),
+    Column("deadline_at", _INSTANT),  # while it is held: of its waiting
+    # Of jobs whose deadline is made of these, and not given: how long it may run once admitted, and may wait before.
+    Column("timeout_seconds", Integer),
+    Column("start_within_seconds", Integer),
+    Column("expires_at", _INSTANT),
+    Column("leased", SmallInteger, nullable=False, server_default="0"),  # steps that are leased now
+    Column("external", SmallInteger, nullable=False, server_default="0"),  # steps that external workers do
+    Column("held", Boolean, nullable=False, server_default="false"),  # waits at its gates (leasehold.gates)
+    Column("gated", Boolean, nullable=False, server_default="false"),  # has gates: its end lets others in
+    Column("notify", Boolean, nullable=False, server_default="false"),  # webhooks want to know how it ended
+    Column("exclusive_key", Text),  # at most one unfinished job a tenant and pipeline has it
+    Column("dedupe_key", Text),  # the same, chosen by a client for one run
+    Column("cancelable", Boolean, nullable=False, server_default="true"),
+    Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
+    Column("cancel", JSONB),  # {reason, by, at} once asked for
+    Column("cancel_by", _INSTANT),  # when a requested cancel is forced
+    CheckConstraint(_one_of("status", JobState), name="status_known"),
+    CheckConstraint(f"({_in('status', JOB_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
+    CheckConstraint("priority BETWEEN 0 AND 2", name="priority_band"),
+    CheckConstraint("steps_left >= 0", name="steps_left_not_negative"),
+    # Both are touched only when a job is written and when it ends.
+    Index("job_deadline", "deadline_at", postgresql_where=text("finished_at IS NULL")),
+    Index("job_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
+    Index("job_tenant_newest", "tenant_id", "pipeline", text("id DESC")),  # lists, newest first (UUIDv7)
+    # Lists by state. Their predicates name no column that a living job's progress changes.
+    Index("job_live", "tenant_id", text("id DESC"), postgresql_where=text("finished_at IS NULL")),
+    Index("job_failed", "tenant_id", text("id DESC"), postgresql_where=text("error IS NOT NULL")),
+    Index("job_cancelled", "tenant_id", text("id DESC"), postgresql_where=text("cancel IS NOT NULL")),
+    Index("job_cancelling", "cancel_by", postgresql_where=text("cancel_by IS NOT NULL AND finished_at IS NULL")),
+    Index("job_to_tell", "finished_at", postgresql_where=text("notify AND finished_at IS NOT NULL")),
+    Index(
+        "job_exclusive",
+        "tenant_id",
+        "pipeline",
+        "exclusive_key",
+        unique=True,
+        postgresql_where=text("exclusive_key IS NOT NULL AND finished_at IS NULL"),
+    ),
+    Index(
+        "job_dedupe",
+        "tenant_id",
+        "pipeline",
+        "dedupe_key",
+        unique=True,
+        postgresql_where=text("dedupe_key IS NOT NULL AND finished_at IS NULL"),
+    ),
+    postgresql_with={"fillfactor": "80"},
+)
+
+task = Table(
+    "task",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
+    Column("tenant_id", Text, nullable=False),
+    Column("step", Text, nullable=False),
+    Column("position", SmallInteger, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("waiting_on", SmallInteger, nullable=False, server_default="0"),  # steps needed and not succeeded
+    Column("unblocks", ARRAY(Uuid), nullable=False, server_default="{}"),  # tasks that need this one
+    Column("max_attempts", SmallInteger, nullable=False),
+    Column("handler", Text),  # `pipeline.step` of the code that does it, where the job's own pipeline has none
+    Column("timeout_seconds", Integer),  # of one attempt, where the template says another than the code
+    Column("cancelable", Boolean, nullable=False, server_default="true"),  # may be interrupted by a cancel
+    Column("attempt", Integer, nullable=False, server_default="0"),  # claims, less those given back
+    Column("epoch", Integer, nullable=False, server_default="0"),  # claims: the fencing token
+    Column("errors", SmallInteger, nullable=False, server_default="0"),  # attempts that failed or timed out
+    Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts that killed their child
+    Column("losses", SmallInteger, nullable=False, server_default="0"),  # attempts lost with their worker
+    Column("lease_owner", Uuid),
+    Column("lease_until", _INSTANT),
+    Column("available_at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("started_at", _INSTANT),
+    Column("finished_at", _INSTANT),
+    # At most one row a step, however often a job is announced, retried or submitted again.
+    UniqueConstraint("job_id", "step", name="task_job_id_step_key"),
+    CheckConstraint(_one_of("status", TaskState), name="status_known"),
+    CheckConstraint(
+        "(status = 'running') = (lease_owner IS NOT NULL AND lease_until IS NOT NULL)",
+        name="leased_iff_running",
+    ),
+    CheckConstraint(f"({_in('status', TASK_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
+    CheckConstraint("(status = 'blocked') <= (waiting_on > 0)", name="blocked_waits"),
+    # claim_due: what is due, per queue, band and tenant, oldest first.
+    Index(
+        "task_runnable",
+        "queue",
+        "priority",
+        "tenant_id",
+        "available_at",
+        postgresql_where=text("status IN ('pending', 'retry', 'waiting')"),
+    ),
+    # expire_leases: the living only; lease_until is no part of it (see above).
+    Index("task_running", "id", postgresql_where=text("status = 'running'")),
+    Index("task_dead_letters", "tenant_id", "finished_at", postgresql_where=text("status = 'failed'")),
+    postgresql_with={
+        "fillfactor": "70",
+        "autovacuum_vacuum_scale_factor": "0.01",
+        "autovacuum_vacuum_threshold": "200",
+        "autovacuum_vacuum_cost_delay": "0",
+    },
+)
+
+output = Table(
+    "output",
+    metadata,
+    Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("job_id", Uuid, nullable=False),
+    Column("step", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("size", BigInteger, nullable=False),
+    Column("sha256", Text, nullable=False),
+    Column("content_type", Text, nullable=False),
+    Column("tenant_id", Text),  # NULL: written by code before 0008, and counted as nobody's
+    PrimaryKeyConstraint("task_id", "name"),
+    Index("output_job_id", "job_id"),
+    Index("output_tenant", "tenant_id", postgresql_include=["size"]),  # what is kept for a tenant
+)
+
+result = Table(
+    "result",
+    metadata,
+    Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
+    Column("value", JSONB, nullable=False),
+)
+
+note = Table(
+    "note",
+    metadata,
+    Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
+    Column("value", JSONB, nullable=False),  # what a parked step wants to know when it comes again
+)
+
+failure = Table(
+    "failure",
+    metadata,
+    Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("cause", Text, nullable=False),  # error | timeout | crash | loss
+    Column("code", Text, nullable=False),
+    Column("message", Text, nullable=False),
+    Column("retryable", Boolean, nullable=False),
+    Column("at", _INSTANT, nullable=False, server_default=_NOW),
+    PrimaryKeyConstraint("task_id", "epoch"),
+    CheckConstraint("cause IN ('error', 'timeout', 'crash', 'loss')", name="cause_known"),
+)
+
+# Append-only; old days are dropped, not deleted, and what jobs that still exist have there is moved to `kept_event`
+# before (leasehold.db.history). Readers ask the view `history`, which has both. Row = fold(events): job_status and
+# task_status are the states that the event left behind.
+event = Table(
+    "event",
+    metadata,
+    Column("job_id", Uuid, nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("tenant_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("job_status", Text, nullable=False),
+    Column("task_id", Uuid),
+    Column("step", Text),
+    Column("task_status", Text),
+    Column("epoch", Integer),
+    Column("data", JSONB),
+    PrimaryKeyConstraint("job_id", "seq", "at"),
+    postgresql_partition_by="RANGE (at)",
+)
+
+kept_event = Table(
+    "kept_event",
+    metadata,
+    Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
+    Column("seq", Integer, nullable=False),
+    Column("at", _INSTANT, nullable=False),
+    Column("tenant_id", Text, nullable=False),
+    Column("kind", Text, nullable=False),
+    Column("job_status", Text, nullable=False),
+    Column("task_id", Uuid),
+    Column("step", Text),
+    Column("task_status", Text),
+    Column("epoch", Integer),
+    Column("data", JSONB),
+    PrimaryKeyConstraint("job_id", "seq"),
+)
+#: A view: the days, and what was kept of those that are dropped.
+history = TableClause("history", *(ColumnClause(column.name, column.type) for column in event.columns))
+
+outbox = Table(
+    "outbox",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("task_id", Uuid, nullable=False),
+    Column("job_id", Uuid, nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("priority", SmallInteger, nullable=False),
+    Column("headers", JSONB),
+    Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
+    # The relay takes a row only after this: whoever committed it publishes first, by itself.
+    Column("relay_at", _INSTANT, nullable=False),
+    Index("outbox_relay_at", "relay_at"),
+    postgresql_with={
+        "autovacuum_vacuum_scale_factor": "0",
+        "autovacuum_vacuum_threshold": "1000",
+        "autovacuum_vacuum_cost_delay": "0",
+    },
+)
+
+worker = Table(
+    "worker",
+    metadata,
+    Column("id", Uuid, primary_key=True),  # fresh for every process start: a reused name would hide orphans
+    Column("presence_key", Integer, Identity(always=True), nullable=False, unique=True),
+    Column("present", Boolean, nullable=False),  # holds the advisory lock `presence_key`
+    Column("host", Text, nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("version", Text, nullable=False),
+    Column("queues", ARRAY(Text), nullable=False),
+    Column("draining", Boolean, nullable=False, server_default="false"),
+    Column("started_at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("seen_at", _INSTANT, nullable=False, server_default=_NOW),
+)
+
+quarantine = Table(
+    "quarantine",
+    metadata,
+    Column("duty", Text, nullable=False),
+    Column("unit", Text, nullable=False),  # the id or key of what failed
+    Column("failures", Integer, nullable=False),  # in a row
+    Column("error", JSONB, nullable=False),  # {code, message} of the last one
+    Column("failed_at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("retry_at", _INSTANT, nullable=False),  # set aside until then
+    PrimaryKeyConstraint("duty", "unit"),
+)
+
+leadership = Table(
+    "leadership",
+    metadata,
+    Column("role", Text, primary_key=True),  # for example `sweeper`
+    Column("owner", Uuid, nullable=False),
+    Column("until", _INSTANT, nullable=False),
+)
+
+media = Table(
+    "media",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    # INIT, UPLOADED and, for an object that was refused before any job, FAILED are written here; PROCESSING,
+    # READY and FAILED of an uploaded picture are the job's state, told in media's words.
+    Column("status", Text, nullable=False, server_default="INIT"),
+    # Deferred: the guarded update that names the job comes before the job's insert, in one transaction.
+    Column(
+        "job_id",
+        Uuid,
+        ForeignKey("job.id", ondelete="SET NULL", deferrable=True, initially="DEFERRED"),
+        unique=True,
+    ),
+    Column("original_key", Text, nullable=False, unique=True),
+    Column("content_type", Text, nullable=False),
+    Column("file_name", Text, nullable=False),
+    Column("size", BigInteger),  # bytes, as found in the store
+    Column("error", JSONB),  # {code, message, retryable} of an object that was refused
+    Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("expires_at", _INSTANT),  # an upload that is never completed is forgotten then
+    Column("deleted_at", _INSTANT),  # its client deleted it: it is there for nobody, and housekeeping removes the rest
+    CheckConstraint("status IN ('INIT', 'UPLOADED', 'FAILED')", name="status_known"),
+    CheckConstraint("(status = 'FAILED') = (error IS NOT NULL)", name="failed_says_why"),
+    Index("media_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
+    Index("media_tenant", "tenant_id", postgresql_include=["size"]),  # as output_tenant
+)
+
+api_key = Table(
+    "api_key",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("prefix", Text, nullable=False, unique=True),  # public part: finds the row
+    Column("secret_hash", LargeBinary, nullable=False),  # SHA-256 of a 256-bit random secret
+    Column("tenant_id", Text, nullable=False),
+    Column("client_id", Text, nullable=False),
+    Column("scopes", ARRAY(Text), nullable=False),
+    Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("expires_at", _INSTANT),
+    Column("revoked_at", _INSTANT),
+    Column("last_used_at", _INSTANT),
+    Column("quota_key", Text),  # the first of the keys that it was rotated from; NULL: its own prefix
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("tenant_id", Text, nullable=False),
+    Column("key", Text, nullable=False),
+    Column("request_hash", LargeBinary, nullable=False),
+    Column("status_code", SmallInteger),  # NULL while the first request is in flight
+    Column("body", LargeBinary),
+    Column("locked_until", _INSTANT, nullable=False),  # a first request that died is forgotten after this
+    Column("expires_at", _INSTANT, nullable=False),
+    PrimaryKeyConstraint("tenant_id", "key"),
+    Index("idempotency_expires", "expires_at"),
+)

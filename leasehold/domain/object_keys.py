@@ -1,0 +1,28 @@
+"""Deterministic names of objects: the same step of the same job writes the same keys, however often it runs."""
+
+from __future__ import annotations
+
+import re
+from uuid import UUID
+
+from leasehold.domain.errors import Permanent
+
+_PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_MOST_CHARACTERS = 512  # S3 allows 1024 bytes; ours are ASCII
+
+
+def media_prefix(media_id: UUID) -> str:
+    return f"media/{media_id}"
+
+
+def original_key(media_id: UUID, extension: str) -> str:
+    """Where a client uploads its picture; chosen by us, never by the client."""
+    return output_key(media_prefix(media_id), f"original.{extension}")
+
+
+def output_key(prefix: str, name: str) -> str:
+    """`{prefix}/{name}`. Raises Permanent("bad_output") for a name that is empty, absolute, or climbs out."""
+    parts = name.split("/")
+    if not all(_PART.fullmatch(part) for part in parts) or len(prefix) + len(name) >= _MOST_CHARACTERS:
+        raise Permanent("bad_output", f"an output cannot be named {name[:100]!r}")
+    return f"{prefix}/{name}"

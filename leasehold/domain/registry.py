@@ -1,0 +1,73 @@
+"""The pipelines a process knows, by name."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from importlib.metadata import entry_points
+
+from leasehold.domain.errors import DeclarationError
+from leasehold.domain.pipeline import Pipeline
+
+#: A package offers its own pipelines under this entry-point group; each entry is a `Pipeline`.
+ENTRY_POINTS = "leasehold.pipelines"
+
+
+class Pipelines:
+    """By name; refuses two of one name, and steps without a handler once handlers are loaded."""
+
+    def __init__(self, *pipelines: Pipeline) -> None:
+        self._by_name: dict[str, Pipeline] = {}
+        for pipeline in pipelines:
+            self.add(pipeline)
+
+    def add(self, pipeline: Pipeline) -> None:
+        if pipeline.name in self._by_name:
+            raise DeclarationError(f"two pipelines are named {pipeline.name!r}")
+        self._by_name[pipeline.name] = pipeline
+
+    def __getitem__(self, name: str) -> Pipeline:
+        try:
+            return self._by_name[name]
+        except KeyError:
+            raise DeclarationError(f"no pipeline is named {name!r}") from None
+
+    def find(self, name: str) -> Pipeline | None:
+        return self._by_name.get(name)
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._by_name
+
+    def __iter__(self) -> Iterator[Pipeline]:
+        return iter(self._by_name.values())
+
+    def load_handlers(self, pipeline: str) -> Pipeline:
+        """Import the module with the handlers and check that every step has one, but those that are done outside.
+
+        Raises DeclarationError naming the steps without a handler.
+        """
+        declared = self[pipeline]
+        importlib.import_module(declared.module)
+        if missing := [one.name for one in declared.steps if not one.external and one.name not in declared.handlers]:
+            raise DeclarationError(f"pipeline {pipeline}: no handler in {declared.module} for {missing}")
+        return declared
+
+    @classmethod
+    def from_source(cls, source: str) -> Pipelines:
+        """Call what `source` ("module:callable") names. Raises DeclarationError when it is no registry."""
+        module, _, name = source.partition(":")
+        try:
+            found = getattr(importlib.import_module(module), name)()
+        except (ImportError, AttributeError) as error:
+            raise DeclarationError(f"cannot load pipelines from {source!r}: {error}") from error
+        if not isinstance(found, cls):
+            raise DeclarationError(f"{source!r} returned a {type(found).__name__}, not Pipelines")
+        return found
+
+    def add_installed(self) -> None:
+        """Add what installed packages offer under the entry-point group."""
+        for entry in entry_points(group=ENTRY_POINTS):
+            found = entry.load()
+            if not isinstance(found, Pipeline):
+                raise DeclarationError(f"entry point {entry.name} is a {type(found).__name__}, not a Pipeline")
+            self.add(found)

@@ -1,0 +1,214 @@
+"""A template: how one kind of run is done, as clients declare it over HTTP. Immutable once written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Annotated, Any, Literal
+
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
+
+from leasehold.domain.errors import DeclarationError, Invalid
+from leasehold.domain.json_values import MOST_SMALLINT, Flag, Integer, JsonNumber
+from leasehold.domain.pipeline import Concurrency, Pipeline, RunTerms, SkipIf, Step
+
+Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
+#: `external`, or `pipeline.step` of code that the workers have.
+WorkerType = Annotated[str, Field(pattern=r"^(external|[a-z][a-z0-9_-]{0,62}\.[a-z][a-z0-9_-]{0,62})$")]
+Seconds = Annotated[int, Field(ge=1, le=7 * 86_400), JsonNumber]
+
+#: A run's timeout, and its waiting.
+MOST_SECONDS = 30 * 86_400
+#: Bytes of a payload schema, and of a payload.
+MAX_SCHEMA = 64 * 1024
+MAX_PAYLOAD = 256 * 1024
+EXTERNAL = "external"
+
+
+class _Declared(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class RetryPolicy(_Declared):
+    """`backoff_seconds`: before the second attempt, the third, ...; the last one counts for all that follow."""
+
+    max_attempts: Integer = Field(5, ge=1, le=100)
+    backoff_seconds: tuple[Annotated[int, Field(ge=0, le=7 * 86_400), JsonNumber], ...] = Field(
+        (60, 300, 1800, 7200), min_length=1, max_length=20
+    )
+
+
+class CancelPolicy(_Declared):
+    """`grace_seconds`: how long a running step may take to stop; then it is stopped."""
+
+    supported: Flag = True
+    mode: Literal["cooperative"] = "cooperative"
+    grace_seconds: Integer = Field(30, ge=0, le=3600)
+
+
+class SkipWhen(_Declared):
+    """The step is skipped when the payload has `equals` at the JSON pointer."""
+
+    pointer: str = Field(pattern=r"^(/([^/~]|~[01])*){1,32}$", max_length=500)
+    equals: JsonValue = True
+
+
+class TemplateStep(_Declared):
+    id: Name
+    name: str = Field("", max_length=200)
+    worker_type: WorkerType = EXTERNAL
+    queue: Name = "default"
+    needs: tuple[Name, ...] | None = Field(
+        None, max_length=50, description="Steps that must have succeeded; left out: the step before it."
+    )
+    skip_if: SkipWhen | None = None
+    timeout_seconds: Seconds = 300
+    cancelable: Flag = True
+    retry: RetryPolicy | None = Field(None, description="Left out: the template's retry_policy.")
+
+
+class Template(_Declared):
+    """One version of a template."""
+
+    type: Name
+    version: Integer = Field(1, ge=1, le=MOST_SMALLINT)
+    name: str = Field("", max_length=200)
+    description: str = Field("", max_length=2000)
+    enabled: Flag = True
+    repeatable: Flag = Field(True, description="Whether a run may be rerun.")
+    payload_schema: dict[str, Any] = Field(default_factory=dict, description="JSON Schema 2020-12 of the payload.")
+    steps: tuple[TemplateStep, ...] = Field(min_length=1, max_length=100)
+    concurrency_policy: Concurrency = "allow"
+    dedupe_keys: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field((), max_length=10)
+    timeout_seconds: Annotated[int, Field(ge=1, le=MOST_SECONDS), JsonNumber] | None = Field(
+        None, description="Of a whole run, from when it is admitted at its scope and its limits."
+    )
+    start_within_seconds: Annotated[int, Field(ge=1, le=MOST_SECONDS), JsonNumber] | None = Field(
+        None, description="How long a run may wait at its scope and its limits; left out: any time."
+    )
+    cancel_policy: CancelPolicy = CancelPolicy()
+    retry_policy: RetryPolicy = RetryPolicy()
+    schedulable: Flag = True
+
+    @field_validator("payload_schema")
+    @classmethod
+    def _is_storable(cls, schema: dict[str, Any]) -> dict[str, Any]:
+        # Whether it is a schema, and what it would cost, says leasehold.evaluation: not in an event loop.
+        try:
+            size = len(orjson.dumps(schema))
+        except TypeError as error:
+            raise ValueError(f"a payload schema cannot be stored: {error}") from None
+        if size > MAX_SCHEMA:
+            raise ValueError(f"a payload schema has at most {MAX_SCHEMA} bytes")
+        return schema
+
+    @model_validator(mode="after")
+    def _holds_together(self) -> Template:
+        try:
+            self.pipeline()
+        except DeclarationError as error:
+            raise ValueError(str(error)) from None
+        return self
+
+    def step(self, name: str) -> TemplateStep | None:
+        return next((step for step in self.steps if step.id == name), None)
+
+    def retry(self, step: str) -> RetryPolicy:
+        found = self.step(step)
+        return found.retry if found is not None and found.retry is not None else self.retry_policy
+
+    def pipeline(self) -> Pipeline:
+        """The pipeline that this template describes. Raises DeclarationError: unknown needs, a cycle, a name twice."""
+        return Pipeline(
+            self.type,
+            version=self.version,
+            module="",
+            steps=[self._step(number) for number in range(len(self.steps))],
+            terms=RunTerms(
+                title=self.name,
+                description=self.description,
+                concurrency=self.concurrency_policy,
+                dedupe_keys=self.dedupe_keys,
+                timeout=_seconds(self.timeout_seconds),
+                start_within=_seconds(self.start_within_seconds),
+                cancelable=self.cancel_policy.supported,
+                grace=timedelta(seconds=self.cancel_policy.grace_seconds),
+                repeatable=self.repeatable,
+                schedulable=self.schedulable,
+            ),
+        )
+
+    def _step(self, number: int) -> Step:
+        said = self.steps[number]
+        before = (self.steps[number - 1].id,) if number else ()
+        retry = said.retry or self.retry_policy
+        external = said.worker_type == EXTERNAL
+        return Step(
+            said.id,
+            needs=before if said.needs is None else said.needs,
+            queue=said.queue,
+            max_attempts=retry.max_attempts,
+            timeout_seconds=said.timeout_seconds,
+            cancelable=said.cancelable,
+            skip_if=None if said.skip_if is None else SkipIf(said.skip_if.pointer, said.skip_if.equals),
+            external=external,
+            handler=None if external else said.worker_type,
+        )
+
+
+def encoded_payload(payload: Mapping[str, Any]) -> bytes:
+    """As JSON. Raises Invalid: `payload_too_large`, or `invalid_payload` for numbers beyond 64 bits."""
+    try:
+        encoded = orjson.dumps(payload)
+    except TypeError as error:
+        raise Invalid("invalid_payload", f"The payload cannot be stored: {error}.") from None
+    if len(encoded) > MAX_PAYLOAD:
+        said = f"The payload has {len(encoded)} bytes; at most {MAX_PAYLOAD} are accepted."
+        raise Invalid("payload_too_large", said)
+    return encoded
+
+
+def _seconds(number: int | None) -> timedelta | None:
+    return None if number is None else timedelta(seconds=number)
+
+
+def declared(pipeline: Pipeline) -> Template:
+    """A pipeline of code, as a template: what GET shows of it."""
+    terms = pipeline.terms
+    return Template.model_construct(
+        type=pipeline.name,
+        version=pipeline.version,
+        name=terms.title,
+        description=terms.description,
+        enabled=True,
+        repeatable=terms.repeatable,
+        payload_schema=pipeline.params.model_json_schema(),
+        steps=tuple(
+            TemplateStep.model_construct(
+                id=step.name,
+                name="",
+                worker_type="external" if step.external else f"{pipeline.name}.{step.name}",
+                queue=step.queue,
+                needs=step.needs,
+                skip_if=None,
+                timeout_seconds=int(step.timeout.total_seconds()),
+                cancelable=step.cancelable,
+                retry=RetryPolicy.model_construct(
+                    max_attempts=step.max_attempts,
+                    backoff_seconds=tuple(int(delay.total_seconds()) for delay in step.retry_ladder),
+                ),
+            )
+            for step in pipeline.steps
+            if not step.part
+        ),
+        concurrency_policy=terms.concurrency,
+        dedupe_keys=terms.dedupe_keys,
+        timeout_seconds=None if terms.timeout is None else int(terms.timeout.total_seconds()),
+        start_within_seconds=None if terms.start_within is None else int(terms.start_within.total_seconds()),
+        cancel_policy=CancelPolicy.model_construct(
+            supported=terms.cancelable, mode="cooperative", grace_seconds=int(terms.grace.total_seconds())
+        ),
+        retry_policy=RetryPolicy(),
+        schedulable=terms.schedulable,
+    )

@@ -1,0 +1,73 @@
+"""Debian packages without root: downloaded with apt's own checks, unpacked into a private directory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from leasehold.embedded.process import EmbeddedError, end
+
+DOWNLOAD_SECONDS = 300.0
+MESSAGE_LINES = 5
+
+
+async def unpack_packages(names: Sequence[str], target: Path) -> None:
+    """Download the packages `names` and unpack them into `target`; nothing of the system changes.
+
+    Raises:
+        EmbeddedError: this is no Debian or Ubuntu, or a download failed.
+    """
+    if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
+        raise EmbeddedError("packages can be fetched on Debian and Ubuntu only: there is no apt-get here")
+    with tempfile.TemporaryDirectory(prefix="leasehold-apt-") as scratch:
+        work = Path(scratch)
+        for directory in ("archives", "state/lists/partial", "cache/archives/partial"):
+            (work / directory).mkdir(parents=True)
+        await _download(names, work)
+        for package in sorted((work / "archives").glob("*.deb")):
+            await _run(["dpkg-deb", "-x", str(package), str(target)], work)
+
+
+async def _download(names: Sequence[str], work: Path) -> None:
+    """Download with the system's package lists, or with fresh private ones where those are missing or old."""
+    try:
+        await _apt(["download", *names], work, lists=None)
+    except EmbeddedError:
+        await _apt(["update"], work, lists=work / "state")
+        await _apt(["download", *names], work, lists=work / "state")
+
+
+async def _apt(arguments: Sequence[str], work: Path, *, lists: Path | None) -> None:
+    options = {
+        "Dir::Cache": str(work / "cache"),
+        "APT::Sandbox::User": "",  # the private directories are ours, not _apt's
+        "Debug::NoLocking": "1",
+    }
+    if lists is not None:
+        options |= {"Dir::State": str(lists), "Dir::State::status": "/var/lib/dpkg/status"}
+    flags = [flag for item in options.items() for flag in ("-o", "=".join(item))]
+    await _run(["apt-get", "-q", *flags, *arguments], work / "archives")
+
+
+async def _run(argv: Sequence[str], cwd: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        *argv,
+        cwd=cwd,
+        env=os.environ | {"LC_ALL": "C", "DEBIAN_FRONTEND": "noninteractive"},
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), DOWNLOAD_SECONDS)
+    except TimeoutError:
+        raise EmbeddedError(f"{argv[0]} took longer than {DOWNLOAD_SECONDS:.0f} s") from None
+    finally:
+        await end(process)
+    if process.returncode:
+        lines = output.decode(errors="replace").splitlines()[-MESSAGE_LINES:]
+        raise EmbeddedError("\n  ".join([f"{argv[0]} failed with {process.returncode}:", *lines]))

@@ -1,0 +1,125 @@
+"""Where private servers keep their data and their programs.
+
+A run's directory lives under /var/tmp, for the servers' user must be able to reach it, and is locked by its
+owner: a later run recognises what a killed one left and removes it. The cache keeps programs between runs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from leasehold.embedded.process import EmbeddedError
+
+PREFIX = "leasehold-run-"
+LOCK = "owner.lock"
+
+
+class RunDirectory:
+    """A directory of one run, made in `root`; removed at its end unless it was given (`keep`)."""
+
+    def __init__(self, keep: Path | None = None, *, root: Path | None = None) -> None:
+        self._keep = keep
+        self._root = root or temporary_root()
+        self._lock = -1
+        self.path = Path()
+
+    def __enter__(self) -> Self:
+        remove_abandoned(self._root)
+        if self._keep is None:
+            self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=self._root))
+        else:
+            self.path = self._keep.absolute()
+            self.path.mkdir(parents=True, exist_ok=True)
+        self.path.chmod(0o711)  # the servers' user passes through, and sees only what is its own
+        try:
+            self._lock = _lock(self.path)
+        except BlockingIOError:
+            raise EmbeddedError(f"{self.path} is in use by another process") from None
+        return self
+
+    def __exit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        if self._keep is None:
+            shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def _lock(directory: Path) -> int:
+    # Locked first and named after, so that a lock file which is there and free always means a dead owner.
+    final = directory / LOCK
+    if final.exists():
+        lock = os.open(final, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(lock)
+            raise
+        return lock
+    fresh = directory / f"{LOCK}.{os.getpid()}"
+    lock = os.open(fresh, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fresh.rename(final)
+    return lock
+
+
+def remove_abandoned(root: Path) -> list[Path]:
+    """Remove the directories in `root` of our own earlier runs whose owner is dead; gives what was removed."""
+    removed = []
+    for directory in root.glob(f"{PREFIX}*"):
+        with contextlib.suppress(OSError):  # somebody else removes it at this moment
+            if _is_abandoned(directory):
+                shutil.rmtree(directory, ignore_errors=True)
+                removed.append(directory)
+    return removed
+
+
+def _is_abandoned(directory: Path) -> bool:
+    found = directory.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        return False
+    try:
+        lock = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False  # its owner is making it at this moment
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True
+
+
+def temporary_root() -> Path:
+    """Where runs are kept: $LEASEHOLD_TMP, /var/tmp (a disk, not memory), or what the system has."""
+    if configured := os.environ.get("LEASEHOLD_TMP"):
+        return Path(configured)
+    return Path("/var/tmp") if os.access("/var/tmp", os.W_OK) else Path(tempfile.gettempdir())  # noqa: S108 - mkdtemp makes it
+
+
+def cache_directory() -> Path:
+    """Where downloaded programs are kept: $LEASEHOLD_CACHE, /var/cache for root, else the user's own cache.
+
+    Raises:
+        EmbeddedError: somebody else could write there, and so choose what we run.
+    """
+    if configured := os.environ.get("LEASEHOLD_CACHE"):
+        cache = Path(configured)
+    elif os.geteuid() == 0:
+        cache = Path("/var/cache/leasehold")  # root's home is closed to the user that the servers run as
+    else:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leasehold"
+    cache.mkdir(mode=0o755, parents=True, exist_ok=True)
+    found = cache.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise EmbeddedError(f"{cache} must be a directory that only its owner, uid {os.geteuid()}, can write to")
+    return cache

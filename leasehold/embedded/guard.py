@@ -1,0 +1,167 @@
+"""Runs one server so that nothing of it outlives the process that wanted it.
+
+Started by `leasehold.embedded.process` as `python guard.py OWNER_PID UID GID LAST_SIGNAL PROGRAM ARGUMENT...`, with the
+standard library only. It ends the server and everything the server started, daemons included, when its owner
+ends in any way (a closed pipe or a pidfd tells), when it is told to, or when the server itself ends.
+`PR_SET_PDEATHSIG` alone would not do: it follows the thread that forked, and epmd, a grandchild, does not
+inherit it.
+
+Each byte read from standard input is a signal number for the server; the end of the input means "end it all".
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+SECONDS_FOR_LAST_SIGNAL = 3.0
+STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+
+
+def prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(option, value, 0, 0, 0)
+
+
+def descendants(root: int) -> list[int]:
+    """Every process below `root`, by one reading of /proc."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it ended while we read
+            after_name = entry.read_text().rpartition(")")[2].split()
+            children.setdefault(int(after_name[1]), []).append(int(entry.parent.name))
+    found: list[int] = []
+    waiting = [root]
+    while waiting:
+        below = children.get(waiting.pop(), [])
+        found += below
+        waiting += below
+    return found
+
+
+def kill_everything(server: int) -> None:
+    """SIGKILL to all descendants until none is left; a subreaper inherits every orphan, so none can hide."""
+    while True:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(server, signal.SIGKILL)  # where there is no /proc
+        for pid in descendants(os.getpid()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        try:
+            os.waitpid(-1, 0)
+        except ChildProcessError:
+            return
+
+
+class Guard:
+    """Watches the owner, the orders and the server with one poll and no timer."""
+
+    def __init__(self, owner: int, last_signal: int) -> None:
+        self.last_signal = last_signal
+        self.status: int | None = None
+        self.stopped = False
+        self.wakeup, writer = os.pipe()
+        for end in (self.wakeup, writer):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(writer)
+        for number in (signal.SIGCHLD, *STOPPING):
+            signal.signal(number, self.on_signal)
+        self.poll = select.poll()
+        self.poll.register(self.wakeup, select.POLLIN)
+        self.poll.register(0, select.POLLIN)
+        self.owner_fd = self.watch(owner)
+        self.server = 0
+
+    def on_signal(self, number: int, _frame: object) -> None:
+        self.stopped = self.stopped or number in STOPPING
+
+    def watch(self, owner: int) -> int | None:
+        # A child that the owner forked may hold our pipe open after its death, hence the pidfd beside it.
+        try:
+            owner_fd = os.pidfd_open(owner)
+        except (AttributeError, OSError):
+            return None
+        self.poll.register(owner_fd, select.POLLIN)
+        return owner_fd
+
+    def start(self, argv: list[str], uid: int, gid: int) -> None:
+        self.server = subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - we have no threads
+            user=uid if uid >= 0 else None,
+            group=gid if uid >= 0 else None,
+            extra_groups=[] if uid >= 0 else None,
+        ).pid
+
+    def run(self) -> int:
+        """Watch until the server or its owner is gone.
+
+        Returns:
+            The server's exit code; 128 + n for signal n, as shells do.
+        """
+        while self.status is None and self.owner_is_there():
+            self.reap()
+        if self.status is None:
+            self.say_last_signal()
+        kill_everything(self.server)
+        return 137 if self.status is None else os.waitstatus_to_exitcode(self.status) % 256
+
+    def owner_is_there(self) -> bool:
+        ready = {fd for fd, _ in self.poll.poll()}
+        if self.stopped or (self.owner_fd is not None and self.owner_fd in ready):
+            return False
+        if 0 in ready:
+            orders = os.read(0, 64)
+            for number in orders:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.server, number)
+            return bool(orders)
+        return True
+
+    def reap(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self.wakeup, 512)
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == self.server:
+                    self.status = ended[1]
+
+    def say_last_signal(self) -> None:
+        """Let the server tidy up what only it can, such as shared memory, before the SIGKILL."""
+        if self.last_signal == signal.SIGKILL:
+            return
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.server, self.last_signal)
+        until = time.monotonic() + SECONDS_FOR_LAST_SIGNAL
+        while self.status is None and time.monotonic() < until:
+            select.select([self.wakeup], [], [], 0.1)
+            self.reap()
+
+
+def main() -> int:
+    owner, uid, gid, last_signal = map(int, sys.argv[1:5])
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    guard = Guard(owner, last_signal)
+    if os.getppid() != owner:
+        return 137
+    try:
+        guard.start(sys.argv[5:], uid, gid)
+    except OSError as error:
+        sys.stderr.write(f"{error}\n")
+        return 127
+    return guard.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

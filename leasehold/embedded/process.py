@@ -1,0 +1,164 @@
+"""Servers as child processes that end with us, run as an unprivileged user where we are root."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import pwd
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from leasehold.domain.errors import LeaseholdError
+
+GUARD = Path(__file__).with_name("guard.py")
+LOG_LINES_SHOWN = 15
+
+
+class EmbeddedError(LeaseholdError):
+    """A server did not start, or ended by itself. The message ends with the last lines of its log."""
+
+
+@dataclass(frozen=True)
+class RunAs:
+    """Who a server runs as; -1 means "as we do"."""
+
+    uid: int = -1
+    gid: int = -1
+
+    @property
+    def drops(self) -> bool:
+        return self.uid >= 0
+
+    @property
+    def user(self) -> int | None:
+        """As `subprocess` wants it."""
+        return self.uid if self.drops else None
+
+    @property
+    def group(self) -> int | None:
+        return self.gid if self.drops else None
+
+    def own(self, path: Path) -> Path:
+        if self.drops:
+            os.chown(path, self.uid, self.gid)
+        return path
+
+    def directory(self, path: Path) -> Path:
+        """Make `path` (kept if there) a directory that only this user can read."""
+        path.mkdir(mode=0o700, exist_ok=True)
+        return self.own(path)
+
+    def file(self, path: Path, text: str) -> Path:
+        """Write a file that only this user can read."""
+        with contextlib.suppress(FileNotFoundError):
+            path.unlink()
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+        return self.own(path)
+
+
+def unprivileged() -> RunAs:
+    """`nobody` when we are root, for PostgreSQL and RabbitMQ have no business with root; else ourselves."""
+    if os.geteuid() != 0:
+        return RunAs()
+    nobody = pwd.getpwnam("nobody")
+    return RunAs(nobody.pw_uid, nobody.pw_gid)
+
+
+class Server:
+    """One running server behind its guard."""
+
+    def __init__(self, name: str, process: asyncio.subprocess.Process, log: Path) -> None:
+        self.name = name
+        self.log = log
+        self._process = process
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        argv: Sequence[str | Path],
+        *,
+        log: Path,
+        env: Mapping[str, str],
+        cwd: Path,
+        run_as: RunAs,
+        last_signal: signal.Signals = signal.SIGKILL,
+    ) -> Server:
+        """Start `argv` with exactly the environment `env`; it gets `last_signal` if its owner dies."""
+        guard = [sys.executable, "-I", "-S", GUARD, os.getpid(), run_as.uid, run_as.gid, int(last_signal)]
+        with log.open("ab") as output:
+            process = await asyncio.create_subprocess_exec(
+                *map(str, guard),
+                *map(str, argv),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=output,
+                stderr=output,
+                env=dict(env),
+                cwd=cwd,
+                start_new_session=True,  # the terminal's Ctrl-C is for the owner, who then stops us in order
+            )
+        return cls(name, process, log)
+
+    @property
+    def running(self) -> bool:
+        return self._process.returncode is None
+
+    async def wait(self) -> int:
+        """Give the exit code, once the server and all it started are gone."""
+        return await self._process.wait()
+
+    async def stop(self, number: signal.Signals, *, grace: float) -> None:
+        """Send a signal and wait until everything is gone; after `grace` seconds, kill."""
+        pipe = self._process.stdin
+        if self.running and pipe is not None:
+            with contextlib.suppress(ConnectionError):
+                pipe.write(bytes([number]))
+                await pipe.drain()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.wait(), grace)
+        await self.kill()
+
+    async def kill(self) -> None:
+        """SIGKILL to the server; its guard does the same to whatever it started."""
+        pipe = self._process.stdin
+        if self.running and pipe is not None:
+            with contextlib.suppress(ConnectionError):
+                pipe.write(bytes([signal.SIGKILL]))
+                await pipe.drain()
+        await self.wait()
+        if pipe is not None:
+            pipe.close()
+
+    def failure(self, what: str) -> EmbeddedError:
+        lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
+        return EmbeddedError("\n  ".join([f"{self.name} {what}; the end of its log:", *lines]))
+
+
+async def end(process: asyncio.subprocess.Process) -> None:
+    """Kill a program of our own that still runs, as when the wait for it was cancelled."""
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
+
+
+async def run(
+    name: str, argv: Sequence[str | Path], *, log: Path, env: Mapping[str, str], cwd: Path, run_as: RunAs
+) -> None:
+    """Run a program to its end.
+
+    Raises:
+        EmbeddedError: it exited with another code than 0.
+    """
+    program = await Server.start(name, argv, log=log, env=env, cwd=cwd, run_as=run_as)
+    try:
+        code = await program.wait()
+    finally:
+        await program.kill()
+    if code:
+        raise program.failure(f"exited with {code}")

@@ -1,0 +1,154 @@
+"""Finds a RabbitMQ server, or unpacks the distribution's own packages of it into the cache."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import platform
+import re
+import shlex
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from leasehold.embedded.debian import unpack_packages
+from leasehold.embedded.directories import cache_directory
+from leasehold.embedded.process import EmbeddedError
+
+# RabbitMQ's dependencies but for what every system has; Debian's own list would bring 150 packages.
+ERLANG = (
+    "asn1 base crypto eldap ftp inets mnesia os-mon parsetools public-key "
+    "runtime-tools snmp ssl syntax-tools tftp tools xmerl"
+)
+PACKAGES = ["rabbitmq-server", *(f"erlang-{part}" for part in ERLANG.split())]
+
+# Shared libraries that a bare image may lack, and the packages that have them (Debian's name, then Ubuntu's).
+LIBRARIES = {
+    "libcrypto.so.3": ("libssl3", "libssl3t64"),
+    "libssl.so.3": ("libssl3", "libssl3t64"),
+    "libtinfo.so.6": ("libtinfo6",),
+    "libstdc++.so.6": ("libstdc++6",),
+    "libgcc_s.so.1": ("libgcc-s1",),
+    "libsystemd.so.0": ("libsystemd0",),
+    "libz.so.1": ("zlib1g",),
+    "libzstd.so.1": ("libzstd1",),
+    "libsctp.so.1": ("libsctp1", "libsctp1t64"),
+}
+
+
+@dataclass(frozen=True)
+class RabbitServer:
+    """Where RabbitMQ's programs are, and what their processes need in the environment to find each other."""
+
+    program: Path
+    search_path: str
+    library_path: str
+
+    @classmethod
+    def at(cls, root: Path) -> RabbitServer | None:
+        """Give the server below `root`, a system's root or an unpacked release, if there is one."""
+        places = ("sbin", "usr/lib/rabbitmq/bin", "bin")
+        programs = [root / place / "rabbitmq-server" for place in places]
+        program = next((program for program in programs if program.exists()), None)
+        if program is None:
+            return None
+        own = root / "usr/lib/erlang/bin/erl"
+        erl = str(own) if own.exists() else shutil.which("erl") or "/usr/bin/erl"
+        libraries = [] if root == Path("/") else [*root.glob("usr/lib/*-gnu"), *root.glob("lib/*-gnu")]
+        return cls(
+            program,
+            os.pathsep.join([str(Path(erl).parent), "/usr/sbin:/usr/bin:/sbin:/bin"]),
+            os.pathsep.join(map(str, libraries)),
+        )
+
+
+def find_rabbitmq() -> RabbitServer | None:
+    """Find $LEASEHOLD_RABBIT (the root of a server), the system's, or what `install_rabbitmq` unpacked."""
+    if configured := os.environ.get("LEASEHOLD_RABBIT"):
+        server = RabbitServer.at(Path(configured))
+        if server is None:
+            raise EmbeddedError(f"LEASEHOLD_RABBIT: there is no rabbitmq-server below {configured}")
+        return server
+    # Not /usr/sbin/rabbitmq-server: that wrapper changes to a system user and refuses all others.
+    if Path("/usr/lib/rabbitmq/bin/rabbitmq-server").exists() and shutil.which("erl"):
+        return RabbitServer.at(Path("/"))
+    return RabbitServer.at(_unpacked())
+
+
+async def install_rabbitmq() -> RabbitServer:
+    """Find RabbitMQ, or unpack the distribution's packages of it (35 MB to download) into the cache.
+
+    Raises:
+        EmbeddedError: this is no Debian or Ubuntu, or the packages could not be downloaded.
+    """
+    target = _unpacked()
+    with (target.parent / "rabbitmq.lock").open("w") as lock:
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)  # another run may be unpacking it now
+        if found := find_rabbitmq():
+            return found
+        with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
+            root = Path(scratch) / "root"
+            root.mkdir(mode=0o755)
+            await unpack_packages(PACKAGES, root)
+            await _add_libraries(root)
+            _relocate_erlang(root, target)
+            root.rename(target)
+    found = RabbitServer.at(target)
+    if found is None:
+        raise EmbeddedError("the packages hold no rabbitmq-server where it was expected")
+    return found
+
+
+def _unpacked() -> Path:
+    try:
+        release = platform.freedesktop_os_release()
+    except OSError:  # not Linux
+        release = {}
+    return cache_directory() / "-".join(
+        ["rabbitmq", release.get("ID", "linux"), release.get("VERSION_ID", "0"), platform.machine()]
+    )
+
+
+def _relocate_erlang(root: Path, target: Path) -> None:
+    # Debian's erl says where it lives in its own text, and nothing in the environment overrides that.
+    home = shlex.quote(str(target / "usr/lib/erlang"))
+    for erl in [root / "usr/lib/erlang/bin/erl", *root.glob("usr/lib/erlang/erts-*/bin/erl")]:
+        if erl.is_file() and not erl.is_symlink():
+            moved = re.sub(r"ROOTDIR=/usr/lib/erlang\b", lambda _: f"ROOTDIR={home}", erl.read_text())
+            erl.write_text(moved)
+
+
+async def _add_libraries(root: Path) -> None:
+    """Unpack the shared libraries that neither the system nor `root` has."""
+    missing = await _missing_libraries(root)
+    unknown = missing - LIBRARIES.keys()
+    if unknown:
+        raise EmbeddedError(f"this system lacks shared libraries of Erlang: {', '.join(sorted(unknown))}")
+    for library in sorted(missing):
+        await _unpack_first(LIBRARIES[library], root)
+
+
+async def _unpack_first(names: tuple[str, ...], root: Path) -> None:
+    for name in names[:-1]:
+        try:
+            return await unpack_packages([name], root)
+        except EmbeddedError:
+            continue
+    return await unpack_packages(names[-1:], root)
+
+
+async def _missing_libraries(root: Path) -> set[str]:
+    ldd = await asyncio.create_subprocess_exec(
+        "ldd",
+        *map(str, _native_files(root)),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    output, _ = await ldd.communicate()
+    return set(re.findall(r"^\s*(\S+) => not found$", output.decode(), re.MULTILINE))
+
+
+def _native_files(root: Path) -> list[Path]:
+    return [*root.glob("usr/lib/erlang/erts-*/bin/*"), *root.glob("usr/lib/erlang/lib/**/*.so")]

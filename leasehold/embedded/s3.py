@@ -1,0 +1,143 @@
+"""A private S3 server, `rclone serve s3`: checked signatures, plain files on disk."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import secrets
+import shutil
+import signal
+import sys
+from pathlib import Path
+
+from leasehold.embedded.ports import free_port
+from leasehold.embedded.process import EmbeddedError, RunAs, Server, unprivileged
+from leasehold.embedded.programs import reachable
+from leasehold.embedded.tls import Tls
+
+START_SECONDS = 15.0
+STOP_SECONDS = 5.0
+ACCESS_KEY = "leasehold"
+
+
+class S3:
+    """One server, its buckets in `directory`/buckets.
+
+    Args:
+        directory: where the objects are or will be
+        bucket: a bucket to make
+        port: 0 takes a free one
+        secret_key: "" makes one, and keeps it with the data
+        allow_origin: the web page that may upload from a browser; "*" allows every page
+        tls: with it, the server speaks HTTPS only
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        bucket: str = "leasehold",
+        port: int = 0,
+        secret_key: str = "",
+        allow_origin: str = "*",
+        tls: Tls | None = None,
+    ) -> None:
+        self._tls = tls
+        self.directory = directory
+        self.bucket = bucket
+        self.port = port or free_port()
+        self.access_key = ACCESS_KEY
+        self.secret_key = secret_key
+        self._allow_origin = allow_origin
+        self._run_as = unprivileged()
+        self._server: Server | None = None
+
+    @property
+    def endpoint(self) -> str:
+        return f"{'https' if self._tls else 'http'}://127.0.0.1:{self.port}"
+
+    @property
+    def running(self) -> bool:
+        return self._server is not None and self._server.running
+
+    async def start(self) -> None:
+        """Start, on the same port and data as before.
+
+        Raises:
+            EmbeddedError: there is no rclone here, or it did not start.
+        """
+        if self.running:
+            return
+        self._run_as.directory(self.directory)
+        buckets = self._run_as.directory(self.directory / "buckets")
+        self._run_as.directory(buckets / self.bucket)
+        self._remember_secret()
+        program = await find_rclone(self._run_as)
+        address = f"127.0.0.1:{self.port}"
+        self._server = await Server.start(
+            "rclone serve s3",
+            [program, "serve", "s3", "--addr", address, "--allow-origin", self._allow_origin, *self._files(), buckets],
+            log=self.directory / "s3.log",
+            # By the environment (read as CSV), not by the command line, which is everybody's to read.
+            env={
+                "PATH": "/usr/bin:/bin",
+                "HOME": str(self.directory),
+                "RCLONE_CONFIG": "",
+                "RCLONE_AUTH_KEY": f'"{self.access_key},{self.secret_key}"',
+            },
+            cwd=self.directory,
+            run_as=self._run_as,
+        )
+        try:
+            await asyncio.wait_for(self._until_ready(self._server), START_SECONDS)
+        except BaseException:
+            await self.kill()
+            raise
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop(signal.SIGTERM, grace=STOP_SECONDS)
+
+    async def kill(self) -> None:
+        if self._server is not None:
+            await self._server.kill()
+
+    def _files(self) -> list[str | Path]:
+        if self._tls is None:
+            return []
+        certificate, key, _ = self._tls.write(self.directory, self._run_as)
+        return ["--cert", certificate, "--key", key]
+
+    def _remember_secret(self) -> None:
+        kept = self.directory / "secret-key"
+        if not self.secret_key:
+            self.secret_key = kept.read_text() if kept.exists() else secrets.token_hex(20)
+        self._run_as.file(kept, self.secret_key)
+
+    async def _until_ready(self, server: Server) -> None:
+        while server.running:
+            try:
+                _, writer = await asyncio.open_connection("127.0.0.1", self.port)
+            except OSError:
+                await asyncio.sleep(0.02)
+                continue
+            writer.close()
+            await writer.wait_closed()
+            return
+        raise server.failure("did not start")
+
+
+async def find_rclone(run_as: RunAs) -> Path:
+    """Find rclone: $LEASEHOLD_RCLONE, the wheel's beside this Python, or the one on the PATH.
+
+    Raises:
+        EmbeddedError: there is none.
+    """
+    beside = Path(sys.executable).with_name("rclone")
+    found = os.environ.get("LEASEHOLD_RCLONE") or (str(beside) if beside.exists() else shutil.which("rclone"))
+    if found is None:
+        raise EmbeddedError(
+            "no rclone here: install the extra `embedded`, or set LEASEHOLD_RCLONE to rclone 1.65 or newer"
+        )
+    program = Path(found)
+    return await reachable(program, [program], run_as)

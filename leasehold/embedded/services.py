@@ -1,0 +1,82 @@
+"""`scripts/services`: private servers for a shell or a command."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+from leasehold.embedded.process import EmbeddedError
+from leasehold.embedded.rabbitmq_install import install_rabbitmq
+from leasehold.embedded.stack import EmbeddedStack
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="scripts/services",
+        description="Run private PostgreSQL, RabbitMQ and S3 servers on free loopback ports, and print the variables "
+        "that lead there. They run until Ctrl-C; with a command, for as long as that runs.",
+    )
+    parser.add_argument("--no-postgres", action="store_true")
+    parser.add_argument("--no-rabbitmq", action="store_true")
+    parser.add_argument("--no-s3", action="store_true")
+    parser.add_argument("--data", type=Path, metavar="DIRECTORY", help="keep the data here; else it goes at the end")
+    parser.add_argument("--not-durable", action="store_true", help="PostgreSQL does not wait for the disk")
+    parser.add_argument("command", nargs="*", metavar="-- COMMAND", help="run this with the variables set")
+    return parser.parse_args(argv)
+
+
+async def serve(wanted: argparse.Namespace) -> int:
+    stack = EmbeddedStack(
+        wanted.data,
+        durable=not wanted.not_durable,
+        postgres=not wanted.no_postgres,
+        s3=not wanted.no_s3,
+        rabbitmq=None if wanted.no_rabbitmq else await install_rabbitmq(),
+    )
+    stopped = stop_signals()
+    async with stack:
+        if wanted.command:
+            return await run_command(wanted.command, stack.environment, stopped)
+        for name, value in stack.environment.items():
+            print(f"export {name}={shlex.quote(value)}", flush=True)  # noqa: T201 - this is its output
+        print("Ready. Ctrl-C stops them.", file=sys.stderr)  # noqa: T201
+        await stopped.wait()
+    return 0
+
+
+def stop_signals() -> asyncio.Event:
+    """Give an event that SIGINT or SIGTERM sets."""
+    stopped = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
+    return stopped
+
+
+async def run_command(command: list[str], environment: dict[str, str], stopped: asyncio.Event) -> int:
+    """Run a command to its end; gives its exit code, as a shell does. A signal to us ends it."""
+    process = await asyncio.create_subprocess_exec(*command, env=os.environ | environment)
+    ended = asyncio.create_task(process.wait())
+    told = asyncio.create_task(stopped.wait())
+    await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
+    if not ended.done():
+        process.terminate()
+    told.cancel()
+    code = await ended
+    return code if code >= 0 else 128 - code
+
+
+def main() -> int:
+    try:
+        return asyncio.run(serve(parse(sys.argv[1:])))
+    except (EmbeddedError, FileNotFoundError) as error:  # a server's, or the command's that is not there
+        print(error, file=sys.stderr)  # noqa: T201
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,109 @@
+"""The servers of one installation, started together and ended together."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from leasehold.embedded.directories import RunDirectory
+from leasehold.embedded.postgres import Postgres
+from leasehold.embedded.rabbitmq import RabbitMQ
+from leasehold.embedded.rabbitmq_install import RabbitServer
+from leasehold.embedded.s3 import S3
+
+
+class EmbeddedStack:
+    """`async with EmbeddedStack(...) as stack:` runs the wanted servers.
+
+    Args:
+        data: a directory to keep the data in; without it the data goes when the stack ends
+        durable: whether PostgreSQL waits for the disk (a test need not)
+        postgres: run PostgreSQL
+        s3: run an S3 server
+        rabbitmq: the server to run, from `find_rabbitmq()` or `await install_rabbitmq()`; None runs none
+
+    Raises:
+        EmbeddedError: on entering, when a server cannot run; none is left running then.
+    """
+
+    def __init__(
+        self,
+        data: Path | None = None,
+        *,
+        durable: bool = True,
+        postgres: bool = True,
+        s3: bool = True,
+        rabbitmq: RabbitServer | None = None,
+    ) -> None:
+        self.directory = Path()
+        self.postgres: Postgres | None = None
+        self.s3: S3 | None = None
+        self.rabbitmq: RabbitMQ | None = None
+        self._data = data
+        self._durable = durable
+        self._wanted = (postgres, s3, rabbitmq)
+        self._open = AsyncExitStack()
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """What a process of the platform needs to use these servers: `LEASEHOLD_*`; holds secrets."""
+        found = {"LEASEHOLD_BROKER": "amqp" if self.rabbitmq else "postgres"}
+        if self.postgres:
+            found["LEASEHOLD_DATABASE_URL"] = self.postgres.url
+        if self.rabbitmq:
+            found["LEASEHOLD_AMQP_URL"] = self.rabbitmq.url
+        if self.s3:
+            found["LEASEHOLD_S3_ENDPOINT"] = self.s3.endpoint
+            found["LEASEHOLD_S3_BUCKET"] = self.s3.bucket
+            found["LEASEHOLD_S3_ACCESS_KEY"] = self.s3.access_key
+            found["LEASEHOLD_S3_SECRET_KEY"] = self.s3.secret_key
+        return found
+
+    async def __aenter__(self) -> Self:
+        async with AsyncExitStack() as opening:
+            self.directory = opening.enter_context(RunDirectory(self._data)).path
+            opening.push_async_callback(self._end)
+            self._choose()
+            await self._start_all()
+            self._open = opening.pop_all()
+        return self
+
+    async def __aexit__(
+        self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
+    ) -> None:
+        await self._open.aclose()
+
+    def _choose(self) -> None:
+        postgres, s3, rabbitmq = self._wanted
+        if rabbitmq:  # first: it takes seconds
+            self.rabbitmq = RabbitMQ(self.directory / "rabbitmq", rabbitmq)
+        if postgres:
+            self.postgres = Postgres(self.directory / "postgres", durable=self._durable)
+        if s3:
+            self.s3 = S3(self.directory / "s3")
+
+    async def _start_all(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as starting:
+                for server in self._servers:
+                    starting.create_task(server.start())
+        except ExceptionGroup as failed:  # the first is the cause; the others were cancelled for it
+            raise failed.exceptions[0] from failed
+
+    @property
+    def _servers(self) -> list[RabbitMQ | Postgres | S3]:
+        return [server for server in (self.rabbitmq, self.postgres, self.s3) if server is not None]
+
+    async def _end(self) -> None:
+        # Where the data goes anyway nobody waits for RabbitMQ's orderly end, 6 s. PostgreSQL's takes 30 ms,
+        # and frees its shared memory.
+        for server in self._servers:
+            if server is self.rabbitmq and self._data is None:
+                await server.kill()
+            else:
+                await server.stop()
+        if self.postgres:
+            await self.postgres.forget()

@@ -1,0 +1,25 @@
+"""What a private server needs to take encrypted connections only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from leasehold.embedded.process import RunAs
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """PEM texts. `clients`: who has no certificate of the authority is refused."""
+
+    certificate: str
+    key: str
+    authority: str
+    clients: bool = False
+
+    def write(self, directory: Path, run_as: RunAs) -> tuple[Path, Path, Path]:
+        """Certificate, key and authority as files of the server's own."""
+        certificate, key, authority = (directory / name for name in ("server.crt", "server.key", "authority.crt"))
+        for path, text in ((certificate, self.certificate), (key, self.key), (authority, self.authority)):
+            run_as.file(path, text)
+        return certificate, key, authority

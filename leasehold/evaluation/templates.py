@@ -1,0 +1,220 @@
+"""Templates by name: those that code declares, for every tenant, and those that a tenant wrote over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import asyncpg
+import structlog
+from jsonschema_rs import Draft202012Validator
+from pydantic import ValidationError
+
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Conflict, Invalid, NotFound
+from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.registry import Pipelines
+from leasehold.domain.template import Template, declared, encoded_payload
+from leasehold.evaluation.child import misfit
+from leasehold.evaluation.evaluator import Evaluator, Misfit, Terms, sentence
+from leasehold.evaluation.flat import compiled
+from leasehold.runtime.pacing import paced
+from leasehold.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class Known:
+    """A template and what runs of it are made of."""
+
+    template: Template
+    pipeline: Pipeline
+    enabled: bool
+    by_code: bool
+
+    @cached_property
+    def _validator(self) -> Draft202012Validator:
+        return compiled(self.template.payload_schema)  # it costs as much as a run's commit
+
+    @property
+    def independent(self) -> bool:
+        """Its runs leave each other alone."""
+        return self.pipeline.terms.concurrency == "allow"
+
+    def params_by_code(self, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a run of code, whose schema is trusted. Raises Invalid, naming what does not fit."""
+        if (wrong := misfit(self._validator, dict(payload))) is not None:
+            raise Invalid("invalid_payload", sentence(*wrong))
+        try:
+            return self.pipeline.params.model_validate(payload).model_dump(mode="json")
+        except ValidationError as error:
+            first = error.errors()[0]
+            said = sentence("".join(f"/{part}" for part in first["loc"]), first["msg"])
+            raise Invalid("invalid_payload", said) from None
+
+
+class Templates:
+    """Looks templates up, and checks payloads against them. `pipelines`: what the code of this installation declares;
+    `evaluator`: the process's own, which whoever opened it closes.
+    """
+
+    def __init__(self, pipelines: Pipelines, evaluator: Evaluator | None = None) -> None:
+        self.pipelines = pipelines
+        self._evaluator = evaluator if evaluator is not None else Evaluator(Terms.of(Settings()))
+        self._by_code: dict[str, Known] = {}  # made once: a JSON Schema costs as much as a run's commit
+
+    def of_code(self) -> list[Known]:
+        return [self._known(pipeline) for pipeline in self.pipelines if pipeline.terms.offered and not pipeline.inputs]
+
+    def _known(self, pipeline: Pipeline) -> Known:
+        known = self._by_code.get(pipeline.name)
+        if known is None or known.pipeline is not pipeline:
+            known = self._by_code[pipeline.name] = Known(declared(pipeline), pipeline, enabled=True, by_code=True)
+        return known
+
+    def by_code(self, kind: str, version: int | None = None) -> Known | None:
+        """The template that code declares; it goes before any that a tenant wrote."""
+        for known in self.of_code():
+            if known.template.type == kind and version in (None, known.template.version):
+                return known
+        return None
+
+    async def find(self, connection: Connection, tenant_id: str, kind: str, version: int | None = None) -> Known:
+        """The version, else the newest enabled one. Raises NotFound `template_not_found`."""
+        known = self.by_code(kind, version)
+        if known is not None:
+            return known
+        row = await connection.fetchrow(
+            "SELECT declaration, enabled FROM template WHERE tenant_id = $1 AND type = $2"
+            " AND CASE WHEN $3::int IS NULL THEN enabled ELSE version = $3 END ORDER BY version DESC LIMIT 1",
+            tenant_id,
+            kind,
+            version,
+        )
+        if row is None:
+            raise NotFound("template_not_found", "There is no such template, or none of it is enabled.")
+        template = _read(row["declaration"])
+        return Known(template, template.pipeline(), enabled=row["enabled"], by_code=False)
+
+    async def of_run(self, connection: Connection, tenant_id: str, kind: str, version: int) -> Known:
+        """The template of a run that exists; of code whose version was raised since, as it is now. Raises NotFound."""
+        return self.by_code(kind) or await self.find(connection, tenant_id, kind, version)
+
+    async def find_usable(self, connection: Connection, tenant_id: str, kind: str, version: int | None) -> Known:
+        """As `find`. Raises Conflict `template_disabled`."""
+        known = await self.find(connection, tenant_id, kind, version)
+        if not known.enabled:
+            raise Conflict("template_disabled", "This version of the template is disabled.")
+        return known
+
+    async def find_schedulable(self, connection: Connection, tenant_id: str, kind: str, version: int | None) -> Known:
+        """As `find_usable`, for a run of a schedule. Raises Conflict `not_schedulable`, too."""
+        known = await self.find_usable(connection, tenant_id, kind, version)
+        if not known.template.schedulable:
+            raise Conflict("not_schedulable", "Runs of this template are not scheduled.")
+        return known
+
+    async def params(self, tenant_id: str, known: Known, payload: Mapping[str, Any]) -> dict[str, Any]:
+        """The parameters of a run. Raises Invalid, naming what does not fit, and as Evaluator.check.
+
+        Hold no connection meanwhile where there is a choice: it may take as long as the evaluator's limits allow.
+        """
+        (params,) = await self.params_of_all(tenant_id, known, [payload])
+        return params
+
+    async def params_of_all(
+        self, tenant_id: str, known: Known, payloads: Sequence[Mapping[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """As `params`, of many. Raises Misfit, which says which, in place of Invalid."""
+        checked: list[dict[str, Any]] = []
+        encoded: list[bytes] = []
+        async for payload in paced(payloads):
+            try:
+                encoded.append(encoded_payload(payload))
+                checked.append(known.params_by_code(payload) if known.by_code else dict(payload))
+            except Invalid as error:
+                raise Misfit(len(checked), error.code, error.message) from None
+        if not known.by_code:
+            await self._evaluator.check(tenant_id, known.template.payload_schema, encoded)
+        return checked
+
+    async def check(self, tenant_id: str, template: Template) -> None:
+        """Whether the template may be written. Raises Conflict: its name belongs to code; Invalid: an unknown handler,
+        or as Evaluator.check_schema.
+        """
+        if template.type in self.pipelines:
+            raise Conflict("template_reserved", "A pipeline of this installation has this name.")
+        for step in template.pipeline().steps:
+            if step.handler is not None:
+                self._check_handler(step.handler)
+        if template.payload_schema:
+            await self._evaluator.check_schema(tenant_id, template.payload_schema)
+
+    async def write(self, connection: Connection, tenant_id: str, template: Template) -> None:
+        """Of a template that was checked. Raises Conflict when the version exists."""
+        try:
+            await connection.execute(
+                "INSERT INTO template (tenant_id, type, version, enabled, declaration) VALUES ($1, $2, $3, $4, $5)",
+                tenant_id,
+                template.type,
+                template.version,
+                template.enabled,
+                template.model_dump(mode="json"),
+            )
+        except asyncpg.UniqueViolationError:
+            raise Conflict(
+                "template_exists", "This version exists, and versions do not change: write the next."
+            ) from None
+
+    def _check_handler(self, handler: str) -> None:
+        of, _, name = handler.partition(".")
+        offered = of in self.pipelines and self.pipelines[of].terms.offered
+        step = self.pipelines[of].by_name.get(name) if offered else None
+        if step is None or step.isolated:
+            raise Invalid("unknown_worker_type", f"No handler {handler!r} is offered to templates.")
+
+    async def enable(self, connection: Connection, tenant_id: str, kind: str, version: int, *, enabled: bool) -> None:
+        """Raises NotFound; a template of code cannot be disabled here: Conflict."""
+        if kind in self.pipelines:
+            raise Conflict("template_reserved", "Templates that code declares are always enabled.")
+        if not await connection.fetchval(
+            "UPDATE template SET enabled = $4 WHERE tenant_id = $1 AND type = $2 AND version = $3 RETURNING true",
+            tenant_id,
+            kind,
+            version,
+            enabled,
+        ):
+            raise NotFound("template_not_found", "There is no such template.")
+
+    async def listed(self, connection: Connection, tenant_id: str, kind: str | None = None) -> list[Known]:
+        """All versions, by type, the newest first."""
+        rows = await connection.fetch(
+            "SELECT declaration, enabled FROM template WHERE tenant_id = $1 AND ($2::text IS NULL OR type = $2)"
+            " ORDER BY type, version DESC LIMIT 1000",
+            tenant_id,
+            kind,
+        )
+        found = [known for known in self.of_code() if kind in (None, known.template.type)]
+        for row in rows:
+            try:
+                template = _read(row["declaration"])
+            except Conflict as error:  # the others are listed
+                log.warning("a template is left out of a list", tenant_id=tenant_id, code=error.code)
+                continue
+            found.append(Known(template, template.pipeline(), enabled=row["enabled"], by_code=False))
+        return sorted(found, key=lambda known: (known.template.type, -known.template.version))
+
+
+def _read(declaration: Any) -> Template:
+    """A template as it was written. Raises Conflict `template_unreadable`: the row was changed by hand, or written by a
+    release that allowed more.
+    """
+    try:
+        return Template.model_validate(declaration)
+    except (ValidationError, ValueError, TypeError, RecursionError):
+        raise Conflict(
+            "template_unreadable", "This version of the template cannot be read by this release: write a new version."
+        ) from None

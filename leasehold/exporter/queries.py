@@ -1,0 +1,159 @@
+"""What the exporter asks the database. Each statement reads small partial indexes or statistics, never a table.
+
+A count stops at a cap: ten thousand waiting tasks or a million are the same news, and cost the same. It walks the
+index in order, for a bitmap would be made of all that there is. `now()` and not `clock_timestamp()`, because an index
+can be searched only for what stays the same during a statement.
+"""
+
+from __future__ import annotations
+
+from leasehold.pipelines.generation.rows import STATUS
+
+#: Counts are exact up to this number, and stay there beyond it.
+CAP = 10_000
+
+#: The most pairs of a tenant and a band, of all queues together, that a look goes through.
+MOST_LINES = 2000
+
+# Tasks wait in lines, one a queue, band and tenant: found by jumping from one to the next in the index. A queue's cap
+# is shared by its lines. And the queues that workers serve, with tasks or without.
+# $1 the cap, $2 seconds after which a worker that was not seen is silent, $3 the most lines.
+QUEUES = """
+-- exporter_queues
+WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
+    (SELECT queue, priority, tenant_id, 1 FROM task WHERE status IN ('pending', 'retry', 'waiting')
+     ORDER BY queue, priority, tenant_id LIMIT 1)
+    UNION ALL
+    SELECT next.queue, next.priority, next.tenant_id, line.nth + 1
+    FROM line CROSS JOIN LATERAL (
+        SELECT t.queue, t.priority, t.tenant_id FROM task t
+        WHERE t.status IN ('pending', 'retry', 'waiting')
+          AND (t.queue, t.priority, t.tenant_id) > (line.queue, line.priority, line.tenant_id)
+        ORDER BY t.queue, t.priority, t.tenant_id LIMIT 1) AS next
+    WHERE line.nth < $3
+), share AS (
+    SELECT queue, greatest($1 / count(*), 10) AS most FROM line GROUP BY queue
+), waiting AS (
+    SELECT line.queue, sum(due.n)::int AS due, sum(later.n)::int AS later, max(oldest.seconds) AS oldest
+    FROM line JOIN share ON share.queue = line.queue
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS n FROM (
+            SELECT 1 FROM task t
+            WHERE t.queue = line.queue AND t.priority = line.priority AND t.tenant_id = line.tenant_id
+              AND t.status IN ('pending', 'retry', 'waiting') AND t.available_at <= now()
+            ORDER BY t.available_at LIMIT share.most) AS capped
+    ) AS due
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS n FROM (
+            SELECT 1 FROM task t
+            WHERE t.queue = line.queue AND t.priority = line.priority AND t.tenant_id = line.tenant_id
+              AND t.status IN ('pending', 'retry', 'waiting') AND t.available_at > now()
+            ORDER BY t.available_at LIMIT share.most) AS capped
+    ) AS later
+    LEFT JOIN LATERAL (
+        SELECT greatest(extract(epoch FROM now() - t.available_at), 0) AS seconds FROM task t
+        WHERE t.queue = line.queue AND t.priority = line.priority AND t.tenant_id = line.tenant_id
+          AND t.status IN ('pending', 'retry', 'waiting')
+        ORDER BY t.available_at LIMIT 1
+    ) AS oldest ON true
+    GROUP BY line.queue
+), serving AS (
+    SELECT q.queue, count(*) FILTER (WHERE NOT w.draining AND w.seen_at > now() - make_interval(secs => $2)) AS n
+    FROM worker w, unnest(w.queues) AS q(queue) GROUP BY q.queue
+)
+SELECT queue, coalesce(waiting.due, 0) AS due, coalesce(waiting.later, 0) AS later,
+       coalesce(waiting.oldest, 0)::float8 AS oldest, coalesce(serving.n, 0)::int AS workers,
+       EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = coalesce(waiting.queue, serving.queue))::int AS paused
+FROM waiting FULL JOIN serving USING (queue)
+"""
+
+# Leases: as many as attempts run, in a partial index of those alone. $1 the cap.
+LEASES = """
+-- exporter_leases
+SELECT l.queue, count(*)::int AS running,
+       coalesce(max(extract(epoch FROM now() - l.started_at)), 0)::float8 AS oldest,
+       count(*) FILTER (WHERE l.lease_until < now())::int AS overdue,
+       coalesce(max(extract(epoch FROM now() - l.lease_until)) FILTER (WHERE l.lease_until < now()), 0)::float8
+           AS overdue_oldest
+FROM (SELECT queue, started_at, lease_until FROM task WHERE status = 'running' LIMIT $1) AS l
+GROUP BY l.queue
+"""
+
+# $1 the cap.
+BACKLOG = """
+-- exporter_backlog
+SELECT (SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) AS capped)::int AS outbox,
+       coalesce((SELECT extract(epoch FROM now() - created_at) FROM outbox ORDER BY id LIMIT 1), 0)::float8
+           AS outbox_oldest,
+       (SELECT count(*) FROM (SELECT 1 FROM task WHERE status = 'failed' LIMIT $1) AS capped)::int AS dead_letters,
+       (SELECT count(*) FROM (SELECT 1 FROM job WHERE finished_at IS NULL LIMIT $1) AS capped)::int AS unfinished,
+       coalesce((SELECT greatest(extract(epoch FROM now() - next_run_at), 0) FROM schedule
+                 WHERE next_run_at IS NOT NULL ORDER BY next_run_at LIMIT 1), 0)::float8 AS schedule_oldest
+"""
+
+# Unfinished generations, in the words of their door, of each server. $1 the cap.
+GENERATIONS = f"""
+-- exporter_generations
+SELECT kind, server_id, status, count(*)::int AS n
+FROM (
+    SELECT g.kind, g.server_id, {STATUS} AS status
+    FROM (SELECT id, status FROM job WHERE finished_at IS NULL AND pipeline = 'generation' LIMIT $1) AS j
+    JOIN generation g ON g.job_id = j.id
+    LEFT JOIN task s ON s.job_id = j.id AND s.step = 'submit'
+) AS counted
+GROUP BY kind, server_id, status
+"""
+
+# $1 seconds after which a worker that was not seen is silent.
+WORKERS = """
+-- exporter_workers
+SELECT count(*) FILTER (WHERE heard AND NOT draining)::int AS serving,
+       count(*) FILTER (WHERE heard AND draining)::int AS draining,
+       count(*) FILTER (WHERE NOT heard)::int AS silent
+FROM (SELECT draining, seen_at > now() - make_interval(secs => $1) AS heard FROM worker) AS w
+"""
+
+QUARANTINE = """
+-- exporter_quarantine
+SELECT duty, count(*)::int AS n FROM quarantine WHERE retry_at > now() GROUP BY duty
+"""
+
+# Estimates that PostgreSQL keeps by itself; an event's day is its own table. Sizes are asked of the file system.
+TABLES = r"""
+-- exporter_tables
+SELECT regexp_replace(relname, '^event_.*', 'event') AS name, sum(n_live_tup)::float8 AS live,
+       sum(n_dead_tup)::float8 AS dead, sum(pg_total_relation_size(relid))::float8 AS bytes
+FROM pg_stat_user_tables WHERE schemaname = current_schema() GROUP BY 1
+"""
+
+# Other roles' sessions show their ages only to members of pg_monitor; ours are always seen.
+SESSIONS = """
+-- exporter_sessions
+SELECT coalesce(state, 'other') AS state, count(*)::int AS n,
+       coalesce(max(age(backend_xmin)), 0)::float8 AS snapshot_age,
+       coalesce(max(extract(epoch FROM now() - xact_start)) FILTER (WHERE backend_xmin IS NOT NULL), 0)::float8
+           AS snapshot_oldest,
+       coalesce(max(extract(epoch FROM now() - query_start)) FILTER (WHERE state = 'active'), 0)::float8
+           AS statement_oldest
+FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+GROUP BY 1
+"""
+
+# Statements of ours are named by their first line, so that PostgreSQL's own views and logs name them, too; all others
+# are `other`.
+SLOW = r"""
+-- exporter_slow
+SELECT CASE WHEN starts_with(application_name, 'leasehold ')
+            THEN coalesce(substring(query FROM '^\s*-- ([a-z_]{1,40})\n'), 'other') ELSE 'other' END AS statement,
+       count(*)::int AS n
+FROM pg_stat_activity
+WHERE datname = current_database() AND backend_type = 'client backend' AND pid <> pg_backend_pid()
+  AND state = 'active' AND query_start < now() - interval '1 second'
+GROUP BY 1
+"""
+
+DATABASE = """
+-- exporter_database
+SELECT pg_database_size(current_database())::float8 AS bytes, current_setting('max_connections')::int AS max_sessions
+"""

@@ -1,0 +1,128 @@
+"""What a tenant has in all: unfinished jobs, and bytes that are kept for it.
+
+Counting everything for each submission would cost more than the submission. So a process remembers what it counted,
+and counts again as soon as counting has been a small share of its time. Near their bound, unfinished jobs are counted
+for each submission, one submission after another.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from time import monotonic
+
+import asyncpg
+from asyncpg.pool import PoolConnectionProxy
+
+from leasehold.db.database import Connection, Lender, lock_name
+from leasehold.domain.errors import Invalid, TooMany
+from leasehold.runtime.duty_cycle import pause_after
+from leasehold.settings import Settings
+
+#: Of the time, at most, that goes into counting one tenant's.
+_SHARE = 0.05
+_LEAST_SECONDS, _MOST_SECONDS = 0.05, 60.0
+#: Tenants that are remembered.
+_MOST_TENANTS = 10_000
+#: A bound up to this is near at once, a larger one from this part of it on.
+_SMALL, _NEAR = 10_000, 0.8
+#: What is stored goes with its retention only.
+_STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
+
+_JOBS = "SELECT count(*) FROM (SELECT 1 FROM job WHERE tenant_id = $1 AND finished_at IS NULL LIMIT $2) AS counted"
+
+_BYTES = """
+-- stored_bytes
+SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1)
+      + (SELECT coalesce(sum(size), 0) FROM media WHERE tenant_id = $1)
+      + (SELECT coalesce(sum((input ->> 'size_bytes')::bigint), 0) FROM conversion WHERE tenant_id = $1))::bigint
+"""
+
+
+@dataclass(slots=True)
+class _Known:
+    jobs: int
+    stored: int
+    until: float  # by the monotonic clock
+
+
+class Usage:
+    """Bounds of 0 bound nothing, and nothing is counted for them."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._most_jobs = settings.unfinished_per_tenant
+        self._most_bytes = settings.stored_bytes_per_tenant
+        self._known: OrderedDict[str, _Known] = OrderedDict()
+
+    async def is_far(self, database: Connection | Lender, tenant_id: str, count: int, size: int = 0) -> bool:
+        """Whether `count` jobs more leave the tenant far from its bound. They and their `size` in bytes are counted.
+
+        Raises TooMany `storage_full` or `too_many_unfinished`, and Invalid `batch_too_large`.
+        """
+        if not (self._most_jobs or self._most_bytes):
+            return True
+        known = self._known.get(tenant_id)
+        if known is None or known.until <= monotonic():
+            known = await self._recount(database, tenant_id)
+        if self._most_bytes and (known.stored >= self._most_bytes or known.stored + size > self._most_bytes):
+            raise TooMany(
+                "storage_full",
+                f"{known.stored} bytes are kept for this tenant, of at most {self._most_bytes}: nothing more is taken"
+                " until some have expired or are deleted.",
+                policy="stored-bytes",
+                most=self._most_bytes,
+                retry_after=_STORAGE_WAIT,
+            )
+        known.stored += size
+        if not self._most_jobs:
+            return True
+        if count > self._most_jobs:
+            said = f"{count} jobs are more than the {self._most_jobs} that a tenant may have unfinished"
+            raise Invalid("batch_too_large", f"{said}: they can never be let in. Ask for fewer at once.")
+        if self._most_jobs > _SMALL and known.jobs + count <= _NEAR * self._most_jobs:
+            known.jobs += count
+            return True
+        if await self._jobs(database, tenant_id) + count > self._most_jobs:
+            raise _too_many(self._most_jobs)
+        return False
+
+    async def check_exactly(self, connection: Connection, tenant_id: str) -> None:
+        """After the writing, one submission of the tenant after another. Raises TooMany `too_many_unfinished`."""
+        if not self._most_jobs:
+            return
+        await lock_name(connection, f"unfinished {tenant_id}")
+        if await self._jobs(connection, tenant_id) > self._most_jobs:
+            raise _too_many(self._most_jobs)
+
+    async def _recount(self, database: Connection | Lender, tenant_id: str) -> _Known:
+        async with _lent(database) as connection:
+            started = monotonic()
+            jobs = await self._jobs(connection, tenant_id) if self._most_jobs else 0
+            stored = await connection.fetchval(_BYTES, tenant_id) if self._most_bytes else 0
+            now = monotonic()
+        pause = pause_after(now - started, share=_SHARE, least=_LEAST_SECONDS, most=_MOST_SECONDS)
+        known = self._known[tenant_id] = _Known(jobs, stored, now + pause)
+        self._known.move_to_end(tenant_id)
+        if len(self._known) > _MOST_TENANTS:
+            self._known.popitem(last=False)
+        return known
+
+    async def _jobs(self, database: Connection | Lender, tenant_id: str) -> int:
+        async with _lent(database) as connection:
+            return int(await connection.fetchval(_JOBS, tenant_id, self._most_jobs + 1))
+
+
+@asynccontextmanager
+async def _lent(database: Connection | Lender) -> AsyncIterator[Connection]:
+    if isinstance(database, asyncpg.Connection | PoolConnectionProxy):
+        yield database
+    else:
+        async with database.acquire() as connection:
+            yield connection
+
+
+def _too_many(most: int) -> TooMany:
+    said = f"This tenant has {most} unfinished jobs, and no more are taken: try again when some have ended."
+    return TooMany("too_many_unfinished", said, policy="unfinished", most=most, retry_after=_UNFINISHED_WAIT)

@@ -1,0 +1,76 @@
+"""The conversion pipeline: an ONNX model in; optimised, int8 and packaged models out. Light: the API imports it.
+
+Inputs: `model`, an .onnx file, and `references`, a tar archive of the reference images, empty when there are none.
+Every step leaves its report beside its model.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from leasehold.domain.pipeline import MIB, Limits, Pipeline, RunTerms, Step
+from leasehold.pipelines.conversion.limits import ModelLimits
+from leasehold.pipelines.conversion.signing import sign_package
+
+Platform: TypeAlias = Literal["520", "720", "530", "630", "730"]
+#: `open` runs anywhere; `kneron` where a worker has the vendor's package `ktc`.
+Toolchain: TypeAlias = Literal["open", "kneron"]
+_LIMITS = Limits(memory_bytes=4096 * MIB, cpu_seconds=1800, file_bytes=1024 * MIB)
+_TIMEOUT = timedelta(minutes=30)
+
+
+class Preprocessing(BaseModel):
+    """How a picture becomes an input: RGB scaled to the input's size, then (pixel / 255 - mean) / scale."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    mean: tuple[float, float, float] = Field(default=(0.5, 0.5, 0.5), description="Per channel, of 0 to 1.")
+    scale: tuple[float, float, float] = Field(default=(0.5, 0.5, 0.5), description="Per channel; not 0.")
+    layout: Literal["NCHW", "NHWC"] = Field(default="NCHW", description="The order of the input's dimensions.")
+
+
+class ConversionParams(BaseModel):
+    """`seed`: of all generated data, so that the same model gives the same bytes."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model_id: int = Field(ge=1, le=65535)
+    version: str = Field(pattern=r"^[0-9a-fA-F]{4}$", description="Four hexadecimal digits.")
+    platform: Platform
+    opset: int = Field(default=17, ge=13, le=21, description="What the model is brought to: per-channel int8 needs 13.")
+    enable_evaluate: bool = False
+    enable_sim_fp: bool = False
+    enable_sim_fixed: bool = False
+    enable_sim_hw: bool = Field(default=False, description="Only with the vendor's toolchain.")
+    toolchain: Toolchain = "open"
+    preprocessing: Preprocessing = Preprocessing()
+    limits: ModelLimits = ModelLimits()
+    seed: int = Field(default=0, ge=0, lt=2**31)
+
+
+conversion = Pipeline(
+    "conversion",
+    params=ConversionParams,
+    inputs=("model", "references"),
+    module="leasehold.pipelines.conversion.steps",
+    terms=RunTerms(title="Model conversion", offered=False),
+    steps=[
+        Step(
+            "onnx", reads=("model",), writes="output/out.onnx", queue="conversion", isolated=True,
+            limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3,
+        ),
+        Step(
+            "bie", needs=("onnx",), reads=("onnx", "references"), writes="output/out.bie", queue="conversion",
+            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3, version=2,
+        ),
+        Step(
+            "nef", needs=("bie",), reads=("bie", "references"), writes="output/out.nef", queue="conversion",
+            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, max_attempts=3,
+        ),
+    ],
+)  # fmt: skip
+
+conversion.finishes("nef", sign_package)

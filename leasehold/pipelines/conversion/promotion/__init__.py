@@ -1,0 +1,1 @@
+"""Copying finished models to where they are served from, all files or none."""

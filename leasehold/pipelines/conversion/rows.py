@@ -1,0 +1,140 @@
+"""The rows of the conversion door: made with their job, read one at a time or newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import asyncpg
+
+from leasehold.db.database import Connection
+from leasehold.transitions import limits
+from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.limits import Submitted
+
+Row: TypeAlias = asyncpg.Record
+#: A list's total is counted up to this.
+MOST_COUNTED = 10_000
+#: For so long an expired conversion is told from one that never was.
+EXPIRED_KEPT = timedelta(days=90)
+
+
+class Busy(Exception):
+    """The user has an unfinished conversion already: `job_id`, or None when it has ended meanwhile."""
+
+    def __init__(self, job_id: UUID | None) -> None:
+        super().__init__(f"unfinished: {job_id}")
+        self.job_id = job_id
+
+
+@dataclass(frozen=True, slots=True)
+class NewConversion:
+    job: NewJob  # its exclusive_key is the user: the database lets one unfinished job in
+    user_id: str
+    client_id: str
+    owner_tenant: str | None
+    source_filename: str
+    input: Mapping[str, Any]
+
+
+async def create(connection: Connection, new: NewConversion) -> Submitted:
+    """Write the job and its row. Raises Busy, and then nothing is written."""
+    try:
+        async with connection.transaction():
+            submitted = await limits.submit(connection, new.job)
+            await connection.execute(
+                "INSERT INTO conversion (job_id, tenant_id, user_id, owner_tenant, source_filename, input, client_id)"
+                " VALUES ($1, $2, $3, $4, $5, $6, $7)",
+                new.job.id, new.job.tenant_id, new.user_id, new.owner_tenant, new.source_filename, dict(new.input),
+                new.client_id,
+            )  # fmt: skip
+    except asyncpg.UniqueViolationError as error:
+        if error.constraint_name != "job_exclusive":
+            raise
+        raise Busy(await _unfinished(connection, new)) from None
+    return submitted
+
+
+async def _unfinished(connection: Connection, new: NewConversion) -> UUID | None:
+    found: UUID | None = await connection.fetchval(
+        "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
+        new.job.tenant_id,
+        new.job.pipeline.name,
+        new.job.exclusive_key,
+    )
+    return found
+
+
+_WHOLE = """
+-- conversion
+SELECT c.*, j.status, j.event_seq, j.params, j.error, j.created_at, j.finished_at,
+    -- Not earlier than this; once it has ended, at this very time.
+    coalesce(j.expires_at, j.created_at + make_interval(secs => j.keep_seconds)) AS expires_at,
+    greatest(j.created_at, j.started_at, j.finished_at,
+             (SELECT greatest(max(t.started_at), max(t.finished_at), max(p.at))
+              FROM task t LEFT JOIN progress p ON p.task_id = t.id WHERE t.job_id = c.job_id)) AS updated_at,
+    j.expires_at <= clock_timestamp() AS expired,
+    (SELECT jsonb_agg(jsonb_build_object('step', t.step, 'status', t.status, 'started_at', t.started_at,
+        'finished_at', t.finished_at, 'percent', p.percent, 'value', r.value) ORDER BY t.position)
+     FROM task t LEFT JOIN progress p ON p.task_id = t.id LEFT JOIN result r ON r.task_id = t.id
+     WHERE t.job_id = c.job_id) AS steps,
+    (SELECT jsonb_agg(jsonb_build_object('name', o.name, 'key', o.key, 'size', o.size, 'sha256', o.sha256,
+        'content_type', o.content_type) ORDER BY o.name)
+     FROM output o WHERE o.job_id = c.job_id) AS outputs
+FROM conversion c JOIN job j ON j.id = c.job_id
+"""
+
+
+async def find(connection: Connection, tenant_id: str, job_id: UUID) -> Row | None:
+    return await connection.fetchrow(f"{_WHOLE} WHERE c.tenant_id = $1 AND c.job_id = $2", tenant_id, job_id)
+
+
+async def is_expired(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
+    """Whether there was such a conversion of the tenant's, of which only that is remembered."""
+    found: bool = await connection.fetchval(
+        "SELECT EXISTS (SELECT FROM expired_conversion WHERE job_id = $1 AND tenant_id = $2)", job_id, tenant_id
+    )
+    return found
+
+
+async def forget_expired(connection: Connection, limit: int = 1000) -> None:
+    """Housekeeping: after a while an expired conversion is as one that never was."""
+    await connection.execute(
+        "DELETE FROM expired_conversion WHERE job_id IN (SELECT job_id FROM expired_conversion"
+        " WHERE forgotten_at < statement_timestamp() - $1::interval ORDER BY forgotten_at LIMIT $2)",
+        EXPIRED_KEPT,
+        limit,
+    )
+
+
+# $1 tenant, $2 user or NULL, $3 states or NULL.
+_WANTED = (
+    "c.tenant_id = $1 AND ($2::text IS NULL OR c.user_id = $2) AND ($3::text[] IS NULL OR j.status = ANY($3::text[]))"
+)
+
+
+async def newest(
+    connection: Connection,
+    tenant_id: str,
+    *,
+    user_id: str | None,
+    states: Sequence[str] | None,
+    before: UUID | None,
+    limit: int,
+) -> tuple[Sequence[Row], int]:
+    """A page, newest first, and how many there are in all (counted up to MOST_COUNTED)."""
+    page = await connection.fetch(
+        f"{_WHOLE} WHERE {_WANTED} AND ($4::uuid IS NULL OR c.job_id < $4) ORDER BY c.job_id DESC LIMIT $5",
+        tenant_id, user_id, states, before, limit,
+    )  # fmt: skip
+    total: int = await connection.fetchval(
+        "SELECT count(*) FROM (SELECT 1 FROM conversion c JOIN job j ON j.id = c.job_id"
+        f" WHERE {_WANTED} LIMIT {MOST_COUNTED}) AS counted",
+        tenant_id,
+        user_id,
+        states,
+    )
+    return page, total

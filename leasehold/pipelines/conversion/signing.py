@@ -1,0 +1,31 @@
+"""Signing a package: by the worker itself, for the child that packages untrusted models never sees the key."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from leasehold.domain.errors import DeclarationError
+from leasehold.pipelines.conversion import nef
+from leasehold.settings import Settings
+
+_NEF = "output/out.nef"
+
+
+def sign_package(settings: Settings, files: Mapping[str, Path]) -> None:
+    """Sign the package where there is a key. The vendor's own binary stays as it is. Raises DeclarationError."""
+    text = settings.conversion_signing_key.get_secret_value()
+    if text and nef.is_container(files[_NEF]):
+        nef.sign(files[_NEF], key_of(text))
+
+
+def key_of(text: str) -> Ed25519PrivateKey:
+    """Raises DeclarationError for what is no key."""
+    try:
+        return Ed25519PrivateKey.from_private_bytes(base64.b64decode(text, validate=True))
+    except (ValueError, binascii.Error):
+        raise DeclarationError("conversion_signing_key is not 32 bytes in base64") from None

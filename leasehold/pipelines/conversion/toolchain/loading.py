@@ -1,0 +1,107 @@
+"""Reading an untrusted ONNX file: cheap limits first, no other file, no operators but the standard's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import defs
+
+from leasehold.pipelines.conversion.limits import ModelLimits
+from leasehold.pipelines.conversion.toolchain import refusals
+
+_OLDEST_OPSET = 1
+#: The standard's own domains; "ai.onnx" is another spelling of "".
+_STANDARD = {"", "ai.onnx"}
+_DEEPEST = 16  # graphs in graphs
+
+
+def load(path: Path, limits: ModelLimits) -> onnx.ModelProto:
+    """Parse, and refuse what is too large, reaches outside the file, or is not of the standard.
+
+    Raises Permanent with one of the codes of refusals.py.
+    """
+    size = path.stat().st_size
+    if size > limits.max_bytes:
+        raise refusals.model_too_large(size, limits.max_bytes)
+    model = onnx.ModelProto()
+    try:
+        model.ParseFromString(path.read_bytes())
+    except DecodeError as error:
+        raise refusals.not_onnx("it is damaged, truncated or of another kind") from error
+    if not model.HasField("graph") or not model.graph.node or not model.opset_import:
+        raise refusals.not_onnx("it has no graph, or names no opset")
+    if any(not isinstance(imported.domain, str) for imported in model.opset_import):
+        raise refusals.invalid_model("a domain in it is not UTF-8")
+    _check_opset(model)
+    _check_graphs(model, limits)
+    return model
+
+
+def _check_opset(model: onnx.ModelProto) -> None:
+    newest = defs.onnx_opset_version()
+    for imported in model.opset_import:
+        if imported.domain in _STANDARD and not _OLDEST_OPSET <= imported.version <= newest:
+            raise refusals.unsupported_opset(imported.version, newest)
+
+
+def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
+    nodes, foreign = 0, {f"{function.domain}.{function.name}" for function in model.functions}
+    for graph in _graphs(model.graph, limits):
+        nodes += len(graph.node)
+        if nodes > limits.max_nodes:
+            raise refusals.too_many_nodes(limits.max_nodes)
+        foreign |= {
+            f"{node.domain}.{node.op_type}" for node in graph.node if node.domain not in _STANDARD or not _known(node)
+        }
+        for tensor in graph.initializer:
+            _check_tensor(tensor, limits)
+        for sparse in graph.sparse_initializer:
+            foreign.add(f"sparse tensor {sparse.values.name}")
+    if foreign:
+        raise refusals.unsupported_operators(sorted(foreign))
+
+
+def _known(node: onnx.NodeProto) -> bool:
+    return bool(defs.has(node.op_type))
+
+
+def _graphs(graph: onnx.GraphProto, limits: ModelLimits, depth: int = 0) -> Iterator[onnx.GraphProto]:
+    """This graph and those in its nodes' attributes; tensors in attributes are checked on the way."""
+    if depth > _DEEPEST:
+        raise refusals.invalid_model(f"its graphs are nested deeper than {_DEEPEST}")
+    _check_names(graph)
+    yield graph
+    for node in graph.node:
+        for attribute in node.attribute:
+            for tensor in (attribute.t, *attribute.tensors):
+                _check_tensor(tensor, limits)
+            if attribute.HasField("g"):
+                yield from _graphs(attribute.g, limits, depth + 1)
+            for inner in attribute.graphs:
+                yield from _graphs(inner, limits, depth + 1)
+
+
+def _check_names(graph: onnx.GraphProto) -> None:
+    """Refuse names that are not UTF-8: protobuf hands them on as bytes, which nobody who asks for text expects."""
+    values = (*graph.input, *graph.output, *graph.value_info)
+    names = [graph.name, *(value.name for value in values), *(tensor.name for tensor in graph.initializer)]
+    for node in graph.node:
+        names += [node.name, node.op_type, node.domain, *node.input, *node.output]
+        names += [attribute.name for attribute in node.attribute]
+    if any(not isinstance(name, str) for name in names):
+        raise refusals.invalid_model("a name in it is not UTF-8")
+
+
+def _check_tensor(tensor: onnx.TensorProto, limits: ModelLimits) -> None:
+    """Refuse data elsewhere: another file, or an address in memory, which onnxruntime would follow."""
+    if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
+        raise refusals.external_data(tensor.name)
+    if any(side < 0 for side in tensor.dims):
+        raise refusals.invalid_model(f"the tensor {tensor.name[:100]!r} has a negative side")
+    size = math.prod(tensor.dims) * 8  # the widest element: what a damaged header may claim, at most
+    if size > 8 * limits.max_tensor_bytes:
+        raise refusals.tensor_too_large(tensor.name, size, 8 * limits.max_tensor_bytes)

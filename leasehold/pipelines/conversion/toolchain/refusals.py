@@ -1,0 +1,97 @@
+"""Every reason for which a model or its reference images are refused: a stable code, and a sentence for its owner.
+
+None of these can succeed when tried again, so all are `Permanent`. What a parser said is cut short: it may quote
+the file.
+"""
+
+from __future__ import annotations
+
+from leasehold.domain.errors import Permanent
+
+_MOST = 300
+
+
+def _said(reason: str) -> str:
+    """One printable line without its last stop."""
+    line = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
+    return line[:_MOST].rstrip(". ")
+
+
+def not_onnx(reason: str) -> Permanent:
+    return Permanent("not_onnx", f"The file is not an ONNX model: {_said(reason)}.")
+
+
+def model_too_large(size: int, limit: int) -> Permanent:
+    return Permanent("model_too_large", f"The model has {size} bytes; at most {limit} are accepted.")
+
+
+def too_many_nodes(limit: int) -> Permanent:
+    return Permanent("too_many_nodes", f"The model has more than {limit} nodes.")
+
+
+def tensor_too_large(name: str, size: int, limit: int) -> Permanent:
+    return Permanent("tensor_too_large", f"The tensor {name[:100]!r} has {size} bytes; at most {limit} are accepted.")
+
+
+def activations_too_large(size: int, limit: int) -> Permanent:
+    return Permanent("activations_too_large", f"The model's tensors have {size} bytes; at most {limit} are accepted.")
+
+
+def external_data(name: str) -> Permanent:
+    return Permanent(
+        "external_data", f"The tensor {name[:100]!r} lies outside the file; send one file with all weights."
+    )
+
+
+def unsupported_operators(names: list[str]) -> Permanent:
+    return Permanent("unsupported_operators", f"Not operators of the ONNX standard: {_said(', '.join(names))}.")
+
+
+def unsupported_opset(version: int, newest: int) -> Permanent:
+    return Permanent("unsupported_opset", f"The model is of opset {version}; those from 1 to {newest} are accepted.")
+
+
+def opset_not_convertible(target: int, reason: str) -> Permanent:
+    return Permanent("opset_not_convertible", f"The model cannot be brought to opset {target}: {_said(reason)}.")
+
+
+def invalid_model(reason: str) -> Permanent:
+    return Permanent("invalid_model", f"The model breaks the ONNX standard: {_said(reason)}.")
+
+
+def not_serialisable() -> Permanent:
+    return Permanent(
+        "not_serialisable", "The model cannot be written down: it has more than 2 GB with its constants worked out."
+    )
+
+
+def missing_shapes(name: str, reason: str) -> Permanent:
+    return Permanent("missing_shapes", f"The input {name[:100]!r} {reason}.")
+
+
+def not_runnable(reason: str) -> Permanent:
+    return Permanent("not_runnable", f"The model does not run: {_said(reason)}.")
+
+
+def not_equivalent(error: float) -> Permanent:
+    return Permanent("not_equivalent", f"The optimised model answers otherwise than the original, by {error:g}.")
+
+
+def not_quantisable(reason: str) -> Permanent:
+    return Permanent("not_quantisable", f"The model cannot be quantised: {_said(reason)}.")
+
+
+def bad_references(reason: str) -> Permanent:
+    return Permanent("bad_reference_images", f"The reference images are refused: {_said(reason)}.")
+
+
+def toolchain_failed(tool: str, reason: str) -> Permanent:
+    return Permanent("toolchain_failed", f"The vendor's {tool[:60]} refused the model: {_said(reason)}.")
+
+
+def tflite_missing() -> Permanent:
+    return Permanent("toolchain_missing", "This worker cannot read .tflite: it lacks the extra `tflite`.")
+
+
+def tflite_not_convertible(reason: str) -> Permanent:
+    return Permanent("tflite_not_convertible", f"The .tflite model cannot be brought to ONNX: {_said(reason)}.")

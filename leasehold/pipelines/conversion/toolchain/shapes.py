@@ -1,0 +1,104 @@
+"""What is known of a model without running it: shapes, sizes, operators, multiplications."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import onnx
+from onnx import helper, shape_inference
+
+from leasehold.pipelines.conversion.limits import ModelLimits
+from leasehold.pipelines.conversion.toolchain import refusals
+
+Shape = tuple[int, ...]
+
+
+def fix_inputs(model: onnx.ModelProto) -> list[str]:
+    """Make the batch 1 where it is free; every other side of an input must be known. Answers what was changed."""
+    changed = []
+    weights = {tensor.name for tensor in model.graph.initializer}
+    for value in model.graph.input:
+        if value.name in weights:
+            continue
+        if not value.type.HasField("tensor_type") or not value.type.tensor_type.HasField("shape"):
+            raise refusals.missing_shapes(value.name, "has no shape; export the model with fixed shapes")
+        for place, side in enumerate(value.type.tensor_type.shape.dim):
+            if side.HasField("dim_value") and side.dim_value > 0:
+                continue
+            if place > 0:
+                raise refusals.missing_shapes(value.name, f"has no size in dimension {place}; export it fixed")
+            side.dim_value = 1
+            changed.append(f"the batch of {value.name[:100]} is 1")
+    return changed
+
+
+def inferred(model: onnx.ModelProto, limits: ModelLimits) -> onnx.ModelProto:
+    """The model with its tensors' shapes. Raises Permanent when they contradict one another, or are too large."""
+    try:
+        found = shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+    except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
+        raise refusals.invalid_model(str(error)) from error
+    total = 0
+    for value in (*found.graph.input, *found.graph.value_info, *found.graph.output):
+        size = _bytes_of(value)
+        total += size
+        if size > limits.max_tensor_bytes:
+            raise refusals.tensor_too_large(value.name, size, limits.max_tensor_bytes)
+    if total > limits.max_activation_bytes:
+        raise refusals.activations_too_large(total, limits.max_activation_bytes)
+    return found
+
+
+def shape_of(value: onnx.ValueInfoProto) -> Shape:
+    """Sides that are not known are 0."""
+    return tuple(side.dim_value for side in value.type.tensor_type.shape.dim)
+
+
+def _bytes_of(value: onnx.ValueInfoProto) -> int:
+    kind = value.type.tensor_type.elem_type
+    if kind in {onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING}:
+        return 0
+    return math.prod(shape_of(value)) * helper.tensor_dtype_to_np_dtype(kind).itemsize
+
+
+def specification(values: Any) -> list[dict[str, Any]]:
+    """Inputs or outputs, as reports and manifests name them."""
+    return [
+        {
+            "name": value.name[:200],
+            "shape": list(shape_of(value)),
+            "type": onnx.TensorProto.DataType.Name(value.type.tensor_type.elem_type).lower(),
+        }
+        for value in values
+    ]
+
+
+def facts(model: onnx.ModelProto) -> dict[str, Any]:
+    """Operators, parameters, multiply-accumulates (of convolutions and matrix products), inputs and outputs."""
+    graph = model.graph
+    weights = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    shapes = {v.name: shape_of(v) for v in (*graph.input, *graph.value_info, *graph.output)} | weights
+    return {
+        "opset": next(o.version for o in model.opset_import if o.domain in {"", "ai.onnx"}),
+        "nodes": len(graph.node),
+        "operators": dict(Counter(node.op_type for node in graph.node).most_common()),
+        "parameters": sum(math.prod(shape) for shape in weights.values()),
+        "macs": sum(_macs(node, shapes) for node in graph.node),
+        "inputs": specification(value for value in graph.input if value.name not in weights),
+        "outputs": specification(graph.output),
+    }
+
+
+def _macs(node: onnx.NodeProto, shapes: dict[str, Shape]) -> int:
+    out = math.prod(shapes.get(node.output[0], (0,))) if node.output else 0
+    first, second = (shapes.get(node.input[i], ()) if len(node.input) > i else () for i in (0, 1))
+    if node.op_type == "Conv" and len(second) > 1:
+        return out * math.prod(second[1:])
+    if node.op_type == "MatMul" and first:
+        return out * first[-1]
+    if node.op_type == "Gemm" and first:
+        turned = any(a.name == "transA" and a.i for a in node.attribute)
+        return out * first[0 if turned else -1]
+    return 0

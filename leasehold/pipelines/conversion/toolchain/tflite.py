@@ -1,0 +1,34 @@
+"""Bringing a TensorFlow Lite model to ONNX, where the extra `tflite` is installed; everything after is as for ONNX."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from leasehold.pipelines.conversion.toolchain import refusals
+
+if find_spec("tflite2onnx") is not None:  # here, for a child may read nothing more once it is shut in
+    from tflite2onnx import convert
+else:
+    convert = None
+
+_MAGIC, _MAGIC_AT = b"TFL3", 4  # a FlatBuffers file identifier: tensorflow/compiler/mlir/lite/schema/schema.fbs
+
+
+def is_tflite(path: Path) -> bool:
+    with path.open("rb") as file:
+        return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
+
+
+def to_onnx(source: Path, out: Path, most_bytes: int) -> Path:
+    """Convert `source` into `out`. Raises Permanent: model_too_large, toolchain_missing or tflite_not_convertible."""
+    size = source.stat().st_size
+    if size > most_bytes:
+        raise refusals.model_too_large(size, most_bytes)
+    if convert is None:
+        raise refusals.tflite_missing()
+    try:
+        convert(str(source), str(out))
+    except Exception as error:  # noqa: BLE001 - it says no by assertions, NotImplementedError and whatever numpy raises
+        raise refusals.tflite_not_convertible(f"{type(error).__name__} {error}") from None
+    return out

@@ -1,0 +1,39 @@
+"""For demonstrations and measurements: one that does nothing, and one that takes its time.
+
+`noop`'s one step costs only what the platform costs. `demo_long_task` shows progress, cancelling and retries.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from leasehold.domain.pipeline import Pipeline, RunTerms, Step
+
+noop = Pipeline("noop", module="leasehold.pipelines.demo.steps", steps=[Step("only")])
+
+
+class LongTask(BaseModel):
+    """`seconds`: how long `execute` takes."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    seconds: float = Field(5.0, ge=0, le=3600)
+
+
+demo_long_task = Pipeline(
+    "demo_long_task",
+    module="leasehold.pipelines.demo.steps",
+    params=LongTask,
+    steps=[
+        Step("prepare", max_attempts=2, timeout=timedelta(minutes=1)),
+        Step("execute", needs=("prepare",), max_attempts=2, timeout=timedelta(hours=2)),
+        Step("finalize", needs=("execute",), timeout=timedelta(seconds=30), cancelable=False),
+    ],
+    terms=RunTerms(
+        title="A task that takes its time",
+        description="Shows templates, progress, cancelling, reruns and schedules.",
+        timeout=timedelta(hours=3),
+    ),
+)

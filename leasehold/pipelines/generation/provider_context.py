@@ -1,0 +1,76 @@
+"""What all attempts of a worker at generations share: the providers, a guarded way out, the keys to credentials."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from uuid import UUID
+
+from leasehold.domain.errors import LeaseholdError, Permanent
+from leasehold.pipelines.generation.callbacks import callback_url
+from leasehold.pipelines.generation.metrics import measured
+from leasehold.pipelines.generation.pipeline import GenerationParams
+from leasehold.pipelines.generation.provider import Order, Provider, Rejected, SourceImage
+from leasehold.pipelines.generation.providers import Providers, open_providers
+from leasehold.security.egress import Egress
+from leasehold.security.sealing import Sealing
+from leasehold.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    settings: Settings
+    providers: Providers
+    egress: Egress
+    sealing: Sealing
+
+    def provider(self, params: GenerationParams) -> Provider:
+        """Raises Permanent `unknown_provider`: the installation has it no more."""
+        try:
+            return measured(self.providers[params.provider])
+        except Rejected as error:
+            raise Permanent(error.code, error.message) from None
+
+    def credential(self, params: GenerationParams) -> str:
+        """The caller's, or the installation's own. Raises Permanent `credential_unreadable`, `credential_missing`."""
+        if params.credential is not None:
+            try:
+                return self.sealing.open(params.credential.encode()).decode()
+            except LeaseholdError:
+                raise Permanent(
+                    "credential_unreadable", "The credential was sealed with a key that is not there any more."
+                ) from None
+        own = self.providers.catalogue.credential(params.provider)
+        if own is None:
+            raise Permanent("credential_missing", f"There is no credential for {params.provider}.")
+        return own.get_secret_value()
+
+    def callback(self, job_id: UUID) -> str | None:
+        return callback_url(self.settings, self.sealing, job_id)
+
+
+@asynccontextmanager
+async def open_workshop(settings: Settings) -> AsyncIterator[Workshop]:
+    async with open_providers(settings) as providers, Egress.from_settings(settings) as egress:
+        yield Workshop(settings, providers, egress, Sealing(settings))
+
+
+def order_of(params: GenerationParams, job_id: UUID, seconds_left: float) -> Order:
+    """The order, with the same token for every attempt at the job."""
+    return Order(
+        kind=params.kind,
+        token=str(job_id),
+        prompt=params.prompt,
+        model=params.model,
+        negative_prompt=params.negative_prompt,
+        width=params.width,
+        height=params.height,
+        sample_strength=params.sample_strength,
+        images=tuple(SourceImage(image.url, image.width, image.height) for image in params.images),
+        is_pro=params.is_pro,
+        duration_ms=params.duration,
+        ratio=params.ratio,
+        deadline_seconds=max(int(seconds_left), 1),
+        extra=params.extra,
+    )

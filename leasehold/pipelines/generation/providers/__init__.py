@@ -1,0 +1,87 @@
+"""The providers that an installation has: three by their official doors, and those that its settings declare."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+from pydantic import SecretStr
+
+from leasehold.domain.errors import DeclarationError
+from leasehold.pipelines.generation.provider import Provider, Rejected
+from leasehold.pipelines.generation.providers.ark import Ark
+from leasehold.pipelines.generation.providers.asking import Asker
+from leasehold.pipelines.generation.providers.declared import Declaration, Declared, declarations
+from leasehold.pipelines.generation.providers.discreet import Discreet
+from leasehold.pipelines.generation.providers.jimeng import Jimeng
+from leasehold.pipelines.generation.providers.replicate import Replicate
+from leasehold.settings import Settings
+
+BUILT_IN = ("jimeng", "ark", "replicate")
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderTerms:
+    """What is known of a provider without asking it. `at_most`: generations at once, of all tenants."""
+
+    name: str
+    has_credential: bool
+    at_most: int | None
+
+
+class Catalogue:
+    """The providers by name. Raises DeclarationError for settings that make no sense."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.declared: Mapping[str, Declaration] = _by_name(declarations(settings.generation_http_providers))
+        self._credentials = settings.generation_credentials
+        self._limits = settings.generation_limits
+        self.default = settings.generation_provider or None
+        named = {*self._credentials, *self._limits, *([self.default] if self.default else [])}
+        if unknown := named - {*BUILT_IN, *self.declared}:
+            raise DeclarationError(f"settings of generation name unknown providers: {', '.join(sorted(unknown))}")
+
+    def find(self, name: str) -> ProviderTerms | None:
+        if name not in BUILT_IN and name not in self.declared:
+            return None
+        return ProviderTerms(name, name in self._credentials, self._limits.get(name))
+
+    def credential(self, name: str) -> SecretStr | None:
+        """The installation's own."""
+        return self._credentials.get(name)
+
+
+def _by_name(found: list[Declaration]) -> dict[str, Declaration]:
+    names = [declaration.name for declaration in found]
+    if twice := {name for name in names if names.count(name) > 1 or name in BUILT_IN}:
+        raise DeclarationError(f"generation_http_providers: already taken: {', '.join(sorted(twice))}")
+    return dict(zip(names, found, strict=True))
+
+
+class Providers:
+    """Open providers by name."""
+
+    def __init__(self, catalogue: Catalogue, opened: Mapping[str, Provider]) -> None:
+        self.catalogue = catalogue
+        self._opened = opened
+
+    def __getitem__(self, name: str) -> Provider:
+        """Raises Rejected `unknown_provider`."""
+        try:
+            return self._opened[name]
+        except KeyError:
+            raise Rejected("unknown_provider", f"This installation has no provider {name!r}.") from None
+
+
+@asynccontextmanager
+async def open_providers(settings: Settings) -> AsyncIterator[Providers]:
+    catalogue = Catalogue(settings)
+    async with Asker.opened(settings) as asker:
+        opened: dict[str, Provider] = {
+            "jimeng": Jimeng(asker, settings.generation_jimeng_url),
+            "ark": Ark(asker, settings.generation_ark_url),
+            "replicate": Replicate(asker, settings.generation_replicate_url),
+        }
+        opened |= {name: Declared(asker, declaration) for name, declaration in catalogue.declared.items()}
+        yield Providers(catalogue, {name: Discreet(provider) for name, provider in opened.items()})

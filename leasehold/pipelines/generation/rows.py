@@ -1,0 +1,205 @@
+"""The rows of the generation door: made with their job, found by the client's own name, counted by status."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import asyncpg
+
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Conflict
+from leasehold.transitions import limits
+from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.limits import Submitted
+from leasehold.transitions.quarantine import not_in
+
+Row: TypeAlias = asyncpg.Record
+#: The duty that forgets source images, in the quarantine.
+SOURCES = "expired_sources"
+#: Finished generations that statistics count, at most, of each tenant.
+MOST_COUNTED = 100_000
+
+
+@dataclass(frozen=True, slots=True)
+class NewGeneration:
+    job: NewJob
+    task_id: str
+    kind: str
+    server_id: str
+    request_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Purchase:
+    """A generation as far as its provider is concerned. `submitted`: what the submit step succeeded with."""
+
+    job_status: str
+    params: Mapping[str, Any]
+    submitted: Mapping[str, Any] | None
+
+
+async def create(connection: Connection, new: NewGeneration) -> Submitted | None:
+    """Write the job and its row. None: the very same was asked before, nothing is written.
+
+    Raises Conflict `task_id_reused` when the name belongs to another request.
+    """
+    try:
+        async with connection.transaction():
+            submitted = await limits.submit(connection, new.job)
+            await connection.execute(
+                "INSERT INTO generation (job_id, tenant_id, task_id, kind, server_id, request_hash)"
+                " VALUES ($1, $2, $3, $4, $5, $6)",
+                new.job.id, new.job.tenant_id, new.task_id, new.kind, new.server_id, new.request_hash,
+            )  # fmt: skip
+    except asyncpg.UniqueViolationError as error:
+        if error.constraint_name != "generation_task_id":
+            raise
+    else:
+        return submitted
+    await ordered_before(connection, new)
+    return None
+
+
+async def ordered_before(connection: Connection, new: NewGeneration) -> UUID | None:
+    """The job of the very same order, if there was one. Raises Conflict as `create`."""
+    row = await connection.fetchrow(
+        "SELECT job_id, request_hash FROM generation WHERE tenant_id = $1 AND task_id = $2",
+        new.job.tenant_id,
+        new.task_id,
+    )
+    if row is None:
+        return None
+    if row["request_hash"] != new.request_hash:
+        raise Conflict("task_id_reused", "Another generation has this task_id.")
+    job_id: UUID = row["job_id"]
+    return job_id
+
+
+_FIND = """
+-- generation
+SELECT g.job_id, g.task_id, g.kind, g.server_id, g.created_at, g.consumed_at,
+       j.status, j.event_seq, j.error, j.finished_at, j.expires_at,
+       (SELECT jsonb_object_agg(t.step, t.status) FROM task t WHERE t.job_id = j.id) AS steps,
+       (SELECT r.value FROM task t JOIN result r ON r.task_id = t.id WHERE t.job_id = j.id AND t.step = 'store')
+           AS stored,
+       (SELECT n.value ->> 'fail_code' FROM task t JOIN note n ON n.task_id = t.id
+        WHERE t.job_id = j.id AND t.status = 'failed' LIMIT 1) AS fail_code,
+       (SELECT array_agg(o.key ORDER BY o.name) FROM output o WHERE o.job_id = j.id) AS keys
+FROM generation g JOIN job j ON j.id = g.job_id
+WHERE g.tenant_id = $1 AND g.task_id = $2 AND g.kind = $3 AND g.consumed_at IS NULL
+  AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+"""
+
+
+async def find(connection: Connection, tenant_id: str, task_id: str, kind: str) -> Row | None:
+    """The tenant's generation of that name; None when there is none, or its result has expired or was consumed."""
+    return await connection.fetchrow(_FIND, tenant_id, task_id, kind)
+
+
+async def consume(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
+    """Take a finished generation's result once and for all. False: somebody else has."""
+    return bool(
+        await connection.fetchval(
+            "UPDATE generation SET consumed_at = clock_timestamp()"
+            " WHERE job_id = $1 AND tenant_id = $2 AND consumed_at IS NULL RETURNING true",
+            job_id,
+            tenant_id,
+        )
+    )
+
+
+async def owner(connection: Connection, job_id: UUID) -> Row | None:
+    """Whose generation it is, and its job's status; for who proved to be told its id by us."""
+    return await connection.fetchrow(
+        "SELECT g.tenant_id, j.status FROM generation g JOIN job j ON j.id = g.job_id WHERE g.job_id = $1", job_id
+    )
+
+
+async def purchase(connection: Connection, job_id: UUID, tenant_id: str) -> Purchase | None:
+    row = await connection.fetchrow(
+        "SELECT j.status, j.params,"
+        " (SELECT r.value FROM task t JOIN result r ON r.task_id = t.id WHERE t.job_id = j.id AND t.step = 'submit')"
+        " AS submitted FROM generation g JOIN job j ON j.id = g.job_id WHERE j.id = $1 AND g.tenant_id = $2",
+        job_id,
+        tenant_id,
+    )
+    return None if row is None else Purchase(row["status"], row["params"], row["submitted"])
+
+
+#: What a server is busy with.
+UNDER_WAY = frozenset({"processing", "polling"})
+
+# In the words of the door. What waits for its server's turn is pending, too.
+STATUS = """
+CASE j.status
+    WHEN 'succeeded' THEN 'completed' WHEN 'failed' THEN 'failed'
+    WHEN 'cancelled' THEN 'failed' WHEN 'expired' THEN 'failed'
+    ELSE CASE s.status WHEN 'succeeded' THEN 'polling' WHEN 'running' THEN 'processing' WHEN 'retry' THEN 'processing'
+                       WHEN 'waiting' THEN 'processing' ELSE 'pending' END
+END"""
+
+_COUNTS = f"""
+-- generation_counts
+SELECT kind, server_id, status, count(*)::int AS n
+FROM (
+    SELECT g.kind, g.server_id, {STATUS} AS status
+    FROM generation g JOIN job j ON j.id = g.job_id
+    LEFT JOIN task s ON s.job_id = j.id AND s.step = 'submit'
+    WHERE g.tenant_id = $1 AND ($2::text IS NULL OR g.server_id = $2) LIMIT $3
+) AS counted
+GROUP BY kind, server_id, status
+"""
+
+
+async def counts(connection: Connection, tenant_id: str, server_id: str | None) -> Sequence[Row]:
+    """How many of the tenant's generations are in which status, by kind and server."""
+    return await connection.fetch(_COUNTS, tenant_id, server_id, MOST_COUNTED)
+
+
+async def keep_source(connection: Connection, tenant_id: str, key: str, kept: timedelta) -> datetime | None:
+    """Remember an uploaded source image for as long as it may be used; the same one again is kept longer.
+
+    Returns until when, if it was not there before.
+    """
+    row = await connection.fetchrow(
+        "INSERT INTO source_image (key, tenant_id, expires_at) VALUES ($1, $2, clock_timestamp() + $3)"
+        " ON CONFLICT (key) DO UPDATE SET expires_at = greatest(source_image.expires_at, excluded.expires_at)"
+        " RETURNING expires_at, xmax = 0 AS fresh",
+        key,
+        tenant_id,
+        kept,
+    )
+    assert row is not None
+    return row["expires_at"] if row["fresh"] else None
+
+
+async def drop_sources(connection: Connection, tenant_id: str, kept_until: Mapping[str, datetime]) -> None:
+    """Forget at once what a form that was refused had brought, unless another form has kept it longer since."""
+    await connection.execute(
+        "UPDATE source_image SET expires_at = clock_timestamp()"
+        " FROM unnest($2::text[], $3::timestamptz[]) AS mine(key, at)"
+        " WHERE source_image.key = mine.key AND tenant_id = $1 AND expires_at = mine.at",
+        tenant_id,
+        list(kept_until),
+        list(kept_until.values()),
+    )
+
+
+async def expired_sources(connection: Connection, limit: int = 100) -> list[str]:
+    """Keys of source images that nobody may use any more. Delete the objects, then `forget_sources`."""
+    rows = await connection.fetch(
+        "SELECT key FROM source_image WHERE expires_at < statement_timestamp()"
+        f" AND {not_in(SOURCES, 'key', 'text')} ORDER BY expires_at LIMIT $1",
+        limit,
+    )
+    return [row["key"] for row in rows]
+
+
+async def forget_sources(connection: Connection, keys: Sequence[str]) -> None:
+    await connection.execute(
+        "DELETE FROM source_image WHERE key = ANY($1::text[]) AND expires_at < clock_timestamp()", list(keys)
+    )

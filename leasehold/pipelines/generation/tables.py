@@ -1,0 +1,31 @@
+"""The schema of the generation door: whose generation a job is, by the name that its client gave it."""
+
+from __future__ import annotations
+
+from sqlalchemy import TIMESTAMP, CheckConstraint, Column, ForeignKey, Index, LargeBinary, Table, Text, Uuid, func
+
+from leasehold.db.tables import metadata
+
+generation = Table(
+    "generation",
+    metadata,
+    Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("task_id", Text, nullable=False),  # the client's own name of it
+    Column("kind", Text, nullable=False),
+    Column("server_id", Text, nullable=False),  # whose share of work it counts as
+    Column("request_hash", LargeBinary, nullable=False),  # what was asked, to tell a repetition from another request
+    Column("created_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("consumed_at", TIMESTAMP(timezone=True)),  # its result was read once and for all
+    CheckConstraint("kind IN ('image', 'video')", name="kind"),
+    Index("generation_task_id", "tenant_id", "task_id", unique=True),
+)
+
+source_image = Table(
+    "source_image",
+    metadata,
+    Column("key", Text, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("expires_at", TIMESTAMP(timezone=True), nullable=False),
+    Index("source_image_expires", "expires_at"),
+)

@@ -1,0 +1,181 @@
+"""Opening a picture and taking frames out of it, with every way in which a decoder can stumble told apart."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from io import BytesIO
+from typing import Any
+
+from PIL import (
+    AvifImagePlugin,
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    JpegImagePlugin,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
+
+from leasehold.domain.errors import Permanent
+from leasehold.pipelines.media import heic_decoder
+from leasehold.pipelines.media.headers.header import Header
+from leasehold.pipelines.media.pixels import Box, Size, plain
+from leasehold.pipelines.media.refusals import corrupt_image
+
+_DECODERS = {
+    "image/jpeg": "JPEG",
+    "image/png": "PNG",
+    "image/webp": "WEBP",
+    "image/gif": "GIF",
+    "image/avif": "AVIF",
+    "image/tiff": "TIFF",
+    "image/bmp": "BMP",
+    "image/heic": "HEIF",
+}
+#: Loaded here, before a child is forked; else each child would load these, and dozens of others, by itself.
+PLUGINS = (
+    AvifImagePlugin, BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin,
+)  # fmt: skip
+heic_decoder.is_here()
+_ORIENTATION_TAG = 0x0112
+
+#: What these libraries take at their peak. They call a lack of memory a damaged picture, so it is looked for first.
+_UNTOLD_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12, "image/tiff": 8, "image/heic": 16}
+_ORIENTATIONS = range(1, 9)
+_UPRIGHT = 1
+_FOREVER = 0
+
+# Browsers show frames of 10 ms and less for 100 ms, because old encoders wrote 0 for "as it was".
+_SHORTEST_MS = 11
+_DEFAULT_MS = 100
+
+
+@contextmanager
+def pillow_limits(max_pixels: int) -> Iterator[None]:
+    """Set the library's own guard to ours, as an error: a second line behind the header checks.
+
+    Its other warnings tell of metadata that we drop, so they are not shown.
+    """
+    before = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = max_pixels
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            yield
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+@contextmanager
+def damage_is_permanent() -> Iterator[None]:
+    """Whatever a decoder raises about its bytes becomes `corrupt_image`.
+
+    Lack of memory and errors of the system (they have an errno) say nothing about the picture and pass.
+    """
+    try:
+        yield
+    except (Permanent, MemoryError):
+        raise
+    except (Image.DecompressionBombError, Image.DecompressionBombWarning) as error:
+        raise Permanent("too_many_pixels", "The picture has more pixels than are accepted.") from error
+    except Exception as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        if "out of memory" in str(error).lower():
+            raise MemoryError(str(error)) from error
+        raise corrupt_image("it cannot be decoded") from error
+
+
+class Picture:
+    """A file that is open for decoding. `size` is the canvas before orientation."""
+
+    def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
+        """Open, without decoding.
+
+        `header`: what the file said about itself; a decoder that disagrees is not let on.
+        Raises Permanent: corrupt_image or too_many_pixels.
+        """
+        with damage_is_permanent():
+            if header is not None:
+                _reserve(header.pixels * _UNTOLD_BYTES_PER_PIXEL.get(content_type, 0))
+            self._image = Image.open(BytesIO(data), formats=(_DECODERS[content_type],))
+            self.size: Size = self._image.size
+            # An APNG may carry a picture for viewers that cannot animate, which is not part of the animation.
+            self._skipped = int(bool(getattr(self._image, "default_image", False)))
+            self.frames = self._count(content_type, header)
+        self._animated_gif = content_type == "image/gif"
+        if header is not None and not self._agrees(header):
+            raise corrupt_image("its header and its content disagree")
+
+    def _count(self, content_type: str, header: Header | None) -> int:
+        if content_type in ("image/jpeg", "image/tiff", "image/heic"):
+            return 1  # of several pictures in one file the first is the picture; pages may go in a circle
+        if content_type == "image/gif" and header is not None:
+            return header.frames
+        return int(getattr(self._image, "n_frames", 1)) - self._skipped
+
+    def _agrees(self, header: Header) -> bool:
+        width, height = self.size
+        return 0 < width <= header.width and 0 < height <= header.height and 0 < self.frames <= header.frames
+
+    @property
+    def icc(self) -> bytes | None:
+        profile = self._image.info.get("icc_profile")
+        return profile if isinstance(profile, bytes) else None
+
+    @cached_property
+    def orientation(self) -> int:
+        """1 to 8. Ask only after a frame was taken: PNG may say it behind its pixels. Broken EXIF counts as 1."""
+        exif = Image.Exif()
+        try:
+            exif.load(self._image.info.get("exif") or b"")
+            value = exif.get(_ORIENTATION_TAG, _UPRIGHT)
+        except Exception:  # noqa: BLE001 - metadata from outside: whatever is wrong with it, it is not used
+            return _UPRIGHT
+        return value if isinstance(value, int) and value in _ORIENTATIONS else _UPRIGHT
+
+    @property
+    def plays(self) -> int:
+        """How often the animation is played; 0 is for ever."""
+        loop = self._image.info.get("loop")
+        if self._animated_gif:  # GIF counts repetitions, and without a count it is played once
+            return 1 if loop is None else (loop + 1 if loop else _FOREVER)
+        return loop if isinstance(loop, int) else _FOREVER
+
+    def shrink_on_load(self, size: Size) -> Box | None:
+        """Let a JPEG be decoded at 1/2, 1/4 or 1/8, not smaller than `size`, before its first frame is taken.
+
+        Gives the box that the picture then fills.
+        """
+        with damage_is_permanent():
+            drafted = self._image.draft(None, size)
+        return drafted[1] if drafted else None
+
+    def frame(self, index: int) -> tuple[Image.Image, int]:
+        """Give frame `index` in a plain mode and how many milliseconds it is shown.
+
+        Cheap only in order. Raises Permanent: corrupt_image.
+        """
+        with damage_is_permanent():
+            if self.frames > 1 or self._skipped:
+                self._image.seek(index + self._skipped)
+            self._image.load()
+            image = plain(self._image)
+            if self.frames > 1 and image.size != self.size:  # frames may reach beyond the canvas
+                image = image.crop((0, 0, *self.size))
+            return image, _milliseconds(self._image.info.get("duration"))
+
+
+def _reserve(size: int) -> None:
+    """Raise MemoryError where so many bytes cannot be had. Untouched zeroes cost nothing else."""
+    bytes(size)
+
+
+def _milliseconds(duration: Any) -> int:
+    shown = round(duration) if isinstance(duration, int | float) else 0
+    return shown if shown >= _SHORTEST_MS else _DEFAULT_MS

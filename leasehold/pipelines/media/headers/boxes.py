@@ -1,0 +1,26 @@
+"""Boxes: the containers of ISO base media files, which HEIC and AVIF are."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator
+
+from leasehold.pipelines.media.refusals import corrupt_image
+
+#: Kind of a box, and where its content begins and ends.
+Box = tuple[bytes, int, int]
+
+
+def boxes(data: bytes, start: int, end: int) -> Iterator[Box]:
+    """Every box in the range, without those inside them. Raises Permanent: corrupt_image; struct.error."""
+    while start + 8 <= end:
+        size, kind = struct.unpack_from(">I4s", data, start)
+        body = start + 8
+        if size == 1:
+            (size,) = struct.unpack_from(">Q", data, body)
+            body += 8
+        stop = start + size if size else end
+        if stop < body or stop > end:
+            raise corrupt_image("it ends in the middle of a box")
+        yield kind, body, stop
+        start = stop

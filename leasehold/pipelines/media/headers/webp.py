@@ -1,0 +1,51 @@
+"""WebP: canvas, the bitstreams' own sizes, and the number of frames."""
+
+from __future__ import annotations
+
+import struct
+
+from leasehold.pipelines.media.headers.header import Header
+from leasehold.pipelines.media.refusals import corrupt_image
+
+MAX_CHUNKS = 100_000
+
+
+def read(data: bytes) -> Header:
+    """Walk the file. Raises Permanent: corrupt_image; struct.error or IndexError where it ends too early."""
+    end = 8 + int.from_bytes(data[4:8], "little")
+    if end > len(data):
+        raise corrupt_image("it ends early")
+    width, height, frames, chunks, position = 0, 0, 0, 0, 12
+    while position + 8 <= end:
+        kind, length = struct.unpack_from("<4sI", data, position)
+        body = position + 8
+        chunks += 1
+        if body + length > end:
+            raise corrupt_image("it ends in the middle of a chunk")
+        if chunks > MAX_CHUNKS:
+            raise corrupt_image("it is cut into too many chunks")
+        wide, high = _size(kind, data, body)
+        width, height = max(width, wide), max(height, high)
+        frames += kind == b"ANMF"
+        position = body + length + (length & 1)
+    return Header(width, height, max(frames, 1))
+
+
+def _size(kind: bytes, data: bytes, body: int) -> tuple[int, int]:
+    if kind == b"VP8X":
+        return _uint24(data, body + 4) + 1, _uint24(data, body + 7) + 1
+    if kind == b"VP8 ":
+        width, height = struct.unpack_from("<HH", data, body + 6)
+        return width & 0x3FFF, height & 0x3FFF
+    if kind == b"VP8L":
+        (bits,) = struct.unpack_from("<I", data, body + 1)
+        return (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
+    if kind == b"ANMF":
+        left, top = 2 * _uint24(data, body), 2 * _uint24(data, body + 3)
+        return left + _uint24(data, body + 6) + 1, top + _uint24(data, body + 9) + 1
+    return 0, 0
+
+
+def _uint24(data: bytes, position: int) -> int:
+    low, high = struct.unpack_from("<HB", data, position)
+    return int(low + (high << 16))

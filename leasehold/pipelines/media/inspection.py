@@ -1,0 +1,85 @@
+"""The checks that come before any decoder: bytes, kind, area, frames."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from leasehold.pipelines.media import heic_decoder
+from leasehold.pipelines.media.headers import avif, bmp, gif, heic, jpeg, png, tiff, webp
+from leasehold.pipelines.media.headers.header import Header
+from leasehold.pipelines.media.kinds import HEAD_BYTES, HEIC, is_as_declared, sniff
+from leasehold.pipelines.media.limits import PictureLimits
+from leasehold.pipelines.media.refusals import (
+    corrupt_image,
+    empty_file,
+    mislabelled,
+    too_large,
+    too_many_frames,
+    too_many_pixels,
+    unsupported_format,
+)
+
+_READERS: dict[str, Callable[[bytes], Header]] = {
+    "image/jpeg": jpeg.read,
+    "image/png": png.read,
+    "image/gif": gif.read,
+    "image/webp": webp.read,
+    "image/avif": avif.read,
+    "image/tiff": tiff.read,
+    "image/bmp": bmp.read,
+    "image/heic": heic.read,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Original:
+    """A file that may be decoded: what it is, and the header that the decoder must agree with."""
+
+    data: bytes
+    content_type: str
+    header: Header
+
+
+def inspect(path: Path, limits: PictureLimits, declared: str | None = None) -> Original:
+    """Read the file and refuse what must not reach a decoder.
+
+    Raises Permanent with one of the codes of refusals.py.
+    """
+    size = path.stat().st_size
+    if size == 0:
+        raise empty_file()
+    if size > limits.max_bytes:
+        raise too_large(size, limits.max_bytes)
+    data = path.read_bytes()
+    content_type = sniff(data[:HEAD_BYTES])
+    if content_type is None:
+        raise unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are")
+    if declared is not None and not is_as_declared(declared, content_type):
+        raise mislabelled(declared, content_type)
+    if content_type in HEIC and not heic_decoder.is_here():
+        raise unsupported_format("HEIC is not, for no decoder of it is installed")
+    header = _read_header(content_type, data)
+    _check(header, limits)
+    return Original(data, content_type, header)
+
+
+def _read_header(content_type: str, data: bytes) -> Header:
+    try:
+        return _READERS[content_type](data)
+    except (struct.error, IndexError) as error:
+        raise corrupt_image("it ends inside its header") from error
+
+
+def _check(header: Header, limits: PictureLimits) -> None:
+    if header.width == 0 or header.height == 0:
+        raise corrupt_image("it has no area")
+    if header.pixels > limits.max_pixels:
+        raise too_many_pixels(header.pixels, limits.max_pixels)
+    if header.frames > limits.max_frames:
+        raise too_many_frames(header.frames, limits.max_frames)
+    total = header.pixels * header.frames
+    if header.frames > 1 and total > limits.max_total_pixels:
+        raise too_many_pixels(total, limits.max_total_pixels)

@@ -1,0 +1,60 @@
+"""The media pipeline: one picture in, three and the requested variants out. Light: the API imports it.
+
+`resize` also leaves a lossless master where JPEG cannot carry the picture: `resize.png` for a still with real
+transparency, `resize.webp` for an animation. `webp` starts from it, and writes variants beside `final.webp`.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from leasehold.domain.pipeline import Limits, Pipeline, Step
+from leasehold.pipelines.media.limits import PictureLimits
+from leasehold.pipelines.media.variants import VARIANTS, VariantName
+
+MIB = 1024 * 1024
+_LIMITS = Limits(memory_bytes=1536 * MIB, cpu_seconds=90, file_bytes=256 * MIB)
+_TIMEOUT = timedelta(seconds=90)
+
+
+class MediaParams(BaseModel):
+    """`content_type`: what the client declared; where it is given and untrue the picture is `mislabelled`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    variants: tuple[VariantName, ...] = Field(default=(), description="Further outputs, each at most once.")
+    max_side: int = Field(default=2048, ge=16, le=8192, description="Outputs fit into a square of this many pixels.")
+    content_type: str | None = Field(
+        default=None, max_length=100, description="The declared content type, to be checked."
+    )
+    limits: PictureLimits = PictureLimits()
+
+    @field_validator("variants")
+    @classmethod
+    def _in_declared_order(cls, wanted: tuple[VariantName, ...]) -> tuple[VariantName, ...]:
+        """Asking for the same set in another order is the same request."""
+        return tuple(name for name in VARIANTS if name in wanted)
+
+
+media = Pipeline(
+    "media",
+    params=MediaParams,
+    inputs=("original",),
+    module="leasehold.pipelines.media.steps",
+    steps=[
+        Step(
+            "resize", reads=("original",), writes="resize.jpg", queue="media", isolated=True,
+            limits=_LIMITS, timeout=_TIMEOUT, version=2,
+        ),
+        Step(
+            "compress", needs=("resize",), reads=("resize",), writes="compress.jpg", queue="media",
+            isolated=True, limits=_LIMITS, timeout=_TIMEOUT,
+        ),
+        Step(
+            "webp", needs=("compress",), reads=("resize",), writes="final.webp", queue="media",
+            isolated=True, limits=_LIMITS, timeout=_TIMEOUT, version=2,
+        ),
+    ],
+)  # fmt: skip

@@ -1,0 +1,41 @@
+"""Every reason for which a picture is refused: a stable code, and a sentence for its owner.
+
+None of these can succeed when tried again, so all are `Permanent`.
+"""
+
+from __future__ import annotations
+
+from leasehold.domain.errors import Permanent
+
+
+def empty_file() -> Permanent:
+    return Permanent("empty_file", "The file is empty.")
+
+
+def unsupported_format(reason: str) -> Permanent:
+    return Permanent("unsupported_format", f"The file is not a picture of an accepted kind: {reason}.")
+
+
+def mislabelled(declared: str, real: str) -> Permanent:
+    return Permanent("mislabelled", f"The file was declared as {declared[:100]!r}, but it is {real}.")
+
+
+def corrupt_image(reason: str) -> Permanent:
+    return Permanent("corrupt_image", f"The picture is damaged: {reason}.")
+
+
+def too_large(size: int, limit: int) -> Permanent:
+    return Permanent("too_large", f"The file has {size} bytes; at most {limit} are accepted.")
+
+
+def too_many_pixels(pixels: int, limit: int) -> Permanent:
+    return Permanent("too_many_pixels", f"The picture has {pixels} pixels; at most {limit} are accepted.")
+
+
+def too_many_frames(frames: int, limit: int) -> Permanent:
+    return Permanent("too_many_frames", f"The animation has {frames} frames; at most {limit} are accepted.")
+
+
+def too_many_scans(limit: int) -> Permanent:
+    """Refuse a bomb in time: each scan of a progressive JPEG costs a pass over its area, for a few bytes."""
+    return Permanent("too_many_scans", f"The JPEG has more than {limit} scans.")

@@ -1,0 +1,152 @@
+"""The handlers of the media pipeline. Heavy: only the child process of a worker imports it.
+
+Every step is deterministic in its input bytes, parameters and version.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+from leasehold.domain.verdicts import Done, File
+from leasehold.domain.work import Work
+from leasehold.pipelines.media import encode
+from leasehold.pipelines.media.animation import Animation
+from leasehold.pipelines.media.colour import ToSrgb
+from leasehold.pipelines.media.decode import Picture, pillow_limits
+from leasehold.pipelines.media.inspection import Original, inspect
+from leasehold.pipelines.media.pipeline import MediaParams, media
+from leasehold.pipelines.media.pixels import fit, flatten, shrink, upright, upright_size
+from leasehold.pipelines.media.variants import VARIANTS, Variant
+
+RESIZED = "resize.jpg"
+COMPRESSED = "compress.jpg"
+FINAL = "final.webp"
+
+#: Lossless masters of what JPEG cannot carry, best first, then the JPEG itself.
+MASTERS = {"resize.webp": "image/webp", "resize.png": "image/png", RESIZED: "image/jpeg"}
+
+
+@media.handles("resize")
+def resize(work: Work) -> Done:
+    """Check, decode, bring into sRGB, upright and into the box.
+
+    Raises Permanent with one of the codes of refusals.py.
+    """
+    params: MediaParams = work.params
+    _frame_of.cache_clear()  # it is of another picture
+    original = inspect(work.files["original"], params.limits, params.content_type)
+    with pillow_limits(params.limits.max_pixels):
+        prepared = _Prepared(original, params.max_side)
+        files = _masters(prepared, work.directory)
+        files[RESIZED] = encode.write(flatten(prepared.first), work.directory / RESIZED, encode.RESIZED_JPEG)
+    width, height = prepared.first.size
+    return Done(files, {"original": prepared.facts(), "width": width, "height": height})
+
+
+@media.handles("compress")
+def compress(work: Work) -> Done:
+    """Make the small JPEG."""
+    image, _ = _frame_of(work.files[RESIZED].read_bytes(), "image/jpeg")
+    return Done({COMPRESSED: encode.write(image, work.directory / COMPRESSED, encode.SMALL_JPEG)})
+
+
+@media.handles("webp")
+def webp(work: Work) -> Done:
+    """Make the final WebP and the variants that were asked for; the final one is stored last."""
+    params: MediaParams = work.params
+    master = next(name for name in MASTERS if name in work.files)
+    source = _Master(work.files[master], MASTERS[master])
+    files = {
+        VARIANTS[name].output: source.write(VARIANTS[name], work.directory / VARIANTS[name].output)
+        for name in params.variants
+    }
+    files[FINAL] = source.write_webp(None, work.directory / FINAL)
+    _frame_of.cache_clear()  # nothing more is made of it
+    return Done(files)
+
+
+@lru_cache(maxsize=1)
+def _frame_of(data: bytes, content_type: str) -> tuple[Image.Image, int]:
+    """The first frame of what `resize` left: the steps after it mostly come one after the other, to the same child."""
+    return Picture(data, content_type).frame(0)
+
+
+class _Prepared:
+    """An original's frames as the outputs show them: sRGB, upright, in the box, RGB or RGBA."""
+
+    def __init__(self, original: Original, max_side: int) -> None:
+        self._original = original
+        self._picture = Picture(original.data, original.content_type, original.header)
+        self._size = fit(self._picture.size, max_side)
+        self._box = self._picture.shrink_on_load(self._size) if original.content_type == "image/jpeg" else None
+        self._to_srgb = ToSrgb(self._picture.icc)
+        self.animation = Animation(self._render, self._picture.frames, self._picture.plays)
+
+    @property
+    def first(self) -> Image.Image:
+        return self.animation.first
+
+    def _render(self, index: int) -> tuple[Image.Image, int]:
+        image, milliseconds = self._picture.frame(index)
+        image = self._to_srgb(shrink(image, self._size, self._box))
+        return upright(image, self._picture.orientation), milliseconds
+
+    def facts(self) -> dict[str, Any]:
+        """Tell readers of the job about the original; its size is that of the upright picture."""
+        width, height = upright_size(self._picture.size, self._picture.orientation)
+        return {
+            "width": width,
+            "height": height,
+            "bytes": len(self._original.data),
+            "content_type": self._original.content_type,
+            "frames": self._picture.frames,
+            "has_alpha": self.animation.has_alpha,
+        }
+
+
+def _masters(prepared: _Prepared, directory: Path) -> dict[str, File]:
+    if prepared.animation.is_animated:
+        name = "resize.webp"
+        return {name: encode.write_animation(prepared.animation, directory / name, encode.MASTER_ANIMATION)}
+    if prepared.first.mode == "RGBA":
+        name = "resize.png"
+        return {name: encode.write(prepared.first, directory / name, encode.MASTER_PNG)}
+    return {}
+
+
+class _Master:
+    """What `resize` left, as the source of WebP files and variants."""
+
+    def __init__(self, path: Path, content_type: str) -> None:
+        self._data = path.read_bytes()
+        self._content_type = content_type
+        self._frame = _frame_of(self._data, content_type) if self._open().frames == 1 else None
+
+    def _open(self) -> Picture:
+        return Picture(self._data, self._content_type)
+
+    def write(self, variant: Variant, path: Path) -> File:
+        if variant.content_type == "image/webp":
+            return self.write_webp(variant.max_side, path)
+        settings = encode.AVIF if variant.content_type == "image/avif" else encode.PNG
+        return encode.write(self._animation(variant.max_side).first, path, settings)
+
+    def write_webp(self, max_side: int | None, path: Path) -> File:
+        animation = self._animation(max_side)
+        if animation.is_animated:
+            return encode.write_animation(animation, path, encode.WEBP_ANIMATION)
+        return encode.write(animation.first, path, encode.WEBP)
+
+    def _animation(self, max_side: int | None) -> Animation:
+        picture = self._open()
+        size = fit(picture.size, max_side) if max_side else picture.size
+
+        def render(index: int) -> tuple[Image.Image, int]:
+            image, milliseconds = self._frame or picture.frame(index)
+            return shrink(image, size), milliseconds
+
+        return Animation(render, picture.frames, picture.plays)

@@ -1,0 +1,130 @@
+"""The media row before its job: registered, then uploaded with a job, or refused. From there on the job's state
+is the media's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from leasehold.db.database import Connection
+from leasehold.limits import uploads
+from leasehold.transitions import jobs, limits
+from leasehold.transitions.endings import JobEnded
+from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.limits import Submitted
+
+REGISTER = """
+-- upload
+INSERT INTO media (id, tenant_id, original_key, content_type, file_name, expires_at)
+VALUES ($1, $2, $3, $4, $5, clock_timestamp() + $6::interval)
+"""
+
+# An expired row may lose its object to the sweeper at any moment, so it is left alone.
+COMPLETE_UPLOAD = """
+-- upload_complete
+UPDATE media
+SET status = 'UPLOADED', size = $3, job_id = $4, expires_at = NULL, updated_at = clock_timestamp()
+WHERE id = $1 AND tenant_id = $2 AND status = 'INIT' AND expires_at > clock_timestamp() AND deleted_at IS NULL
+RETURNING id
+"""
+
+REFUSE_UPLOAD = """
+-- upload_refuse
+UPDATE media
+SET status = 'FAILED', size = $3, error = $4, expires_at = clock_timestamp() + $5::interval,
+    updated_at = clock_timestamp()
+WHERE id = $1 AND tenant_id = $2 AND status = 'INIT' AND deleted_at IS NULL
+RETURNING id
+"""
+
+# Without a job the row goes with the next housekeeping, else with its job.
+DELETE_MEDIA = """
+-- media_delete
+UPDATE media
+SET deleted_at = clock_timestamp(), updated_at = clock_timestamp(),
+    expires_at = CASE WHEN job_id IS NULL THEN clock_timestamp() END
+WHERE id = $1 AND tenant_id = $2 AND deleted_at IS NULL
+RETURNING job_id, original_key
+"""
+EXPIRE_DELETED = """
+-- media_delete_job
+UPDATE job
+SET keep_seconds = 0, expires_at = CASE WHEN finished_at IS NOT NULL THEN clock_timestamp() END
+WHERE id = $1 AND tenant_id = $2
+RETURNING finished_at IS NOT NULL AS finished, output_prefix
+"""
+
+
+async def register(
+    connection: Connection,
+    media_id: UUID,
+    tenant_id: str,
+    *,
+    original_key: str,
+    content_type: str,
+    file_name: str,
+    lives: timedelta,
+) -> None:
+    """- -> INIT. An upload that is not completed within `lives` is forgotten by the sweeper."""
+    await connection.execute(REGISTER, media_id, tenant_id, original_key, content_type, file_name, lives)
+
+
+async def complete_upload(
+    connection: Connection, media_id: UUID, tenant_id: str, size: int, job: NewJob
+) -> Submitted | None:
+    """INIT -> UPLOADED with its job, in the caller's transaction. Of many callers at once exactly one submits.
+
+    None: the row is not INIT any more (read it to see what became of it), is expired, or is not the tenant's.
+    """
+    if await connection.fetchval(COMPLETE_UPLOAD, media_id, tenant_id, size, job.id) is None:
+        return None
+    return await limits.submit(connection, job)
+
+
+async def refuse_upload(
+    connection: Connection,
+    media_id: UUID,
+    tenant_id: str,
+    *,
+    size: int,
+    error: Mapping[str, Any],
+    kept: timedelta,
+) -> bool:
+    """INIT -> FAILED: the object can never be processed. False: the row is not INIT any more.
+
+    `error` is {code, message, retryable}; row and object are forgotten after `kept`.
+    """
+    return await connection.fetchval(REFUSE_UPLOAD, media_id, tenant_id, size, dict(error), kept) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What is left of a deleted media. `prefix`: of a job's objects that nobody writes any more."""
+
+    original_key: str
+    job_id: UUID | None
+    prefix: str | None
+    ended: list[JobEnded]
+
+
+async def delete(connection: Connection, media_id: UUID, tenant_id: str, by: str) -> Deleted | None:
+    """Any state -> deleted: nobody sees it any more, its job stops, and its rows and objects go with the next
+    housekeeping after that. In the caller's transaction. None: there is no such media of the tenant's.
+    """
+    row = await connection.fetchrow(DELETE_MEDIA, media_id, tenant_id)
+    if row is None:
+        return None
+    job_id, ended, prefix = row["job_id"], [], None
+    if job_id is not None:
+        cancels = await jobs.request_cancel(
+            connection, [job_id], tenant_id, reason="the media was deleted", by=by, forced=True
+        )
+        ended = cancels.ended
+        job = await connection.fetchrow(EXPIRE_DELETED, job_id, tenant_id)
+        prefix = job["output_prefix"] if job is not None and job["finished"] else None
+    await uploads.close(connection, tenant_id, row["original_key"], keep=None)
+    return Deleted(row["original_key"], job_id, prefix, ended)

@@ -1,0 +1,41 @@
+"""Delivering webhooks: one job a message, tried along the schedule of the Standard Webhooks specification."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict
+
+from leasehold.domain.pipeline import Pipeline, RunTerms, Step
+
+#: After the first try: 5 s, 5 m, 30 m, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h.
+_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400))
+
+
+class Delivery(BaseModel):
+    """`event`: what is sent, as JSON."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    webhook_id: UUID
+    event: dict[str, Any]
+
+
+webhooks = Pipeline(
+    "webhook",
+    module="leasehold.pipelines.webhooks.steps",
+    params=Delivery,
+    steps=[
+        Step(
+            "deliver",
+            queue="webhooks",
+            max_attempts=len(_LADDER) + 1,
+            retry_ladder=_LADDER,
+            timeout=timedelta(seconds=60),
+        )
+    ],
+    terms=RunTerms(offered=False, unlimited=True),
+    slots="webhook_slots",
+)

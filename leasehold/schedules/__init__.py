@@ -1,0 +1,1 @@
+"""Runs by the clock."""

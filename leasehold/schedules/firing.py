@@ -1,0 +1,357 @@
+"""Firing schedules. Any number of schedulers may run this at once, and any of them may die in it: a schedule's row is
+locked while it fires, its runs and its next instant commit together, and (schedule, tick) is unique among runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, TypeAlias
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from leasehold.db.database import Connection, unindexed
+from leasehold.domain import cron
+from leasehold.domain.errors import Invalid, RequestError, TooMany, Unavailable
+from leasehold.evaluation.templates import Known, Templates
+from leasehold.limits.admission import Admission, Payer, queues_of
+from leasehold.telemetry.duties import SCHEDULES_PAUSED
+from leasehold.transitions import jobs, runs
+from leasehold.transitions.endings import JobEnded
+from leasehold.transitions.gates import GateName, gates_of
+from leasehold.transitions.quarantine import STUCK_AFTER, alone, described, not_in
+from leasehold.transitions.runs import Made, NewRun
+
+log = structlog.get_logger(__name__)
+
+#: A tick that is later than this was missed, and is the catch-up policy's.
+ON_TIME = timedelta(seconds=60)
+#: Ticks of one schedule that are caught up, or filled in, in one go.
+MOST_TICKS = 100
+
+#: A template and the parameters of its runs, or why there are none.
+Prepared: TypeAlias = tuple[Known, dict[str, Any]] | RequestError
+
+#: The duty's name in the quarantine.
+DUTY = "schedules"
+
+_DUE = f"""
+-- schedules_due
+SELECT id FROM schedule
+WHERE next_run_at <= statement_timestamp() AND {not_in(DUTY, "id")} ORDER BY next_run_at LIMIT $1
+"""
+
+_LOCK_DUE = """
+-- schedules_lock_due
+SELECT *, clock_timestamp() AS now FROM schedule
+WHERE id = $1 AND next_run_at <= statement_timestamp() FOR UPDATE SKIP LOCKED
+"""
+
+_IS_FREE = f"""NOT EXISTS (SELECT 1 FROM run r JOIN job j ON j.id = r.job_id
+                  WHERE r.schedule_id = s.id AND {unindexed("j.finished_at IS NULL")})"""
+
+_BUFFERED = f"""
+-- schedules_buffered
+SELECT s.id FROM schedule s
+WHERE s.buffered_at IS NOT NULL AND {not_in(DUTY, "s.id")} AND {_IS_FREE}
+LIMIT $1
+"""
+
+_LOCK_BUFFERED = f"""
+-- schedules_lock_buffered
+SELECT s.*, clock_timestamp() AS now FROM schedule s
+WHERE s.id = $1 AND s.buffered_at IS NOT NULL AND {_IS_FREE}
+FOR UPDATE SKIP LOCKED
+"""
+
+_PAUSE = """
+-- schedule_pause
+UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, paused_because = $2,
+    updated_at = clock_timestamp()
+WHERE id = $1
+"""
+
+
+async def fire_due(
+    connection: Connection,
+    templates: Templates,
+    keep_seconds: int,
+    limit: int = 50,
+    pause_after: int = STUCK_AFTER,
+    admission: Admission | None = None,
+) -> list[Made]:
+    """Make the runs of schedules whose time has come, each schedule in a transaction of its own. Publish what each
+    brings after this returns.
+
+    A schedule that cannot be fired says so in `last_error`, and is tried again with growing pauses; after `pause_after`
+    such failures in a row it is paused. `admission` charges each tick to the tenant; one that it refuses stays due, is
+    tried again as above, and pauses nothing. None: nothing is charged.
+    """
+
+    async def due(schedule_id: UUID) -> list[Made]:
+        row = await connection.fetchrow(_LOCK_DUE, schedule_id)
+        return [] if row is None else await _fire(connection, templates, row, keep_seconds, pause_after, admission)
+
+    async def buffered(schedule_id: UUID) -> list[Made]:
+        row = await connection.fetchrow(_LOCK_BUFFERED, schedule_id)
+        if row is None:
+            return []
+        await connection.execute("UPDATE schedule SET buffered_at = NULL WHERE id = $1", row["id"])
+        prepared = await prepare(connection, templates, row)
+        return await _start(connection, prepared, row, row["buffered_at"], keep_seconds, admission)
+
+    made: list[Made] = []
+    for statement, fire in ((_DUE, due), (_BUFFERED, buffered)):
+        for found in await connection.fetch(statement, limit):
+            work, failed = partial(fire, found["id"]), partial(_broken, connection, found["id"], pause_after)
+            made += await alone(connection, DUTY, found["id"], work, failed) or ()
+    return made
+
+
+async def _broken(connection: Connection, schedule_id: UUID, pause_after: int, error: Exception, failures: int) -> None:
+    """A schedule could not even be tried: it says why, and pauses after so many failures, unless it is not at fault."""
+    its_fault = not isinstance(error, (TooMany, Unavailable))
+    await connection.execute(_REFUSED, schedule_id, described(error), its_fault)
+    if its_fault and failures >= pause_after:
+        await _pause(connection, schedule_id, f"it could not be fired {failures} times in a row", "broken")
+
+
+async def _pause(connection: Connection, schedule_id: UUID, reason: str, because: str) -> None:
+    await connection.execute(_PAUSE, schedule_id, reason)
+    SCHEDULES_PAUSED.labels(because).inc()
+    log.warning("schedule paused", schedule_id=str(schedule_id), reason=reason)
+
+
+async def _fire(
+    connection: Connection,
+    templates: Templates,
+    row: Any,
+    keep_seconds: int,
+    pause_after: int,
+    admission: Admission | None,
+) -> list[Made]:
+    if await _failed_too_often(connection, row):
+        await _pause(connection, row["id"], f"the last {row['pause_after_failures']} runs failed", "runs_failed")
+        return []
+    due = [row["next_run_at"]]
+    due += cron.between(row["cron"], row["timezone"], due[0], row["now"], MOST_TICKS)
+    made: list[Made] = []
+    refused: datetime | None = None
+    if wanted := _wanted(row, due):
+        prepared = await prepare(connection, templates, row)
+        # What is refused is refused for each tick: it counts once.
+        for tick in wanted[-1:] if isinstance(prepared, RequestError) else wanted:
+            try:
+                async with connection.transaction():  # a savepoint: what is refused cancels no other
+                    made += await _start(connection, prepared, row, tick, keep_seconds, admission)
+            except TooMany:
+                if not made:
+                    raise
+                refused = tick  # and all that follow: the next turn begins with it
+                break
+    # With a full batch there may be more behind it: go on from the last that was looked at.
+    after = due[-1] if len(due) > MOST_TICKS else row["now"]
+    upcoming = refused or cron.next_after(row["cron"], row["timezone"], after)
+    failures = await connection.fetchval(
+        "UPDATE schedule SET next_run_at = $2 WHERE id = $1 RETURNING failures", row["id"], upcoming
+    )
+    if failures >= pause_after:
+        await _pause(connection, row["id"], f"{failures} firings in a row were refused", "refused")
+    return made
+
+
+async def _failed_too_often(connection: Connection, row: Any) -> bool:
+    bound = row["pause_after_failures"]
+    if bound is None:
+        return False
+    states = await connection.fetch(
+        "SELECT j.status FROM run r JOIN job j ON j.id = r.job_id"
+        " WHERE r.schedule_id = $1 AND j.finished_at IS NOT NULL AND j.created_at > $3 ORDER BY r.job_id DESC LIMIT $2",
+        row["id"],
+        bound,
+        row["updated_at"],
+    )
+    return len(states) == bound and all(state["status"] in ("failed", "expired") for state in states)
+
+
+def _wanted(row: Any, due: Sequence[datetime]) -> list[datetime]:
+    """Which of the ticks become runs: those on time, and of the missed ones what the policy says."""
+    on_time = [tick for tick in due if row["now"] - tick <= ON_TIME]
+    window = timedelta(seconds=row["catch_up_seconds"])
+    missed = [tick for tick in due if tick not in on_time and row["now"] - tick <= window]
+    if row["catch_up"] == "all":
+        return missed + on_time
+    if row["catch_up"] == "one" and not on_time:
+        return missed[-1:]
+    return on_time
+
+
+async def _start(
+    connection: Connection,
+    prepared: Prepared,
+    row: Any,
+    tick: datetime,
+    keep_seconds: int,
+    admission: Admission | None,
+) -> list[Made]:
+    """The run of one tick, as the overlap policy lets it be. One that is refused cancels no other.
+
+    Raises TooMany: then nothing of this may be committed.
+    """
+    if isinstance(prepared, RequestError):
+        await _refused(connection, row["id"], tick, prepared)
+        return []
+    unfinished = await _unfinished(connection, row["id"])
+    if unfinished and row["overlap"] == "skip":
+        return []
+    if unfinished and row["overlap"] == "buffer_one":
+        await connection.execute(
+            "UPDATE schedule SET buffered_at = coalesce(buffered_at, $2) WHERE id = $1", row["id"], tick
+        )
+        return []
+    cancelled = unfinished if row["overlap"] == "cancel_other" else []
+    if cancelled and not await without_run(connection, row["id"], [tick]):
+        return []  # a backfill has made it, and it may be the one that would be cancelled
+    try:
+        async with connection.transaction():  # a savepoint: who refuses the new run keeps the one before it
+            freed, ended = await _cancelled(connection, row, cancelled)
+            made = await _charged(connection, prepared, row, tick, keep_seconds, admission)
+    except (TooMany, Unavailable):
+        raise
+    except RequestError as error:
+        await _refused(connection, row["id"], tick, error)
+        return []
+    if made is not None:
+        made = replace(made, gates=[*made.gates, *freed], left=[*made.left, *cancelled], ended=[*made.ended, *ended])
+    return [] if made is None else [made]
+
+
+async def _cancelled(
+    connection: Connection, row: Any, run_ids: Sequence[UUID]
+) -> tuple[Sequence[GateName], Sequence[JobEnded]]:
+    """Ask the schedule's runs to stop: their gates, and those that ended at once."""
+    if not run_ids:
+        return [], []
+    freed = await gates_of(connection, run_ids)
+    cancels = await jobs.request_cancel(
+        connection, run_ids, row["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
+    )
+    return freed, cancels.ended
+
+
+async def _charged(
+    connection: Connection,
+    prepared: tuple[Known, dict[str, Any]],
+    row: Any,
+    tick: datetime,
+    keep_seconds: int,
+    admission: Admission | None,
+) -> Made | None:
+    """None: the tick has its run already. Raises RequestError."""
+    if admission is None:
+        return await _make(connection, prepared, row, tick, keep_seconds)
+    payer = Payer(row["tenant_id"])
+    async with admission.submitting(connection, payer, queues_of(row["tenant_id"], prepared[0].pipeline)):
+        made = await _make(connection, prepared, row, tick, keep_seconds)
+        if made is None:
+            await admission.refund(connection, payer)
+    return made
+
+
+async def _unfinished(connection: Connection, schedule_id: UUID) -> list[UUID]:
+    rows = await connection.fetch(
+        "SELECT r.job_id FROM run r JOIN job j ON j.id = r.job_id"
+        f" WHERE r.schedule_id = $1 AND {unindexed('j.finished_at IS NULL')}",
+        schedule_id,
+    )
+    return [row["job_id"] for row in rows]
+
+
+async def prepare(connection: Connection, templates: Templates, row: Any) -> Prepared:
+    """What the schedule's runs are made of.
+
+    Raises TooMany and Unavailable where the payload could not be checked now: the tick stays due.
+    """
+    try:
+        known = await templates.find_schedulable(connection, row["tenant_id"], row["template"], row["version"])
+        return known, await templates.params(row["tenant_id"], known, row["payload_template"])
+    except (TooMany, Unavailable):
+        raise
+    except RequestError as error:
+        return error
+
+
+async def without_run(connection: Connection, schedule_id: UUID, ticks: Sequence[datetime]) -> list[datetime]:
+    """Those of the ticks that made no run yet."""
+    rows = await connection.fetch(
+        "SELECT tick FROM run WHERE schedule_id = $1 AND tick = ANY($2::timestamptz[])", schedule_id, list(ticks)
+    )
+    have = {row["tick"] for row in rows}
+    return [tick for tick in ticks if tick not in have]
+
+
+async def start(
+    connection: Connection, prepared: Prepared, row: Any, tick: datetime | None, keep_seconds: int
+) -> Made | None:
+    """A run of the schedule now, for `tick`. None: that tick has its run already, or the run was refused; the schedule
+    then says why.
+    """
+    try:
+        if isinstance(prepared, RequestError):
+            raise prepared
+        return await _make(connection, prepared, row, tick, keep_seconds)
+    except RequestError as error:
+        await _refused(connection, row["id"], tick, error)
+        return None
+
+
+async def _make(
+    connection: Connection, prepared: tuple[Known, dict[str, Any]], row: Any, tick: datetime | None, keep_seconds: int
+) -> Made | None:
+    """None: the tick has its run already. Raises RequestError."""
+    known, params = prepared
+    try:
+        async with connection.transaction():
+            new = NewRun(
+                known=known,
+                tenant_id=row["tenant_id"],
+                params=params,
+                scope=row["scope"],
+                scope_id=row["scope_id"],
+                priority=row["priority"],
+                schedule_id=row["id"],
+                tick=tick,
+                keep_seconds=keep_seconds,
+            )
+            made = await runs.create(connection, new)
+    except asyncpg.UniqueViolationError as error:
+        if error.constraint_name != "run_of_tick":
+            raise
+        return None
+    await connection.execute(_MADE, row["id"], tick)
+    return made
+
+
+async def _refused(connection: Connection, schedule_id: UUID, tick: datetime | None, error: RequestError) -> None:
+    said = {"code": error.code, "message": error.message, "tick": tick}
+    await connection.execute(_REFUSED, schedule_id, said, isinstance(error, Invalid))
+    log.warning("a schedule made no run", schedule_id=str(schedule_id), code=error.code)
+
+
+# Refusals that only a change of the schedule or of its template can mend count as failures.
+_REFUSED = """
+-- schedule_refused
+UPDATE schedule SET last_error = $2, failures = CASE WHEN $3 THEN failures + 1 ELSE failures END WHERE id = $1
+"""
+
+# `last_run_at`: the newest tick that has its run, or when one was made by hand.
+_MADE = """
+-- schedule_made
+UPDATE schedule SET last_error = NULL, failures = 0,
+    last_run_at = greatest(last_run_at, coalesce($2::timestamptz, clock_timestamp()))
+WHERE id = $1
+"""

@@ -1,0 +1,280 @@
+"""Requests to addresses that clients or providers name: never to a private one.
+
+The name is resolved once, every address it has must be global, and the connection goes to one of those very addresses:
+a name that answers differently a moment later (DNS rebinding) gains nothing. Redirects are not followed unless asked
+for, and each is checked like the first. No proxy of the environment is used. A network may be allowed by setting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import socket
+import ssl
+from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import cache, partial
+from pathlib import Path
+from typing import Self
+
+import httpx2
+
+from leasehold.domain.errors import LeaseholdError
+from leasehold.runtime.holding import going_out
+from leasehold.security.addresses import Address, Network, is_public
+from leasehold.settings import Settings
+
+__all__ = ["Answer", "AnswerTooLarge", "Downloaded", "Egress", "EgressFailed", "EgressRefused", "Target", "is_public"]
+
+#: Ports of addresses that are not allowed by setting.
+PORTS = frozenset({80, 443})
+_REDIRECTS = frozenset({301, 302, 303, 307, 308})
+_CONNECT_SECONDS = 5.0
+_OK = 200
+_HEAD_BYTES = 512
+_PIECE_BYTES = 256 * 1024
+
+#: Threads of their own: a name server that does not answer holds one for half a minute, and the loop's default
+#: executor, which files and digests of everybody need, has six on two cores.
+_resolvers = ThreadPoolExecutor(32, "egress-resolver")
+
+
+class EgressRefused(LeaseholdError):
+    """The address may not be asked. `code`: url_malformed, host_unknown, address_private, port_refused,
+    too_many_redirects.
+    """
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class EgressFailed(LeaseholdError):
+    """No answer: a connection that was refused or cut, a time limit, or more bytes than wanted.
+
+    `sent` is False only when it is certain that the other side never got the request.
+    """
+
+    def __init__(self, message: str, *, sent: bool = True) -> None:
+        super().__init__(message)
+        self.sent = sent
+
+
+class AnswerTooLarge(EgressFailed):
+    """The answer has more bytes than the asker allows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Downloaded:
+    """What a download left in its file. `head`: its first bytes; nothing at all of an answer that was no 200."""
+
+    status: int
+    headers: Mapping[str, str]
+    size: int
+    head: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """Where a URL leads, with the address it will be asked at."""
+
+    url: httpx2.URL
+    host: str
+    address: str
+
+
+class Egress:
+    """`allowed`: networks that may be asked although they are not global, at any port. `keepalive`: connections that
+    are kept for the next request; of use only where one host is asked often.
+    """
+
+    def __init__(self, allowed: tuple[Network, ...] = (), *, keepalive: int = 0) -> None:
+        self._allowed = allowed
+        self._keepalive = keepalive
+        self._http: httpx2.AsyncClient | None = None
+
+    @classmethod
+    def from_settings(cls, settings: Settings, *, keepalive: int = 0) -> Self:
+        return cls(
+            tuple(ipaddress.ip_network(text.strip()) for text in settings.egress_allow.split(",") if text.strip()),
+            keepalive=keepalive,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        if self._http is not None:
+            await self._http.aclose()
+
+    async def check(self, url: str) -> Target:
+        """Where `url` leads. Raises EgressRefused."""
+        going_out("a name server")
+        try:
+            parsed = httpx2.URL(url)
+        except (httpx2.InvalidURL, ValueError):
+            raise EgressRefused("url_malformed", "This is not a URL.") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
+            raise EgressRefused("url_malformed", "Only http and https URLs without a user are asked.")
+        port = parsed.port or (443 if parsed.scheme == "https" else 80)
+        addresses = await _resolve(parsed.host, port)
+        if not all(self._may_be_asked(address) for address in addresses):
+            raise EgressRefused("address_private", "The host has an address that is not public.")
+        if port not in PORTS and not all(self._is_allowed(address) for address in addresses):
+            raise EgressRefused("port_refused", "Only ports 80 and 443 are asked.")
+        return Target(parsed, parsed.host, str(addresses[0]))
+
+    async def request(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str] | None = None,
+        content: bytes | AsyncIterable[bytes] = b"",
+        max_bytes: int = 64 * 1024,
+        timeout: float = 15.0,
+        redirects: int = 0,
+    ) -> Answer:
+        """Ask, and read at most `max_bytes` of the answer, all within `timeout` seconds.
+
+        Raises EgressRefused; EgressFailed.
+        """
+        async with self._answered(method, url, headers or {}, content, timeout, redirects) as answer:
+            body = bytearray()
+            async for piece in _pieces(answer, max_bytes):
+                body += piece
+            return Answer(answer.status_code, answer.headers, bytes(body))
+
+    async def download(
+        self,
+        url: str,
+        path: Path,
+        *,
+        max_bytes: int,
+        timeout: float = 300.0,
+        redirects: int = 0,
+        headers: Mapping[str, str] | None = None,
+    ) -> Downloaded:
+        """Fetch into the file `path`, in pieces, at most `max_bytes`, all within `timeout` seconds.
+
+        Only a 200 is written. Raises EgressRefused; EgressFailed, AnswerTooLarge.
+        """
+        async with self._answered("GET", url, headers or {}, b"", timeout, redirects) as answer:
+            if answer.status_code != _OK:
+                return Downloaded(answer.status_code, answer.headers, 0, b"")
+            size, head = 0, b""
+            file = await asyncio.to_thread(path.open, "wb")
+            try:
+                async for piece in _pieces(answer, max_bytes):
+                    size += len(piece)
+                    head = head if len(head) >= _HEAD_BYTES else (head + piece)[:_HEAD_BYTES]
+                    await asyncio.to_thread(file.write, piece)
+            finally:
+                await asyncio.to_thread(file.close)
+            return Downloaded(answer.status_code, answer.headers, size, head)
+
+    @asynccontextmanager
+    async def _answered(
+        self,
+        method: str,
+        url: str,
+        headers: Mapping[str, str],
+        content: bytes | AsyncIterable[bytes],
+        timeout: float,
+        redirects: int,
+    ) -> AsyncIterator[httpx2.Response]:
+        """The answer at the end of at most `redirects` redirects, its body unread. `timeout` is for the block, too."""
+        going_out("an address")
+        try:
+            async with asyncio.timeout(timeout):
+                for _ in range(redirects + 1):
+                    target = await self.check(url)
+                    answer = await self._ask(target, method, headers, content)
+                    try:
+                        if answer.status_code not in _REDIRECTS or redirects == 0:
+                            yield answer
+                            return
+                        to = target.url.join(answer.headers.get("location", ""))
+                    finally:
+                        await answer.aclose()
+                    if (to.scheme, to.netloc) != (target.url.scheme, target.url.netloc):
+                        headers = {}  # what proves who asks is for the first address alone
+                    url = str(to)
+                    method, content = ("GET", b"") if method != "HEAD" else (method, b"")
+        except TimeoutError:
+            raise EgressFailed(f"no answer within {timeout:g} s") from None
+        except (httpx2.ConnectError, httpx2.ConnectTimeout) as error:
+            raise EgressFailed(f"no answer: {type(error).__name__}", sent=False) from error
+        except httpx2.HTTPError as error:
+            raise EgressFailed(f"no answer: {type(error).__name__}") from error
+        raise EgressRefused("too_many_redirects", "The address leads from one to the next.")
+
+    async def _ask(
+        self, target: Target, method: str, headers: Mapping[str, str], content: bytes | AsyncIterable[bytes]
+    ) -> httpx2.Response:
+        host = target.host if target.url.port is None else f"{target.host}:{target.url.port}"
+        http = await self._client()
+        request = http.build_request(
+            method,
+            target.url.copy_with(host=target.address),
+            headers={**headers, "Host": host},
+            content=content,
+            timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
+            extensions={"sni_hostname": target.host},  # the certificate must be the name's, not the address's
+        )
+        return await http.send(request, stream=True)
+
+    async def _client(self) -> httpx2.AsyncClient:
+        """Made with the first request: most processes that could make one never do."""
+        if self._http is not None:
+            return self._http
+        return self._made(await asyncio.to_thread(_authorities))
+
+    def _made(self, authorities: ssl.SSLContext) -> httpx2.AsyncClient:
+        if self._http is None:  # another first request may have been faster
+            self._http = httpx2.AsyncClient(
+                verify=authorities,
+                trust_env=False,
+                follow_redirects=False,
+                limits=httpx2.Limits(max_keepalive_connections=self._keepalive),
+            )
+        return self._http
+
+    def _may_be_asked(self, address: Address) -> bool:
+        return self._is_allowed(address) or is_public(address)
+
+    def _is_allowed(self, address: Address) -> bool:
+        return any(address in network for network in self._allowed)
+
+
+@cache
+def _authorities() -> ssl.SSLContext:
+    """Of everybody in this process: to read them takes a tenth of a second."""
+    return httpx2.create_ssl_context(trust_env=False)
+
+
+async def _pieces(answer: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:
+    came = 0
+    async for piece in answer.aiter_bytes(_PIECE_BYTES):
+        came += len(piece)
+        if came > max_bytes:
+            raise AnswerTooLarge(f"an answer of more than {max_bytes} bytes")
+        yield piece
+
+
+async def _resolve(host: str, port: int) -> list[Address]:
+    resolving = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.get_running_loop().run_in_executor(_resolvers, resolving)
+    except (OSError, UnicodeError):
+        raise EgressRefused("host_unknown", "The host has no address.") from None
+    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]

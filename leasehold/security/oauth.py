@@ -1,0 +1,97 @@
+"""OAuth 2.0 client credentials (RFC 6749, 4.4): a token for what we ask of another service on our own behalf."""
+
+from __future__ import annotations
+
+import base64
+from dataclasses import dataclass
+from http import HTTPStatus
+from time import monotonic
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import orjson
+import structlog
+from pydantic import SecretStr
+
+from leasehold.domain.errors import BadGateway
+from leasehold.security.egress import Egress, EgressFailed, EgressRefused
+from leasehold.settings import Settings
+
+log = structlog.get_logger(__name__)
+
+_TIMEOUT_SECONDS = 15.0
+_EARLY_SECONDS = 30.0
+#: Of a token whose answer does not say how long it lives.
+_UNTOLD_SECONDS = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Client:
+    """Who we are at the token endpoint."""
+
+    url: str
+    id: str
+    secret: SecretStr
+    scope: str
+
+    @classmethod
+    def of_promotions(cls, settings: Settings) -> Client | None:
+        if settings.promote_token_url is None:
+            return None
+        return cls(
+            settings.promote_token_url, settings.promote_client_id, settings.promote_client_secret,
+            settings.promote_scope,
+        )  # fmt: skip
+
+
+class Tokens:
+    """The token of one client: asked for when it is needed, and again shortly before its end."""
+
+    def __init__(self, egress: Egress, client: Client) -> None:
+        self._egress = egress
+        self._client = client
+        self._token = ""
+        self._until = 0.0
+
+    async def token(self) -> str:
+        """Raises BadGateway `token_refused` or `token_endpoint_unavailable`."""
+        if monotonic() >= self._until:
+            await self._fetch()
+        return self._token
+
+    def forget(self) -> None:
+        """It was refused: the next one is asked for anew."""
+        self._until = 0.0
+
+    async def _fetch(self) -> None:
+        asked_at = monotonic()
+        form = {"grant_type": "client_credentials"} | ({"scope": self._client.scope} if self._client.scope else {})
+        named = f"{quote(self._client.id, safe='')}:{quote(self._client.secret.get_secret_value(), safe='')}"
+        headers = {
+            "Authorization": f"Basic {base64.b64encode(named.encode()).decode()}",
+            "Content-Type": "application/x-www-form-urlencoded",
+            "Accept": "application/json",
+        }
+        try:
+            answer = await self._egress.request(
+                "POST", self._client.url, headers=headers, content=urlencode(form).encode(), timeout=_TIMEOUT_SECONDS
+            )
+        except (EgressRefused, EgressFailed) as error:
+            log.warning("the token endpoint did not answer", error=type(error).__name__)
+            raise BadGateway("token_endpoint_unavailable", "The token endpoint does not answer.") from error
+        said = _record(answer.body) if answer.status == HTTPStatus.OK else {}
+        token, kind = said.get("access_token"), str(said.get("token_type", "bearer")).lower()
+        if not isinstance(token, str) or not token or not token.isprintable() or kind != "bearer":
+            log.warning("the token endpoint gave no token", status=answer.status)
+            raise BadGateway("token_refused", "The token endpoint gave no token.")
+        lives = said.get("expires_in")
+        seconds = float(lives) if isinstance(lives, (int, float)) else _UNTOLD_SECONDS
+        self._token, self._until = token, asked_at + max(seconds - _EARLY_SECONDS, 1.0)
+
+
+def _record(body: bytes) -> dict[str, Any]:
+    try:
+        said = orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return {}
+    return said if isinstance(said, dict) else {}

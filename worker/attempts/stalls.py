@@ -1,0 +1,61 @@
+"""Handlers that keep the event loop to themselves: everything in this worker waits for them, so they are named."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Generator
+from time import monotonic, perf_counter
+from typing import Any, Generic, TypeVar
+
+import structlog
+
+from leasehold.worker import metrics
+
+_T = TypeVar("_T")
+log = structlog.get_logger(__name__)
+
+#: Seconds between two warnings about one step.
+_REMINDER = 60.0
+_warned_at: dict[tuple[str, str], float] = {}
+
+
+class Watched(Awaitable[_T], Generic[_T]):
+    """`await` it in place of `work`: each stretch between two awaits that takes longer than `most` seconds is told."""
+
+    def __init__(self, work: Awaitable[_T], pipeline: str, step: str, most: float) -> None:
+        self._work = work
+        self._named = (pipeline, step)
+        self._most = most
+
+    def __await__(self) -> Generator[Any, Any, _T]:
+        inner = self._work.__await__()
+        send, throw = getattr(inner, "send", lambda _value: next(inner)), getattr(inner, "throw", None)
+        value: Any = None
+        error: BaseException | None = None
+        while True:
+            began = perf_counter()
+            try:
+                waited = send(value) if error is None or throw is None else throw(error)
+            except StopIteration as end:
+                result: _T = end.value
+                return result
+            finally:
+                if (seconds := perf_counter() - began) > self._most:
+                    _blocked(*self._named, seconds)
+            value, error = None, None
+            try:
+                value = yield waited
+            except BaseException as raised:  # noqa: BLE001 - it is for the handler: a cancellation, mostly
+                error = raised
+
+
+def _blocked(pipeline: str, step: str, seconds: float) -> None:
+    metrics.BLOCKED.labels(pipeline, step).observe(seconds)
+    now = monotonic()
+    if now - _warned_at.get((pipeline, step), -_REMINDER) >= _REMINDER:
+        _warned_at[pipeline, step] = now
+        log.warning(
+            "a handler blocked the event loop: all other attempts waited; a plain function runs in a thread",
+            pipeline=pipeline,
+            step=step,
+            seconds=round(seconds, 3),
+        )

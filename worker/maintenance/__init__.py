@@ -1,0 +1,1 @@
+"""What a worker does beside its attempts: sweep, relay, admit, forget."""

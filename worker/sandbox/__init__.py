@@ -1,0 +1,1 @@
+"""Child processes for isolated steps: zygotes, fences, and the protocol between worker and child."""

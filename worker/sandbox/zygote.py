@@ -1,0 +1,115 @@
+"""The zygote of one pipeline: `python -m leasehold.worker.sandbox.zygote`, started by worker/sandbox/zygote_process.py.
+
+It loads the handlers behind fences, and then does nothing but fork: one child for each run. It never reads what a
+client sent, so what it hands down to its children is the same for all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import inspect
+import os
+import socket
+import sys
+from pathlib import Path
+
+from leasehold.domain.errors import DeclarationError
+from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.registry import Pipelines
+from leasehold.worker.sandbox import child, frames
+from leasehold.worker.sandbox import fences as sandbox
+
+
+def main() -> None:
+    options = _options()
+    sandbox.die_with(options.parent)
+    sandbox.close_descriptors(options.control)
+    os.umask(0o077)
+    control = socket.socket(fileno=options.control)
+    try:
+        registry = _registry(options.source)
+        packages = _packages(options.source, registry[options.pipeline].module)
+        fences = sandbox.Fences.around(packages, options.work_dir)
+        pipeline = _load(registry, options.pipeline)
+    except Exception as error:  # noqa: BLE001 - whatever a handler's module raises refuses the start, and is told
+        reason = str(error) if isinstance(error, DeclarationError) else child.named(error)
+        refused = frames.Refused(reason=child.bounded(reason), traceback=child.formatted(error))
+        control.send(refused.model_dump_json().encode())
+        return
+    sandbox.hide_memory()
+    gc.collect()
+    gc.freeze()  # children share these pages: a collection that looked at them would copy them
+    ready = frames.Ready(isolation=fences.isolation, threads=sandbox.threads())
+    control.send(ready.model_dump_json().encode())
+    _serve(control, pipeline, fences)
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m leasehold.worker.sandbox.zygote", description=__doc__)
+    parser.add_argument("--control", type=int, required=True, help="the file descriptor of the worker's requests")
+    parser.add_argument("--parent", type=int, required=True, help="the process id to die with")
+    parser.add_argument("--source", required=True, help="module:callable that answers the registry")
+    parser.add_argument("--work-dir", type=Path, required=True, help="the tree that holds the directories of all runs")
+    parser.add_argument("pipeline", help="whose handlers to load")
+    return parser.parse_args()
+
+
+def _packages(*modules: str) -> set[str]:
+    return {module.partition(":")[0].partition(".")[0] for module in modules}
+
+
+def _registry(source: str) -> Pipelines:
+    module, _, name = source.partition(":")
+    registry = getattr(importlib.import_module(module), name)()
+    if not isinstance(registry, Pipelines):
+        raise DeclarationError(f"{source} answered a {type(registry).__name__}, not Pipelines")
+    return registry
+
+
+def _load(registry: Pipelines, name: str) -> Pipeline:
+    try:
+        pipeline = registry.load_handlers(name)
+    except ImportError as error:
+        raise DeclarationError(f"pipeline {name}: {child.named(error)}") from error
+    for step in pipeline.steps:
+        if step.isolated and inspect.iscoroutinefunction(pipeline.handlers[step.name]):
+            raise DeclarationError(f"{name}.{step.name} is isolated: its handler must be a plain function")
+    return pipeline
+
+
+def _serve(control: socket.socket, pipeline: Pipeline, fences: sandbox.Fences) -> None:
+    """Fork or reap, as the worker asks, until it has gone. A child stays a zombie until the worker asks for its status:
+    so its process id means nobody else.
+    """
+    zygote = os.getpid()
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, frames.NUMBER.size, 2)
+        if not request:
+            return
+        (pid,) = frames.NUMBER.unpack(request)
+        if pid != frames.FORK:
+            control.send(frames.NUMBER.pack(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
+            continue
+        _flush()
+        try:
+            pid = os.fork()
+        except OSError as error:
+            pid = -(error.errno or 1)
+        if pid == 0:
+            control.detach()  # its number is the child's own channel from now on
+            child.live(pipeline, fences, zygote, *descriptors)
+        for descriptor in descriptors:
+            os.close(descriptor)
+        control.send(frames.NUMBER.pack(pid))
+
+
+def _flush() -> None:
+    """What is still in a buffer would be printed by the child, too."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""A zygote as its worker sees it: start, fork a child, learn how one ended, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+from pydantic import ValidationError
+
+from leasehold.domain.errors import DeclarationError
+from leasehold.worker.sandbox import frames
+from leasehold.worker.sandbox.child_output import ChildOutput
+from leasehold.worker.sandbox.child_process import ChildProcess, fate, hung_up
+
+#: What Python needs of the environment; everything else, secrets above all, stays with the worker.
+_KEPT = (
+    "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
+    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
+)  # fmt: skip
+#: Unless the worker's environment says otherwise: a child a core, and no threads before the fork.
+_DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+#: Large blocks of a step that come and go stay with its process.
+_MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
+#: Two malloc arenas: each thread's own would reserve 64 MiB of the address space that the limit counts. Huge pages: a
+#: child faults all its memory in anew, which by small pages costs a picture a tenth of its time. And a runtime that
+#: phones home would start a thread for it.
+_SET = {
+    "HOME": "/nonexistent",
+    "MALLOC_ARENA_MAX": "2",
+    "GLIBC_TUNABLES": _MALLOC,
+    "PYTHONFAULTHANDLER": "1",
+    "ORT_DISABLE_TELEMETRY": "1",
+}
+_WARM_UP_SECONDS = 60
+_GREETING_BYTES = 256 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to start a zygote."""
+
+    source: str
+    pipeline: str
+    work_dir: Path
+
+    def command(self, control: int) -> list[str]:
+        return [
+            sys.executable, "-B", "-m", "leasehold.worker.sandbox.zygote",
+            "--control", str(control), "--parent", str(os.getpid()),
+            "--source", self.source, "--work-dir", str(self.work_dir), "--", self.pipeline,
+        ]  # fmt: skip
+
+
+def scrubbed_environment() -> dict[str, str]:
+    return _DEFAULTS | {name: os.environ[name] for name in _KEPT if name in os.environ} | _SET
+
+
+class Zygote:
+    """`start` makes one."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, control: socket.socket, output: ChildOutput, greeting: frames.Ready
+    ) -> None:
+        self._process = process
+        self._control = control
+        self._output = output
+        self._asking = asyncio.Lock()
+        self.pid = process.pid
+        self.isolation = greeting.isolation
+
+    @classmethod
+    async def start(cls, recipe: Recipe) -> Zygote:
+        """Start it and wait until its handlers are loaded and its fences are up.
+
+        Raises DeclarationError with its reason, or because it died while loading.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as undo, theirs:
+            undo.enter_context(ours)
+            ours.setblocking(False)
+            output = ChildOutput()
+            undo.callback(output.close)
+            process = await asyncio.create_subprocess_exec(
+                *recipe.command(theirs.fileno()),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=output.write_end,
+                stderr=output.write_end,
+                env=scrubbed_environment(),
+                pass_fds=(theirs.fileno(),),
+                start_new_session=True,
+            )
+            undo.pop_all()
+        theirs.close()
+        output.watch(process.pid)
+        try:
+            return cls(process, ours, output, await _greeting(process, ours, recipe))
+        except BaseException:
+            await asyncio.shield(_bury(process, ours, output))
+            raise
+
+    @property
+    def alive(self) -> bool:
+        """As the kernel knows it: it closes the zygote's files before it kills the children."""
+        return not hung_up(self._control)
+
+    async def fork(self) -> ChildProcess:
+        """Raises OSError or EOFError when the zygote has died, or the system has no room for a process."""
+        forking = asyncio.create_task(self._fork())
+        try:
+            return await asyncio.shield(forking)
+        except asyncio.CancelledError:
+            await (await forking).stop()
+            raise
+
+    async def _fork(self) -> ChildProcess:
+        ours, theirs = socket.socketpair()
+        with contextlib.ExitStack() as undo, theirs:
+            undo.enter_context(ours)
+            output = ChildOutput()
+            undo.callback(output.close)
+            pid = await self._ask(frames.FORK, [theirs.fileno(), output.write_end])
+            if pid < 0:
+                raise OSError(-pid, os.strerror(-pid))
+            undo.pop_all()
+        return await ChildProcess.meet(pid, ours, output, self.reap)
+
+    async def reap(self, pid: int) -> int:
+        """The status of a child that has ended, as subprocess gives it. Raises OSError or EOFError."""
+        return await self._ask(pid, [])
+
+    async def _ask(self, number: int, descriptors: list[int]) -> int:
+        """Answers come in the order of the questions, and none is left unread: callers are not cancelled."""
+        async with self._asking:
+            socket.send_fds(self._control, [frames.NUMBER.pack(number)], descriptors)
+            answer = await asyncio.get_running_loop().sock_recv(self._control, frames.NUMBER.size)
+        if not answer:
+            raise EOFError("the zygote has gone")
+        return int(frames.NUMBER.unpack(answer)[0])
+
+    async def exited(self) -> None:
+        await self._process.wait()
+
+    async def stop(self) -> None:
+        """Kill and reap it; its children die with it."""
+        with contextlib.suppress(OSError):  # it has gone: nothing waits for an answer
+            self._control.shutdown(socket.SHUT_RDWR)
+        async with self._asking:
+            await asyncio.shield(_bury(self._process, self._control, self._output))
+
+
+async def _greeting(process: asyncio.subprocess.Process, control: socket.socket, recipe: Recipe) -> frames.Ready:
+    try:
+        async with asyncio.timeout(_WARM_UP_SECONDS):
+            body = await asyncio.get_running_loop().sock_recv(control, _GREETING_BYTES)
+        greeting = frames.GREETING.validate_json(body)
+    except TimeoutError:
+        raise DeclarationError(f"the handlers were not loaded within {_WARM_UP_SECONDS} s") from None
+    except (OSError, ValidationError) as error:
+        with contextlib.suppress(ProcessLookupError):
+            await asyncio.wait({asyncio.ensure_future(process.wait())}, timeout=2)
+            process.kill()
+        raise DeclarationError(f"the process that loads the handlers died ({fate(await process.wait())})") from error
+    log = structlog.get_logger()
+    if isinstance(greeting, frames.Refused):
+        log.error("handlers refused to load", pipeline=recipe.pipeline, traceback=greeting.traceback)
+        raise DeclarationError(greeting.reason)
+    if greeting.threads > 1:
+        log.warning(
+            "threads were started while the handlers were loaded; no run will have them",
+            pipeline=recipe.pipeline,
+            threads=greeting.threads - 1,
+        )
+    return greeting
+
+
+async def _bury(process: asyncio.subprocess.Process, control: socket.socket, output: ChildOutput) -> None:
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+    await process.wait()
+    control.close()
+    output.close()
