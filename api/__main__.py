@@ -1,4 +1,7 @@
-"""`python -m api`: the API as a process. SIGTERM ends long polls and streams, finishes what runs, then exits."""
+"""`python -m leasehold.api`: the API as a process.
+
+SIGTERM ends long polls and streams, finishes what runs, then exits.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,7 @@ def make_server(settings: Settings, *, host: str, port: int) -> Server:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     settings = Settings()
-    parser = argparse.ArgumentParser(prog="python -m api", description="Serve Leasehold's HTTP API.")
+    parser = argparse.ArgumentParser(prog="python -m leasehold.api", description="Serve Leasehold's HTTP API.")
     parser.add_argument("--host", default=settings.api_host)
     parser.add_argument("--port", type=int, default=settings.api_port)
     asked = parser.parse_args(arguments)

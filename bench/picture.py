@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image, ImageChops
 
-import leasehold.cli
+from leasehold import cli
 
 _QUALITY = 90
 _NOISE = 40  # of 255, peak to peak

@@ -27,9 +27,9 @@ def role_of(pid: int) -> str:
     if pid == os.getpid():
         return "bench"
     arguments = (Path("/proc") / str(pid) / "cmdline").read_bytes().split(b"\0")
-    if arguments[1:2] == [b"-m"] or arguments[2:3] == [b"-m"]:  # a child of a worker has -B before
+    if b"-m" in arguments[1:4]:  # a child of a worker has -B and -P before
         module = arguments[arguments.index(b"-m") + 1].decode()
-        return module.partition(".")[0]
+        return module.removeprefix("leasehold.").partition(".")[0]
     return _ROLES.get((Path("/proc") / str(pid) / "comm").read_text().strip(), "other")
 
 
@@ -43,8 +43,8 @@ def ours() -> list[tuple[int, str]]:
 
 
 def main_processes_of(role: str) -> list[int]:
-    """The process ids of those that run `python -m {role}`, without what they started."""
-    wanted = [b"-m", role.encode()]
+    """The process ids of those that run `python -m leasehold.{role}`, without what they started."""
+    wanted = [b"-m", f"leasehold.{role}".encode()]
     return [pid for pid, is_a in ours() if is_a == role and _arguments(pid)[1:3] == wanted]
 
 

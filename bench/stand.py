@@ -57,7 +57,7 @@ class Stand:
         environment = self._stack.environment | {
             "LEASEHOLD_DATABASE_URL": self._url_of(name),
             "LEASEHOLD_AMQP_QUEUE_PREFIX": name,
-            "LEASEHOLD_PIPELINES": "pipelines:with_demonstrations",
+            "LEASEHOLD_PIPELINES": "leasehold.pipelines:with_demonstrations",
             "LEASEHOLD_WORK_DIR": str(self._stack.directory / "work"),
             "LEASEHOLD_ISOLATION": decided(),
             **_variables(settings),
@@ -139,11 +139,11 @@ class Installation:
         return self.environment["LEASEHOLD_DATABASE_URL"]
 
     async def start(self, module: str, **settings: object) -> Server:
-        """Run `python -m {module}` with the defaults of every setting that the bench did not choose."""
+        """Run `python -m leasehold.{module}` with the defaults of every setting that the bench did not choose."""
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
         server = await Server.start(
             module,
-            [sys.executable, "-m", module],
+            [sys.executable, "-m", f"leasehold.{module}"],
             log=self._directory / f"{module}-{secrets.token_hex(4)}.log",
             env={**inherited, **self.environment, **_variables(settings)},
             cwd=self._directory,

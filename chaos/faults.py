@@ -18,8 +18,8 @@ from chaos.server_faults import ServerFaults
 from chaos.settings import LEASE_SECONDS
 from chaos.stack import Installation
 from chaos.store_front import Trouble
-from leasehold.db.database import TRY_AGAIN
 from leasehold.embedded.guard import descendants
+from leasehold.runtime.transient import TRY_AGAIN
 
 log = structlog.get_logger(__name__)
 

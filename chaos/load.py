@@ -21,10 +21,11 @@ from chaos.history import Request
 from chaos.pipelines import KINDS, STOPPABLE
 from chaos.settings import TENANTS
 from chaos.stack import CLIENT, Installation
-from leasehold.db.database import TRY_AGAIN, connect
+from leasehold.db.database import connect
 from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.states import JobState
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.transitions.jobs import NewJob, request_cancel, submit
 
 PICTURE_TYPE = "image/jpeg"

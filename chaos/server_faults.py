@@ -17,7 +17,7 @@ from chaos.plan import Fault
 from chaos.stack import Installation
 from leasehold.broker.base import Hint
 from leasehold.broker.envelope import encode
-from leasehold.db.database import until_answered
+from leasehold.runtime.transient import until_answered
 
 _RECOVERY_SECONDS = 20.0
 #: How long queues that are gone may take to be declared anew.

@@ -1,0 +1,1 @@
+"""Leasehold: a durable job platform on PostgreSQL leases and RabbitMQ."""

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from leasehold.broker.base import Broker
-from leasehold.db.database import TRY_AGAIN, Connection, is_direct
+from leasehold.db.database import Connection, is_direct
 from leasehold.domain.errors import StoreError
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 

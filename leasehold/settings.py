@@ -267,7 +267,7 @@ class Settings(BaseSettings):
 
     # --- workers
     pipelines: str = Field(
-        "pipelines:shipped", description="module:callable that returns the pipelines this installation knows."
+        "leasehold.pipelines:shipped", description="module:callable that returns the pipelines this installation knows."
     )
     worker_queues: str = Field(
         "", description="Queues this worker serves, comma-separated; empty: all that its pipelines declare."

@@ -1,0 +1,1 @@
+"""The schema's revisions, imported as `leasehold.migrations`; Alembic runs them."""

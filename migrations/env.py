@@ -11,10 +11,7 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from leasehold.db import run_tables, upload_tables  # noqa: F401 - their tables belong to the metadata
 from leasehold.db.tables import metadata
-from leasehold.pipelines.conversion import tables as conversion_tables
-from leasehold.pipelines.generation import tables as generation_tables
 from leasehold.settings import Settings
 from leasehold.urls import database_url
 

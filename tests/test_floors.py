@@ -1,4 +1,4 @@
-"""Imports go down only: leasehold, pipelines, then api and worker side by side, cli, bench; chaos above all."""
+"""The floors of the house: imports go down only, between the rooms of the package and between the programs above it."""
 
 from __future__ import annotations
 
@@ -6,26 +6,83 @@ import ast
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PACKAGES = ("leasehold", "pipelines", "api", "worker", "migrations", "embedded", "cli", "bench", "chaos")
-#: package -> the packages of ours that it may import.
-MAY_IMPORT = {
-    "leasehold": {"leasehold"},
-    "embedded": {"embedded", "leasehold"},
-    "migrations": {"migrations", "leasehold"},
-    "pipelines": {"pipelines", "leasehold"},
-    "api": {"api", "pipelines", "leasehold"},
-    "worker": {"worker", "pipelines", "leasehold"},
-    "cli": set(PACKAGES) - {"bench", "chaos"},
-    "bench": set(PACKAGES) - {"chaos"},
-    "chaos": set(PACKAGES),
-}
-#: Inside leasehold: the pure floor knows nothing of what does input or output.
-PURE = {"states", "errors", "verdicts", "work", "attempt", "lease", "ids", "backoff", "pipeline", "registry", "keys"}
+#: Where our code lies. `api`, `worker` and `migrations` are imported as `leasehold.api` and so on, by links there.
+FOLDERS = ("leasehold", "api", "worker", "migrations", "bench", "chaos")
+LINKED = ("api", "worker", "migrations")
+#: From the ground up. A room imports from itself and from those before it; a single module stands for itself.
+ROOMS = (
+    "leasehold.settings",
+    "leasehold.domain",
+    "leasehold.urls",
+    "leasehold.telemetry",
+    "leasehold.runtime",
+    "leasehold.db",
+    "leasehold.security",
+    "leasehold.storage",
+    "leasehold.broker",
+    "leasehold.evaluation",
+    "leasehold.transitions",
+    "leasehold.limits",
+    "leasehold.schedules",
+    "leasehold.selfcheck",
+    "leasehold.client",
+    "leasehold.embedded",
+    "leasehold.pipelines",
+    "leasehold.exporter",
+    "leasehold.migrations",
+    "leasehold.api.process",
+    "leasehold.api.auth",
+    "leasehold.api.http",
+    "leasehold.api.runs",
+    "leasehold.api.media",
+    "leasehold.api.conversion",
+    "leasehold.api.generation",
+    "leasehold.api.fleet",
+    "leasehold.api",
+    "leasehold.worker.metrics",
+    "leasehold.worker.sandbox",
+    "leasehold.worker.claiming",
+    "leasehold.worker.maintenance",
+    "leasehold.worker.attempts",
+    "leasehold.worker",
+    "leasehold.cli",
+    "bench",
+    "chaos",
+)
+#: Neighbours above that know nothing of each other, although one stands in the list before the other.
+APART = {("leasehold.worker", "leasehold.api")}
+#: A kind of work stands alone: no other kind imports it.
+KINDS = ("media", "conversion", "generation", "webhooks", "demo")
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    parts = ("leasehold", *parts) if parts[0] in LINKED else parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def room_of(module: str) -> str | None:
+    """The longest room that the module lies in."""
+    inside = [room for room in ROOMS if module == room or module.startswith(f"{room}.")]
+    return max(inside, key=len, default=None)
+
+
+@cache
+def files(folder: str) -> tuple[Path, ...]:
+    found = tuple(path for path in (ROOT / folder).rglob("*.py") if "drivers" not in path.parts)
+    assert found, folder
+    return found
+
+
+@cache
+def modules() -> frozenset[str]:
+    return frozenset(name_of(path) for folder in FOLDERS for path in files(folder))
 
 
 def imports_of(path: Path) -> Iterator[str]:
@@ -33,26 +90,79 @@ def imports_of(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Import):
             yield from (name.name for name in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module:
-            yield node.module
+            whole = (f"{node.module}.{name.name}" for name in node.names)
+            yield from (name if name in modules() else node.module for name in whole)
 
 
-@pytest.mark.parametrize("package", PACKAGES)
-def test_a_package_imports_only_what_lies_below_it(package: str) -> None:
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_imports_go_down_only(folder: str) -> None:
     wrong = [
-        (str(path.relative_to(ROOT)), name)
-        for path in (ROOT / package).rglob("*.py")
-        for name in imports_of(path)
-        if name.partition(".")[0] in PACKAGES and name.partition(".")[0] not in MAY_IMPORT[package]
+        (name_of(path), imported)
+        for path in files(folder)
+        for imported in imports_of(path)
+        if goes_up(name_of(path), imported)
     ]
     assert wrong == []
 
 
-def test_the_pure_floor_of_leasehold_imports_only_itself() -> None:
+def goes_up(module: str, imported: str) -> bool:
+    here, there = room_of(module), room_of(imported)
+    if there is None or imported == "leasehold" or module == "leasehold":
+        return False
+    assert here is not None, f"{module} lies in no room of ROOMS"
+    if here == there:
+        return False
+    apart = any(here.startswith(one) and there.startswith(other) for one, other in APART)
+    return apart or ROOMS.index(there) > ROOMS.index(here)
+
+
+def test_every_room_has_a_door_that_says_what_it_is() -> None:
+    """A folder's `__init__` says in a few lines what belongs there."""
+    folders = {path.parent for folder in FOLDERS for path in files(folder)} - {ROOT / "migrations/versions"}
+    silent = [str(folder.relative_to(ROOT)) for folder in folders if not says_something(folder / "__init__.py")]
+    assert sorted(silent) == []
+
+
+def says_something(door: Path) -> bool:
+    return door.exists() and ast.get_docstring(ast.parse(door.read_text())) is not None
+
+
+def test_a_kind_of_work_imports_no_other_kind() -> None:
     wrong = [
-        (name, imported)
-        for name in PURE
-        for imported in imports_of(ROOT / "leasehold" / f"{name}.py")
-        if imported.startswith("leasehold") and imported.partition(".")[2] not in PURE
+        (name_of(path), imported)
+        for kind in KINDS
+        for path in files(f"leasehold/pipelines/{kind}")
+        for imported in imports_of(path)
+        for other in KINDS
+        if other != kind and imported.startswith(f"leasehold.pipelines.{other}")
+    ]
+    assert wrong == []
+
+
+def test_our_code_is_imported_by_one_name_only() -> None:
+    """`import api` works in a checkout, too, and would make a second copy of every module."""
+    wrong = [
+        (str(path.relative_to(ROOT)), imported)
+        for folder in (*FOLDERS, "tests", "grafana", "examples")
+        for path in files(folder)
+        for imported in imports_of(path)
+        if imported.partition(".")[0] in {*LINKED, "pipelines", "embedded", "cli"}
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("link", LINKED)
+def test_the_package_holds_the_folders_at_the_top(link: str) -> None:
+    assert (ROOT / "leasehold" / link).resolve() == ROOT / link
+
+
+def test_the_ground_floor_does_no_input_or_output() -> None:
+    banned = {"asyncio", "asyncpg", "sqlalchemy", "aio_pika", "aiohttp", "fastapi", "socket", "subprocess"}
+    wrong = [
+        (name_of(path), imported)
+        for path in files("leasehold/domain")
+        for imported in imports_of(path)
+        if imported.partition(".")[0] in banned
     ]
     assert wrong == []
 
@@ -62,8 +172,8 @@ def test_only_the_transitions_write_a_status() -> None:
     writers = {"leasehold/transitions", "leasehold/broker/outbox.py", "migrations"}
     wrong = [
         str(path.relative_to(ROOT))
-        for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
+        for folder in FOLDERS
+        for path in files(folder)
         if not any(str(path.relative_to(ROOT)).startswith(writer) for writer in writers)
         and any(f"update {table}" in path.read_text().lower() for table in ("job", "task"))
     ]
@@ -74,7 +184,7 @@ def test_every_statement_of_a_transition_names_itself_and_no_other_has_its_name(
     """PostgreSQL's log, its views and `leasehold_database_slow_statements` tell of a statement by this name."""
     first = [
         (path, text)
-        for path in (ROOT / "leasehold").rglob("*.py")
+        for path in files("leasehold")
         for node in ast.parse(path.read_text()).body
         if isinstance(node, ast.Assign) and (text := _first_words(node.value))
     ]
@@ -96,14 +206,14 @@ def _first_words(value: ast.expr) -> str | None:
 @pytest.mark.parametrize("package", ["leasehold", "api", "worker"])
 def test_what_runs_for_long_waits_by_timeout_and_not_by_wait_for(package: str) -> None:
     """Before Python 3.12 `asyncio.wait_for` loses a cancellation that comes with what it waits for."""
-    assert [path for path in (ROOT / package).rglob("*.py") if "wait_for(" in path.read_text()] == []
+    short = ("embedded", "cli")  # servers of a machine, and commands
+    found = [path for path in files(package) if "wait_for(" in path.read_text() and path.parent.name not in short]
+    assert found == []
 
 
 def test_a_declaration_loads_no_image_or_model_library() -> None:
     """The API imports declarations only, so that its image carries none."""
-    light = [
-        path for path in (ROOT / "pipelines").rglob("*.py") if path.name in ("pipeline.py", "kinds.py", "__init__.py")
-    ]
+    light = [path for path in files("leasehold/pipelines") if path.name in ("pipeline.py", "kinds.py", "__init__.py")]
     heavy = {"PIL", "onnx", "onnxruntime", "numpy"}
     wrong = [(str(path), name) for path in light for name in imports_of(path) if name.partition(".")[0] in heavy]
     assert wrong == []

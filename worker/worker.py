@@ -20,7 +20,7 @@ from leasehold.broker import make_broker
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.base import Delivery
 from leasehold.broker.outbox import Announcement
-from leasehold.db.database import TRY_AGAIN, Connection, make_pool, until_answered
+from leasehold.db.database import Connection, make_pool
 from leasehold.db.pool_sizes import pool_of_worker
 from leasehold.domain.errors import DeclarationError, StoreError
 from leasehold.domain.ids import new_id
@@ -31,6 +31,7 @@ from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import exporting
 from leasehold.runtime.gather import together
 from leasehold.runtime.periodic import Periodic
+from leasehold.runtime.transient import TRY_AGAIN, until_answered
 from leasehold.selfcheck import as_log, check_all
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore

@@ -36,10 +36,10 @@ from leasehold.api.http.etags import matches
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, multipart, problems
 from leasehold.api.http.problems import Problem
+from leasehold.api.http.responses import tell
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.runs.runs import tell
 from leasehold.db.database import Connection
 from leasehold.domain.errors import BadGateway, Conflict, Gone, LeaseholdError, NotFound, RequestError, StoreError
 from leasehold.domain.ids import new_id

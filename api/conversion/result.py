@@ -20,11 +20,11 @@ from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.db.database import TRY_AGAIN
 from leasehold.domain.errors import Conflict, Gone, LeaseholdError, NotFound, ObjectMissing, TooMany
 from leasehold.limits import downloads
 from leasehold.pipelines.conversion import rows as conversions
 from leasehold.pipelines.conversion.rows import Row
+from leasehold.runtime.transient import TRY_AGAIN
 
 log = structlog.get_logger(__name__)
 router = APIRouter(tags=["conversion"], route_class=CallerFirst)

@@ -24,9 +24,9 @@ from leasehold.api.fleet.migration_head import Revisions, known_revisions
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.problems import is_database_away
 from leasehold.api.process.services import Services, services_of
-from leasehold.db.database import TRY_AGAIN
 from leasehold.domain.errors import StoreError
 from leasehold.domain.ids import new_id
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.selfcheck import Finding, check_all
 from leasehold.telemetry import database
 from leasehold.telemetry.outages import DATABASE, STORE

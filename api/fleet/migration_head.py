@@ -8,9 +8,10 @@ import ast
 from dataclasses import dataclass
 from pathlib import Path
 
+import leasehold
 from leasehold.domain.errors import DeclarationError
 
-_VERSIONS = Path(__file__).parent.parent / "migrations" / "versions"
+_VERSIONS = Path(leasehold.__file__).parent / "migrations" / "versions"
 
 
 @dataclass(frozen=True, slots=True)

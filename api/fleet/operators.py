@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from leasehold.api.auth.security import OPERATE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.openapi import problems
+from leasehold.api.http.responses import json_response, tell
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
-from leasehold.api.runs.runs import json_response, tell
 from leasehold.db import run_reads
 from leasehold.domain.concurrency_limit import EVERYBODY, Gate
 from leasehold.domain.errors import NotFound

@@ -11,8 +11,8 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Request, Response
 
 from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.responses import tell
 from leasehold.api.process.services import services_of
-from leasehold.api.runs.runs import tell
 from leasehold.domain.errors import NotFound, Unavailable
 from leasehold.domain.states import JOB_TERMINAL
 from leasehold.pipelines.generation import callbacks

@@ -25,10 +25,10 @@ from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
+from leasehold.api.http.responses import tell
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.runs.runs import tell
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint

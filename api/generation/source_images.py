@@ -16,9 +16,9 @@ from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.multipart import Begin, Data, End, events
 from leasehold.api.http.openapi import multipart, problems
+from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.runs.runs import json_response
 from leasehold.domain.errors import BadGateway, BodyTooSlow, Invalid, RequestError, StoreError
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.media.kinds import sniff

@@ -9,8 +9,9 @@ from typing import Annotated, TypeAlias
 
 from fastapi import Header
 
-from leasehold.db.database import TRY_AGAIN, Connection, Lender
+from leasehold.db.database import Connection, Lender
 from leasehold.db.idempotency import Reservation, StoredAnswer, is_answered, release, reserve, store
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry.outages import DATABASE
 
 IdempotencyKey: TypeAlias = Annotated[

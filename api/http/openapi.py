@@ -11,8 +11,8 @@ from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 
 from leasehold.api.http.document import complete
+from leasehold.api.http.problem_schema import ProblemAnswer
 from leasehold.api.http.problems import MEDIA_TYPE
-from leasehold.api.media.schemas import ProblemAnswer
 
 PATH = "/openapi.json"
 router = APIRouter(include_in_schema=False)

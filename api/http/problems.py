@@ -21,7 +21,6 @@ from sqlalchemy.exc import TimeoutError as NoConnectionInTime
 from starlette.exceptions import HTTPException
 
 from leasehold.api.process.metrics import PROBLEMS
-from leasehold.db.database import TRY_AGAIN
 from leasehold.domain.errors import (
     BadGateway,
     BodyTooLarge,
@@ -39,6 +38,7 @@ from leasehold.domain.errors import (
     Unavailable,
     Unsupported,
 )
+from leasehold.runtime.transient import TRY_AGAIN
 
 MEDIA_TYPE = "application/problem+json"
 

@@ -14,11 +14,11 @@ from leasehold.api.auth.security import MEDIA_READ, MEDIA_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.etags import matches, weak
 from leasehold.api.http.openapi import problems
+from leasehold.api.http.responses import tell
 from leasehold.api.media.schemas import MediaAnswer
 from leasehold.api.media.view import is_finished, media_answer
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.runs.runs import tell
 from leasehold.db import reads
 from leasehold.db.reads import MediaView
 from leasehold.domain.errors import NotFound, StoreError

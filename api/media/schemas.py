@@ -135,30 +135,3 @@ class MediaAnswer(BaseModel):
     error: Failure | None = Field(None, description="Once FAILED.")
     created_at: datetime
     updated_at: datetime
-
-
-class FieldError(BaseModel):
-    pointer: str | None = Field(None, description="A JSON pointer into the body.")
-    parameter: str | None = Field(None, description="Or the name of a parameter.")
-    detail: str
-
-
-class ProblemAnswer(BaseModel):
-    """RFC 9457."""
-
-    model_config = _example(
-        type="urn:leasehold:problem:upload_missing",
-        title="Conflict",
-        status=409,
-        detail="Nothing was uploaded for this media yet.",
-        code="upload_missing",
-        request_id=_EXAMPLE_JOB,
-    )
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    code: str = Field(description="Stable and machine-readable.")
-    request_id: str
-    errors: list[FieldError] | None = None

@@ -17,12 +17,12 @@ from leasehold.api.http.edge import identity_of
 from leasehold.api.http.file_names import clean_file_name
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
+from leasehold.api.http.responses import tell
 from leasehold.api.media.inspection import Refusal, inspect_upload
 from leasehold.api.media.schemas import Accepted, CompleteRequest, UploadRequest, UploadTicket
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import REFUSED, SUBMITTED
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.runs.runs import tell
 from leasehold.broker.base import BANDS
 from leasehold.db import reads
 from leasehold.db.database import Connection

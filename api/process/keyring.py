@@ -6,9 +6,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from time import monotonic
 
-from leasehold.db.database import TRY_AGAIN, Connection, Pool
+from leasehold.db.database import Connection, Pool
 from leasehold.domain.errors import Unauthenticated
 from leasehold.limits.admission import Payer
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.security.credentials import PresentedKey, StoredKey, find_key, mark_used, matches, parse_key
 from leasehold.telemetry.outages import DATABASE
 

@@ -14,7 +14,8 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncEngine
 
 from leasehold.db import reads, run_reads
-from leasehold.db.database import TRY_AGAIN, Pool
+from leasehold.db.database import Pool
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry.outages import DATABASE
 
 #: How often the database is asked while anybody waits, in seconds.

@@ -14,10 +14,11 @@ from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.quick import QuickRoute
+from leasehold.api.http.responses import json_response, tell
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.runs.runs import Writer, json_response, past_duplicates, seconds_or_none, tell
+from leasehold.api.runs.runs import Writer, past_duplicates, seconds_or_none
 from leasehold.api.runs.schemas import BatchAccepted, BatchRequest
 from leasehold.broker.base import BANDS
 from leasehold.db.database import Connection

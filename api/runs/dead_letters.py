@@ -12,9 +12,10 @@ from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
+from leasehold.api.http.responses import json_response, tell_of
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.runs.runs import json_response, retry, revived, tell_of
+from leasehold.api.runs.runs import retry, revived
 from leasehold.api.runs.schemas import BulkReplayRequest, ReplayRequest
 from leasehold.db import run_reads
 from leasehold.db.database import Connection

@@ -18,9 +18,9 @@ from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from leasehold.api.auth.security import EXTERNAL_WORK, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.openapi import problems
+from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.runs.runs import json_response
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.domain.json_values import MOST_INTEGER, Flag, Integer, JsonNumber, Number

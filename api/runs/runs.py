@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -23,13 +23,13 @@ from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.quick import QuickRoute
+from leasehold.api.http.responses import encoded, json_response, tell, tell_of
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
 from leasehold.api.runs.explain import explanation
 from leasehold.api.runs.schemas import Reason, ReplayRequest, RunAccepted, RunList, RunRequest, run_answer, run_summary
 from leasehold.broker.base import BANDS
-from leasehold.broker.outbox import Announcement
 from leasehold.db import run_reads
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
@@ -40,7 +40,6 @@ from leasehold.evaluation.templates import Known
 from leasehold.exporter.jobs import jobs_ended
 from leasehold.limits.admission import queues_of, queues_waited_in
 from leasehold.transitions import gates, jobs, runs, webhooks
-from leasehold.transitions.gates import GateName
 from leasehold.transitions.runs import Duplicate, Made, NewRun
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=CallerFirst)
@@ -193,32 +192,6 @@ def _made_response(answer: Answer, limited: dict[str, str]) -> Response:
     """Of an answer that is a RunAccepted."""
     run_id = orjson.loads(answer.body)["id"]
     return json_response(answer.body, answer.status_code, limited | {"Location": f"/v1/runs/{run_id}"})
-
-
-def encoded(said: Any) -> bytes:
-    """As JSON; the driver's own kind of UUID, which orjson does not know, by its text."""
-    return orjson.dumps(said, option=orjson.OPT_UTC_Z, default=str)
-
-
-def json_response(said: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    body = said if isinstance(said, bytes) else encoded(said)
-    return Response(body, status, headers, media_type="application/json")
-
-
-async def tell(
-    services: Services, hints: Sequence[Announcement], names: Sequence[GateName] = (), left: Sequence[UUID] = ()
-) -> None:
-    """After a commit: publish its hints, and let in whom its gates have room for, once `left` have left them."""
-    services.announcer.announce(hints)
-    if names:
-        async with services.pool.acquire() as connection:
-            services.announcer.announce(await gates.admit(connection, names, left))
-
-
-async def tell_of(services: Services, made: Made) -> None:
-    """After the commit of a run: what follows from it, and from those that it replaced."""
-    jobs_ended(made.ended)
-    await tell(services, made.hints, made.gates, made.left)
 
 
 @router.get(

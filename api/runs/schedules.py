@@ -18,9 +18,9 @@ from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
+from leasehold.api.http.responses import encoded, json_response, tell_of
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.runs.runs import encoded, json_response, tell_of
 from leasehold.api.runs.schemas import Instant, Priority, Scope, ScopeId
 from leasehold.broker.base import BANDS
 from leasehold.db.database import Connection

@@ -12,9 +12,9 @@ from leasehold.api.auth.security import RUNS_READ, TEMPLATES_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
 from leasehold.api.http.openapi import CHECKED_LATER, problems
+from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
-from leasehold.api.runs.runs import encoded, json_response
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import Conflict

@@ -14,9 +14,9 @@ from leasehold.api.auth.security import WEBHOOKS_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
 from leasehold.api.http.openapi import problems
+from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.runs.runs import encoded, json_response
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
 from leasehold.db.run_reads import Row

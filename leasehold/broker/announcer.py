@@ -12,8 +12,9 @@ import structlog
 from leasehold.broker import outbox
 from leasehold.broker.base import Broker
 from leasehold.broker.outbox import Announcement
-from leasehold.db.database import TRY_AGAIN, Connection
+from leasehold.db.database import Connection
 from leasehold.runtime import failpoints
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import outages, traces
 
 log = structlog.get_logger(__name__)

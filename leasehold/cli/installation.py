@@ -84,7 +84,7 @@ class Installation:
             poll = "0.5" if self._late_rabbitmq is None else "0.1"
             self.isolation = os.environ.get("LEASEHOLD_ISOLATION") or decided()
             environment["LEASEHOLD_ISOLATION"] = self.isolation
-            chosen = {"LEASEHOLD_POLL_SECONDS": poll, "LEASEHOLD_PIPELINES": "pipelines:with_demonstrations"}
+            chosen = {"LEASEHOLD_POLL_SECONDS": poll, "LEASEHOLD_PIPELINES": "leasehold.pipelines:with_demonstrations"}
             self.environment = environment | {name: os.environ.get(name, value) for name, value in chosen.items()}
             await asyncio.gather(self._start(opening, "api"), self._start(opening, "worker"), self._prepare())
             await self._until_ready()
@@ -125,7 +125,7 @@ class Installation:
         self.metrics[module] = f"http://127.0.0.1:{metrics_port}/metrics"
         server = await Server.start(
             module,
-            [sys.executable, "-m", module],
+            [sys.executable, "-P", "-m", f"leasehold.{module}"],
             log=self.logs[module],
             env={
                 **{name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_S3")},

@@ -44,13 +44,13 @@ def migrate(revision: Annotated[str, typer.Argument(help="Alembic revision.")] =
 @app.command()
 def api() -> None:
     """Serve the HTTP API."""
-    os.execv(sys.executable, [sys.executable, "-m", "api"])  # noqa: S606 - our own module, and no shell
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "leasehold.api"])  # noqa: S606 - our own module, and no shell
 
 
 @app.command()
 def worker() -> None:
     """Run one worker; SIGTERM drains it."""
-    os.execv(sys.executable, [sys.executable, "-m", "worker"])  # noqa: S606 - our own module, and no shell
+    os.execv(sys.executable, [sys.executable, "-P", "-m", "leasehold.worker"])  # noqa: S606 - our own module, and no shell
 
 
 @app.command()

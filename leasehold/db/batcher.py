@@ -7,7 +7,8 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
-from leasehold.db.database import TRY_AGAIN, Connection, may_try_again
+from leasehold.db.database import Connection
+from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.outages import DATABASE
 
 _In = TypeVar("_In")

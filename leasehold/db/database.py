@@ -4,54 +4,30 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias
 from uuid import UUID
 
 import asyncpg
 import orjson
 from asyncpg.pool import PoolConnectionProxy
 
+import leasehold
 from leasehold.runtime.holding import lent
 from leasehold.settings import Settings
 from leasehold.urls import database_url
 
 Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProxy[asyncpg.Record]"
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
-_T = TypeVar("_T")
-
-
-#: Losing the connection, being told to go away, a read-only (demoted) server, a serialisation or deadlock
-#: victim: the statement may be tried again on a new connection.
-TRY_AGAIN: tuple[type[BaseException], ...] = (
-    OSError,
-    TimeoutError,
-    asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # the connection broke between two of asyncpg's states, and is useless now
-    asyncpg.PostgresConnectionError,
-    asyncpg.OperatorInterventionError,
-    asyncpg.CannotConnectNowError,
-    asyncpg.TooManyConnectionsError,
-    asyncpg.ReadOnlySQLTransactionError,
-    asyncpg.DeadlockDetectedError,
-    asyncpg.SerializationError,
-)
 
 
 class Lender(Protocol):
     """Lends connections, as a pool does."""
 
     def acquire(self) -> AbstractAsyncContextManager[Connection]: ...
-
-
-def may_try_again(error: BaseException) -> bool:
-    """Whether the error is one of TRY_AGAIN, in fact and not only by its type. asyncpg reports a value that it cannot
-    encode as an InterfaceError, too: that statement fails however often it is repeated.
-    """
-    return isinstance(error, TRY_AGAIN) and not isinstance(error, ValueError)
 
 
 _LONGER_THAN_ANYTHING = timedelta(days=36_500)
@@ -155,18 +131,6 @@ def make_pool(settings: Settings, name: str, size: int) -> Pool:
     return pool
 
 
-async def until_answered(work: Callable[[], Awaitable[_T]], *, within: float, pause: float = 0.2) -> _T:
-    """Repeat idempotent `work` through TRY_AGAIN errors for at most `within` seconds, then raise the last one."""
-    deadline = asyncio.get_running_loop().time() + within
-    while True:
-        try:
-            return await work()
-        except TRY_AGAIN as error:
-            if not may_try_again(error) or asyncio.get_running_loop().time() + pause > deadline:
-                raise
-            await asyncio.sleep(pause)
-
-
 async def lock_name(connection: Connection, name: str) -> None:
     """Lock `name` until the end of the caller's transaction, which this needs; whoever else has it is waited for.
 
@@ -194,7 +158,7 @@ def _upgrade(url: str, revision: str) -> None:
     from alembic.config import Config  # noqa: PLC0415 - as above
 
     config = Config()
-    config.set_main_option("script_location", os.fspath(Path(__file__).parent.parent / "migrations"))
+    config.set_main_option("script_location", os.fspath(Path(leasehold.__file__).parent / "migrations"))
     config.attributes["url"] = url
     command.upgrade(config, revision)
 

@@ -1,8 +1,8 @@
 """What the handler of an inline step is given: its parameters, its inputs, and a way to write outputs.
 
 An inline handler is an `async def` that runs in the worker's own loop: for steps that mostly wait; or a plain function,
-which runs in a thread with a leasehold.domain.plain_attempt.PlainAttempt. Steps that compute, or that parse bytes from outside, are
-declared `isolated` (see leasehold.domain.work).
+which runs in a thread with a PlainAttempt (plain_attempt.py). Steps that compute, or that parse bytes from outside, are
+declared `isolated` (work.py).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Attempt(Protocol):
         """An empty directory of this attempt's own, gone when it has ended."""
 
     def connection(self) -> AbstractAsyncContextManager[Any]:
-        """A leasehold.db.database.Connection of the pool, for a statement or two: give it back before you wait again."""
+        """Lend a connection of the pool, for a statement or two: give it back before you wait again."""
 
     async def read(self, name: str) -> bytes:
         """An input of the job, or an output of a step that this one needs. Raises ObjectMissing."""

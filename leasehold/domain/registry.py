@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Iterator
 from importlib.metadata import entry_points
+from pathlib import Path
 
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import Pipeline
@@ -54,12 +56,17 @@ class Pipelines:
 
     @classmethod
     def from_source(cls, source: str) -> Pipelines:
-        """Call what `source` ("module:callable") names. Raises DeclarationError when it is no registry."""
+        """Call what `source` ("module:callable") names; the module may lie in the current folder.
+
+        Raises DeclarationError when it is no registry.
+        """
         module, _, name = source.partition(":")
+        _find_modules_here()
         try:
             found = getattr(importlib.import_module(module), name)()
         except (ImportError, AttributeError) as error:
-            raise DeclarationError(f"cannot load pipelines from {source!r}: {error}") from error
+            here = f"; modules are looked for in {Path.cwd()}, too" if isinstance(error, ModuleNotFoundError) else ""
+            raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{here}") from error
         if not isinstance(found, cls):
             raise DeclarationError(f"{source!r} returned a {type(found).__name__}, not Pipelines")
         return found
@@ -71,3 +78,12 @@ class Pipelines:
             if not isinstance(found, Pipeline):
                 raise DeclarationError(f"entry point {entry.name} is a {type(found).__name__}, not a Pipeline")
             self.add(found)
+
+
+def _find_modules_here() -> None:
+    """Let the current folder be imported from, after everything that is installed: a file of the user's that has the
+    name of a library is not taken for it.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path and "" not in sys.path:
+        sys.path.append(here)

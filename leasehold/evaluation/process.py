@@ -42,7 +42,7 @@ class Process:
         environment = {name: os.environ[name] for name in KEPT if name in os.environ}
         return cls(
             await asyncio.create_subprocess_exec(
-                sys.executable, "-B", "-m", "leasehold.evaluation.child", str(memory_bytes),
+                sys.executable, "-B", "-P", "-m", "leasehold.evaluation.child", str(memory_bytes),
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
                 env=environment,
             )

@@ -14,8 +14,8 @@ from traceback import extract_tb
 
 import structlog
 
-from leasehold.db.database import TRY_AGAIN, may_try_again
 from leasehold.domain.errors import BrokerUnavailable, StoreError
+from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.duties import ERRORS, STUCK
 from leasehold.telemetry.outages import BROKER, DATABASE, STORE, Outage
 

@@ -356,6 +356,21 @@ async def request_cancel(
     return Cancels({row["id"]: JobState(row["status"]) for row in rows}, jobs_ended(rows))
 
 
+EXPIRE_EARLY = """
+-- expire_early
+UPDATE job
+SET keep_seconds = 0, expires_at = CASE WHEN finished_at IS NOT NULL THEN clock_timestamp() END
+WHERE id = $1 AND tenant_id = $2
+RETURNING finished_at IS NOT NULL AS finished, output_prefix
+"""
+
+
+async def expire_early(connection: Connection, job_id: UUID, tenant_id: str) -> str | None:
+    """Let retention take the job as soon as it has ended. Returns the prefix of its objects if it has ended already."""
+    row = await connection.fetchrow(EXPIRE_EARLY, job_id, tenant_id)
+    return row["output_prefix"] if row is not None and row["finished"] else None
+
+
 # A step that the parameters skip: nothing was ever told of it.
 _LEFT_OUT = """(t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""

@@ -16,9 +16,10 @@ import asyncpg
 import structlog
 from pydantic import ValidationError
 
-from leasehold.db.database import Connection, may_try_again
+from leasehold.db.database import Connection
 from leasehold.domain.errors import RequestError, StepError, StoreError
 from leasehold.runtime.periodic import first_of_kind
+from leasehold.runtime.transient import may_try_again
 from leasehold.telemetry.duties import FAILURES, STUCK
 
 log = structlog.get_logger(__name__)

@@ -75,7 +75,14 @@ async def running(settings: Settings, log_format: str = "json", **more: str) -> 
     environment |= {"LEASEHOLD_LOG_FORMAT": log_format, "LEASEHOLD_LOG_LEVEL": "debug"}
     environment |= {"LEASEHOLD_METRICS_PUBLIC": "true", **more}
     started = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "api", "--port", "0", env=environment, stderr=asyncio.subprocess.PIPE, limit=16 * MIB
+        sys.executable,
+        "-m",
+        "leasehold.api",
+        "--port",
+        "0",
+        env=environment,
+        stderr=asyncio.subprocess.PIPE,
+        limit=16 * MIB,
     )
     process = Process(started)
     listening: asyncio.Future[str] = asyncio.get_running_loop().create_future()

@@ -32,7 +32,7 @@ def test_every_variant_is_documented() -> None:
 def test_every_code_of_the_door_is_documented() -> None:
     raised = {
         code
-        for path in (ROOT / "api").glob("*.py")
+        for path in (ROOT / "api").rglob("*.py")
         for code in re.findall(
             r'(?:Conflict|Invalid|NotFound|Forbidden|Unauthenticated)\(\s*"([a-z_]+)"', path.read_text()
         )

@@ -28,7 +28,7 @@ PATIENCE = 60.0
 
 @dataclass
 class Process:
-    """One `python -m api` or `python -m worker`."""
+    """One `python -m leasehold.api` or `python -m leasehold.worker`."""
 
     process: asyncio.subprocess.Process
     log: Path
@@ -79,7 +79,7 @@ class Fleet:
             "S3_ACCESS_KEY": settings.s3_access_key.get_secret_value(),
             "S3_SECRET_KEY": settings.s3_secret_key.get_secret_value(),
             "WORK_DIR": self.directory / "work",
-            "PIPELINES": "pipelines:with_demonstrations",
+            "PIPELINES": "leasehold.pipelines:with_demonstrations",
             "WORKER_CHILDREN": 1,
             "POLL_SECONDS": 0.5,
             "SWEEP_SECONDS": 0.5,
@@ -93,7 +93,13 @@ class Fleet:
         log = self.directory / f"{module}-{len(self.processes)}.log"
         with log.open("wb") as output:
             process = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", module, cwd=ROOT, env=self.environment(**changes), stdout=output, stderr=output
+                sys.executable,
+                "-m",
+                f"leasehold.{module}",
+                cwd=ROOT,
+                env=self.environment(**changes),
+                stdout=output,
+                stderr=output,
             )
         started = Process(process, log)
         self.processes.append(started)

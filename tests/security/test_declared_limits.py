@@ -51,7 +51,7 @@ async def http(settings: Settings, rows: Connection) -> AsyncIterator[httpx2.Asy
         update={
             "generation_credentials": {"jimeng": SecretStr("id:secret")},
             "generation_per_server": 0,
-            "pipelines": "pipelines:with_demonstrations",
+            "pipelines": "leasehold.pipelines:with_demonstrations",
             "sealing_keys": SecretStr(Fernet.generate_key().decode()),
         }
     )

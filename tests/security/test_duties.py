@@ -14,7 +14,7 @@ import pytest
 
 from leasehold.broker import make_broker
 from leasehold.broker.announcer import Announcer
-from leasehold.db.database import TRY_AGAIN, Connection, connect, make_pool
+from leasehold.db.database import Connection, connect, make_pool
 from leasehold.domain import cron
 from leasehold.domain.concurrency_limit import Gate
 from leasehold.domain.errors import Invalid
@@ -25,6 +25,7 @@ from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import families, look
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore

@@ -89,7 +89,7 @@ async def test_its_process_then_says_why_and_ends_with_1(settings: Settings, tmp
         if (value := _plain(getattr(alone, name)))
     }
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "worker", env={**os.environ, **environment}, stdout=asyncio.subprocess.PIPE,
+        sys.executable, "-m", "leasehold.worker", env={**os.environ, **environment}, stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )  # fmt: skip
     async with asyncio.timeout(60):

@@ -301,8 +301,8 @@ async def test_every_program_ends_with_that_sentence_and_no_traceback() -> None:
     url = "postgresql://u:pa55word@127.0.0.1:9/db?sslmod=require"
     environment = {**os.environ, "LEASEHOLD_DATABASE_URL": url, "PYTHONPATH": str(ROOT)}
     programs = (
-        ["worker"],
-        ["api"],
+        ["leasehold.worker"],
+        ["leasehold.api"],
         ["leasehold.cli.main", "migrate"],
     )
 

@@ -13,8 +13,9 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 
-from leasehold.db.database import connect, migrate, until_answered
+from leasehold.db.database import connect, migrate
 from leasehold.embedded.postgres import Postgres
+from leasehold.runtime.transient import until_answered
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs, sweeps, workers
 from tests.factories import Rows, terms

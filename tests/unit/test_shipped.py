@@ -10,7 +10,7 @@ DEMONSTRATIONS = {"noop", "demo_long_task"}
 
 def test_a_plain_installation_offers_no_demonstrations() -> None:
     """A client's flood of them would hold slots for hours."""
-    assert Settings(_env_file=None).pipelines == "pipelines:shipped"
+    assert Settings(_env_file=None).pipelines == "leasehold.pipelines:shipped"
     assert not DEMONSTRATIONS & {pipeline.name for pipeline in shipped()}
 
 

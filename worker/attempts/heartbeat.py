@@ -19,9 +19,10 @@ from uuid import UUID
 import asyncpg
 import structlog
 
-from leasehold.db.database import TRY_AGAIN, Connection, connect, is_direct
+from leasehold.db.database import Connection, connect, is_direct
 from leasehold.domain.lease import Lease
 from leasehold.runtime.periodic import unforeseen
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
 from leasehold.telemetry import database, outages
 from leasehold.transitions import claims, workers

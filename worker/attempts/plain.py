@@ -23,7 +23,7 @@ def is_plain(handler: Callable[..., Any]) -> bool:
 
 
 class BlockingAttempt:
-    """The worker's leasehold.domain.plain_attempt.PlainAttempt: what the attempt does in the loop is waited for in the thread."""
+    """The worker's PlainAttempt: what the attempt does in the loop is waited for in the thread."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt

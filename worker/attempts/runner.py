@@ -18,7 +18,7 @@ from typing import Any
 import asyncpg
 import structlog
 
-from leasehold.db.database import TRY_AGAIN, Pool
+from leasehold.db.database import Pool
 from leasehold.domain.backoff import delay_after
 from leasehold.domain.errors import (
     Cancelled,
@@ -38,6 +38,7 @@ from leasehold.domain.errors import (
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.runtime import failpoints
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry import traces

@@ -3,9 +3,9 @@
 Hints are the fast way. The sure one is a look into the database (`claim_due`), every few seconds, or whenever the
 broker says that it cannot tell: it finds due retries and polls, lost hints, and everything while the broker is away.
 
-Tenants share the slots (leasehold.worker.claiming.shares). A hint whose tenant may not take a slot now stays in hand, unacknowledged: it
-runs once the tenant may. It keeps nobody else's task waiting, although others' hints may stand behind it in the broker:
-a crowded pool looks for the tasks of tenants that have less every quarter of a second.
+Tenants share the slots (shares.py). A hint whose tenant may not take a slot now stays in hand, unacknowledged: it runs
+once the tenant may. It keeps nobody else's task waiting, although others' hints may stand behind it in the broker: a
+crowded pool looks for the tasks of tenants that have less every quarter of a second.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from uuid import UUID
 import structlog
 
 from leasehold.broker.base import Broker, Delivery
-from leasehold.db.database import TRY_AGAIN
 from leasehold.runtime import failpoints
 from leasehold.runtime.periodic import unforeseen
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import outages
 from leasehold.transitions.claims import Claimed, Looked
 from leasehold.worker import metrics

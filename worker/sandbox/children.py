@@ -35,7 +35,7 @@ class Children:
     """
 
     def __init__(
-        self, size: int, *, pipelines: Sequence[str], work_dir: Path, source: str = "pipelines:shipped"
+        self, size: int, *, pipelines: Sequence[str], work_dir: Path, source: str = "leasehold.pipelines:shipped"
     ) -> None:
         self._size = size
         self._work_dir = work_dir.absolute()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import importlib
 import inspect
 import os
 import socket
@@ -29,7 +28,7 @@ def main() -> None:
     os.umask(0o077)
     control = socket.socket(fileno=options.control)
     try:
-        registry = _registry(options.source)
+        registry = Pipelines.from_source(options.source)
         packages = _packages(options.source, registry[options.pipeline].module)
         fences = sandbox.Fences.around(packages, options.work_dir)
         pipeline = _load(registry, options.pipeline)
@@ -58,14 +57,6 @@ def _options() -> argparse.Namespace:
 
 def _packages(*modules: str) -> set[str]:
     return {module.partition(":")[0].partition(".")[0] for module in modules}
-
-
-def _registry(source: str) -> Pipelines:
-    module, _, name = source.partition(":")
-    registry = getattr(importlib.import_module(module), name)()
-    if not isinstance(registry, Pipelines):
-        raise DeclarationError(f"{source} answered a {type(registry).__name__}, not Pipelines")
-    return registry
 
 
 def _load(registry: Pipelines, name: str) -> Pipeline:

@@ -52,7 +52,7 @@ class Recipe:
 
     def command(self, control: int) -> list[str]:
         return [
-            sys.executable, "-B", "-m", "leasehold.worker.sandbox.zygote",
+            sys.executable, "-B", "-P", "-m", "leasehold.worker.sandbox.zygote",
             "--control", str(control), "--parent", str(os.getpid()),
             "--source", self.source, "--work-dir", str(self.work_dir), "--", self.pipeline,
         ]  # fmt: skip

@@ -1,0 +1,1 @@
+"""Pictures: resize, compress, WebP; and the rows of uploads."""

@@ -1,6 +1,6 @@
 """The decoder of HEIC, where the extra `heic` is installed. Heavy: only the child process of a worker imports it.
 
-What it is given was looked at before (headers/heic.py), and it runs behind the fences of worker/sandbox/fences.py: libheif has
+What it is given was looked at before (headers/heic.py), and it runs behind the fences of worker/sandbox: libheif has
 had its faults found by the dozen in 2026. A wheel has a copy of libheif of its own, so an old wheel is an old libheif.
 """
 

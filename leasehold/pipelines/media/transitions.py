@@ -50,13 +50,6 @@ SET deleted_at = clock_timestamp(), updated_at = clock_timestamp(),
 WHERE id = $1 AND tenant_id = $2 AND deleted_at IS NULL
 RETURNING job_id, original_key
 """
-EXPIRE_DELETED = """
--- media_delete_job
-UPDATE job
-SET keep_seconds = 0, expires_at = CASE WHEN finished_at IS NOT NULL THEN clock_timestamp() END
-WHERE id = $1 AND tenant_id = $2
-RETURNING finished_at IS NOT NULL AS finished, output_prefix
-"""
 
 
 async def register(
@@ -124,7 +117,6 @@ async def delete(connection: Connection, media_id: UUID, tenant_id: str, by: str
             connection, [job_id], tenant_id, reason="the media was deleted", by=by, forced=True
         )
         ended = cancels.ended
-        job = await connection.fetchrow(EXPIRE_DELETED, job_id, tenant_id)
-        prefix = job["output_prefix"] if job is not None and job["finished"] else None
+        prefix = await jobs.expire_early(connection, job_id, tenant_id)
     await uploads.close(connection, tenant_id, row["original_key"], keep=None)
     return Deleted(row["original_key"], job_id, prefix, ended)

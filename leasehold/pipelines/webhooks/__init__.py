@@ -1,0 +1,1 @@
+"""Deliveries of webhooks: one job a message."""

@@ -43,8 +43,5 @@ def test_heic_may_be_called_by_the_name_of_its_container_and_nothing_else() -> N
 
 def test_the_declaration_needs_no_image_library() -> None:
     """The API's image carries none."""
-    code = (
-        "import sys, leasehold.pipelines.media.pipeline, leasehold.pipelines.media.kinds, leasehold.pipelines.media.variants\n"
-        "sys.exit('PIL' in sys.modules)"
-    )
+    code = "import sys\nfrom leasehold.pipelines.media import kinds, pipeline, variants\nsys.exit('PIL' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[3])

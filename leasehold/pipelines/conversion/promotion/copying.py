@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import structlog
 
-from leasehold.db.database import TRY_AGAIN
 from leasehold.domain.errors import BadGateway, LeaseholdError, StoreError
 from leasehold.limits.uploads import Acquire
 from leasehold.pipelines.conversion.promotion import ownership as promotions
 from leasehold.pipelines.conversion.promotion.ownership import Trace, Turn, exists
 from leasehold.pipelines.conversion.promotion.targets import Found, Target, is_configured, open_target
+from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 

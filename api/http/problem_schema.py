@@ -1,0 +1,38 @@
+"""How the OpenAPI document describes a problem (RFC 9457)."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class FieldError(BaseModel):
+    pointer: str | None = Field(None, description="A JSON pointer into the body.")
+    parameter: str | None = Field(None, description="Or the name of a parameter.")
+    detail: str
+
+
+class ProblemAnswer(BaseModel):
+    """RFC 9457."""
+
+    model_config = ConfigDict(
+        json_schema_extra={
+            "examples": [
+                {
+                    "type": "urn:leasehold:problem:upload_missing",
+                    "title": "Conflict",
+                    "status": 409,
+                    "detail": "Nothing was uploaded for this media yet.",
+                    "code": "upload_missing",
+                    "request_id": "01975c1e-9f01-7b12-8d6c-0a4b1c2d3e4f",
+                }
+            ]
+        }
+    )
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str = Field(description="Stable and machine-readable.")
+    request_id: str
+    errors: list[FieldError] | None = None
