@@ -95,7 +95,7 @@ class Fleet:
             process = await asyncio.create_subprocess_exec(
                 sys.executable,
                 "-m",
-                f"leasehold.{module}",
+                module if "." in module else f"leasehold.{module}",
                 cwd=ROOT,
                 env=self.environment(**changes),
                 stdout=output,
