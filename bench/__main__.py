@@ -41,11 +41,11 @@ from bench.hostile.attacks import ATTACKS
 from bench.peers import delays
 from bench.peers import measure as peers
 from bench.scale import Scale
-from bench.stand import Stand
+from bench.testbed import Testbed
 from leasehold.embedded.process import EmbeddedError
 from leasehold.runtime.garbage import freeze_loaded
 
-FIGURES: Mapping[str, Callable[[Stand, Scale], Awaitable[list[Figure]]]] = {
+FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "throughput": throughput.measure,
     "fleet": fleet.measure,
     "workflows": workflows.measure,
@@ -108,12 +108,12 @@ def _names(text: str) -> tuple[str, ...]:
 
 async def measure(names: Sequence[str], scale: Scale, console: Console) -> tuple[dict[str, object], list[Figure]]:
     """Returns the machine and the figures."""
-    async with Stand() as stand:
-        described = machine.describe() | {"servers": await stand.servers()}
+    async with Testbed() as testbed:
+        described = machine.describe() | {"servers": await testbed.servers()}
         figures: list[Figure] = []
         for name in names:
             console.print(f"measuring {name} ...", style="dim")
-            figures += await FIGURES[name](stand, scale)
+            figures += await FIGURES[name](testbed, scale)
         return described, figures
 
 

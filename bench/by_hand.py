@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from bench.stand import Installation
 from bench.submitter import submitter
+from bench.testbed import Installation
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
 from leasehold.pipelines.demo.pipeline import noop

@@ -25,7 +25,7 @@ from bench.http import until_ready
 from bench.processes import main_processes_of
 from bench.resnet import pictures, resnet
 from bench.scale import Scale
-from bench.stand import Installation, Stand
+from bench.testbed import Installation, Testbed
 from leasehold.embedded.guard import descendants
 from leasehold.embedded.ports import free_port
 from leasehold.security.credentials import create_key
@@ -59,13 +59,13 @@ class Run:
         return sum(self.steps.values())
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     model = await asyncio.to_thread(resnet, scale.model_width)
     images = await asyncio.to_thread(pictures, scale.model_images)
     load, runs = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        runs.append(await _run(stand, scale, model, images))
+        runs.append(await _run(testbed, scale, model, images))
     told = {
         "model_bytes": len(model),
         "images": len(images),
@@ -93,8 +93,8 @@ async def measure(stand: Stand, scale: Scale) -> list[Figure]:
     ]  # fmt: skip
 
 
-async def _run(stand: Stand, scale: Scale, model: bytes, images: list[bytes]) -> Run:
-    async with stand.installation() as installation:
+async def _run(testbed: Testbed, scale: Scale, model: bytes, images: list[bytes]) -> Run:
+    async with testbed.installation() as installation:
         port = free_port()
         await installation.start("api", api_port=port)
         await installation.start_worker(worker_queues="conversion", worker_children=1)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from sqlalchemy import Table
 
 from bench.by_hand import complete, fill, terms
-from bench.stand import Installation
+from bench.testbed import Installation
 from leasehold.db.database import connect
 from leasehold.db.tables import job, task
 from leasehold.transitions import claims

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from bench.figure import Figure, Goal
 from bench.scale import Scale
-from bench.stand import Stand
+from bench.testbed import Testbed
 from bench.throughput import Case, Run, drain
 
 _WORKERS = (1, 2, 4, 8)
 _GOAL = Goal(1.2)
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     """In turns, so that each size meets the same minutes of the machine."""
     found: dict[int, list[Run]] = {workers: [] for workers in _WORKERS}
     for _ in range(scale.runs):
         for workers in _WORKERS:
-            found[workers].append(await drain(stand, scale, Case("amqp", workers, {"broker": "amqp"})))
+            found[workers].append(await drain(testbed, scale, Case("amqp", workers, {"broker": "amqp"})))
     load = {workers: tuple(run.load for run in runs) for workers, runs in found.items()}
     figures = [
         Figure(f"throughput, amqp, {workers} of the fleet", "jobs/s", tuple(run.rate for run in runs), load[workers],

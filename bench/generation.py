@@ -20,7 +20,7 @@ from bench.figure import Figure, Goal, quantile
 from bench.http import Connection, request, until_ready
 from bench.processes import main_processes_of, resident_bytes
 from bench.scale import Scale
-from bench.stand import Installation, Stand
+from bench.testbed import Installation, Testbed
 from leasehold.embedded.ports import free_port
 from leasehold.security.credentials import create_key
 
@@ -75,10 +75,10 @@ FROM job j JOIN task t ON t.job_id = j.id WHERE t.step = 'submit' AND j.tenant_i
 _UNSUBMITTED = "SELECT count(*) FROM task WHERE step = 'submit' AND tenant_id = 'orders' AND finished_at IS NULL"
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     runs, load = [], []
     for _ in range(scale.runs):
-        async with _simulated() as url, stand.installation(**_settings(url)) as installation:
+        async with _simulated() as url, testbed.installation(**_settings(url)) as installation:
             await _fill(installation, scale)
             load.append(os.getloadavg()[0])
             runs.append(await _run(installation, scale))

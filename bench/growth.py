@@ -11,7 +11,7 @@ from bench.by_hand import complete, fill, pending, terms
 from bench.figure import Curve, Figure, Goal, quantile
 from bench.finished import grow
 from bench.scale import Scale
-from bench.stand import Installation, Stand
+from bench.testbed import Installation, Testbed
 from leasehold.db.database import connect
 from leasehold.transitions import claims
 
@@ -20,16 +20,16 @@ _WARM = 20  # claims before those that count
 _GOAL = Goal(1.2)
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     """Each size is a database of its own, made once; then they take turns."""
     found: dict[int, list[list[float]]] = {finished: [] for finished in scale.finished}
     load = []
     async with AsyncExitStack() as opened:
-        grown = {finished: await _grown(stand, finished, opened) for finished in scale.finished}
+        grown = {finished: await _grown(testbed, finished, opened) for finished in scale.finished}
         for _ in range(scale.runs):
             load.append(os.getloadavg()[0])
             for finished, installation in grown.items():
-                found[finished].append(await _claims_ms(stand, installation, scale.claims + _WARM))
+                found[finished].append(await _claims_ms(testbed, installation, scale.claims + _WARM))
     figures = [_figure(finished, runs, tuple(load)) for finished, runs in found.items()]
     few, *more = figures
     return [*figures, *(_ratio(one, few) for one in more)]
@@ -46,16 +46,16 @@ def _ratio(many: Figure, few: Figure) -> Figure:
     return Figure(f"{many.name}, to the first", "ratio", ratios, many.load, _GOAL)
 
 
-async def _grown(stand: Stand, finished: int, opened: AsyncExitStack) -> Installation:
+async def _grown(testbed: Testbed, finished: int, opened: AsyncExitStack) -> Installation:
     """An installation with so many finished jobs beside the first."""
-    installation = await opened.enter_async_context(stand.installation(broker="postgres"))
+    installation = await opened.enter_async_context(testbed.installation(broker="postgres"))
     await grow(installation, finished)
     return installation
 
 
-async def _claims_ms(stand: Stand, installation: Installation, rounds: int) -> list[float]:
+async def _claims_ms(testbed: Testbed, installation: Installation, rounds: int) -> list[float]:
     await fill(installation, rounds * _BATCH)
-    await stand.checkpoint()
+    await testbed.checkpoint()
     connection = await connect(installation.settings, "bench")
     try:
         given, spent = terms(), []

@@ -9,7 +9,7 @@ from bench.figure import Figure, Goal
 from bench.http import until_ready
 from bench.processes import cpu_seconds, main_processes_of, ours, resident_bytes, tree
 from bench.scale import Scale
-from bench.stand import Stand
+from bench.testbed import Testbed
 from leasehold.embedded.ports import free_port
 
 _MB = 1_000_000
@@ -18,10 +18,10 @@ _MEMORY_GOAL = Goal(150)
 _ROLES = ("worker", "api", "postgres", "rabbitmq")
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     runs, load = [], []
     for _ in range(scale.runs):
-        async with stand.installation() as installation:
+        async with testbed.installation() as installation:
             port = free_port()
             await installation.start("api", api_port=port)
             await installation.start_worker()

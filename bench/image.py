@@ -27,7 +27,7 @@ from bench.figure import Figure, Goal
 from bench.http import until_ready
 from bench.picture import photograph
 from bench.scale import Scale
-from bench.stand import Installation, Stand
+from bench.testbed import Installation, Testbed
 from leasehold.embedded.ports import free_port
 from leasehold.embedded.process import Server
 from leasehold.pipelines.media.pipeline import media
@@ -55,12 +55,12 @@ class Processed:
     final_sha256: str
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     picture = await asyncio.to_thread(photograph, scale.picture_width, scale.picture_height)
     load, runs = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        runs.append(await _turns(stand, scale, picture))
+        runs.append(await _turns(testbed, scale, picture))
     details = {
         "megapixels": scale.picture_width * scale.picture_height / 1e6,
         "picture_bytes": len(picture),
@@ -89,8 +89,8 @@ class Platform:
 
 
 @asynccontextmanager
-async def serving(stand: Stand) -> AsyncIterator[Platform]:
-    async with stand.installation() as installation:
+async def serving(testbed: Testbed) -> AsyncIterator[Platform]:
+    async with testbed.installation() as installation:
         port = free_port()
         await installation.start("api", api_port=port)
         worker = await installation.start_worker()
@@ -105,9 +105,9 @@ async def serving(stand: Stand) -> AsyncIterator[Platform]:
                 yield Platform(installation, worker, client, connection)
 
 
-async def _turns(stand: Stand, scale: Scale, picture: bytes) -> list[tuple[Processed, Bare]]:
+async def _turns(testbed: Testbed, scale: Scale, picture: bytes) -> list[tuple[Processed, Bare]]:
     """One run: a fresh installation, a warm-up of both, then turn by turn."""
-    async with serving(stand) as platform:
+    async with serving(testbed) as platform:
         with _bare_process(picture) as bare:
             await _through_platform(platform, picture)
             await bare()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime
 
-from bench.stand import Installation
+from bench.testbed import Installation
 from leasehold.embedded.process import Server
 
 _LOOK_SECONDS = 0.25

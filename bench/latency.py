@@ -16,26 +16,26 @@ from bench.jobs import until_finished
 from bench.pipelines import stamped
 from bench.processes import Meter
 from bench.scale import Scale
-from bench.stand import Installation, Stand
 from bench.submitter import Submitter, submitter
+from bench.testbed import Installation, Testbed
 from leasehold.transitions.jobs import NewJob
 
 _P50_MS, _P99_MS = Goal(3), Goal(8)
 WARM_UP_JOBS = 20
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
-    return [*await _paced(stand, scale, "amqp", _P50_MS, _P99_MS), *await _paced(stand, scale, "postgres")]
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
+    return [*await _paced(testbed, scale, "amqp", _P50_MS, _P99_MS), *await _paced(testbed, scale, "postgres")]
 
 
 async def _paced(
-    stand: Stand, scale: Scale, broker: str, p50: Goal | None = None, p99: Goal | None = None
+    testbed: Testbed, scale: Scale, broker: str, p50: Goal | None = None, p99: Goal | None = None
 ) -> list[Figure]:
     waits, load, meters = [], [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
         with Meter() as meter:
-            waits.append(await paced_run(stand, scale, broker))
+            waits.append(await paced_run(testbed, scale, broker))
         meters.append(meter)
     details = {
         "jobs": scale.paced_jobs,
@@ -50,9 +50,9 @@ async def _paced(
     ]
 
 
-async def paced_run(stand: Stand, scale: Scale, broker: str) -> list[float]:
+async def paced_run(testbed: Testbed, scale: Scale, broker: str) -> list[float]:
     """How long each job waited for its handler, in ms; after a warm-up."""
-    async with stand.installation(broker=broker, pipelines="bench.pipelines:benched") as installation:
+    async with testbed.installation(broker=broker, pipelines="bench.pipelines:benched") as installation:
         worker = await installation.start_worker()
         async with submitter(installation) as submitting:
             await submit_paced(submitting, WARM_UP_JOBS, scale.paced_rate)

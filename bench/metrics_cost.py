@@ -20,8 +20,8 @@ from bench.http import Connection, request
 from bench.jobs import now, seconds_of, until_finished
 from bench.processes import Meter, main_processes_of, paused
 from bench.scale import Scale
-from bench.stand import Installation, Stand
 from bench.submitter import submitter
+from bench.testbed import Installation, Testbed
 from leasehold.db.database import connect
 from leasehold.embedded.ports import free_port
 from leasehold.exporter.exporter import EVERY
@@ -41,14 +41,14 @@ _ARMS = (("on", True), ("off", False))
 _TOLD = f'leasehold_workers{{state="serving"}} {_FLEET}.0'.encode()
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
-    return [*await _scrapes(stand, scale), *await _cost(stand, scale)]
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
+    return [*await _scrapes(testbed, scale), *await _cost(testbed, scale)]
 
 
-async def _scrapes(stand: Stand, scale: Scale) -> list[Figure]:
+async def _scrapes(testbed: Testbed, scale: Scale) -> list[Figure]:
     times, sizes, loads = [], [], []
     for _ in range(scale.runs):
-        async with stand.installation(broker="amqp") as installation:
+        async with testbed.installation(broker="amqp") as installation:
             loads.append(os.getloadavg()[0])
             milliseconds, size = await _scrape(installation, scale)
             times.append(milliseconds)
@@ -97,14 +97,14 @@ async def _register(installation: Installation, count: int) -> None:
         await connection.close()
 
 
-async def _cost(stand: Stand, scale: Scale) -> list[Figure]:
+async def _cost(testbed: Testbed, scale: Scale) -> list[Figure]:
     """Each run drains with metrics and without, then without and with: what the machine does meanwhile, and what a
     drain leaves to the next one, falls on both.
     """
     rates, seconds, loads, shares, extra = _both(), _both(), [], [], []
     for _ in range(scale.runs):
         loads.append(os.getloadavg()[0])
-        drained = [(on, await _drain(stand, scale, on=on)) for on in (True, False, False, True)]
+        drained = [(on, await _drain(testbed, scale, on=on)) for on in (True, False, False, True)]
         for on in (True, False):
             rates[on].append(mean(rate for which, (rate, _) in drained if which is on))
             seconds[on].append(mean(cpu for which, (_, cpu) in drained if which is on))
@@ -139,11 +139,11 @@ def _counting() -> float:
     return min(timeit.repeat(attempt, number=10_000, repeat=20)) / 10_000
 
 
-async def _drain(stand: Stand, scale: Scale, *, on: bool) -> tuple[float, float]:
+async def _drain(testbed: Testbed, scale: Scale, *, on: bool) -> tuple[float, float]:
     """Jobs a second, and the worker's CPU seconds a job; with metrics on, somebody scrapes every five seconds."""
     port = free_port()
     chosen = {"broker": "amqp", "amqp_heartbeat": 60, "metrics": str(on).lower(), "metrics_port": port}
-    async with stand.installation(**chosen) as installation:
+    async with testbed.installation(**chosen) as installation:
         worker = await installation.start_worker()
         async with submitter(installation) as submitting:
             await submitting.fill(noop, scale.warm_up_jobs)
@@ -151,7 +151,7 @@ async def _drain(stand: Stand, scale: Scale, *, on: bool) -> tuple[float, float]
             since = await now(installation)
             with paused(main_processes_of("worker")):
                 await submitting.fill(noop, scale.jobs)
-                await stand.checkpoint()
+                await testbed.checkpoint()
         scraping = asyncio.create_task(_keep_scraping(port)) if on else None
         with Meter() as meter:
             await until_finished(installation, worker)

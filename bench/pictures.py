@@ -17,7 +17,7 @@ from bench.jobs import until_finished
 from bench.peers.peer import Install, installed, with_npm, with_pip
 from bench.picture import photograph
 from bench.scale import Scale
-from bench.stand import Stand
+from bench.testbed import Testbed
 
 _DRIVERS = Path(__file__).parent / "peers/drivers"
 _PATIENCE = 180.0
@@ -46,7 +46,7 @@ LIBRARIES = (
 )
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     """In turns. A library that cannot be installed or run here is told as such, with a rate of nothing."""
     picture = await asyncio.to_thread(photograph, scale.picture_width, scale.picture_height)
     ours: list[float] = []
@@ -55,7 +55,7 @@ async def measure(stand: Stand, scale: Scale) -> list[Figure]:
     load = []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        ours.append(await _platform(stand, scale, picture))
+        ours.append(await _platform(testbed, scale, picture))
         for library in LIBRARIES:
             if library.name not in broken:
                 try:
@@ -73,9 +73,9 @@ async def measure(stand: Stand, scale: Scale) -> list[Figure]:
     ]  # fmt: skip
 
 
-async def _platform(stand: Stand, scale: Scale, picture: bytes) -> float:
+async def _platform(testbed: Testbed, scale: Scale, picture: bytes) -> float:
     """One worker with a child a core, all pictures uploaded before the first is completed."""
-    async with serving(stand) as platform:
+    async with serving(testbed) as platform:
         for count in (os.cpu_count() or 1, scale.pictures):  # the first warm the children up
             tickets = [await uploaded(platform.client, picture) for _ in range(count)]
             await asyncio.gather(*(ok(platform.client.post("/complete-upload", json=ticket)) for ticket in tickets))

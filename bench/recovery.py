@@ -18,8 +18,8 @@ import asyncpg
 from bench.figure import Figure, Goal, quantile
 from bench.jobs import until_finished
 from bench.scale import Scale
-from bench.stand import Installation, Stand
 from bench.submitter import submitter
+from bench.testbed import Installation, Testbed
 from leasehold.db.database import connect
 from leasehold.pipelines.demo.pipeline import demo_long_task, noop
 from leasehold.transitions.jobs import NewJob, submit
@@ -37,24 +37,24 @@ _WITHOUT_PRESENCE: dict[str, object] = _MANY_LOSSES | {
 }
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     return [
-        *await _takeovers(stand, scale),
-        await _takeover_without_presence(stand, scale),
-        await _database(stand, scale),
-        *await _broker(stand, scale),
-        *await _cold_restart(stand, scale),
+        *await _takeovers(testbed, scale),
+        await _takeover_without_presence(testbed, scale),
+        await _database(testbed, scale),
+        *await _broker(testbed, scale),
+        *await _cold_restart(testbed, scale),
     ]
 
 
 # --- a worker is killed
 
 
-async def _takeovers(stand: Stand, scale: Scale) -> list[Figure]:
+async def _takeovers(testbed: Testbed, scale: Scale) -> list[Figure]:
     runs, load = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        async with stand.installation() as installation:
+        async with testbed.installation() as installation:
             runs.append(await _kill_in_turn(installation, _KILLS, _MANY_LOSSES))
     details = {"kills": [len(run) for run in runs], "max_ms": [round(max(run)) for run in runs]}
     return [
@@ -68,11 +68,11 @@ async def _takeovers(stand: Stand, scale: Scale) -> list[Figure]:
     ]  # fmt: skip
 
 
-async def _takeover_without_presence(stand: Stand, scale: Scale) -> Figure:
+async def _takeover_without_presence(testbed: Testbed, scale: Scale) -> Figure:
     runs, load = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        async with stand.installation() as installation:
+        async with testbed.installation() as installation:
             runs.append(await _kill_in_turn(installation, 2, _WITHOUT_PRESENCE))
     goal = Goal(1000 * (10 + 10))
     return Figure("the same without presence, lease 10 s, max", "ms", tuple(map(max, runs)), tuple(load), goal)
@@ -129,16 +129,16 @@ async def _claimed_after(connection: asyncpg.Connection[asyncpg.Record], job_id:
 # --- a server is killed
 
 
-async def _database(stand: Stand, scale: Scale) -> Figure:
+async def _database(testbed: Testbed, scale: Scale) -> Figure:
     spent, load = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        async with stand.installation() as installation:
+        async with testbed.installation() as installation:
             await installation.start_worker()
             async with submitter(installation) as submitting:
                 await submitting.fill(noop, 20)
-            await stand.kill_postgres()
-            await stand.start_postgres()
+            await testbed.kill_postgres()
+            await testbed.start_postgres()
             back = time.time()
             spent.append(await _first_claim_after(installation, back))
     return Figure("database back to the first claim", "s", tuple(spent), tuple(load), Goal(5))
@@ -162,18 +162,18 @@ async def _until_started(connection: asyncpg.Connection[asyncpg.Record], job_id:
             await asyncio.sleep(0.02)
 
 
-async def _broker(stand: Stand, scale: Scale) -> list[Figure]:
+async def _broker(testbed: Testbed, scale: Scale) -> list[Figure]:
     without, back, load = [], [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        async with stand.installation() as installation:
+        async with testbed.installation() as installation:
             worker = await installation.start_worker()
             async with submitter(installation) as submitting:
                 await submitting.fill(noop, 20)
-            await stand.flush_rabbitmq()
-            await stand.kill_rabbitmq()
+            await testbed.flush_rabbitmq()
+            await testbed.kill_rabbitmq()
             without.append(await _wait_of(installation, lambda job: _write(installation, job)))
-            await stand.start_rabbitmq()
+            await testbed.start_rabbitmq()
             began = time.time()
             async with asyncio.timeout(_PATIENCE):
                 while worker.log.read_bytes().count(b"broker is back") < _ROLES:  # noqa: ASYNC110 - a log tells nobody
@@ -205,12 +205,12 @@ async def _wait_of(installation: Installation, write: Callable[[NewJob], Awaitab
 # --- everything is killed
 
 
-async def _cold_restart(stand: Stand, scale: Scale) -> list[Figure]:
+async def _cold_restart(testbed: Testbed, scale: Scale) -> list[Figure]:
     """Ten thousand jobs wait; database, broker and worker are killed and started again."""
     serving, ratios, load = [], [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        async with stand.installation() as installation:
+        async with testbed.installation() as installation:
             worker = await installation.start_worker()
             async with submitter(installation) as submitting:
                 await submitting.fill(noop, _BACKLOG)
@@ -218,10 +218,10 @@ async def _cold_restart(stand: Stand, scale: Scale) -> list[Figure]:
                 steady = await _rate(installation)
                 await _kill_workers(installation)
                 await submitting.fill(noop, _BACKLOG)
-            await stand.flush_rabbitmq()
-            await asyncio.gather(stand.kill_postgres(), stand.kill_rabbitmq())
+            await testbed.flush_rabbitmq()
+            await asyncio.gather(testbed.kill_postgres(), testbed.kill_rabbitmq())
             began = time.time()
-            await asyncio.gather(stand.start_postgres(), stand.start_rabbitmq())
+            await asyncio.gather(testbed.start_postgres(), testbed.start_rabbitmq())
             worker = await installation.start_worker()
             await until_finished(installation, worker)
             async with installation.connection() as connection:

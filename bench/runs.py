@@ -21,9 +21,9 @@ from bench.http import until_ready
 from bench.jobs import until_finished
 from bench.pipelines import napping, twostep
 from bench.scale import Scale
-from bench.stand import Installation, Stand
 from bench.submitter import submitter
-from leasehold.domain.concurrency_limit import Gate
+from bench.testbed import Installation, Testbed
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.embedded.ports import free_port
 from leasehold.pipelines.demo.pipeline import noop
 from leasehold.security.credentials import create_key
@@ -49,13 +49,13 @@ SELECT id, 'bench', 'noop', 1, 'tenant', '' FROM made
 """
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     return [
-        *await _cancels(stand, scale),
-        await _pages(stand, scale),
-        await _steps(stand, scale),
-        await _limit(stand, scale),
-        await _flood(stand, scale),
+        *await _cancels(testbed, scale),
+        await _pages(testbed, scale),
+        await _steps(testbed, scale),
+        await _limit(testbed, scale),
+        await _flood(testbed, scale),
     ]
 
 
@@ -76,12 +76,12 @@ async def _asked(asking: Any) -> Any:
     return answer.raise_for_status().json()
 
 
-async def _cancels(stand: Stand, scale: Scale) -> list[Figure]:
+async def _cancels(testbed: Testbed, scale: Scale) -> list[Figure]:
     """From the request's event to the acknowledgement's, of steps that look at a checkpoint each 0.1 s."""
     runs, load = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        async with stand.installation() as installation, _client(installation) as client:
+        async with testbed.installation() as installation, _client(installation) as client:
             await installation.start_worker(worker_concurrency=_CANCELS)
             body = {"template": "demo_long_task", "payload": {"seconds": 600}}
             ids = [(await _asked(client.post("/v1/runs", json=body)))["id"] for _ in range(_CANCELS)]
@@ -107,10 +107,10 @@ async def _until(connection: asyncpg.Connection[asyncpg.Record], counting: str) 
             await asyncio.sleep(0.05)
 
 
-async def _pages(stand: Stand, scale: Scale) -> Figure:
+async def _pages(testbed: Testbed, scale: Scale) -> Figure:
     """Ten thousand runs by cursor, a hundred a page, the newest of a million."""
     runs, load = [], []
-    async with stand.installation() as installation, _client(installation) as client:
+    async with testbed.installation() as installation, _client(installation) as client:
         async with installation.connection() as connection:
             await connection.execute(_FILL, _ROWS, timeout=600)
             await connection.execute("ANALYZE")
@@ -132,12 +132,12 @@ async def _walk(client: httpx2.AsyncClient) -> list[float]:
     return spent
 
 
-async def _steps(stand: Stand, scale: Scale) -> Figure:
+async def _steps(testbed: Testbed, scale: Scale) -> Figure:
     """A run of two steps that do nothing, ten a second: its whole time by the database's clock, halved."""
     runs, load = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        async with stand.installation(pipelines=_PIPELINES) as installation:
+        async with testbed.installation(pipelines=_PIPELINES) as installation:
             worker = await installation.start_worker()
             async with submitter(installation) as submitting:
                 for _ in range(100):
@@ -152,21 +152,21 @@ async def _steps(stand: Stand, scale: Scale) -> Figure:
     return Figure("what a step costs at rest, p50", "ms", tuple(runs), tuple(load), Goal(10))
 
 
-async def _limit(stand: Stand, scale: Scale) -> Figure:
+async def _limit(testbed: Testbed, scale: Scale) -> Figure:
     """Jobs a second with a wide gate each, to jobs a second without; submitted and drained, turn by turn."""
     ratios, load = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        free = await _drained(stand, scale, ())
-        gated = await _drained(stand, scale, (Gate("bench", "queue:default", at_most=1000),))
+        free = await _drained(testbed, scale, ())
+        gated = await _drained(testbed, scale, (ConcurrencyLimit("bench", "queue:default", at_most=1000),))
         ratios.append(gated / free)
     return Figure(
         "throughput with a limit of 1000 to without", "ratio", tuple(ratios), tuple(load), Goal(0.9, at_least=True)
     )
 
 
-async def _drained(stand: Stand, scale: Scale, gates: Sequence[Gate]) -> float:
-    async with stand.installation() as installation:
+async def _drained(testbed: Testbed, scale: Scale, gates: Sequence[ConcurrencyLimit]) -> float:
+    async with testbed.installation() as installation:
         worker = await installation.start_worker()
         async with submitter(installation) as submitting:
             for start in range(0, scale.jobs // 2, 250):
@@ -180,12 +180,12 @@ async def _drained(stand: Stand, scale: Scale, gates: Sequence[Gate]) -> float:
     return float(scale.jobs // 2 / seconds)
 
 
-async def _flood(stand: Stand, scale: Scale) -> Figure:
+async def _flood(testbed: Testbed, scale: Scale) -> Figure:
     """A tenant's one job behind another's ten thousand, each of which holds one of sixteen slots for 50 ms."""
     waits, load = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        async with stand.installation(pipelines=_PIPELINES) as installation:
+        async with testbed.installation(pipelines=_PIPELINES) as installation:
             async with submitter(installation) as submitting:
                 for _ in range(_FLOOD // 250):
                     await submitting.submit(*(NewJob(napping, "hostile") for _ in range(250)))

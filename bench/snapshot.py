@@ -13,10 +13,10 @@ from time import perf_counter
 from bench.by_hand import complete, fill, pending, terms
 from bench.figure import Figure, Goal
 from bench.scale import Scale
-from bench.stand import Installation, Stand
+from bench.testbed import Installation, Testbed
 from leasehold.db.database import Connection, connect
 from leasehold.transitions import claims
-from leasehold.worker.claiming.polls import Looks
+from leasehold.worker.claiming.polls import Polls
 from leasehold.worker.claiming.shares import Rooms
 
 _BATCH = 16
@@ -26,13 +26,13 @@ _GOAL = Goal(1.2)
 _KINDS = ("a look", "a claim by hint", "a completion")
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     ratios: dict[str, list[float]] = {kind: [] for kind in _KINDS}
     milliseconds: dict[str, list[list[float]]] = {kind: [] for kind in _KINDS}
     load = []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        before, after = await _run(stand, scale.under_snapshot)
+        before, after = await _run(testbed, scale.under_snapshot)
         for kind in _KINDS:
             ratios[kind].append(after[kind] / before[kind])
             milliseconds[kind].append([round(before[kind], 2), round(after[kind], 2)])
@@ -45,8 +45,8 @@ async def measure(stand: Stand, scale: Scale) -> list[Figure]:
     ]  # fmt: skip
 
 
-async def _run(stand: Stand, jobs: int) -> tuple[dict[str, float], dict[str, float]]:
-    async with stand.installation(broker="postgres") as installation, AsyncExitStack() as opened:
+async def _run(testbed: Testbed, jobs: int) -> tuple[dict[str, float], dict[str, float]]:
+    async with testbed.installation(broker="postgres") as installation, AsyncExitStack() as opened:
         connection = await connect(installation.settings, "bench")
         opened.push_async_callback(connection.close)
         holder = await opened.enter_async_context(installation.connection())
@@ -57,7 +57,7 @@ async def _run(stand: Stand, jobs: int) -> tuple[dict[str, float], dict[str, flo
         await fill(installation, jobs)
         for tasks in await pending(connection, _AT_ONCE):
             await complete(connection, await claims.claim(connection, terms(), tasks))
-        await stand.checkpoint()
+        await testbed.checkpoint()
         return before, await _measured(installation, connection)
 
 
@@ -65,10 +65,10 @@ async def _measured(installation: Installation, connection: Connection) -> dict[
     """Milliseconds, by kind."""
     await fill(installation, _MEASURED)
     spent: dict[str, list[float]] = {kind: [] for kind in _KINDS}
-    looks = Looks()
+    polls = Polls()
     for _ in range(_MEASURED // _BATCH // 2):
         began = perf_counter()
-        looked = await looks.take(connection, terms(), ["default"], _BATCH, 0.0, Rooms())
+        looked = await polls.take(connection, terms(), ["default"], _BATCH, 0.0, Rooms())
         spent["a look"].append(perf_counter() - began)
         await complete(connection, looked.claimed)
     for tasks in await pending(connection, _BATCH):

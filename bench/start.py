@@ -13,7 +13,7 @@ import orjson
 
 from bench.figure import Figure, Goal
 from bench.scale import Scale
-from bench.stand import Installation, Stand
+from bench.testbed import Installation, Testbed
 from leasehold.embedded.process import Server
 
 _GOAL = Goal(1)
@@ -24,10 +24,10 @@ _STOP_SECONDS = 40.0
 _WORKERS = {"runs only": "default", "pictures only": "media", "conversions only": "conversion", "everything": ""}
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     found: dict[str, list[float]] = {}
     load = []
-    async with stand.installation() as installation:
+    async with testbed.installation() as installation:
         await _start(installation, "")  # once, so that everything is in the page cache
         for _ in range(scale.runs):
             load.append(os.getloadavg()[0])

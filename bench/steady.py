@@ -18,8 +18,8 @@ from bench.figure import Curve, Figure, Goal, quantile
 from bench.latency import submit_paced, waits_ms
 from bench.processes import Meter
 from bench.scale import Scale
-from bench.stand import Installation, Stand
 from bench.submitter import Submitter, submitter
+from bench.testbed import Installation, Testbed
 
 _BROKERS = ("amqp", "postgres")
 _LAST_SECONDS = 2.0  # for the last jobs of a window: to ask again and again would cost what is measured
@@ -37,12 +37,12 @@ class _Side:
     p99: list[float] = field(default_factory=list)
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     """One run, however many are asked for: it is long."""
     jobs = max(1, round(scale.steady_rate * 60 * scale.steady_minutes / scale.steady_windows))
     load, cpu, by_role = os.getloadavg()[0], [], []
     async with AsyncExitStack() as opened:
-        sides = {broker: await opened.enter_async_context(_side(stand, broker)) for broker in _BROKERS}
+        sides = {broker: await opened.enter_async_context(_side(testbed, broker)) for broker in _BROKERS}
         await _window(sides, round(scale.steady_rate), scale.steady_rate)  # a warm-up
         for _ in range(scale.steady_windows):
             with Meter() as meter:
@@ -71,10 +71,10 @@ async def measure(stand: Stand, scale: Scale) -> list[Figure]:
 
 
 @asynccontextmanager
-async def _side(stand: Stand, broker: str) -> AsyncIterator[_Side]:
+async def _side(testbed: Testbed, broker: str) -> AsyncIterator[_Side]:
     """With a snapshot of its database held open."""
     async with (
-        stand.installation(broker=broker, pipelines="bench.pipelines:benched") as installation,
+        testbed.installation(broker=broker, pipelines="bench.pipelines:benched") as installation,
         installation.connection() as holder,
         holder.transaction(isolation="repeatable_read", readonly=True),
     ):

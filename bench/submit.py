@@ -16,7 +16,7 @@ from bench.figure import Figure, Goal, quantile
 from bench.http import Connection, request, until_ready
 from bench.processes import Meter
 from bench.scale import Scale
-from bench.stand import Stand
+from bench.testbed import Testbed
 from leasehold.embedded.ports import free_port
 from leasehold.security.credentials import create_key
 
@@ -53,15 +53,15 @@ _DOORS = (
 )  # fmt: skip
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
-    return [await _figure(stand, scale, door) for door in _DOORS]
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
+    return [await _figure(testbed, scale, door) for door in _DOORS]
 
 
-async def _figure(stand: Stand, scale: Scale, door: _Door) -> Figure:
+async def _figure(testbed: Testbed, scale: Scale, door: _Door) -> Figure:
     rates, load, p50s, meters = [], [], [], []
     connections = door.connections or scale.requests_at_once
     for _ in range(scale.runs):
-        async with stand.installation(upload_unfinished_bytes=2**45) as installation:
+        async with testbed.installation(upload_unfinished_bytes=2**45) as installation:
             ports = [free_port() for _ in range(door.processes)]
             for port in ports:
                 await installation.start("api", api_port=port)

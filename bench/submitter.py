@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
-from bench.stand import Installation
+from bench.testbed import Installation
 from leasehold.broker import make_broker
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.base import Broker

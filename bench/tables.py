@@ -19,12 +19,12 @@ from bench.by_hand import complete, terms
 from bench.figure import Figure
 from bench.finished import grow
 from bench.scale import Scale
-from bench.stand import Installation, Stand
 from bench.submitter import submitter
+from bench.testbed import Installation, Testbed
 from leasehold.db.database import connect
 from leasehold.pipelines.demo.pipeline import noop
 from leasehold.transitions import claims
-from leasehold.worker.claiming.polls import Looks
+from leasehold.worker.claiming.polls import Polls
 from leasehold.worker.claiming.shares import Rooms
 
 _BATCH = 16
@@ -67,7 +67,7 @@ class _Found:
     job_heap_only: float
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     found: dict[str, list[_Found]] = {choice: [] for choice in CHOICES}
     load = []
     for _ in range(scale.runs):
@@ -75,9 +75,9 @@ async def measure(stand: Stand, scale: Scale) -> list[Figure]:
         async with AsyncExitStack() as opened:
             chosen = {}
             for choice, statements in CHOICES.items():
-                chosen[choice] = await opened.enter_async_context(stand.installation(broker="postgres"))
+                chosen[choice] = await opened.enter_async_context(testbed.installation(broker="postgres"))
                 await _prepare(chosen[choice], statements, scale.finished_beside)
-            await stand.checkpoint()
+            await testbed.checkpoint()
             runs = await asyncio.gather(*(_run(one, scale.choice_minutes) for one in chosen.values()))
             for choice, run in zip(chosen, runs, strict=True):
                 found[choice].append(run)
@@ -131,7 +131,7 @@ async def _counters(installation: Installation) -> asyncpg.Record:
 
 async def _work(installation: Installation, batches: int) -> None:
     loop = asyncio.get_running_loop()
-    given, looks = terms(), Looks()
+    given, polls = terms(), Polls()
     connection = await connect(installation.settings, "bench")
     try:
         async with submitter(installation) as submitting:
@@ -139,7 +139,7 @@ async def _work(installation: Installation, batches: int) -> None:
             for number in range(batches):
                 await asyncio.sleep(began + number / _BATCHES_A_SECOND - loop.time())
                 await submitting.fill(noop, _BATCH)
-                taken = (await looks.take(connection, given, ["default"], _BATCH, 0.0, Rooms())).claimed
+                taken = (await polls.take(connection, given, ["default"], _BATCH, 0.0, Rooms())).claimed
                 if len(taken) != _BATCH:
                     raise RuntimeError(f"a look found {len(taken)} of {_BATCH}")
                 await claims.renew(connection, given.owner, [one.lease for one in taken], given.ttl)

@@ -16,8 +16,8 @@ from bench.jobs import now, seconds_of, until_finished
 from bench.metrics import claims_by
 from bench.processes import Meter, main_processes_of, paused
 from bench.scale import Scale
-from bench.stand import Stand
 from bench.submitter import submitter
+from bench.testbed import Testbed
 from leasehold.embedded.ports import free_port
 from leasehold.pipelines.demo.pipeline import noop
 
@@ -52,12 +52,12 @@ CASES = (
 )
 
 
-async def measure(stand: Stand, scale: Scale, cases: Sequence[Case] = CASES) -> list[Figure]:
-    return [await _figure(stand, scale, case) for case in cases]
+async def measure(testbed: Testbed, scale: Scale, cases: Sequence[Case] = CASES) -> list[Figure]:
+    return [await _figure(testbed, scale, case) for case in cases]
 
 
-async def _figure(stand: Stand, scale: Scale, case: Case) -> Figure:
-    runs = [await drain(stand, scale, case) for _ in range(scale.runs)]
+async def _figure(testbed: Testbed, scale: Scale, case: Case) -> Figure:
+    runs = [await drain(testbed, scale, case) for _ in range(scale.runs)]
     return Figure(
         f"throughput, {case.name}, {case.workers} worker{'s' if case.workers > 1 else ''}",
         "jobs/s",
@@ -73,9 +73,9 @@ async def _figure(stand: Stand, scale: Scale, case: Case) -> Figure:
     )
 
 
-async def drain(stand: Stand, scale: Scale, case: Case) -> Run:
+async def drain(testbed: Testbed, scale: Scale, case: Case) -> Run:
     """Fill the queue while the workers stand still, then let them go."""
-    async with stand.installation(amqp_heartbeat=_PATIENT_HEARTBEAT, **case.settings) as installation:
+    async with testbed.installation(amqp_heartbeat=_PATIENT_HEARTBEAT, **case.settings) as installation:
         ports = [free_port() for _ in range(case.workers)]
         servers = [await installation.start_worker(metrics_port=port) for port in ports]
         async with submitter(installation) as submitting:
@@ -85,7 +85,7 @@ async def drain(stand: Stand, scale: Scale, case: Case) -> Run:
             since = await now(installation)
             with paused(main_processes_of("worker")):
                 await submitting.fill(noop, scale.jobs)
-                await stand.checkpoint()
+                await testbed.checkpoint()
                 load = os.getloadavg()[0]
         with Meter() as meter:
             await until_finished(installation, *servers)

@@ -18,7 +18,7 @@ from bench.figure import Figure, Goal, quantile
 from bench.http import Connection, request, until_ready
 from bench.processes import Meter
 from bench.scale import Scale
-from bench.stand import Installation, Stand
+from bench.testbed import Installation, Testbed
 from leasehold.embedded.ports import free_port
 from leasehold.security.credentials import create_key
 
@@ -29,14 +29,14 @@ _PATIENCE = 60.0
 _BETWEEN_SECONDS = 0.1  # runs
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     cpu: dict[str, list[float]] = {"api": [], "postgres": []}
     waits: dict[int, list[list[float]]] = {_FEW: [], scale.waiting: []}
     load = []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
         for workers, found in waits.items():
-            async with _crowd(stand, workers) as crowd:
+            async with _crowd(testbed, workers) as crowd:
                 await asyncio.sleep(scale.settle_seconds)
                 with Meter() as meter:
                     await asyncio.sleep(scale.idle_seconds)
@@ -101,8 +101,8 @@ class _Crowd:
 
 
 @asynccontextmanager
-async def _crowd(stand: Stand, workers: int) -> AsyncIterator[_Crowd]:
-    async with stand.installation(broker="postgres", pipelines="bench.pipelines:benched") as installation:
+async def _crowd(testbed: Testbed, workers: int) -> AsyncIterator[_Crowd]:
+    async with testbed.installation(broker="postgres", pipelines="bench.pipelines:benched") as installation:
         port = free_port()
         await installation.start("api", api_port=port)
         await until_ready(port)

@@ -11,8 +11,8 @@ from bench.jobs import now, seconds_of, until_finished
 from bench.pipelines import threestep
 from bench.processes import Meter, main_processes_of, paused
 from bench.scale import Scale
-from bench.stand import Stand
 from bench.submitter import submitter
+from bench.testbed import Testbed
 from leasehold.transitions.jobs import NewJob
 
 _RATE = Goal(1500, at_least=True)
@@ -21,15 +21,15 @@ _PIPELINES = "bench.pipelines:benched"
 _PATIENT_HEARTBEAT = 60  # as in throughput
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
-    return [await _drained(stand, scale), *await _alone(stand, scale)]
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
+    return [await _drained(testbed, scale), *await _alone(testbed, scale)]
 
 
-async def _drained(stand: Stand, scale: Scale) -> Figure:
+async def _drained(testbed: Testbed, scale: Scale) -> Figure:
     rates, load, spent = [], [], []
     jobs = scale.jobs // 3
     for _ in range(scale.runs):
-        async with stand.installation(
+        async with testbed.installation(
             broker="amqp", pipelines=_PIPELINES, amqp_heartbeat=_PATIENT_HEARTBEAT
         ) as installation:
             worker = await installation.start_worker()
@@ -39,7 +39,7 @@ async def _drained(stand: Stand, scale: Scale) -> Figure:
                 since = await now(installation)
                 with paused(main_processes_of("worker")):
                     await submitting.fill(threestep, jobs)
-                    await stand.checkpoint()
+                    await testbed.checkpoint()
                     load.append(os.getloadavg()[0])
             with Meter() as meter:
                 await until_finished(installation, worker)
@@ -51,11 +51,11 @@ async def _drained(stand: Stand, scale: Scale) -> Figure:
     )  # fmt: skip
 
 
-async def _alone(stand: Stand, scale: Scale) -> list[Figure]:
+async def _alone(testbed: Testbed, scale: Scale) -> list[Figure]:
     """From the row to the end of its third step, by the database's clock; 20 a second."""
     waits, load = [], []
     for _ in range(scale.runs):
-        async with stand.installation(broker="amqp", pipelines=_PIPELINES) as installation:
+        async with testbed.installation(broker="amqp", pipelines=_PIPELINES) as installation:
             worker = await installation.start_worker()
             async with submitter(installation) as submitting:
                 load.append(os.getloadavg()[0])

@@ -49,14 +49,14 @@ def fence() -> None:
 
 def ack() -> None:
     """A hint is acknowledged as soon as it is there, before the claim and the commit."""
-    crew = __import__("leasehold.worker.claiming.slots", fromlist=["Crew"]).Crew
-    follow = crew._follow  # noqa: SLF001 - the order of its two acts is what is mutated
+    slot_pool = __import__("leasehold.worker.claiming.slots", fromlist=["SlotPool"]).SlotPool
+    follow = slot_pool._follow  # noqa: SLF001 - the order of its two acts is what is mutated
 
     async def acknowledged_first(self: Any, delivery: Delivery) -> None:
         await delivery.ack()
         await follow(self, delivery)
 
-    crew._follow = acknowledged_first  # noqa: SLF001 - as above
+    slot_pool._follow = acknowledged_first  # noqa: SLF001 - as above
 
 
 def outbox() -> None:

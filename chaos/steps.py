@@ -15,7 +15,7 @@ from chaos import journal
 from chaos.pipelines import flaky, fork, hopeless, long, parked, poison, short, unlike, wrong
 from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Permanent, Retryable
-from leasehold.domain.verdicts import Done, Park
+from leasehold.domain.verdicts import Done, Snooze
 from leasehold.domain.work import Work
 
 _BRIEF = 0.05
@@ -80,10 +80,10 @@ async def brief(attempt: Attempt) -> Done:
 
 
 @parked.handles("poll")
-async def poll(attempt: Attempt) -> Done | Park:
+async def poll(attempt: Attempt) -> Done | Snooze:
     async with _told(attempt) as done:
         asked = (await attempt.note()).get("asked", 0)
-    return done if asked else Park(timedelta(seconds=1), {"asked": asked + 1})
+    return done if asked else Snooze(timedelta(seconds=1), {"asked": asked + 1})
 
 
 @flaky.handles("try")

@@ -123,8 +123,8 @@ def test_every_room_has_a_door_that_says_what_it_is() -> None:
     assert sorted(silent) == []
 
 
-def says_something(door: Path) -> bool:
-    return door.exists() and ast.get_docstring(ast.parse(door.read_text())) is not None
+def says_something(media_api: Path) -> bool:
+    return media_api.exists() and ast.get_docstring(ast.parse(media_api.read_text())) is not None
 
 
 def test_a_kind_of_work_imports_no_other_kind() -> None:

@@ -29,24 +29,24 @@ from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.evaluator import evaluating
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import exporting
-from leasehold.runtime.gather import together
+from leasehold.runtime.gather import gather_or_cancel
 from leasehold.runtime.periodic import Periodic
 from leasehold.runtime.transient import TRY_AGAIN, until_answered
 from leasehold.selfcheck import as_log, check_all
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import workers
-from leasehold.transitions.claims import Claimed, LeaseTerms, Looked
+from leasehold.transitions.claims import Claimed, LeaseTerms, Polled
 from leasehold.worker import metrics
 from leasehold.worker.attempts import reporter
 from leasehold.worker.attempts.heartbeat import Heartbeat
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.runner import Runner
 from leasehold.worker.attempts.workdir import WorkDir
-from leasehold.worker.claiming.batchers import ClaimLane, SettleLane
-from leasehold.worker.claiming.polls import Looks
+from leasehold.worker.claiming.batchers import ClaimBatcher, SettlementBatcher
+from leasehold.worker.claiming.polls import Polls
 from leasehold.worker.claiming.shares import Rooms
-from leasehold.worker.claiming.slots import Crew, claim_with_takeover
+from leasehold.worker.claiming.slots import SlotPool, claim_with_takeover
 from leasehold.worker.maintenance import relay
 from leasehold.worker.maintenance.admitter import Admitter
 from leasehold.worker.maintenance.duties import Duties
@@ -79,11 +79,11 @@ class Worker:
         self.queues: frozenset[str] = frozenset()
         #: Set when it is decided which of its queues it may serve, and it does.
         self.complete = asyncio.Event()
-        self._by_queue: dict[str, Crew] = {}
+        self._by_queue: dict[str, SlotPool] = {}
         self._draining = False
         self._opened = AsyncExitStack()
         self._loops: list[asyncio.Task[None]] = []
-        self._crews: list[Crew] = []
+        self._crews: list[SlotPool] = []
         self._broken: asyncio.Future[None] = asyncio.Future()
         #: Set when an operator asked this worker to drain: do so, and end the process.
         self.retired = asyncio.Event()
@@ -98,8 +98,8 @@ class Worker:
         return self
 
     async def __aexit__(self, *_error: object) -> None:
-        for crew in self._crews:
-            await crew.close()
+        for slot_pool in self._crews:
+            await slot_pool.close()
         for loop in self._loops:
             loop.cancel()
         await asyncio.gather(*self._loops, return_exceptions=True)
@@ -111,8 +111,8 @@ class Worker:
         metrics.DRAINING.set(1)
         self._draining = True
         await self._broker.stop_consuming()
-        for crew in self._crews:
-            crew.stop_taking()
+        for slot_pool in self._crews:
+            slot_pool.stop_taking()
         try:
             async with asyncio.timeout(self.settings.drain_seconds):
                 await self._idle()
@@ -134,8 +134,8 @@ class Worker:
             self._break(error)
 
     async def _idle(self) -> None:
-        for crew in self._crews:
-            await crew.finished()
+        for slot_pool in self._crews:
+            await slot_pool.finished()
 
     # --- starting
 
@@ -146,7 +146,7 @@ class Worker:
         inline = self._plan_children(work_dir)
         warming = asyncio.create_task(self._warm(), name="warming")
         self._opened.push_async_callback(_ended, warming)
-        await together([self._open_servers(), *([] if inline else [_done(warming)])])
+        await gather_or_cancel([self._open_servers(), *([] if inline else [_done(warming)])])
         later = not warming.done()
         self.queues = inline if later else warming.result()
         self._presence_key = await self._register()
@@ -214,9 +214,9 @@ class Worker:
                 await workers.serves(connection, self.id, sorted(queues))
 
         await until_answered(say, within=_START_SECONDS)
-        crew = self._isolated_crew()
-        crew.start()
-        self._broker.consume_also(self._take_in([crew]))
+        slot_pool = self._isolated_crew()
+        slot_pool.start()
+        self._broker.consume_also(self._take_in([slot_pool]))
         self.queues = queues
         self._say_serving()
 
@@ -300,11 +300,11 @@ class Worker:
         heartbeat.start()
         self._opened.callback(heartbeat.close)
         await heartbeat.met(_PRESENCE_SECONDS)
-        self._settle = SettleLane(settings, self._terms, heartbeat.all_held, self._announce, _BATCH)
-        self._claims = ClaimLane(settings, self._terms, heartbeat.holds, heartbeat.sure, _BATCH)
-        for lane in (self._settle, self._claims):
-            lane.start()
-            self._opened.push_async_callback(lane.close)
+        self._settle = SettlementBatcher(settings, self._terms, heartbeat.all_held, self._announce, _BATCH)
+        self._claims = ClaimBatcher(settings, self._terms, heartbeat.holds, heartbeat.sure, _BATCH)
+        for batcher in (self._settle, self._claims):
+            batcher.start()
+            self._opened.push_async_callback(batcher.close)
         self._runner = Runner(
             pipelines=self.pipelines,
             store=self._store,
@@ -329,7 +329,7 @@ class Worker:
         if self._heavy & self.queues:
             self._crews.append(self._isolated_crew())
 
-    def _isolated_crew(self) -> Crew:
+    def _isolated_crew(self) -> SlotPool:
         return self._crew(sorted(self._heavy), self.settings.worker_children or os.cpu_count() or 1, 0)
 
     def _own_slots(self, inline: frozenset[str]) -> list[tuple[frozenset[str], int]]:
@@ -341,13 +341,13 @@ class Worker:
         ]
         return [(queues, getattr(self.settings, setting)) for queues, setting in own if queues]
 
-    def _crew(self, queues: Sequence[str], slots: int, reserve: int) -> Crew:
-        return Crew(
+    def _crew(self, queues: Sequence[str], slots: int, reserve: int) -> SlotPool:
+        return SlotPool(
             queues,
             slots,
             reserve=reserve,
             claim=self._claim,
-            claim_due=partial(self._look, Looks()),
+            claim_due=partial(self._look, Polls()),
             run=self._runner.run,
             holds=self._heartbeat.holds,
             broker=self._broker,
@@ -356,23 +356,23 @@ class Worker:
 
     async def _consume(self) -> None:
         by_queue = self._by_queue
-        crews, self._crews = self._crews, []
+        slot_pools, self._crews = self._crews, []
         await self._broker.consume(
-            self._take_in(crews),
+            self._take_in(slot_pools),
             lambda delivery: _deliver(by_queue, delivery),
             lambda queue: by_queue[queue].look() if queue in by_queue else None,
         )
-        for crew in crews:
-            crew.start()
-        metrics.SLOTS.labels("busy").set_function(lambda: sum(crew.busy for crew in self._crews))
+        for slot_pool in slot_pools:
+            slot_pool.start()
+        metrics.SLOTS.labels("busy").set_function(lambda: sum(slot_pool.busy for slot_pool in self._crews))
 
-    def _take_in(self, crews: Sequence[Crew]) -> dict[str, int]:
+    def _take_in(self, slot_pools: Sequence[SlotPool]) -> dict[str, int]:
         """Begin to hand hints to these, too; returns how many of each of their queues they want in hand."""
-        self._crews += crews
-        self._by_queue.update({queue: crew for crew in crews for queue in crew.queues})
-        metrics.SLOTS.labels("all").set(sum(crew.shared for crew in self._crews))
-        metrics.SLOTS.labels("reserve").set(sum(crew.reserve for crew in self._crews))
-        return {queue: _HINTS_PER_SLOT * crew.slots for crew in crews for queue in crew.queues}
+        self._crews += slot_pools
+        self._by_queue.update({queue: slot_pool for slot_pool in slot_pools for queue in slot_pool.queues})
+        metrics.SLOTS.labels("all").set(sum(slot_pool.shared for slot_pool in self._crews))
+        metrics.SLOTS.labels("reserve").set(sum(slot_pool.reserve for slot_pool in self._crews))
+        return {queue: _HINTS_PER_SLOT * slot_pool.slots for slot_pool in slot_pools for queue in slot_pool.queues}
 
     async def _check(self) -> None:
         """Say once what the parts can promise, so that nobody has to find out at night."""
@@ -403,9 +403,9 @@ class Worker:
         """Tell everybody; and ourselves at once, without the way over the broker."""
         self._announcer.announce(announcements)
         for announcement in announcements:
-            for crew in self._crews:
-                if announcement.hint.queue in crew.queues:
-                    crew.deliver(Delivery(announcement.hint, _nothing_to_ack))
+            for slot_pool in self._crews:
+                if announcement.hint.queue in slot_pool.queues:
+                    slot_pool.deliver(Delivery(announcement.hint, _nothing_to_ack))
 
     async def _claim(self, delivery: Delivery) -> Claimed | None:
         if not self.settings.presence:
@@ -419,9 +419,9 @@ class Worker:
         except TRY_AGAIN:  # nobody can tell now; whoever gives up here keeps the hint, and the sweeper finds the task
             return None
 
-    async def _look(self, looks: Looks, queues: Sequence[str], limit: int, overdue: float, rooms: Rooms) -> Looked:
+    async def _look(self, polls: Polls, queues: Sequence[str], limit: int, overdue: float, rooms: Rooms) -> Polled:
         async with self._pool.acquire() as connection:
-            return await looks.take(connection, self._terms, queues, min(limit, _BATCH), overdue, rooms)
+            return await polls.take(connection, self._terms, queues, min(limit, _BATCH), overdue, rooms)
 
     async def _on_connection(self, work: Callable[[Connection], Awaitable[None]]) -> None:
         async with self._pool.acquire() as connection:
@@ -442,7 +442,7 @@ async def _ended(task: asyncio.Task[Any]) -> None:
     await asyncio.gather(task, return_exceptions=True)
 
 
-def _deliver(by_queue: dict[str, Crew], delivery: Delivery) -> None:
+def _deliver(by_queue: dict[str, SlotPool], delivery: Delivery) -> None:
     by_queue[delivery.hint.queue].deliver(delivery)
 
 

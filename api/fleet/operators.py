@@ -16,7 +16,7 @@ from leasehold.api.http.responses import json_response, tell
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.db import run_reads
-from leasehold.domain.concurrency_limit import EVERYBODY, Gate
+from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import NotFound
 from leasehold.domain.json_values import JsonNumber
 from leasehold.limits.bounds import make_room
@@ -141,7 +141,7 @@ async def set_limit(request: Request, wanted: Limit, _caller: Operator) -> Respo
     async with services.pool.acquire() as connection, connection.transaction():
         if not await limits.is_declared(connection, wanted.tenant_id, wanted.key):
             await make_room(connection, "gate", wanted.tenant_id, services.settings.limits_per_tenant)
-        gate = Gate(wanted.tenant_id, wanted.key, wanted.at_most, wanted.per_minute)
+        gate = ConcurrencyLimit(wanted.tenant_id, wanted.key, wanted.at_most, wanted.per_minute)
         await limits.declare(connection, (*services.templates.pipelines, media, conversion, generation), gate)
     return json_response(wanted.model_dump())
 

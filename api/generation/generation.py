@@ -32,7 +32,7 @@ from leasehold.api.process.services import Services, services_of
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
-from leasehold.domain.concurrency_limit import EVERYBODY, Gate
+from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.ids import new_id
 from leasehold.exporter.jobs import jobs_ended
@@ -193,7 +193,7 @@ def _new(
     return NewGeneration(job, wanted.task_id or str(job_id), params.kind, server, asked)
 
 
-def _gates(settings: Settings, caller: Caller, server: str | None, terms: ProviderTerms) -> list[Gate]:
+def _gates(settings: Settings, caller: Caller, server: str | None, terms: ProviderTerms) -> list[ConcurrencyLimit]:
     """A server that a caller names is one machine, and a provider's bounds are the installation's: tenants share them.
     Without a server each tenant has a share of its own.
     """
@@ -201,9 +201,9 @@ def _gates(settings: Settings, caller: Caller, server: str | None, terms: Provid
     if settings.generation_per_server:
         whose = caller.tenant_id if server is None else EVERYBODY
         name = server or settings.generation_default_server
-        found.append(Gate(whose, f"server:{name}", at_most=settings.generation_per_server))
+        found.append(ConcurrencyLimit(whose, f"server:{name}", at_most=settings.generation_per_server))
     if terms.at_most is not None:
-        found.append(Gate(EVERYBODY, f"provider:{terms.name}", at_most=terms.at_most))
+        found.append(ConcurrencyLimit(EVERYBODY, f"provider:{terms.name}", at_most=terms.at_most))
     return found
 
 

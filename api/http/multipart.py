@@ -12,7 +12,7 @@ from python_multipart.multipart import MultipartParser, parse_options_header
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from leasehold.api.media_types import FORM, wrong_type
+from leasehold.api.http.media_types import FORM, wrong_type
 from leasehold.domain.errors import Invalid
 
 _MOST_HEADERS_BYTES = 8 * 1024

@@ -13,7 +13,7 @@ from leasehold.api.process.services import Services
 from leasehold.broker.outbox import Announcement
 from leasehold.exporter.jobs import jobs_ended
 from leasehold.transitions import gates
-from leasehold.transitions.gates import GateName
+from leasehold.transitions.gates import ConcurrencyLimitName
 from leasehold.transitions.runs import Made
 
 
@@ -28,7 +28,10 @@ def json_response(said: Any, status: int = 200, headers: dict[str, str] | None =
 
 
 async def tell(
-    services: Services, hints: Sequence[Announcement], names: Sequence[GateName] = (), left: Sequence[UUID] = ()
+    services: Services,
+    hints: Sequence[Announcement],
+    names: Sequence[ConcurrencyLimitName] = (),
+    left: Sequence[UUID] = (),
 ) -> None:
     """After a commit: publish its hints, and let in whom its gates have room for, once `left` have left them."""
     services.announcer.announce(hints)

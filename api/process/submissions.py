@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 
 from leasehold.broker.announcer import Announcer
-from leasehold.db.batcher import Lane
+from leasehold.db.batcher import Batcher
 from leasehold.db.database import Connection, connect
 from leasehold.settings import Settings
 from leasehold.transitions import runs
@@ -19,7 +19,9 @@ class Submissions:
 
     def __init__(self, settings: Settings, announcer: Announcer) -> None:
         self._announcer = announcer
-        self._lane = Lane(partial(connect, settings, "api submissions"), self._create, name="submissions", patience=0.0)
+        self._lane = Batcher(
+            partial(connect, settings, "api submissions"), self._create, name="submissions", patience=0.0
+        )
 
     async def create(self, new: NewRun) -> bool:
         """- -> pending, committed and announced. False, and nothing is written: a declared limit is for this run.

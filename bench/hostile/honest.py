@@ -78,7 +78,7 @@ def _instant(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
 
 
-async def looks(port: int, until: float) -> list[float]:
+async def polls(port: int, until: float) -> list[float]:
     """Seconds that each answer of /livez took."""
     took = []
     while monotonic() < until:

@@ -23,7 +23,7 @@ from bench.hostile.watch import Watch
 from bench.http import until_ready
 from bench.processes import main_processes_of
 from bench.scale import Scale
-from bench.stand import Installation, Stand
+from bench.testbed import Installation, Testbed
 from leasehold.embedded.ports import free_port
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
@@ -45,17 +45,17 @@ _SESSIONS = Goal(Settings.model_fields["database_pool_size"].default)
 @dataclass(frozen=True, slots=True)
 class _Outcome:
     runs: list[Took]
-    looks: list[float]
+    polls: list[float]
     watch: Watch
     answers: Mapping[str, int]
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     """One run of each, however many are asked for: an installation each takes its time."""
     figures = []
     for name in scale.attacks or ATTACKS:
         load = (os.getloadavg()[0],)
-        figures += _figures(name, load, await _attacked(stand, scale, name))
+        figures += _figures(name, load, await _attacked(testbed, scale, name))
     return figures
 
 
@@ -76,7 +76,7 @@ def _figures(name: str, load: tuple[float, ...], found: _Outcome) -> list[Figure
             for name, values in parts.items()
             for percent in (50, 99)
         ),
-        Figure(f"{said}: /livez, p99", "ms", ms(found.looks, 0.99), load, _LOOK_MS),
+        Figure(f"{said}: /livez, p99", "ms", ms(found.polls, 0.99), load, _LOOK_MS),
         *(Figure(f"{said}: {role}, resident", "MiB", (float(found.watch.mib[role]),), load, _MIB) for role in _ROLES),
         *(
             Figure(f"{said}: {role}, connections", "sessions", (float(found.watch.sessions[role]),), load, _SESSIONS)
@@ -88,10 +88,10 @@ def _figures(name: str, load: tuple[float, ...], found: _Outcome) -> list[Figure
 _ROLES = ("api", "worker")
 
 
-async def _attacked(stand: Stand, scale: Scale, name: str) -> _Outcome:
+async def _attacked(testbed: Testbed, scale: Scale, name: str) -> _Outcome:
     attack = ATTACKS[name]
     port, silent = free_port(), free_port()
-    async with before(stand.s3_endpoint) as front:
+    async with before(testbed.s3_endpoint) as front:
         settings: dict[str, object] = {
             "pipelines": "bench.hostile.pipelines:benched",
             "egress_allow": "127.0.0.0/8",
@@ -102,7 +102,7 @@ async def _attacked(stand: Stand, scale: Scale, name: str) -> _Outcome:
             **({"s3_endpoint": front.url} if attack.hangs_store else {}),
             **{name: value.format(silent=f"127.0.0.1:{silent}") for name, value in attack.settings.items()},
         }
-        async with stand.installation(**settings) as installation:
+        async with testbed.installation(**settings) as installation:
             await installation.start("api", api_port=port)
             await installation.start_worker()
             await until_ready(port)
@@ -135,8 +135,8 @@ async def _beside(installation: Installation, name: str, told: Told, key: str) -
         answering = asyncio.create_task(attacking.communicate(told.model_dump_json().encode()))
         await asyncio.sleep(_HEAD_START)
         until = monotonic() + told.seconds - _HEAD_START
-        looks, runs = await asyncio.gather(
-            honest.looks(told.port, until),
+        polls, runs = await asyncio.gather(
+            honest.polls(told.port, until),
             asyncio.gather(*(honest.runs(told.port, key, until) for _ in range(_CLIENTS))),
         )
         said, _ = await asyncio.wait_for(answering, 2 * honest.PATIENCE)
@@ -146,7 +146,7 @@ async def _beside(installation: Installation, name: str, told: Told, key: str) -
             attacking.kill()
             await attacking.wait()
     await asyncio.gather(watching, return_exceptions=True)
-    return _Outcome([took for each in runs for took in each], looks, watch, _answers(attacking.returncode, said))
+    return _Outcome([took for each in runs for took in each], polls, watch, _answers(attacking.returncode, said))
 
 
 def _answers(code: int | None, said: bytes) -> dict[str, int]:

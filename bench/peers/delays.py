@@ -15,22 +15,22 @@ from bench.latency import WARM_UP_JOBS, paced_run
 from bench.peers.measure import OURS, driven, environment_of, worker_of
 from bench.peers.peer import PEERS, Peer
 from bench.scale import Scale
-from bench.stand import Stand
+from bench.testbed import Testbed
 
 _PATIENCE = 60.0
 _LOOK_SECONDS = 0.1
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     wanted = [peer for peer in PEERS if peer.name in scale.peers]
     waits: dict[str, list[list[float]]] = {name: [] for name in (*OURS, *(peer.name for peer in wanted))}
     load = []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
         for name in OURS:
-            waits[name].append(await paced_run(stand, scale, name.partition(" ")[2]))
+            waits[name].append(await paced_run(testbed, scale, name.partition(" ")[2]))
         for peer in wanted:
-            waits[peer.name].append(await _theirs(stand, scale, peer))
+            waits[peer.name].append(await _theirs(testbed, scale, peer))
     return [
         Figure(f"delay, {name}, {said}", "ms", tuple(quantile(run, part) for run in runs), tuple(load))
         for name, runs in waits.items()
@@ -38,12 +38,12 @@ async def measure(stand: Stand, scale: Scale) -> list[Figure]:
     ]
 
 
-async def _theirs(stand: Stand, scale: Scale, peer: Peer) -> list[float]:
+async def _theirs(testbed: Testbed, scale: Scale, peer: Peer) -> list[float]:
     python = str(await peer.environment())
     with tempfile.TemporaryDirectory() as directory:
         stamps = Path(directory) / "stamps"
         stamps.touch()
-        async with stand.installation() as installation:
+        async with testbed.installation() as installation:
             environment = environment_of(installation) | {"PEER_STAMPS": str(stamps)}
             await driven(python, peer, ["prepare"], environment)
             async with worker_of(python, peer, environment) as start:

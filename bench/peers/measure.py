@@ -16,8 +16,8 @@ from bench.figure import Figure
 from bench.peers.peer import PEERS, Peer
 from bench.processes import Meter
 from bench.scale import Scale
-from bench.stand import Installation, Stand
 from bench.submitter import submitter
+from bench.testbed import Installation, Testbed
 from leasehold.pipelines.demo.pipeline import noop
 
 _PATIENCE = 180.0
@@ -36,17 +36,17 @@ class _Runs:
     load: list[float] = field(default_factory=list)
 
 
-async def measure(stand: Stand, scale: Scale) -> list[Figure]:
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     wanted = [peer for peer in PEERS if peer.name in scale.peers]
     runs = {name: _Runs() for name in (*OURS, *(peer.name for peer in wanted))}
     broken: dict[str, str] = {}
     for _ in range(scale.runs):
         for name in OURS:
-            await _ours(stand, scale, name.partition(" ")[2], runs[name])
+            await _ours(testbed, scale, name.partition(" ")[2], runs[name])
         for peer in wanted:
             if peer.name not in broken:
                 try:
-                    await _theirs(stand, scale, peer, runs[peer.name])
+                    await _theirs(testbed, scale, peer, runs[peer.name])
                 except (RuntimeError, TimeoutError, asyncpg.PostgresError) as error:
                     broken[peer.name] = f"{type(error).__name__}: {error}"[:500]
     return [_figure(name, found, broken.get(name)) for name, found in runs.items()]
@@ -60,26 +60,26 @@ def _figure(name: str, found: _Runs, broken: str | None) -> Figure:
     return Figure(f"peers, {name}", "jobs/s", tuple(found.rates) or (0.0,), tuple(found.load) or (0.0,), None, details)
 
 
-async def _ours(stand: Stand, scale: Scale, broker: str, runs: _Runs) -> None:
-    async with stand.installation(broker=broker, worker_queues="default") as installation:
+async def _ours(testbed: Testbed, scale: Scale, broker: str, runs: _Runs) -> None:
+    async with testbed.installation(broker=broker, worker_queues="default") as installation:
         async with submitter(installation) as submitting:
             await submitting.fill(noop, scale.jobs)
 
         async def start() -> None:
             await installation.start("worker")
 
-        await stand.checkpoint()
+        await testbed.checkpoint()
         await _drained(installation, _OUR_DONE, scale.jobs, start, runs)
 
 
-async def _theirs(stand: Stand, scale: Scale, peer: Peer, runs: _Runs) -> None:
+async def _theirs(testbed: Testbed, scale: Scale, peer: Peer, runs: _Runs) -> None:
     python = str(await peer.environment())
     jobs = min(peer.jobs, scale.jobs)
-    async with stand.installation() as installation:
+    async with testbed.installation() as installation:
         environment = environment_of(installation)
         for said in (["prepare"], ["submit", str(jobs)]):
             await driven(python, peer, said, environment)
-        await stand.checkpoint()
+        await testbed.checkpoint()
         async with worker_of(python, peer, environment) as start:
             await _drained(installation, peer.done, jobs, start, runs)
 

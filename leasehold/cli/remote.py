@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 from rich.table import Table
 
-from leasehold.cli.door import Door, Refused
+from leasehold.cli.api_client import ApiClient, Refused
 
 console = Console()
 schedules = typer.Typer(no_args_is_help=True, help="Runs by the clock.")
@@ -30,14 +30,14 @@ _POLL_SECONDS = 10
 
 
 @contextmanager
-def _door() -> Iterator[Door]:
+def _api_client() -> Iterator[ApiClient]:
     """LEASEHOLD_URL and LEASEHOLD_API_KEY say where and who. Refusals end the command with a sentence."""
     key = os.environ.get("LEASEHOLD_API_KEY")
     if not key:
         raise _failure("set LEASEHOLD_API_KEY to an API key (leasehold keys create)")
     try:
-        with Door(os.environ.get("LEASEHOLD_URL", "http://127.0.0.1:8000"), key) as door:
-            yield door
+        with ApiClient(os.environ.get("LEASEHOLD_URL", "http://127.0.0.1:8000"), key) as api_client:
+            yield api_client
     except Refused as error:
         raise _failure(str(error)) from None
 
@@ -84,8 +84,8 @@ def submit(
     except ValueError as error:
         raise _failure(f"the payload is not JSON: {error}") from None
     body = {"template": template, "payload": said, "scope": scope, "scope_id": scope_id, "priority": priority}
-    with _door() as door:
-        made = door.post("/v1/runs", body)
+    with _api_client() as api_client:
+        made = api_client.post("/v1/runs", body)
     _show(made, as_json and not follow, lambda: console.print(made["id"], highlight=False))
     if follow:
         watch(made["id"], as_json)
@@ -93,19 +93,19 @@ def submit(
 
 def watch(run: RunId, as_json: AsJson = False) -> None:
     """Follow a run to its end, with a bar for each step. Exits with 1 unless it succeeds."""
-    with _door() as door:
-        said = door.get(f"/v1/runs/{run}")
+    with _api_client() as api_client:
+        said = api_client.get(f"/v1/runs/{run}")
         if as_json:
             while said["status"] not in _ENDED:
-                said = door.get(f"/v1/runs/{run}", wait=_POLL_SECONDS)
+                said = api_client.get(f"/v1/runs/{run}", wait=_POLL_SECONDS)
             typer.echo(json.dumps(said))
         else:
-            said = _bars(door, run, said)
+            said = _bars(api_client, run, said)
     if said["status"] != "succeeded":
         raise typer.Exit(_FAILED)
 
 
-def _bars(door: Door, run: str, said: dict[str, Any]) -> dict[str, Any]:
+def _bars(api_client: ApiClient, run: str, said: dict[str, Any]) -> dict[str, Any]:
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[said]}"))
     with Progress(*columns, console=console) as progress:
         bars: dict[str, TaskID] = {}
@@ -118,7 +118,7 @@ def _bars(door: Door, run: str, said: dict[str, Any]) -> dict[str, Any]:
             if said["status"] in _ENDED:
                 break
             time.sleep(0.5)
-            said = door.get(f"/v1/runs/{run}")
+            said = api_client.get(f"/v1/runs/{run}")
     console.print(f"{said['id']} {said['status']}", highlight=False)
     if said.get("error"):
         console.print(f"{said['error']['code']}: {said['error']['message']}", style="red", markup=False)
@@ -132,8 +132,8 @@ def runs(
     as_json: AsJson = False,
 ) -> None:
     """List runs, the newest first."""
-    with _door() as door:
-        said = door.get("/v1/runs", template=template, status=status, limit=limit)
+    with _api_client() as api_client:
+        said = api_client.get("/v1/runs", template=template, status=status, limit=limit)
     shown = ("id", "template", "status", "scope_id", "created_at", "finished_at", "error")
     _show(said, as_json, lambda: _table(said["runs"], *shown))
 
@@ -144,22 +144,22 @@ def cancel(
     as_json: AsJson = False,
 ) -> None:
     """Ask a run to stop."""
-    with _door() as door:
-        said = door.post(f"/v1/runs/{run}/cancel", {"reason": reason})
+    with _api_client() as api_client:
+        said = api_client.post(f"/v1/runs/{run}/cancel", {"reason": reason})
     _show(said, as_json, lambda: console.print(said["status"]))
 
 
 def retry(run: RunId, as_json: AsJson = False) -> None:
     """Go on with a failed run from the step that failed."""
-    with _door() as door:
-        said = door.post(f"/v1/runs/{run}/retry")
+    with _api_client() as api_client:
+        said = api_client.post(f"/v1/runs/{run}/retry")
     _show(said, as_json, lambda: console.print(said["status"]))
 
 
 def explain(run: RunId, as_json: AsJson = False) -> None:
     """Why a run stands where it does, and which lease did what."""
-    with _door() as door:
-        said = door.get(f"/v1/runs/{run}/explain")
+    with _api_client() as api_client:
+        said = api_client.get(f"/v1/runs/{run}/explain")
 
     def tell() -> None:
         for reason in said["reasons"]:
@@ -172,8 +172,8 @@ def explain(run: RunId, as_json: AsJson = False) -> None:
 @schedules.command("list")
 def list_schedules(as_json: AsJson = False) -> None:
     """List schedules."""
-    with _door() as door:
-        said = door.get("/v1/schedules")
+    with _api_client() as api_client:
+        said = api_client.get("/v1/schedules")
     shown = ("id", "template", "cron", "timezone", "enabled", "next_run_at", "last_run_at", "last_error")
     _show(said, as_json, lambda: _table(said["schedules"], *shown))
 
@@ -193,8 +193,8 @@ def create_schedule(
     except ValueError as error:
         raise _failure(f"the payload is not JSON: {error}") from None
     body = {"template": template, "cron": cron, "timezone": timezone, "payload_template": said, "overlap": overlap}
-    with _door() as door:
-        made = door.post("/v1/schedules", body)
+    with _api_client() as api_client:
+        made = api_client.post("/v1/schedules", body)
     _show(made, as_json, lambda: console.print(f"{made['id']} next at {made['next_run_at']}", highlight=False))
 
 
@@ -211,31 +211,31 @@ def resume_schedule(schedule: str, as_json: AsJson = False) -> None:
 
 
 def _enable(schedule: str, as_json: bool, *, enabled: bool) -> None:
-    with _door() as door:
-        said = door.patch(f"/v1/schedules/{schedule}", {"enabled": enabled})
+    with _api_client() as api_client:
+        said = api_client.patch(f"/v1/schedules/{schedule}", {"enabled": enabled})
     _show(said, as_json, lambda: console.print(f"next at {said['next_run_at']}", highlight=False))
 
 
 @schedules.command("run-now")
 def run_schedule_now(schedule: str, as_json: AsJson = False) -> None:
     """Make a run of it now."""
-    with _door() as door:
-        said = door.post(f"/v1/schedules/{schedule}/run-now")
+    with _api_client() as api_client:
+        said = api_client.post(f"/v1/schedules/{schedule}/run-now")
     _show(said, as_json, lambda: console.print(said["id"], highlight=False))
 
 
 @schedules.command("delete")
 def delete_schedule(schedule: str) -> None:
     """Delete it; its runs stay."""
-    with _door() as door:
-        door.delete(f"/v1/schedules/{schedule}")
+    with _api_client() as api_client:
+        api_client.delete(f"/v1/schedules/{schedule}")
 
 
 @dead_letters.command("list")
 def list_dead_letters(as_json: AsJson = False) -> None:
     """By what went wrong."""
-    with _door() as door:
-        said = door.get("/v1/dead-letters/groups")
+    with _api_client() as api_client:
+        said = api_client.get("/v1/dead-letters/groups")
     shown = ("fingerprint", "n", "template", "step", "code", "message", "last_at")
     _show(said, as_json, lambda: _table(said["groups"], *shown))
 
@@ -247,16 +247,16 @@ def replay_dead_letters(
     as_json: AsJson = False,
 ) -> None:
     """Run them again from where they failed."""
-    with _door() as door:
-        said = door.post("/v1/dead-letters/replay", {"fingerprint": fingerprint, "canary": canary})
+    with _api_client() as api_client:
+        said = api_client.post("/v1/dead-letters/replay", {"fingerprint": fingerprint, "canary": canary})
     _show(said, as_json, lambda: console.print(f"replayed {len(said['replayed'])}", highlight=False))
 
 
 @queues.command("list")
 def list_queues(as_json: AsJson = False) -> None:
     """Their depth, their workers, their pauses."""
-    with _door() as door:
-        said = door.get("/v1/queues")
+    with _api_client() as api_client:
+        said = api_client.get("/v1/queues")
     _show(said, as_json, lambda: _table(said["queues"], "queue", "runnable", "oldest", "workers", "paused_because"))
 
 
@@ -267,24 +267,24 @@ def pause_queue(
     as_json: AsJson = False,
 ) -> None:
     """Start nothing more of it."""
-    with _door() as door:
-        said = door.post(f"/v1/queues/{queue}/pause", {"reason": reason})
+    with _api_client() as api_client:
+        said = api_client.post(f"/v1/queues/{queue}/pause", {"reason": reason})
     _show(said, as_json, lambda: console.print(f"{queue} is paused"))
 
 
 @queues.command("resume")
 def resume_queue(queue: str, as_json: AsJson = False) -> None:
     """Go on with it."""
-    with _door() as door:
-        said = door.post(f"/v1/queues/{queue}/resume")
+    with _api_client() as api_client:
+        said = api_client.post(f"/v1/queues/{queue}/resume")
     _show(said, as_json, lambda: console.print(f"{queue} goes on"))
 
 
 @workers.command("list")
 def list_workers(as_json: AsJson = False) -> None:
     """Who works, on what, with how many leases."""
-    with _door() as door:
-        said = door.get("/v1/workers")
+    with _api_client() as api_client:
+        said = api_client.get("/v1/workers")
     _show(
         said, as_json, lambda: _table(said["workers"], "id", "host", "pid", "queues", "leases", "draining", "seen_at")
     )
@@ -293,8 +293,8 @@ def list_workers(as_json: AsJson = False) -> None:
 @workers.command("drain")
 def drain_worker(worker: str, as_json: AsJson = False) -> None:
     """Let it finish what it has, and end."""
-    with _door() as door:
-        said = door.post(f"/v1/workers/{worker}/drain")
+    with _api_client() as api_client:
+        said = api_client.post(f"/v1/workers/{worker}/drain")
     _show(said, as_json, lambda: console.print(f"{worker} drains", highlight=False))
 
 

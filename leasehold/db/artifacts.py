@@ -33,7 +33,7 @@ async def artifacts_of(connection: Connection, job_id: UUID, steps: Sequence[str
 
 
 async def note_of(connection: Connection, task_id: UUID) -> dict[str, Any]:
-    """What the task's last Park or `remember` left, or {}."""
+    """What the task's last Snooze or `remember` left, or {}."""
     return await connection.fetchval("SELECT value FROM note WHERE task_id = $1", task_id) or {}
 
 

@@ -15,7 +15,7 @@ _In = TypeVar("_In")
 _Out = TypeVar("_Out")
 
 
-class Lane(Generic[_In, _Out]):
+class Batcher(Generic[_In, _Out]):
     """One connection and one batched statement on it.
 
     `statement` takes the connection, the items and whether this is a repetition (the answer to an earlier try was

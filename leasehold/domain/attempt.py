@@ -61,7 +61,7 @@ class Attempt(Protocol):
         """The value that a step of this job succeeded with, or None."""
 
     async def note(self) -> dict[str, Any]:
-        """What the last Park or `remember` of this step left, or {}."""
+        """What the last Snooze or `remember` of this step left, or {}."""
 
     async def remember(self, note: Mapping[str, Any]) -> None:
         """Write the note now: what the next attempt must know even if this one dies at any later moment.

@@ -12,7 +12,7 @@ GREED = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class ConcurrencyLimit:
     """A job that names it is held until fewer than `at_most` of those that name it are inside (admitted and
     unfinished), and until fewer than `per_minute` have entered lately. None: no such bound.
 

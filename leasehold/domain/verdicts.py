@@ -30,7 +30,7 @@ class Done:
 
 
 @dataclass(frozen=True, slots=True)
-class Park:
+class Snooze:
     """Not finished: give the lease back and come again at `until` (an instant, or a delay from now)."""
 
     until: datetime | timedelta

@@ -66,8 +66,8 @@ class Evaluator:
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self._flat = FlatSchemas()
-        self._quick = _Lane(terms, terms.cpu_seconds * _QUICK)
-        self._slow = _Lane(terms, terms.cpu_seconds)
+        self._quick = _Batcher(terms, terms.cpu_seconds * _QUICK)
+        self._slow = _Batcher(terms, terms.cpu_seconds)
         self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
         self._slow_until: dict[str, float] = {}
         self._refused: OrderedDict[tuple[str, bytes], float] = OrderedDict()
@@ -215,7 +215,7 @@ class _Question:
         return orjson.dumps(said)
 
 
-class _Lane:
+class _Batcher:
     """A child process and the queue before it: who comes first is asked first."""
 
     def __init__(self, terms: Terms, cpu_seconds: float) -> None:

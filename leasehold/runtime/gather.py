@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 _T = TypeVar("_T")
 
 
-async def together(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
+async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
     """Results in order. Unlike a TaskGroup it raises the first error itself, which callers match by type."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:

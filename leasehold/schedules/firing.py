@@ -22,7 +22,7 @@ from leasehold.limits.admission import Admission, Payer, queues_of
 from leasehold.telemetry.duties import SCHEDULES_PAUSED
 from leasehold.transitions import jobs, runs
 from leasehold.transitions.endings import JobEnded
-from leasehold.transitions.gates import GateName, gates_of
+from leasehold.transitions.gates import ConcurrencyLimitName, gates_of
 from leasehold.transitions.quarantine import STUCK_AFTER, alone, described, not_in
 from leasehold.transitions.runs import Made, NewRun
 
@@ -232,7 +232,7 @@ async def _start(
 
 async def _cancelled(
     connection: Connection, row: Any, run_ids: Sequence[UUID]
-) -> tuple[Sequence[GateName], Sequence[JobEnded]]:
+) -> tuple[Sequence[ConcurrencyLimitName], Sequence[JobEnded]]:
     """Ask the schedule's runs to stop: their gates, and those that ended at once."""
     if not run_ids:
         return [], []

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from leasehold.runtime.gather import together
+from leasehold.runtime.gather import gather_or_cancel
 from leasehold.storage.content import part_of
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ async def put_in_parts(
             return {"PartNumber": number, "ETag": said["ETag"]}
 
     try:
-        parts = await together(part(n + 1, offset) for n, offset in enumerate(range(0, size, PART_BYTES)))
+        parts = await gather_or_cancel(part(n + 1, offset) for n, offset in enumerate(range(0, size, PART_BYTES)))
         done = await client.complete_multipart_upload(
             **upload,  # type: ignore[arg-type]  # as above
             MultipartUpload={"Parts": parts},

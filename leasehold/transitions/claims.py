@@ -334,7 +334,7 @@ _NOTHING_RUNS: Mapping[str, tuple[int, int | None]] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class Polled:
     """What a look claimed. `oldest`: seconds that the oldest task has been due, of those that it saw; None: of none.
     `running`: how much each tenant has running, if it was counted. `held_back`: more is due, of tenants without room.
     """
@@ -357,7 +357,7 @@ async def look(
     shares: Mapping[str, tuple[int, int | None]] = _NOTHING_RUNS,
     other_room: int | None = None,
     other_overdue: float | None = None,
-) -> Looked:
+) -> Polled:
     """Claim up to `limit` due tasks without any hint, tenants in turn.
 
     Tasks that a hint tells of are left to it until they have been due for `overdue` seconds. What has been due for
@@ -384,7 +384,7 @@ async def look(
         timedelta(seconds=overdue if other_overdue is None else min(overdue, other_overdue)),
     )
     claimed = [claimed_of(row, terms, asked_at) for row in rows if row["id"] is not None]
-    return Looked(claimed, rows[0]["oldest"], rows[0]["running"], rows[0]["held_back"])
+    return Polled(claimed, rows[0]["oldest"], rows[0]["running"], rows[0]["held_back"])
 
 
 async def claim_due(connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int) -> list[Claimed]:

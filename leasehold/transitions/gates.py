@@ -20,11 +20,11 @@ from uuid import UUID
 
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
-from leasehold.domain.concurrency_limit import EVERYBODY, GREED, Gate
+from leasehold.domain.concurrency_limit import EVERYBODY, GREED, ConcurrencyLimit
 from leasehold.transitions.quarantine import alone, each, is_away, not_in
 
 #: (tenant, key)
-GateName: TypeAlias = tuple[str, str]
+ConcurrencyLimitName: TypeAlias = tuple[str, str]
 
 #: The duty in the quarantine: jobs that cannot be let in, and gates that cannot be asked.
 JOBS, GATES = "admissions", "gates"
@@ -48,7 +48,7 @@ class Gated(Protocol):
     @property
     def priority(self) -> int: ...
     @property
-    def gates(self) -> Sequence[Gate]: ...
+    def gates(self) -> Sequence[ConcurrencyLimit]: ...
     @property
     def not_before(self) -> datetime | None: ...
 
@@ -94,8 +94,8 @@ async def queue_up(connection: Connection, jobs: Sequence[Gated]) -> None:
 
 
 async def _bounds(
-    connection: Connection, known: Mapping[GateName, Gate]
-) -> dict[GateName, tuple[int | None, int | None]]:
+    connection: Connection, known: Mapping[ConcurrencyLimitName, ConcurrencyLimit]
+) -> dict[ConcurrencyLimitName, tuple[int | None, int | None]]:
     """What each gate is written with. A declared limit's own row has its bounds already, or was lifted meanwhile: a job
     that was made before must not bring them back.
     """
@@ -108,7 +108,7 @@ async def _bounds(
     }
 
 
-async def _know(connection: Connection, wanted: Iterable[Gate]) -> None:
+async def _know(connection: Connection, wanted: Iterable[ConcurrencyLimit]) -> None:
     """Write the gates, and lock them, in order."""
     known = {(gate.tenant_id, gate.key): gate for gate in wanted}
     names = sorted(known)
@@ -118,7 +118,7 @@ async def _know(connection: Connection, wanted: Iterable[Gate]) -> None:
     )
 
 
-async def leave(connection: Connection, job_id: UUID, wanted: Sequence[Gate]) -> None:
+async def leave(connection: Connection, job_id: UUID, wanted: Sequence[ConcurrencyLimit]) -> None:
     """Forget that a finished job was inside any gate, for it waits at the gates `wanted` again. Their locks come first,
     as with everybody who lets in. A gate with a rate does not count the earlier admission any more.
     """
@@ -312,7 +312,7 @@ class _Room:
 
 
 async def admit(
-    connection: Connection, names: Iterable[GateName], left: Sequence[UUID] | None = None
+    connection: Connection, names: Iterable[ConcurrencyLimitName], left: Sequence[UUID] | None = None
 ) -> list[Announcement]:
     """held -> runnable for as many jobs of these gates as there is room for: tenants in turn, each one's by priority
     and age.
@@ -334,7 +334,7 @@ async def admit(
 
 
 async def _admit(
-    connection: Connection, asked: Sequence[GateName], left: Sequence[UUID] | None, most: int
+    connection: Connection, asked: Sequence[ConcurrencyLimitName], left: Sequence[UUID] | None, most: int
 ) -> tuple[Sequence[UUID], bool, list[Any]]:
     """One go: the jobs that were let in, whether to look further, and the rows of their hints. Where letting them in
     together fails, each is let in by itself; one that cannot be keeps out nobody else.
@@ -356,7 +356,7 @@ async def _admit(
     return let_in, more, rows
 
 
-async def admit_each(connection: Connection, names: Iterable[GateName]) -> list[Announcement]:
+async def admit_each(connection: Connection, names: Iterable[ConcurrencyLimitName]) -> list[Announcement]:
     """As `admit`, of gates that have nothing to do with each other: one that cannot be asked is set aside."""
     known = sorted(set(names))
     try:
@@ -372,7 +372,7 @@ async def admit_each(connection: Connection, names: Iterable[GateName]) -> list[
 
 async def _choose(
     connection: Connection,
-    asked: Sequence[GateName],
+    asked: Sequence[ConcurrencyLimitName],
     left: Sequence[UUID] | None,
     most: int,
     only: object | None = None,
@@ -392,17 +392,17 @@ async def _choose(
     return let_in, len(waiting) == most and any(rooms[name].left and not rooms[name].refused for name in asked)
 
 
-def _names(row: Any) -> list[GateName]:
+def _names(row: Any) -> list[ConcurrencyLimitName]:
     return list(zip(row["tenants"], row["keys"], strict=True))
 
 
-def _columns(names: Sequence[GateName]) -> tuple[list[str], list[str]]:
+def _columns(names: Sequence[ConcurrencyLimitName]) -> tuple[list[str], list[str]]:
     return [tenant for tenant, _ in names], [key for _, key in names]
 
 
 async def _rooms(
-    connection: Connection, names: Sequence[GateName], left: Sequence[UUID] | None
-) -> dict[GateName, _Room]:
+    connection: Connection, names: Sequence[ConcurrencyLimitName], left: Sequence[UUID] | None
+) -> dict[ConcurrencyLimitName, _Room]:
     """How much room each gate has, with its row locked."""
     columns = _columns(names)
     gates = await connection.fetch(_LOCK, *columns)
@@ -414,7 +414,7 @@ async def _rooms(
     shared: dict[str, Counter[str]] = {key: Counter() for tenant_id, key in names if tenant_id == EVERYBODY}
     for row in await connection.fetch(_OWNERS, EVERYBODY, list(shared)) if shared else ():
         shared[row["key"]][row["owner"]] = row["n"]
-    rooms: defaultdict[GateName, _Room] = defaultdict(lambda: _Room(None, None))
+    rooms: defaultdict[ConcurrencyLimitName, _Room] = defaultdict(lambda: _Room(None, None))
     for row in gates:
         name = (row["tenant_id"], row["key"])
         inside, lately = (counted[name]["inside"], counted[name]["lately"]) if name in counted else (0, 0)
@@ -431,7 +431,7 @@ def _left(bound: int | None, used: int) -> int | None:
     return None if bound is None else max(bound - used, 0)
 
 
-async def gates_of(connection: Connection, job_ids: Sequence[UUID]) -> list[GateName]:
+async def gates_of(connection: Connection, job_ids: Sequence[UUID]) -> list[ConcurrencyLimitName]:
     """The gates that these jobs named: those that may have room once the jobs have ended."""
     rows = await connection.fetch(
         "SELECT DISTINCT tenant_id, key FROM gate_job WHERE job_id = ANY($1::uuid[])", list(job_ids)
@@ -439,7 +439,7 @@ async def gates_of(connection: Connection, job_ids: Sequence[UUID]) -> list[Gate
     return [(row["tenant_id"], row["key"]) for row in rows]
 
 
-async def crowded(connection: Connection, after: GateName, limit: int = 200) -> list[GateName]:
+async def crowded(connection: Connection, after: ConcurrencyLimitName, limit: int = 200) -> list[ConcurrencyLimitName]:
     """Gates that somebody waits at, in order, from the one after `after` on."""
     rows = await connection.fetch(
         "SELECT g.tenant_id, g.key FROM gate g WHERE (g.tenant_id, g.key) > ($1, $2) AND EXISTS ("

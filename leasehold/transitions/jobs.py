@@ -11,7 +11,7 @@ from uuid import UUID
 
 from leasehold.broker.outbox import TENANT, Announcement
 from leasehold.db.database import Connection, unindexed
-from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Invalid
 from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline, Step, pinned_queue
@@ -66,7 +66,7 @@ class NewJob:
     trace: Mapping[str, str] | None = None
     id: UUID = field(default_factory=new_id)
     not_before: datetime | None = None  # nothing of it starts earlier
-    gates: Sequence[Gate] = ()  # it waits until all of them let it in (leasehold.transitions.gates)
+    gates: Sequence[ConcurrencyLimit] = ()  # it waits until all of them let it in (leasehold.transitions.gates)
     exclusive_key: str | None = None  # a second unfinished job with it raises asyncpg.UniqueViolationError
     dedupe_key: str | None = None  # as exclusive_key
     start_within: timedelta | None = None  # in place of the pipeline's
@@ -453,7 +453,7 @@ RETURNING (SELECT count(*) FROM rewound)
 class Place:
     """Where a job stands among others: the gates that it waits at, and its exclusive key."""
 
-    gates: Sequence[Gate] = ()
+    gates: Sequence[ConcurrencyLimit] = ()
     exclusive_key: str | None = None
 
 
@@ -464,7 +464,7 @@ class _Waiting:
     id: UUID
     tenant_id: str
     priority: int
-    gates: Sequence[Gate]
+    gates: Sequence[ConcurrencyLimit]
     not_before: datetime | None = None
 
 

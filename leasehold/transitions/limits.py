@@ -15,11 +15,11 @@ import orjson
 
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
-from leasehold.domain.concurrency_limit import EVERYBODY, Gate
+from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import Invalid
 from leasehold.domain.pipeline import Pipeline
 from leasehold.transitions import jobs
-from leasehold.transitions.gates import GateName
+from leasehold.transitions.gates import ConcurrencyLimitName
 from leasehold.transitions.jobs import NewJob
 
 
@@ -28,7 +28,7 @@ class Submitted:
     """Publish `hints` after the commit, and then ask `gates` to let the job in."""
 
     hints: Sequence[Announcement]
-    gates: Sequence[GateName]
+    gates: Sequence[ConcurrencyLimitName]
 
 
 async def submit(connection: Connection, job: NewJob) -> Submitted:
@@ -46,7 +46,9 @@ async def submit(connection: Connection, job: NewJob) -> Submitted:
     return Submitted(hints, [(gate.tenant_id, gate.key) for gate in found])
 
 
-def gates_of(rows: Sequence[Any], tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]) -> list[Gate]:
+def gates_of(
+    rows: Sequence[Any], tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]
+) -> list[ConcurrencyLimit]:
     """Those of the declared limits `rows` that are for such a job.
 
     Keys: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`: one gate for each value found there.
@@ -55,7 +57,7 @@ def gates_of(rows: Sequence[Any], tenant_id: str, pipeline: Pipeline, params: Ma
         return []
     direct = {"tenant", f"template:{pipeline.name}", *(f"queue:{step.queue}" for step in pipeline.steps)}
     by_value = f"payload:{pipeline.name}:"
-    found: dict[GateName, Gate] = {}
+    found: dict[ConcurrencyLimitName, ConcurrencyLimit] = {}
     for row in sorted(rows, key=lambda row: row["tenant_id"] != EVERYBODY):  # a tenant's own bound over everybody's
         key, owner = row["key"], row["tenant_id"]
         if key.startswith(by_value):
@@ -64,7 +66,9 @@ def gates_of(rows: Sequence[Any], tenant_id: str, pipeline: Pipeline, params: Ma
             continue
         if key == "tenant":
             owner = tenant_id  # what is declared for everybody is the bound of each tenant by itself
-        found[owner, key] = Gate(owner, key, row["at_most"], row["per_minute"], (row["tenant_id"], row["key"]))
+        found[owner, key] = ConcurrencyLimit(
+            owner, key, row["at_most"], row["per_minute"], (row["tenant_id"], row["key"])
+        )
     return [*found.values()]
 
 
@@ -86,7 +90,7 @@ async def is_declared(connection: Connection, tenant_id: str, key: str) -> bool:
     )
 
 
-async def declare(connection: Connection, pipelines: Iterable[Pipeline], gate: Gate) -> None:
+async def declare(connection: Connection, pipelines: Iterable[Pipeline], gate: ConcurrencyLimit) -> None:
     """Set a limit: it holds for jobs that are made from now on, and its bounds at once for those that wait.
 
     Raises Invalid `limit_without_effect` for a key that no job could ever pass.
@@ -118,12 +122,12 @@ RETURNING gate.tenant_id, gate.key
 """
 
 
-async def _follow(connection: Connection, gate: Gate) -> list[GateName]:
+async def _follow(connection: Connection, gate: ConcurrencyLimit) -> list[ConcurrencyLimitName]:
     rows = await connection.fetch(_FOLLOW, gate.tenant_id, gate.key, gate.at_most, gate.per_minute)
     return [(row["tenant_id"], row["key"]) for row in rows]
 
 
-async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], gate: Gate) -> None:
+async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], gate: ConcurrencyLimit) -> None:
     kind, _, name = gate.key.partition(":")
     name = name.partition(":")[0]
     if kind == "tenant":
@@ -161,9 +165,9 @@ RETURNING true
 """
 
 
-async def withdraw(connection: Connection, tenant_id: str, key: str) -> list[GateName]:
+async def withdraw(connection: Connection, tenant_id: str, key: str) -> list[ConcurrencyLimitName]:
     """Lift a limit, also for those that wait at it: the gates that may have room now. Empty: there is no such limit."""
     async with connection.transaction():
         if not await connection.fetchval(_WITHDRAW, tenant_id, key):
             return []
-        return [(tenant_id, key), *await _follow(connection, Gate(tenant_id, key))]
+        return [(tenant_id, key), *await _follow(connection, ConcurrencyLimit(tenant_id, key))]

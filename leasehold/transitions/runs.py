@@ -15,7 +15,7 @@ import orjson
 
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
-from leasehold.domain.concurrency_limit import EVERYBODY, Gate
+from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
 from leasehold.evaluation.templates import Known
@@ -59,7 +59,7 @@ class MadeTogether:
     """As `Made`, for all of a batch."""
 
     hints: Sequence[Announcement]
-    gates: Sequence[gates.GateName]
+    gates: Sequence[gates.ConcurrencyLimitName]
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Made:
 
     id: UUID
     hints: Sequence[Announcement]
-    gates: Sequence[gates.GateName]
+    gates: Sequence[gates.ConcurrencyLimitName]
     left: Sequence[UUID] = ()
     ended: Sequence[JobEnded] = ()
 
@@ -111,7 +111,7 @@ async def _together(connection: Connection, new: Sequence[NewRun], around: Mappi
     return MadeTogether(hints, sorted({(gate.tenant_id, gate.key) for job in made for gate in job.gates}))
 
 
-def _job(new: NewRun, its_gates: Sequence[Gate], *, notify: bool, exclusive: str | None = None) -> NewJob:
+def _job(new: NewRun, its_gates: Sequence[ConcurrencyLimit], *, notify: bool, exclusive: str | None = None) -> NewJob:
     template = new.known.template
     return NewJob(
         pipeline=new.known.pipeline,
@@ -188,7 +188,7 @@ async def _placed(connection: Connection, new: NewRun, around: _Surroundings) ->
         return _Placed(Place(its_gates, same))
     if concurrency == "allow":
         return _Placed(Place(its_gates))
-    scope = Gate(new.tenant_id, f"scope:{new.known.template.type}:{same}", at_most=1)
+    scope = ConcurrencyLimit(new.tenant_id, f"scope:{new.known.template.type}:{same}", at_most=1)
     place = Place([*its_gates, scope])
     return (
         _Placed(place, *await _replace(connection, new, scope))
@@ -253,7 +253,7 @@ def _same_scope(new: NewRun) -> str:
     return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
 
 
-async def _replace(connection: Connection, new: NewRun, gate: Gate) -> tuple[list[UUID], list[JobEnded]]:
+async def _replace(connection: Connection, new: NewRun, gate: ConcurrencyLimit) -> tuple[list[UUID], list[JobEnded]]:
     """Ask those before it to stop: they, and those that ended at once. It waits at their gate until they have.
 
     Raises Duplicate: a run is not replaced by who asks for it again.
@@ -304,5 +304,5 @@ async def _surroundings(connection: Connection, tenants: Collection[str]) -> dic
     return {row["tenant_id"]: _Surroundings(row["limits"], row["watched"]) for row in rows}
 
 
-def _declared_gates(around: _Surroundings, new: NewRun) -> list[Gate]:
+def _declared_gates(around: _Surroundings, new: NewRun) -> list[ConcurrencyLimit]:
     return limits.gates_of(around.limits, new.tenant_id, new.known.pipeline, new.params)

@@ -61,7 +61,7 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class Parking:
+class Snoozing:
     lease: Lease
     delay: float  # seconds
     note: Mapping[str, Any] | None = None
@@ -79,7 +79,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Spreading:
+class FanningOut:
     """A step that goes on once its `parts` (at least one) have succeeded."""
 
     lease: Lease
@@ -512,7 +512,7 @@ async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
     return _settled(rows, ends=True)
 
 
-async def wait_until(connection: Connection, parkings: Sequence[Parking]) -> Settled:
+async def wait_until(connection: Connection, parkings: Sequence[Snoozing]) -> Settled:
     """running -> waiting: the lease is given back, the attempt does not count, the note is kept."""
     rows = await connection.fetch(
         WAIT_UNTIL,
@@ -536,7 +536,7 @@ async def acknowledge_cancel(connection: Connection, leases: Sequence[Lease]) ->
     return _settled(await connection.fetch(ACKNOWLEDGE_CANCEL, *_columns(leases)), ends=True)
 
 
-async def fan_out(connection: Connection, spreadings: Sequence[Spreading]) -> Settled:
+async def fan_out(connection: Connection, spreadings: Sequence[FanningOut]) -> Settled:
     """running -> blocked on new tasks, one a part; when all have succeeded the step runs again.
 
     A step that was spread before raises asyncpg.UniqueViolationError: its parts have names of their own.

@@ -22,7 +22,7 @@ from leasehold.api.process.services import Services
 from leasehold.db.database import Connection, connect
 from leasehold.security.credentials import NewKey, create_key
 from leasehold.settings import Settings
-from tests.api.door import Door
+from tests.api.media_api import MediaApi
 
 
 class QuietServer(uvicorn.Server):
@@ -123,11 +123,11 @@ def make_key(rows: Connection) -> MakeKey:
 
 
 @pytest.fixture
-async def door(api: Running, make_key: MakeKey) -> AsyncIterator[Door]:
+async def media_api(api: Running, make_key: MakeKey) -> AsyncIterator[MediaApi]:
     """The media door as a client of the tenant `acme` uses it."""
     key = await make_key()
     async with client_of(api.url, key.text) as client:
-        yield Door(client)
+        yield MediaApi(client)
 
 
 def client_of(url: str, key: str | None = None) -> httpx2.AsyncClient:

@@ -17,7 +17,7 @@ from leasehold.domain.errors import DeclarationError, Invalid, NotFound
 from leasehold.security.credentials import create_key, find_key, matches, parse_key, revoke_key, rotate_key
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
-from tests.api.door import Door, problem
+from tests.api.media_api import MediaApi, problem
 
 UNKNOWN = f"lh_{'a' * 12}_{'A' * 43}"
 BODY = {"content_type": "image/jpeg", "file_name": "a.jpg"}
@@ -111,8 +111,8 @@ async def test_a_key_without_scopes_may_do_nothing(api: Running, make_key: MakeK
         problem(await client.post("/upload-url", json=BODY), 403, "insufficient_scope")
 
 
-async def test_another_tenants_media_is_not_there(api: Running, door: Door, make_key: MakeKey) -> None:
-    ticket = await door.submitted()
+async def test_another_tenants_media_is_not_there(api: Running, media_api: MediaApi, make_key: MakeKey) -> None:
+    ticket = await media_api.submitted()
     async with client_of(api.url, (await make_key("rival")).text) as rival:
         problem(await rival.get(f"/media/{ticket.media_id}"), 404, "media_not_found")
         problem(await rival.get(f"/media/{ticket.media_id}/events"), 404, "media_not_found")

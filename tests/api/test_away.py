@@ -12,7 +12,7 @@ from leasehold.api.auth.security import OPERATE
 from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, client_of, serving
-from tests.api.door import Door, problem
+from tests.api.media_api import MediaApi, problem
 from tests.api.proxy import Proxy, proxy_to
 from tests.support.databases import Databases
 
@@ -37,29 +37,29 @@ async def test_while_the_database_is_away_requests_are_told_to_come_back(
     through_proxy: Settings, to_database: Proxy, make_key: MakeKey
 ) -> None:
     async with serving(through_proxy) as api, client_of(api.url, (await make_key()).text) as client:
-        door = Door(client)
-        ticket = await door.submitted()
+        media_api = MediaApi(client)
+        ticket = await media_api.submitted()
         await to_database.cut()
-        for answer in (await door.ask(), await door.complete(ticket), await door.look(ticket)):
+        for answer in (await media_api.ask(), await media_api.complete(ticket), await media_api.look(ticket)):
             problem(answer, 503, "database_unavailable")
             assert answer.headers["retry-after"] == "2"
         assert (await client.get("/livez")).status_code == 200
         await to_database.open()
-        assert (await door.look(ticket)).status_code == 200
-        await door.submitted()
+        assert (await media_api.look(ticket)).status_code == 200
+        await media_api.submitted()
 
 
 async def test_a_database_that_was_away_and_is_back_costs_no_request(
     through_proxy: Settings, to_database: Proxy, make_key: MakeKey
 ) -> None:
     async with serving(through_proxy) as api, client_of(api.url, (await make_key()).text) as client:
-        door = Door(client)
-        ticket = await door.submitted()
-        assert (await door.look(ticket)).status_code == 200
+        media_api = MediaApi(client)
+        ticket = await media_api.submitted()
+        assert (await media_api.look(ticket)).status_code == 200
         await to_database.cut()
         await to_database.open()
-        assert (await door.look(ticket)).status_code == 200
-        await door.submitted()
+        assert (await media_api.look(ticket)).status_code == 200
+        await media_api.submitted()
 
 
 async def test_the_api_starts_without_its_database_and_is_not_ready(
@@ -72,9 +72,9 @@ async def test_the_api_starts_without_its_database_and_is_not_ready(
         answer = await client.get("/readyz")
         assert answer.status_code == 503
         assert answer.json()["checks"]["database"] == {"ok": False, "required": True, "detail": "does not answer"}
-        problem(await Door(client).ask(), 503, "database_unavailable")
+        problem(await MediaApi(client).ask(), 503, "database_unavailable")
         await to_database.open()
-        await Door(client).submitted()
+        await MediaApi(client).submitted()
 
 
 async def test_a_demoted_database_is_not_ready_but_still_reads(
@@ -87,7 +87,7 @@ async def test_a_demoted_database_is_not_ready_but_still_reads(
         answer = await client.get("/readyz")
         assert answer.status_code == 503
         assert answer.json()["checks"]["database"]["ok"] is False
-        problem(await Door(client).ask(), 503, "database_unavailable")
+        problem(await MediaApi(client).ask(), 503, "database_unavailable")
         assert (await client.get("/media/01975c1e-7d3a-7c55-9a3e-1f7f6f2f9b10")).status_code == 404
 
 
@@ -137,12 +137,12 @@ async def test_while_the_store_is_away_uploads_are_not_taken_in_nor_refused(
 ) -> None:
     alone = settings.model_copy(update={"s3_endpoint": "http://127.0.0.1:1"})
     async with serving(alone) as api, client_of(api.url, (await make_key()).text) as client:
-        door = Door(client)
-        ticket = await door.ticket()
-        answer = await door.complete(ticket)
+        media_api = MediaApi(client)
+        ticket = await media_api.ticket()
+        answer = await media_api.complete(ticket)
         problem(answer, 503, "store_unavailable")
         assert answer.headers["retry-after"] == "2"
-        assert (await door.look(ticket)).json()["status"] == "INIT"
+        assert (await media_api.look(ticket)).json()["status"] == "INIT"
 
 
 async def test_the_verbose_readiness_says_what_the_parts_promise_and_no_secret(

@@ -21,7 +21,7 @@ from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from tests.api.conftest import Running, client_of, serving
-from tests.api.door import problem
+from tests.api.media_api import problem
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 ROOT = Path(__file__).parent.parent.parent

@@ -19,8 +19,8 @@ from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs, settlements
 from leasehold.transitions.settlements import Completion, Output
 from tests.api.conftest import MakeKey, Running, client_of, count, serving
-from tests.api.door import problem
 from tests.api.driver import TERMS
+from tests.api.media_api import problem
 
 PICTURE = b"\x89PNG\r\n\x1a\n and so on"
 FORM = {"user_id": "u1", "model_id": "40000", "version": "0001", "platform": "720"}

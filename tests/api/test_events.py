@@ -11,8 +11,8 @@ import pytest
 
 from leasehold.api.http import streams
 from leasehold.db.database import Connection
-from tests.api.door import PNG, Door, Ticket, problem
 from tests.api.driver import claim_step, fail_step, finish_all
+from tests.api.media_api import PNG, MediaApi, Ticket, problem
 
 
 async def told(answer: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
@@ -29,14 +29,14 @@ async def told(answer: httpx2.Response) -> AsyncIterator[dict[str, Any]]:
             one[name] = value
 
 
-def stream(door: Door, ticket: Ticket, after: int | None = None) -> Any:
+def stream(media_api: MediaApi, ticket: Ticket, after: int | None = None) -> Any:
     headers = {"Last-Event-ID": str(after)} if after is not None else {}
-    return door.client.stream("GET", f"/media/{ticket.media_id}/events", headers=headers)
+    return media_api.client.stream("GET", f"/media/{ticket.media_id}/events", headers=headers)
 
 
-async def test_a_stream_tells_every_event_and_ends_after_the_last(door: Door, rows: Connection) -> None:
-    ticket = await door.submitted()
-    async with stream(door, ticket) as answer:
+async def test_a_stream_tells_every_event_and_ends_after_the_last(media_api: MediaApi, rows: Connection) -> None:
+    ticket = await media_api.submitted()
+    async with stream(media_api, ticket) as answer:
         assert answer.headers["content-type"].startswith("text/event-stream")
         events = told(answer)
         first = await anext(events)
@@ -57,28 +57,30 @@ async def test_a_stream_tells_every_event_and_ends_after_the_last(door: Door, ro
     assert steps == [(step, word) for step in ("resize", "compress", "webp") for word in ("RUNNING", "SUCCEEDED")]
 
 
-async def test_a_client_that_comes_back_misses_nothing_and_sees_nothing_twice(door: Door, rows: Connection) -> None:
-    ticket = await door.submitted()
-    async with stream(door, ticket) as answer:
+async def test_a_client_that_comes_back_misses_nothing_and_sees_nothing_twice(
+    media_api: MediaApi, rows: Connection
+) -> None:
+    ticket = await media_api.submitted()
+    async with stream(media_api, ticket) as answer:
         seen = (await anext(told(answer)))["seq"]
     await finish_all(rows, ticket.media_id)
-    async with stream(door, ticket, after=seen) as answer:
+    async with stream(media_api, ticket, after=seen) as answer:
         numbers = [one["seq"] async for one in told(answer)]
     assert numbers == list(range(seen + 1, await rows.fetchval("SELECT event_seq FROM job") + 1))
 
 
-async def test_a_client_that_knows_everything_is_told_to_stop(door: Door, rows: Connection) -> None:
-    ticket = await door.submitted()
+async def test_a_client_that_knows_everything_is_told_to_stop(media_api: MediaApi, rows: Connection) -> None:
+    ticket = await media_api.submitted()
     await finish_all(rows, ticket.media_id)
     last = await rows.fetchval("SELECT event_seq FROM job")
-    answer = await door.client.get(f"/media/{ticket.media_id}/events", headers={"Last-Event-ID": str(last)})
+    answer = await media_api.client.get(f"/media/{ticket.media_id}/events", headers={"Last-Event-ID": str(last)})
     assert (answer.status_code, answer.content) == (204, b"")
 
 
-async def test_a_failure_is_told_with_its_code_and_without_our_insides(door: Door, rows: Connection) -> None:
-    ticket = await door.submitted()
+async def test_a_failure_is_told_with_its_code_and_without_our_insides(media_api: MediaApi, rows: Connection) -> None:
+    ticket = await media_api.submitted()
     await fail_step(rows, await claim_step(rows, ticket.media_id), "corrupt_image", retryable=False)
-    async with stream(door, ticket) as answer:
+    async with stream(media_api, ticket) as answer:
         events = [one async for one in told(answer)]
     failed = [one for one in events if one["kind"] == "failed"]
     assert [(one["code"], one["step"]) for one in failed] == [("corrupt_image", "resize")]
@@ -87,11 +89,11 @@ async def test_a_failure_is_told_with_its_code_and_without_our_insides(door: Doo
 
 
 async def test_an_idle_stream_is_kept_alive_by_comments(
-    door: Door, rows: Connection, monkeypatch: pytest.MonkeyPatch
+    media_api: MediaApi, rows: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(streams, "KEEP_ALIVE", 0.01)
-    ticket = await door.submitted()
-    async with stream(door, ticket) as answer:
+    ticket = await media_api.submitted()
+    async with stream(media_api, ticket) as answer:
         lines = answer.aiter_lines()
         while not (await anext(lines)).startswith(":"):
             pass
@@ -100,27 +102,27 @@ async def test_an_idle_stream_is_kept_alive_by_comments(
 
 
 async def test_a_stream_of_many_events_is_complete(
-    door: Door, rows: Connection, monkeypatch: pytest.MonkeyPatch
+    media_api: MediaApi, rows: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the last event ends a batch."""
-    ticket = await door.submitted()
+    ticket = await media_api.submitted()
     await finish_all(rows, ticket.media_id)
     total = await rows.fetchval("SELECT event_seq FROM job")
     for batch in (1, total, total - 1):
         monkeypatch.setattr(streams, "_BATCH", batch)
-        async with stream(door, ticket) as answer:
+        async with stream(media_api, ticket) as answer:
             assert [one["seq"] async for one in told(answer)] == list(range(1, total + 1))
 
 
-async def test_a_media_without_a_job_has_no_stream(door: Door) -> None:
-    waiting, refused = await door.ticket(), await door.upload(PNG)
-    problem(await door.complete(refused), 422, "mislabelled")
+async def test_a_media_without_a_job_has_no_stream(media_api: MediaApi) -> None:
+    waiting, refused = await media_api.ticket(), await media_api.upload(PNG)
+    problem(await media_api.complete(refused), 422, "mislabelled")
     for ticket in (waiting, refused):
-        problem(await door.client.get(f"/media/{ticket.media_id}/events"), 409, "not_submitted")
+        problem(await media_api.client.get(f"/media/{ticket.media_id}/events"), 409, "not_submitted")
 
 
 @pytest.mark.parametrize("wrong", ["first", "-1", "99999999999"])
-async def test_a_last_event_id_that_is_no_number_is_refused(door: Door, wrong: str) -> None:
-    ticket = await door.submitted()
-    answer = await door.client.get(f"/media/{ticket.media_id}/events", headers={"Last-Event-ID": wrong})
+async def test_a_last_event_id_that_is_no_number_is_refused(media_api: MediaApi, wrong: str) -> None:
+    ticket = await media_api.submitted()
+    answer = await media_api.client.get(f"/media/{ticket.media_id}/events", headers={"Last-Event-ID": wrong})
     problem(answer, 422, "invalid_event_id")

@@ -12,8 +12,8 @@ from leasehold.settings import Settings
 from leasehold.transitions import claims, sweeps
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from tests.api.conftest import MakeKey, Running, client_of, count, serving
-from tests.api.door import JPEG, PNG, Door, problem, put
 from tests.api.driver import TERMS, finish_all
+from tests.api.media_api import JPEG, PNG, MediaApi, problem, put
 from tests.support.bucket import Bucket
 
 
@@ -27,26 +27,26 @@ async def keep_house(api: Running) -> None:
 
 @pytest.mark.parametrize("state", ["INIT", "sent", "refused", "waiting", "running", "READY"])
 async def test_a_deleted_picture_is_gone_with_all_that_was_made_of_it_in_any_state(
-    door: Door, api: Running, rows: Connection, s3: Bucket, state: str
+    media_api: MediaApi, api: Running, rows: Connection, s3: Bucket, state: str
 ) -> None:
-    ticket = await door.ticket()
+    ticket = await media_api.ticket()
     if state != "INIT":
         await put(ticket.upload_url, PNG if state == "refused" else JPEG, "image/jpeg")
     if state in ("refused", "waiting", "running", "READY"):
-        await door.complete(ticket)
+        await media_api.complete(ticket)
     if state == "running":
         (task,) = await rows.fetch("SELECT id FROM task WHERE step = 'resize'")
         (claimed,) = await claims.claim(rows, TERMS, [task["id"]])
     if state == "READY":
         await finish_all(rows, ticket.media_id)
         await api.services.store.put(f"media/{ticket.media_id}/final.webp", b"x", content_type="a/b", metadata={})
-    deleted = await door.client.delete(f"/media/{ticket.media_id}")
+    deleted = await media_api.client.delete(f"/media/{ticket.media_id}")
     assert (deleted.status_code, deleted.content) == (204, b"")
     assert await s3.keys() == []
-    problem(await door.look(ticket), 404, "media_not_found")
-    problem(await door.client.delete(f"/media/{ticket.media_id}"), 404, "media_not_found")
-    problem(await door.complete(ticket), 404, "media_not_found")
-    problem(await door.client.get(f"/media/{ticket.media_id}/events"), 404, "media_not_found")
+    problem(await media_api.look(ticket), 404, "media_not_found")
+    problem(await media_api.client.delete(f"/media/{ticket.media_id}"), 404, "media_not_found")
+    problem(await media_api.complete(ticket), 404, "media_not_found")
+    problem(await media_api.client.get(f"/media/{ticket.media_id}/events"), 404, "media_not_found")
     await put(ticket.upload_url, JPEG, "image/jpeg")  # the URL lives on for a while
     if state == "running":
         assert await rows.fetchval("SELECT status FROM job") == "cancel_requested"
@@ -59,25 +59,25 @@ async def test_a_deleted_picture_is_gone_with_all_that_was_made_of_it_in_any_sta
 
 
 async def test_nobody_elses_picture_is_deleted_and_not_without_the_right(
-    door: Door, api: Running, rows: Connection, make_key: MakeKey
+    media_api: MediaApi, api: Running, rows: Connection, make_key: MakeKey
 ) -> None:
-    ticket = await door.submitted()
+    ticket = await media_api.submitted()
     async with client_of(api.url, (await make_key("rival")).text) as rival:
         problem(await rival.delete(f"/media/{ticket.media_id}"), 404, "media_not_found")
     async with client_of(api.url, (await make_key(scopes=("media:read",))).text) as reader:
         problem(await reader.delete(f"/media/{ticket.media_id}"), 403, "insufficient_scope")
-    assert (await door.look(ticket)).status_code == 200
+    assert (await media_api.look(ticket)).status_code == 200
 
 
 async def test_a_picture_is_kept_for_good_or_for_as_many_days_as_the_setting_says(
-    door: Door, settings: Settings, rows: Connection, make_key: MakeKey
+    media_api: MediaApi, settings: Settings, rows: Connection, make_key: MakeKey
 ) -> None:
-    kept = await door.submitted()
+    kept = await media_api.submitted()
     async with (
         serving(settings.model_copy(update={"media_retention_days": 30})) as api,
         client_of(api.url, (await make_key()).text) as client,
     ):
-        ending = await Door(client).submitted()
+        ending = await MediaApi(client).submitted()
     for ticket in (kept, ending):
         await finish_all(rows, ticket.media_id)
     left = {
@@ -89,10 +89,10 @@ async def test_a_picture_is_kept_for_good_or_for_as_many_days_as_the_setting_say
     assert left == {kept.media_id: None, ending.media_id: timedelta(days=30)}
 
 
-async def test_a_step_may_have_another_priority_than_its_picture(door: Door, rows: Connection) -> None:
-    ticket = await door.upload()
-    answer = await door.complete(ticket, priority="high", step_priority={"webp": "low", "compress": "normal"})
+async def test_a_step_may_have_another_priority_than_its_picture(media_api: MediaApi, rows: Connection) -> None:
+    ticket = await media_api.upload()
+    answer = await media_api.complete(ticket, priority="high", step_priority={"webp": "low", "compress": "normal"})
     assert answer.status_code == 202
     found = await rows.fetch("SELECT step, priority FROM task WHERE job_id = $1", UUID(answer.json()["job_id"]))
     assert {row["step"]: row["priority"] for row in found} == {"resize": 0, "compress": 1, "webp": 2}
-    problem(await door.complete(await door.upload(), step_priority={"other": "low"}), 422, "invalid_request")
+    problem(await media_api.complete(await media_api.upload(), step_priority={"other": "low"}), 422, "invalid_request")

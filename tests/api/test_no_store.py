@@ -11,7 +11,7 @@ from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
 from leasehold.worker.attempts.runner import _as_step_error
 from tests.api.conftest import MakeKey, client_of, serving
-from tests.api.door import problem
+from tests.api.media_api import problem
 
 SCOPES = ("media:write", "conversion:write", "generation:write", "runs:write", "templates:write")
 

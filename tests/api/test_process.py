@@ -19,8 +19,8 @@ from pydantic import SecretStr
 from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, client_of
-from tests.api.door import PNG, Door, problem
 from tests.api.driver import finish_all
+from tests.api.media_api import PNG, MediaApi, problem
 
 MIB = 1024 * 1024
 MOST_RESIDENT = 150 * MIB
@@ -109,11 +109,11 @@ async def test_the_api_loads_no_image_or_model_library() -> None:
 
 async def test_an_api_that_works_stays_small(settings: Settings, make_key: MakeKey, rows: Connection) -> None:
     async with running(settings) as process, client_of(process.url, (await make_key()).text) as client:
-        door = Door(client)
+        media_api = MediaApi(client)
         for _ in range(10):
-            ticket = await door.submitted()
+            ticket = await media_api.submitted()
             await finish_all(rows, ticket.media_id)
-            assert (await door.look(ticket)).json()["status"] == "READY"
+            assert (await media_api.look(ticket)).json()["status"] == "READY"
         assert process.resident < MOST_RESIDENT
 
 
@@ -127,16 +127,16 @@ async def test_no_secret_reaches_a_log_or_an_error(
     answers = []
     async with running(settings, log_format) as process:
         async with client_of(process.url, key.text) as client, client_of(process.url, stranger) as nobody:
-            door = Door(client)
-            ticket = await door.submitted()
-            refused = await door.upload(PNG)
-            answers += [await door.complete(refused), await Door(nobody).ask()]
+            media_api = MediaApi(client)
+            ticket = await media_api.submitted()
+            refused = await media_api.upload(PNG)
+            answers += [await media_api.complete(refused), await MediaApi(nobody).ask()]
             answers += [await client.get(f"/media/{ticket.media_id}?token=query-canary")]
             await rows.execute("DROP TABLE idempotency")
             answers += [await client.post("/upload-url", json=BODY, headers={"Idempotency-Key": "key-canary"})]
             problem(answers[-1], 500, "internal_error")
             await rows.execute("DROP TABLE failure CASCADE")
-            answers += [await door.look(ticket)]
+            answers += [await media_api.look(ticket)]
             problem(answers[-1], 500, "internal_error")
         assert await process.stop() == 0
     everything = process.said + "".join(answer.text for answer in answers)
@@ -175,12 +175,12 @@ async def test_a_process_that_is_told_to_stop_lets_long_polls_and_streams_go(
     settings: Settings, make_key: MakeKey
 ) -> None:
     async with running(settings) as process, client_of(process.url, (await make_key()).text) as client:
-        door = Door(client)
-        ticket = await door.submitted()
+        media_api = MediaApi(client)
+        ticket = await media_api.submitted()
         async with client.stream("GET", f"/media/{ticket.media_id}/events") as stream:
             lines = stream.aiter_lines()
             assert await anext(lines) == "event: submitted"
-            poll = asyncio.create_task(door.look(ticket, params={"wait": 30}))
+            poll = asyncio.create_task(media_api.look(ticket, params={"wait": 30}))
             while "leasehold_http_requests_in_flight 3.0" not in (await client.get("/metrics")).text:
                 assert not poll.done()
             ended = asyncio.create_task(process.stop())

@@ -10,7 +10,7 @@ import pytest
 from leasehold.api.app import make_app
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.crossings.stage import SCOPES
 
 ID = "01a20296-efa1-77b5-9562-ef1771e31abb"

@@ -14,11 +14,11 @@ from leasehold.db.database import Connection
 from leasehold.settings import Settings
 from tests import heif
 from tests.api.conftest import MakeKey, Running, client_of, count, serving
-from tests.api.door import JPEG, PNG, Door, problem, put
+from tests.api.media_api import JPEG, PNG, MediaApi, problem, put
 
 
-async def test_an_upload_url_comes_with_all_that_is_needed_to_use_it(door: Door, settings: Settings) -> None:
-    answer = await door.ask()
+async def test_an_upload_url_comes_with_all_that_is_needed_to_use_it(media_api: MediaApi, settings: Settings) -> None:
+    answer = await media_api.ask()
     said = answer.json()
     assert answer.status_code == 201
     assert said["original_key"] == f"media/{said['media_id']}/original.jpg"
@@ -40,14 +40,16 @@ async def test_an_upload_url_comes_with_all_that_is_needed_to_use_it(door: Door,
         ("image/bmp", "bmp"),
     ],
 )
-async def test_each_accepted_kind_has_its_extension(door: Door, content_type: str, extension: str) -> None:
-    ticket = await door.ticket(content_type=content_type)
+async def test_each_accepted_kind_has_its_extension(media_api: MediaApi, content_type: str, extension: str) -> None:
+    ticket = await media_api.ticket(content_type=content_type)
     assert ticket.original_key.endswith(f"/original.{extension}")
 
 
 @pytest.mark.parametrize("content_type", ["image/heic-sequence", "image/svg+xml", "text/html", "IMAGE/JPEG", ""])
-async def test_a_kind_that_is_not_accepted_gets_no_url(door: Door, rows: Connection, content_type: str) -> None:
-    problem(await door.ask(content_type=content_type), 422, "unsupported_content_type")
+async def test_a_kind_that_is_not_accepted_gets_no_url(
+    media_api: MediaApi, rows: Connection, content_type: str
+) -> None:
+    problem(await media_api.ask(content_type=content_type), 422, "unsupported_content_type")
     assert await count(rows, "media") == 0
 
 
@@ -59,32 +61,32 @@ async def test_heic_is_taken_where_workers_can_decode_it(
     for able in (True, False):
         with_or_without = settings.model_copy(update={"picture_heic": able})
         async with serving(with_or_without) as api, client_of(api.url, key.text) as client:
-            door = Door(client)
+            media_api = MediaApi(client)
             if able:
-                ticket = await door.upload(heif.of(heif.CORNERS), content_type)
+                ticket = await media_api.upload(heif.of(heif.CORNERS), content_type)
                 assert ticket.original_key.endswith("/original.heic" if content_type == "image/heic" else ".heif")
-                assert (await door.complete(ticket)).status_code == 202
+                assert (await media_api.complete(ticket)).status_code == 202
             else:
-                problem(await door.ask(content_type=content_type), 422, "unsupported_content_type")
+                problem(await media_api.ask(content_type=content_type), 422, "unsupported_content_type")
 
 
-async def test_a_picture_that_says_it_is_too_large_gets_no_url(door: Door, settings: Settings) -> None:
-    problem(await door.ask(content_length=settings.picture_max_bytes + 1), 422, "too_large")
+async def test_a_picture_that_says_it_is_too_large_gets_no_url(media_api: MediaApi, settings: Settings) -> None:
+    problem(await media_api.ask(content_length=settings.picture_max_bytes + 1), 422, "too_large")
 
 
-async def test_the_url_refuses_another_content_type(door: Door) -> None:
-    ticket = await door.ticket()
+async def test_the_url_refuses_another_content_type(media_api: MediaApi) -> None:
+    ticket = await media_api.ticket()
     assert (await put(ticket.upload_url, PNG, "image/png")).status_code == 403
 
 
-async def test_the_url_refuses_another_length_than_the_one_it_was_asked_for(door: Door) -> None:
-    ticket = await door.ticket(content_length=len(JPEG))
+async def test_the_url_refuses_another_length_than_the_one_it_was_asked_for(media_api: MediaApi) -> None:
+    ticket = await media_api.ticket(content_length=len(JPEG))
     assert (await put(ticket.upload_url, JPEG + b"more", "image/jpeg")).status_code == 403
     assert (await put(ticket.upload_url, JPEG, "image/jpeg")).status_code == 200
 
 
-async def test_a_file_name_is_kept_for_people_and_cleaned(door: Door, rows: Connection) -> None:
-    ticket = await door.ticket(file_name="../\u202egpj.\x00exe\n" + "e\u0301" * 300)
+async def test_a_file_name_is_kept_for_people_and_cleaned(media_api: MediaApi, rows: Connection) -> None:
+    ticket = await media_api.ticket(file_name="../\u202egpj.\x00exe\n" + "e\u0301" * 300)
     name: str = await rows.fetchval("SELECT file_name FROM media WHERE id = $1", UUID(ticket.media_id))
     assert name.startswith("../gpj.exeé")
     assert len(name.encode()) <= 255
@@ -92,11 +94,11 @@ async def test_a_file_name_is_kept_for_people_and_cleaned(door: Door, rows: Conn
 
 
 async def test_a_completed_upload_becomes_a_job_with_its_limits_and_its_trace(
-    door: Door, rows: Connection, settings: Settings
+    media_api: MediaApi, rows: Connection, settings: Settings
 ) -> None:
-    ticket = await door.upload()
+    ticket = await media_api.upload()
     trace = f"00-{'a' * 32}-{'b' * 16}-01"
-    answer = await door.client.post(
+    answer = await media_api.client.post(
         "/complete-upload",
         json=ticket.completion | {"variants": ["avif", "thumb"], "priority": "high"},
         headers={"X-Request-Id": "my-request", "traceparent": trace},
@@ -120,15 +122,17 @@ async def test_a_completed_upload_becomes_a_job_with_its_limits_and_its_trace(
     assert tuple(media) == ("UPLOADED", len(JPEG), None)
 
 
-async def test_completing_three_times_gives_the_same_answer_and_one_job(door: Door, rows: Connection) -> None:
-    ticket = await door.upload()
-    answers = [await door.complete(ticket) for _ in range(3)]
+async def test_completing_three_times_gives_the_same_answer_and_one_job(media_api: MediaApi, rows: Connection) -> None:
+    ticket = await media_api.upload()
+    answers = [await media_api.complete(ticket) for _ in range(3)]
     await assert_one_job(rows, answers)
 
 
-async def test_completing_ten_times_at_once_gives_the_same_answer_and_one_job(door: Door, rows: Connection) -> None:
-    ticket = await door.upload()
-    answers = await asyncio.gather(*(door.complete(ticket) for _ in range(10)))
+async def test_completing_ten_times_at_once_gives_the_same_answer_and_one_job(
+    media_api: MediaApi, rows: Connection
+) -> None:
+    ticket = await media_api.upload()
+    answers = await asyncio.gather(*(media_api.complete(ticket) for _ in range(10)))
     await assert_one_job(rows, answers)
 
 
@@ -141,31 +145,31 @@ async def assert_one_job(rows: Connection, answers: list[httpx2.Response]) -> No
     assert await rows.fetchval("SELECT count(*) FROM event WHERE kind = 'submitted'") == 1
 
 
-async def test_completing_before_uploading_says_so_and_can_be_repeated_afterwards(door: Door) -> None:
-    ticket = await door.ticket()
-    problem(await door.complete(ticket), 409, "upload_missing")
+async def test_completing_before_uploading_says_so_and_can_be_repeated_afterwards(media_api: MediaApi) -> None:
+    ticket = await media_api.ticket()
+    problem(await media_api.complete(ticket), 409, "upload_missing")
     await put(ticket.upload_url, JPEG, "image/jpeg")
-    assert (await door.complete(ticket)).status_code == 202
+    assert (await media_api.complete(ticket)).status_code == 202
 
 
-async def test_another_key_than_the_one_given_out_is_refused(door: Door, rows: Connection) -> None:
-    mine, other = await door.upload(), await door.upload()
-    problem(await door.complete(mine, original_key=other.original_key), 422, "wrong_key")
+async def test_another_key_than_the_one_given_out_is_refused(media_api: MediaApi, rows: Connection) -> None:
+    mine, other = await media_api.upload(), await media_api.upload()
+    problem(await media_api.complete(mine, original_key=other.original_key), 422, "wrong_key")
     assert await count(rows, "job") == 0
-    assert (await door.complete(mine)).status_code == 202
+    assert (await media_api.complete(mine)).status_code == 202
 
 
-async def test_an_unknown_media_cannot_be_completed(door: Door) -> None:
-    ticket = await door.ticket()
-    problem(await door.complete(ticket, media_id=str(uuid4())), 404, "media_not_found")
+async def test_an_unknown_media_cannot_be_completed(media_api: MediaApi) -> None:
+    ticket = await media_api.ticket()
+    problem(await media_api.complete(ticket, media_id=str(uuid4())), 404, "media_not_found")
 
 
 async def test_another_tenants_media_cannot_be_completed(
-    door: Door, api: Running, make_key: MakeKey, rows: Connection
+    media_api: MediaApi, api: Running, make_key: MakeKey, rows: Connection
 ) -> None:
-    ticket = await door.upload()
+    ticket = await media_api.upload()
     async with client_of(api.url, (await make_key("rival")).text) as rival:
-        problem(await Door(rival).complete(ticket), 404, "media_not_found")
+        problem(await MediaApi(rival).complete(ticket), 404, "media_not_found")
     assert await count(rows, "job") == 0
 
 
@@ -179,11 +183,11 @@ async def test_another_tenants_media_cannot_be_completed(
     ],
 )
 async def test_a_bad_object_is_refused_and_the_media_says_why(
-    door: Door, rows: Connection, data: bytes, declared: str, code: str
+    media_api: MediaApi, rows: Connection, data: bytes, declared: str, code: str
 ) -> None:
-    ticket = await door.upload(data, declared)
-    said = problem(await door.complete(ticket), 422, code)
-    seen = (await door.look(ticket)).json()
+    ticket = await media_api.upload(data, declared)
+    said = problem(await media_api.complete(ticket), 422, code)
+    seen = (await media_api.look(ticket)).json()
     assert seen["status"] == "FAILED"
     assert seen["error"] == {"code": code, "message": said["detail"], "retryable": False}
     assert await count(rows, "job") == 0
@@ -192,30 +196,32 @@ async def test_a_bad_object_is_refused_and_the_media_says_why(
 async def test_an_object_over_the_limit_is_refused_by_its_real_size(settings: Settings, make_key: MakeKey) -> None:
     small = settings.model_copy(update={"picture_max_bytes": len(JPEG) - 1})
     async with serving(small) as api, client_of(api.url, (await make_key()).text) as client:
-        door = Door(client)
-        ticket = await door.upload()
-        problem(await door.complete(ticket), 422, "too_large")
-        assert (await door.look(ticket)).json()["error"]["code"] == "too_large"
+        media_api = MediaApi(client)
+        ticket = await media_api.upload()
+        problem(await media_api.complete(ticket), 422, "too_large")
+        assert (await media_api.look(ticket)).json()["error"]["code"] == "too_large"
 
 
-async def test_a_refused_media_stays_refused_whatever_is_uploaded_afterwards(door: Door, rows: Connection) -> None:
-    ticket = await door.upload(PNG)
-    problem(await door.complete(ticket), 422, "mislabelled")
+async def test_a_refused_media_stays_refused_whatever_is_uploaded_afterwards(
+    media_api: MediaApi, rows: Connection
+) -> None:
+    ticket = await media_api.upload(PNG)
+    problem(await media_api.complete(ticket), 422, "mislabelled")
     await put(ticket.upload_url, JPEG, "image/jpeg")
-    problem(await door.complete(ticket), 422, "mislabelled")
+    problem(await media_api.complete(ticket), 422, "mislabelled")
     assert await count(rows, "job") == 0
 
 
-async def test_refusing_ten_times_at_once_gives_the_same_answer(door: Door) -> None:
-    ticket = await door.upload(PNG)
-    for answer in await asyncio.gather(*(door.complete(ticket) for _ in range(10))):
+async def test_refusing_ten_times_at_once_gives_the_same_answer(media_api: MediaApi) -> None:
+    ticket = await media_api.upload(PNG)
+    for answer in await asyncio.gather(*(media_api.complete(ticket) for _ in range(10))):
         problem(answer, 422, "mislabelled")
 
 
-async def test_an_upload_that_was_forgotten_meanwhile_is_not_taken_in(door: Door, rows: Connection) -> None:
-    ticket = await door.upload()
+async def test_an_upload_that_was_forgotten_meanwhile_is_not_taken_in(media_api: MediaApi, rows: Connection) -> None:
+    ticket = await media_api.upload()
     await rows.execute("UPDATE media SET expires_at = clock_timestamp() - interval '1 second'")
-    problem(await door.complete(ticket), 409, "upload_expired")
+    problem(await media_api.complete(ticket), 409, "upload_expired")
     assert await count(rows, "job") == 0
 
 
@@ -229,9 +235,9 @@ async def test_an_upload_that_was_forgotten_meanwhile_is_not_taken_in(door: Door
         ({"surprise": 1}, "#/surprise"),
     ],
 )
-async def test_a_wrong_field_is_pointed_at(door: Door, change: dict[str, Any], pointer: str) -> None:
-    ticket = await door.ticket()
-    said = problem(await door.complete(ticket, **change), 422, "invalid_request")
+async def test_a_wrong_field_is_pointed_at(media_api: MediaApi, change: dict[str, Any], pointer: str) -> None:
+    ticket = await media_api.ticket()
+    said = problem(await media_api.complete(ticket, **change), 422, "invalid_request")
     assert [error["pointer"] for error in said["errors"]] == [pointer]
     assert all(error["detail"] for error in said["errors"])
 
@@ -239,15 +245,17 @@ async def test_a_wrong_field_is_pointed_at(door: Door, change: dict[str, Any], p
 async def test_submissions_need_no_broker(settings: Settings, make_key: MakeKey, rows: Connection) -> None:
     nowhere = settings.model_copy(update={"amqp_url": SecretStr("amqp://guest:guest@127.0.0.1:1/")})
     async with serving(nowhere) as api, client_of(api.url, (await make_key()).text) as client:
-        await Door(client).submitted()
+        await MediaApi(client).submitted()
     # The hint waits in the outbox for a relay.
     assert await rows.fetchval("SELECT count(*) FROM outbox") == 1
     assert await rows.fetchval("SELECT status FROM job") == "pending"
 
 
-async def test_the_hint_is_published_as_soon_as_the_job_is_written(door: Door, api: Running, rows: Connection) -> None:
-    ticket = await door.submitted()
+async def test_the_hint_is_published_as_soon_as_the_job_is_written(
+    media_api: MediaApi, api: Running, rows: Connection
+) -> None:
+    ticket = await media_api.submitted()
     while (await rows.fetchval("SELECT status FROM job")) != "queued":
-        found = await door.look(ticket, params={"wait": 5})
+        found = await media_api.look(ticket, params={"wait": 5})
         assert found.status_code == 200
     assert await count(rows, "outbox") == 0

@@ -7,12 +7,12 @@ from collections.abc import AsyncIterator
 import pytest
 
 from bench.scale import Scale
-from bench.stand import Stand
+from bench.testbed import Testbed
 
 
 @pytest.fixture(scope="session")
-async def stand() -> AsyncIterator[Stand]:
-    async with Stand() as started:
+async def testbed() -> AsyncIterator[Testbed]:
+    async with Testbed() as started:
         yield started
 
 

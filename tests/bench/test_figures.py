@@ -12,7 +12,7 @@ from bench.__main__ import FIGURES, parse
 from bench.figure import Curve, Figure, Goal
 from bench.machine import describe
 from bench.scale import Scale
-from bench.stand import Stand
+from bench.testbed import Testbed
 
 FIELDS = {"name", "unit", "median", "min", "max", "runs", "load", "goal", "met", "details"}
 #: figure -> how many rows it gives
@@ -41,16 +41,16 @@ def test_the_figures_can_be_drawn(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-async def test_a_figure_gives_a_number_for_every_run(name: str, stand: Stand, scale: Scale) -> None:
-    figures = await FIGURES[name](stand, scale)
+async def test_a_figure_gives_a_number_for_every_run(name: str, testbed: Testbed, scale: Scale) -> None:
+    figures = await FIGURES[name](testbed, scale)
     assert len(figures) == ROWS[name]
     assert all(len(figure.runs) == len(figure.load) == scale.runs for figure in figures)
     assert all(run >= 0 for figure in figures if figure.unit != "%" for run in figure.runs)
 
 
-async def test_jobs_measured_over_amqp_were_claimed_by_hints(stand: Stand, scale: Scale) -> None:
+async def test_jobs_measured_over_amqp_were_claimed_by_hints(testbed: Testbed, scale: Scale) -> None:
     two_workers_by_hint_one_without_a_broker = (throughput.CASES[1], throughput.CASES[-2])
-    by_hint, by_look = await throughput.measure(stand, scale, two_workers_by_hint_one_without_a_broker)
+    by_hint, by_look = await throughput.measure(testbed, scale, two_workers_by_hint_one_without_a_broker)
     (claims,) = by_hint.details["claims"]
     assert claims["hint"] + claims["look"] == scale.jobs
     assert claims["look"] <= 0.1 * scale.jobs  # the slot that is kept for whose turn it is
@@ -59,16 +59,16 @@ async def test_jobs_measured_over_amqp_were_claimed_by_hints(stand: Stand, scale
     assert min(by_hint.runs + by_look.runs) > 0
 
 
-async def test_what_is_kept_tells_the_runs_and_the_machine(stand: Stand, tmp_path: Path) -> None:
+async def test_what_is_kept_tells_the_runs_and_the_machine(testbed: Testbed, tmp_path: Path) -> None:
     figure = Figure("f", "ms", (1.0, 2.0), (0.5, 0.5))
-    report.write(tmp_path / "figures.json", describe() | {"servers": await stand.servers()}, [figure])
+    report.write(tmp_path / "figures.json", describe() | {"servers": await testbed.servers()}, [figure])
     kept = orjson.loads((tmp_path / "figures.json").read_bytes())
     assert kept.keys() == {"measured_at", "machine", "figures"}
     assert kept["figures"][0].keys() == FIELDS
 
 
-async def test_what_is_measured_waits_for_the_disk(stand: Stand) -> None:
-    servers = await stand.servers()
+async def test_what_is_measured_waits_for_the_disk(testbed: Testbed) -> None:
+    servers = await testbed.servers()
     assert {servers[f"postgresql {name}"] for name in ("fsync", "synchronous_commit", "full_page_writes")} == {"on"}
 
 

@@ -36,15 +36,15 @@ async def two(database_url: str) -> AsyncIterator[Two]:
 
 
 @pytest.fixture
-async def lanes(postgres: Databases, migrated_template: str) -> AsyncIterator[list[Two]]:
+async def batchers(postgres: Databases, migrated_template: str) -> AsyncIterator[list[Two]]:
     """Two connections to each of some databases, where cases run side by side. Within one database they cannot: what
     time does, it does to everything there.
     """
     urls = [await postgres.create_database(migrated_template) for _ in range(LANES)]
     opened = [await _two(url) for url in urls]
     yield opened
-    for lane in opened:
-        await lane.close()
+    for batcher in opened:
+        await batcher.close()
     for url in urls:
         await postgres.drop_database(url)
 

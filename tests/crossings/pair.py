@@ -26,16 +26,16 @@ class Two:
 Judge: TypeAlias = Callable[[Two, _T], Awaitable[object | None]]
 
 
-async def surprises(lanes: Sequence[Two], cases: Iterable[_T], judge: Judge[_T]) -> list[object]:
+async def surprises(batchers: Sequence[Two], cases: Iterable[_T], judge: Judge[_T]) -> list[object]:
     """What `judge` found of all cases. The history of every job that they leave behind adds up."""
     waiting = iter(cases)
-    found = await asyncio.gather(*(_along(lane, waiting, judge) for lane in lanes))
+    found = await asyncio.gather(*(_along(batcher, waiting, judge) for batcher in batchers))
     return [one for of_lane in found for one in of_lane]
 
 
 async def _along(
-    lane: Two, waiting: Iterator[_T], judge: Callable[[Two, _T], Awaitable[object | None]]
+    batcher: Two, waiting: Iterator[_T], judge: Callable[[Two, _T], Awaitable[object | None]]
 ) -> list[object]:
-    found = [one for case in waiting if (one := await judge(lane, case)) is not None]
-    await assert_histories(lane.first)
+    found = [one for case in waiting if (one := await judge(batcher, case)) is not None]
+    await assert_histories(batcher.first)
     return found

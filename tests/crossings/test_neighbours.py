@@ -8,7 +8,7 @@ from uuid import uuid4
 import pytest
 
 from leasehold.db.database import Connection
-from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict
 from leasehold.domain.pipeline import Concurrency
 from leasehold.domain.registry import Pipelines
@@ -79,7 +79,7 @@ async def test_a_newcomer_meets_a_limit(two: Two) -> None:
     surprises = []
     for state, cell in LIMIT["limit"].items():
         other = Case()
-        await limits.declare(two.first, [other.template.pipeline], Gate(other.tenant, "tenant", at_most=1))
+        await limits.declare(two.first, [other.template.pipeline], ConcurrencyLimit(other.tenant, "tenant", at_most=1))
         await put_into(two.first, other, state)
         await let_in(two.first, other)
         came = (await arrive(two.first, other), await other.state(two.first))
@@ -94,7 +94,7 @@ async def test_who_waits_is_let_in_once_the_run_before_has_ended_however_it_ends
     template = known("queue_same_scope") if rule == "queue" else known()
     before = Case(template=template)
     if rule == "limit":
-        await limits.declare(two.first, [template.pipeline], Gate(before.tenant, "tenant", at_most=1))
+        await limits.declare(two.first, [template.pipeline], ConcurrencyLimit(before.tenant, "tenant", at_most=1))
     await put_into(two.first, before, ENDS[end])
     waiting = [Case(before.tenant, template) for _ in range(2)]
     for one in waiting:
@@ -166,7 +166,7 @@ def ruled(rule: str) -> Known:
     return known(cast("Concurrency", rule if rule == "allow" else f"{rule}_same_scope"))
 
 
-async def test_a_schedule_fires_while_its_run_before_is_in_some_state(lanes: list[Two]) -> None:
+async def test_a_schedule_fires_while_its_run_before_is_in_some_state(batchers: list[Two]) -> None:
     async def judge(two: Two, of: tuple[str, str, str]) -> object | None:
         policy, state, cell = of
         rule, overlap = policy.split("+")
@@ -178,10 +178,10 @@ async def test_a_schedule_fires_while_its_run_before_is_in_some_state(lanes: lis
 
     cases = [(policy, state, cell) for policy, row in OVERLAPS.items() for state, cell in row.items()]
     cases += [(policy, state, f"pending/{state}") for policy in OVERLAPS for state in ENDED]
-    assert await surprises(lanes, cases, judge) == []
+    assert await surprises(batchers, cases, judge) == []
 
 
-async def test_a_schedule_meets_a_run_by_hand_of_its_scope_as_a_newcomer_does(lanes: list[Two]) -> None:
+async def test_a_schedule_meets_a_run_by_hand_of_its_scope_as_a_newcomer_does(batchers: list[Two]) -> None:
     """The overlap policy is about the schedule's own runs."""
 
     async def judge(two: Two, of: tuple[str, str, str, str]) -> object | None:
@@ -199,4 +199,4 @@ async def test_a_schedule_meets_a_run_by_hand_of_its_scope_as_a_newcomer_does(la
         for overlap in overlaps
         for state, cell in row.items()
     ]
-    assert await surprises(lanes, cases, judge) == []
+    assert await surprises(batchers, cases, judge) == []

@@ -12,8 +12,8 @@ import httpx2
 
 from leasehold.db.database import Connection
 from leasehold.transitions import sweeps
-from tests.api.door import JPEG, PNG, Door, Ticket, put
 from tests.api.driver import claim_step, fail_step, finish_all, finish_step
+from tests.api.media_api import JPEG, PNG, MediaApi, Ticket, put
 from tests.crossings.expectations import PICTURED, table
 from tests.crossings.stage import Stage, Tenant, side_by_side
 from tests.factories import assert_histories
@@ -24,17 +24,17 @@ STATES = tuple(EXPECTED["get"])
 
 @dataclass
 class Picture:
-    door: Door
+    media_api: MediaApi
     ticket: Ticket
 
     async def get(self) -> httpx2.Response:
-        return await self.door.look(self.ticket)
+        return await self.media_api.look(self.ticket)
 
     async def take(self) -> httpx2.Response:
-        return await self.door.complete(self.ticket)
+        return await self.media_api.complete(self.ticket)
 
     async def delete(self) -> httpx2.Response:
-        return await self.door.client.delete(f"/media/{self.ticket.media_id}")
+        return await self.media_api.client.delete(f"/media/{self.ticket.media_id}")
 
 
 VERBS: dict[str, Callable[[Picture], Awaitable[httpx2.Response]]] = {
@@ -45,9 +45,9 @@ VERBS: dict[str, Callable[[Picture], Awaitable[httpx2.Response]]] = {
 
 
 async def put_into(stage: Stage, tenant: Tenant, state: str) -> Picture:
-    door = Door(tenant.http)
-    ticket = await door.ticket()
-    picture = Picture(door, ticket)
+    media_api = MediaApi(tenant.http)
+    ticket = await media_api.ticket()
+    picture = Picture(media_api, ticket)
     if state == "asked":
         return picture
     await put(ticket.upload_url, PNG if state == "refused" else JPEG, "image/jpeg")

@@ -71,7 +71,7 @@ def test_the_sequences_have_each_verb_before_each_other(state: str) -> None:
     assert found == {(one, other) for one in EXPECTED for other in EXPECTED}
 
 
-async def test_a_verb_does_in_each_state_what_the_table_says(lanes: list[Two]) -> None:
+async def test_a_verb_does_in_each_state_what_the_table_says(batchers: list[Two]) -> None:
     async def judge(two: Two, of: tuple[str, str]) -> object | None:
         verb, state = of
         case = Case()
@@ -80,10 +80,10 @@ async def test_a_verb_does_in_each_state_what_the_table_says(lanes: list[Two]) -
         came = (await DEEDS[verb](two.first, case), await case.state(two.first))
         return None if fits(came, expected(verb, state)) else (verb, state, came, expected(verb, state))
 
-    assert await surprises(lanes, [(verb, state) for verb in EXPECTED for state in STATES], judge) == []
+    assert await surprises(batchers, [(verb, state) for verb in EXPECTED for state in STATES], judge) == []
 
 
-async def test_while_a_queue_is_paused_every_verb_but_claiming_does_what_it_always_does(lanes: list[Two]) -> None:
+async def test_while_a_queue_is_paused_every_verb_but_claiming_does_what_it_always_does(batchers: list[Two]) -> None:
     async def judge(two: Two, of: tuple[str, str]) -> object | None:
         verb, state = of
         case = Case()
@@ -94,11 +94,11 @@ async def test_while_a_queue_is_paused_every_verb_but_claiming_does_what_it_alwa
         wanted = (False, state) if verb == "claim" else expected(verb, state)
         return None if fits(came, wanted) else (verb, state, came, wanted)
 
-    assert await surprises(lanes, [(verb, state) for verb in EXPECTED for state in STATES], judge) == []
+    assert await surprises(batchers, [(verb, state) for verb in EXPECTED for state in STATES], judge) == []
 
 
 @pytest.mark.parametrize("state", BASES)
-async def test_verbs_one_after_the_other_do_what_each_would(lanes: list[Two], state: str) -> None:
+async def test_verbs_one_after_the_other_do_what_each_would(batchers: list[Two], state: str) -> None:
     async def judge(two: Two, verbs: Verbs) -> object | None:
         case, now = Case(), state
         await put_into(two.first, case, state)
@@ -111,11 +111,11 @@ async def test_verbs_one_after_the_other_do_what_each_would(lanes: list[Two], st
             now = wanted[1]
         return None
 
-    assert await surprises(lanes, one_after_the_other(state), judge) == []
+    assert await surprises(batchers, one_after_the_other(state), judge) == []
 
 
 @pytest.mark.parametrize("state", BASES)
-async def test_two_verbs_at_once_do_what_they_would_in_one_order_or_the_other(lanes: list[Two], state: str) -> None:
+async def test_two_verbs_at_once_do_what_they_would_in_one_order_or_the_other(batchers: list[Two], state: str) -> None:
     async def judge(two: Two, pair: tuple[str, str]) -> object | None:
         first, second = pair
         case = Case()
@@ -138,4 +138,4 @@ async def test_two_verbs_at_once_do_what_they_would_in_one_order_or_the_other(la
         for first, second in combinations_with_replacement(EXPECTED, 2)
         if expected(first, state)[0] or expected(second, state)[0]
     ]
-    assert await surprises(lanes, pairs, judge) == []
+    assert await surprises(batchers, pairs, judge) == []

@@ -110,7 +110,7 @@ HISTORIES: dict[str, tuple[Deed, Deed, Deed]] = {
 }
 
 
-async def test_who_watches_is_told_once_how_a_run_ended(lanes: list[Two]) -> None:
+async def test_who_watches_is_told_once_how_a_run_ended(batchers: list[Two]) -> None:
     async def judge(two: Two, of: tuple[str, str, str]) -> object | None:
         history, end, cell = of
         before, during, after = HISTORIES[history]
@@ -126,10 +126,10 @@ async def test_who_watches_is_told_once_how_a_run_ended(lanes: list[Two]) -> Non
         return None if (came := await told(c, case)) == cell else (history, end, came, cell)
 
     cases = [(history, end, cell) for history, row in table(TOLD).items() for end, cell in row.items()]
-    assert await surprises(lanes, cases, judge) == []
+    assert await surprises(batchers, cases, judge) == []
 
 
-async def test_a_run_that_goes_on_is_told_of_again_however_long_the_dispatch_takes(lanes: list[Two]) -> None:
+async def test_a_run_that_goes_on_is_told_of_again_however_long_the_dispatch_takes(batchers: list[Two]) -> None:
     """Retried before or after anybody heard of its first end, by a webhook that came first or in between."""
 
     async def judge(two: Two, of: tuple[str, bool]) -> object | None:
@@ -154,4 +154,4 @@ async def test_a_run_that_goes_on_is_told_of_again_however_long_the_dispatch_tak
         return None if (came := await told(c, case)) == wanted else (of, came)
 
     cases = [(when, at_once) for when in ("before", "between", "after") for at_once in (True, False)]
-    assert await surprises(lanes, cases, judge) == []
+    assert await surprises(batchers, cases, judge) == []

@@ -10,7 +10,7 @@ from typing import Any
 from uuid import UUID, uuid4
 
 from leasehold.db.database import Connection
-from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
@@ -20,7 +20,7 @@ from leasehold.evaluation.templates import Known
 from leasehold.transitions import claims, gates, jobs, limits, runs, settlements, sweeps
 from leasehold.transitions.claims import LeaseTerms
 from leasehold.transitions.runs import NewRun
-from leasehold.transitions.settlements import Completion, Failure, Parking, Settled, Verdict
+from leasehold.transitions.settlements import Completion, Failure, Settled, Snoozing, Verdict
 from leasehold.transitions.wakes import wake
 
 HOUR = 3600.0
@@ -61,8 +61,8 @@ class Case:
         return NewRun(self.template, self.tenant, {}, **({"id": self.run, "keep_seconds": 3600} | more))
 
     @property
-    def limit(self) -> Gate:
-        return Gate(self.tenant, f"template:{self.template.template.type}", at_most=0)
+    def limit(self) -> ConcurrencyLimit:
+        return ConcurrencyLimit(self.tenant, f"template:{self.template.template.type}", at_most=0)
 
     async def task(self, c: Connection) -> UUID:
         found: UUID = await c.fetchval("SELECT id FROM task WHERE job_id = $1", self.run)
@@ -216,7 +216,7 @@ VERBS: dict[str, Callable[[Connection, Case], Awaitable[bool]]] = {
     "complete": _by_lease(lambda c, lease: settlements.complete(c, [Completion(lease)])),
     "fail": _by_lease(lambda c, lease: settlements.fail(c, [Failure(lease, "error", "e", "m", True, HOUR)])),
     "die": _by_lease(lambda c, lease: settlements.fail(c, [Failure(lease, "error", "e", "m", False, 0.0)])),
-    "snooze": _by_lease(lambda c, lease: settlements.wait_until(c, [Parking(lease, HOUR)])),
+    "snooze": _by_lease(lambda c, lease: settlements.wait_until(c, [Snoozing(lease, HOUR)])),
     "release": _by_lease(lambda c, lease: settlements.release(c, [lease])),
     "ack": _by_lease(lambda c, lease: settlements.acknowledge_cancel(c, [lease])),
     "renew": _renew,

@@ -18,7 +18,7 @@ from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.generation.conftest import SCOPES, SECONDS, Client
 from tests.generation.simulator.server import Simulator
 

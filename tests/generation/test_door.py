@@ -15,7 +15,7 @@ from leasehold.settings import Settings
 from leasehold.transitions import sweeps
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.generation.conftest import SCOPES, Client
 from tests.generation.simulator.server import Simulator
 from tests.generation.simulator.work import picture

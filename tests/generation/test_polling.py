@@ -10,7 +10,7 @@ import pytest
 
 from leasehold.db.database import Connection
 from leasehold.worker.worker import Worker
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.generation.conftest import Client
 
 

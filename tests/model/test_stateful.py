@@ -33,7 +33,7 @@ from leasehold.domain.pipeline import Pipeline
 from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs, settlements, sweeps
 from leasehold.transitions.claims import Claimed
-from leasehold.transitions.settlements import Completion, Failure, Parking, Part, Settled, Spreading, Verdict
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Settled, Snoozing, Verdict
 from tests.factories import DIAMOND, ONE, THREE, Rows, terms
 from tests.model.promises import Known, assert_promises
 
@@ -50,7 +50,7 @@ SETTLEMENTS: dict[str, Settle] = {
     "error": lambda c, leases: settlements.fail(c, [Failure(x, "error", "c", "m", True, 0.0) for x in leases]),
     "crash": lambda c, leases: settlements.fail(c, [Failure(x, "crash", "c", "m", True, 60.0) for x in leases]),
     "for good": lambda c, leases: settlements.fail(c, [Failure(x, "error", "c", "m", False, 0.0) for x in leases]),
-    "park": lambda c, leases: settlements.wait_until(c, [Parking(lease, 60.0, {"n": 1}) for lease in leases]),
+    "park": lambda c, leases: settlements.wait_until(c, [Snoozing(lease, 60.0, {"n": 1}) for lease in leases]),
     "release": settlements.release,
     "acknowledge": settlements.acknowledge_cancel,
 }
@@ -89,7 +89,7 @@ class Verbs(RuleBasedStateMachine):
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         return self.runner.run(work)
 
-    def together(self, *work: Awaitable[Any]) -> list[Any]:
+    def gather_or_cancel(self, *work: Awaitable[Any]) -> list[Any]:
         """Each on a connection of its own, at the same time."""
 
         async def all_of_it() -> list[Any]:
@@ -242,7 +242,7 @@ class Verbs(RuleBasedStateMachine):
         step = f"part{len(self.job_of)}"  # of its own, so that a step may spread more than once
         said = [Part(step, "default", 2, "one.only", number) for number in range(parts)]
         before = self.row(lease.task_id)
-        outcome = self.run(settlements.fan_out(self.connections[0], [Spreading(lease, said)]))
+        outcome = self.run(settlements.fan_out(self.connections[0], [FanningOut(lease, said)]))
         self._judge(lease, before, outcome.verdicts[lease.task_id])
         fresh = self._learn(job)
         return multiple(*(fresh or [lease.task_id] * parts))
@@ -261,7 +261,7 @@ class Verbs(RuleBasedStateMachine):
     @rule(target=leases, task=tasks)
     def two_workers_race_for_a_task(self, task: UUID) -> Any:
         before = self.row(task)
-        answers = self.together(
+        answers = self.gather_or_cancel(
             *(claims.claim(self.connections[n], self.workers[n], [task]) for n in (0, 1)),
         )
         won = [claimed for found in answers for claimed in found]
@@ -274,7 +274,7 @@ class Verbs(RuleBasedStateMachine):
         if lapses:
             self.the_lease_lapses(lease.task_id)
         before = self.row(lease.task_id)
-        outcome, taken, _ = self.together(
+        outcome, taken, _ = self.gather_or_cancel(
             SETTLEMENTS[how](self.connections[0], [lease]),
             claims.claim(self.connections[1], self.workers[1], [lease.task_id]),
             sweeps.expire_leases(self.connections[2], [], MAX_LOSSES),

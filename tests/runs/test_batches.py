@@ -9,7 +9,7 @@ from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, count, serving
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.runs.conftest import SCOPES, Client, step_of
 from tests.runs.test_limits import template
 

@@ -12,7 +12,7 @@ from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from tests.api.conftest import client_of, count, serving
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.runs.conftest import SCOPES, Client
 from tests.runs.test_limits import template
 

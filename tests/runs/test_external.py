@@ -16,7 +16,7 @@ from leasehold.security.credentials import create_key
 from leasehold.transitions import sweeps
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client, step_of
 

@@ -22,7 +22,7 @@ from leasehold.settings import Settings
 from leasehold.transitions import sweeps
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from tests.api.conftest import Running
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client
 from tests.runs.test_external import claim, settle

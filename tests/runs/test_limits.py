@@ -9,7 +9,7 @@ from uuid import UUID
 import pytest
 
 from leasehold.db.database import Connection, connect
-from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.limits import rates
 from leasehold.security.credentials import create_key
@@ -19,7 +19,7 @@ from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.settlements import Completion
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.factories import Rows, assert_history, terms
 from tests.runs.conftest import SCOPES, Client
 
@@ -77,7 +77,7 @@ async def test_a_newer_run_replaces_those_before_it(client: Client) -> None:
 async def test_no_more_run_at_once_than_the_limit_lets_in(rows: Connection, settings: Settings, at_most: int) -> None:
     """Three processes let in, run and settle as fast as they can; a witness counts."""
     names = [("t", "queue:default")]
-    made = [NewJob(ONE, "t", gates=[Gate("t", "queue:default", at_most)]) for _ in range(40)]
+    made = [NewJob(ONE, "t", gates=[ConcurrencyLimit("t", "queue:default", at_most)]) for _ in range(40)]
     async with rows.transaction():
         await jobs.submit(rows, made)
     connections = [await connect(settings, "test") for _ in range(3)]
@@ -105,7 +105,7 @@ async def test_no_more_run_at_once_than_the_limit_lets_in(rows: Connection, sett
 
 
 async def test_no_more_start_within_a_minute_than_the_limit_lets_in(rows: Connection) -> None:
-    gate = Gate("t", "template:one", per_minute=3)
+    gate = ConcurrencyLimit("t", "template:one", per_minute=3)
     async with rows.transaction():
         await jobs.submit(rows, [NewJob(ONE, "t", gates=[gate]) for _ in range(5)])
     assert len(await gates.admit(rows, [("t", "template:one")])) == 3
@@ -115,7 +115,7 @@ async def test_no_more_start_within_a_minute_than_the_limit_lets_in(rows: Connec
 
 
 async def test_a_job_needs_room_at_all_its_gates_and_keeps_nobody_else_out(rows: Connection) -> None:
-    narrow, wide = Gate("t", "narrow", at_most=0), Gate("t", "wide", at_most=5)
+    narrow, wide = ConcurrencyLimit("t", "narrow", at_most=0), ConcurrencyLimit("t", "wide", at_most=5)
     async with rows.transaction():
         await jobs.submit(rows, [NewJob(ONE, "t", gates=[narrow, wide]), NewJob(ONE, "t", gates=[wide])])
     assert len(await gates.admit(rows, [("t", "wide"), ("t", "narrow")])) == 1

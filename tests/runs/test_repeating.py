@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from leasehold.settings import Settings
 from tests.api.conftest import Running, client_of
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.runs.conftest import Client
 
 STEPS = [{"id": "only", "queue": "q"}]

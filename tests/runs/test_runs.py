@@ -12,7 +12,7 @@ import time_machine
 
 from leasehold.db.database import Connection
 from leasehold.worker.worker import Worker
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client, step_of
 

@@ -11,7 +11,7 @@ from leasehold.db.database import Connection
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.settings import Settings
 from leasehold.transitions import gates, sweeps, webhooks
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from leasehold.worker.worker import Worker
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.runs.conftest import Client
 
 STEP = {"id": "only", "worker_type": "external", "queue": "q"}

@@ -9,7 +9,7 @@ import pytest
 
 from leasehold.db.database import Connection
 from leasehold.transitions import gates, sweeps
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client
 

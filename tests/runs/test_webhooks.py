@@ -21,7 +21,7 @@ from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.runs.conftest import SCOPES, Client
 
 

@@ -6,18 +6,18 @@ import asyncio
 from typing import Any
 
 from leasehold.broker.base import Delivery
-from leasehold.worker.claiming.slots import Crew
+from leasehold.worker.claiming.slots import SlotPool
 from leasehold.worker.main import main
 
 _UNTIL_THE_BROKER_KNOWS = 0.3  # seconds
 
 if __name__ == "__main__":
-    follow = Crew._follow
+    follow = SlotPool._follow
 
     async def acknowledged_first(self: Any, delivery: Delivery) -> None:
         await delivery.ack()
         await asyncio.sleep(_UNTIL_THE_BROKER_KNOWS)
         await follow(self, delivery)
 
-    Crew._follow = acknowledged_first  # type: ignore[method-assign]  # the order is what this worker has wrong
+    SlotPool._follow = acknowledged_first  # type: ignore[method-assign]  # the order is what this worker has wrong
     main()

@@ -26,7 +26,7 @@ from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs
 from leasehold.transitions.jobs import NewJob
 from tests.api.conftest import client_of
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.factories import ONE, Rows
 from tests.security.test_limits import SCOPES, TENANT, World, _past, world
 

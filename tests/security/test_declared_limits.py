@@ -22,13 +22,13 @@ from leasehold.api.auth.security import (
     TEMPLATES_WRITE,
 )
 from leasehold.db.database import Connection, connect
-from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import gates, jobs, limits
 from leasehold.transitions.jobs import NewJob
 from tests.api.conftest import client_of, serving
-from tests.api.door import Door, problem
+from tests.api.media_api import MediaApi, problem
 from tests.factories import ONE
 
 SCOPES = (
@@ -60,8 +60,8 @@ async def http(settings: Settings, rows: Connection) -> AsyncIterator[httpx2.Asy
 
 
 async def picture(http: httpx2.AsyncClient, _number: int) -> UUID:
-    door = Door(http)
-    answer = await door.complete(await door.upload())
+    media_api = MediaApi(http)
+    answer = await media_api.complete(await media_api.upload())
     return UUID(answer.json()["job_id"])
 
 
@@ -178,7 +178,7 @@ async def test_a_tenants_own_bound_goes_before_everybodys(http: httpx2.AsyncClie
 async def test_a_limit_that_is_lifted_while_a_job_is_written_does_not_come_back_with_it(
     rows: Connection, owner: str, key: str
 ) -> None:
-    await limits.declare(rows, [ONE], Gate(owner, key, at_most=0))
+    await limits.declare(rows, [ONE], ConcurrencyLimit(owner, key, at_most=0))
     job = NewJob(ONE, TENANT)
     declared = await rows.fetch("SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared")
     job = replace(job, gates=limits.gates_of(declared, TENANT, ONE, {}))

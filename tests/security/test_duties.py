@@ -16,7 +16,7 @@ from leasehold.broker import make_broker
 from leasehold.broker.announcer import Announcer
 from leasehold.db.database import Connection, connect, make_pool
 from leasehold.domain import cron
-from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Invalid
 from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline, Step
@@ -36,7 +36,7 @@ from leasehold.worker.maintenance.housekeeping import Housekeeping
 from leasehold.worker.maintenance.relay import Relay
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running, client_of
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.factories import ONE, Rows
 from tests.runs.conftest import SCOPES
 from tests.runs.work import pipelines
@@ -320,7 +320,7 @@ async def test_a_cancel_that_cannot_be_ended_keeps_back_no_other(verbs: Rows) ->
 
 async def test_a_job_that_cannot_be_let_in_keeps_out_nobody_behind_it(verbs: Rows) -> None:
     async with verbs.connection.transaction():
-        await verbs.submit(count=3, gates=[Gate("t", "tenant", at_most=2)])
+        await verbs.submit(count=3, gates=[ConcurrencyLimit("t", "tenant", at_most=2)])
     (bad, *_) = [row["id"] for row in await verbs.connection.fetch("SELECT id FROM job ORDER BY id")]
     await poison(verbs.connection, "job", f"{{row}}.id = '{bad}'")
     hints = [hint for _ in range(3) for hint in await gates.admit(verbs.connection, [("t", "tenant")])]
@@ -330,8 +330,8 @@ async def test_a_job_that_cannot_be_let_in_keeps_out_nobody_behind_it(verbs: Row
 
 async def test_a_limit_that_cannot_be_asked_keeps_shut_no_other(verbs: Rows) -> None:
     async with verbs.connection.transaction():
-        await verbs.submit(gates=[Gate("t", "bad", at_most=1)])
-        await verbs.submit(gates=[Gate("t", "good", at_most=1)])
+        await verbs.submit(gates=[ConcurrencyLimit("t", "bad", at_most=1)])
+        await verbs.submit(gates=[ConcurrencyLimit("t", "good", at_most=1)])
     await poison(verbs.connection, "gate_job", "{row}.key = 'bad'")
     names = await gates.crowded(verbs.connection, ("", ""))
     assert len(names) == 2

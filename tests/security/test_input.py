@@ -21,7 +21,7 @@ from leasehold.pipelines.webhooks import steps as webhooks
 from leasehold.security.egress import Answer
 from leasehold.settings import Settings
 from tests.api.conftest import Running
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.runs.conftest import Client, client, running, runs_settings
 from tests.security.test_schemas import Loop, loop
 

@@ -14,7 +14,7 @@ from leasehold.limits.downloads import RATES
 from leasehold.security.credentials import rotate_key
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.api.test_conversion_result import convert, spend
 
 HOUR = timedelta(hours=1)

@@ -21,7 +21,7 @@ from leasehold.transitions import claims, jobs, settlements
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.settlements import Failure
 from tests.api.conftest import client_of, serving
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.factories import terms
 
 TENANT = "acme"

@@ -28,7 +28,7 @@ from leasehold.schedules import firing as schedules
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from tests.api.conftest import client_of, serving
-from tests.api.door import JPEG, Door, Ticket, problem
+from tests.api.media_api import JPEG, MediaApi, Ticket, problem
 
 SCOPES = tuple(value for name, value in vars(security).items() if name.isupper() and isinstance(value, str))
 TENANT = "acme"
@@ -94,7 +94,7 @@ class World:
         return str((await self.post("/v1/webhooks", url="https://127.0.0.1/")).json()["id"])
 
     async def uploaded(self) -> Ticket:
-        return await Door(self.http).upload()
+        return await MediaApi(self.http).upload()
 
     async def generation(self) -> str:
         answer = await self.post("/v1/images/generations", **_IMAGE)
@@ -511,16 +511,16 @@ async def test_a_tenants_unfinished_jobs_are_bounded_on_every_way_in(known: Sett
 
 async def test_bytes_that_are_kept_for_a_tenant_are_bounded(known: Settings, rows: Connection) -> None:
     async with world(known, rows, stored_bytes_per_tenant=3 * len(JPEG)) as acme:
-        door = Door(acme.http)
-        waiting = [await door.upload() for _ in range(4)]
-        answers = [await door.complete(ticket) for ticket in waiting]
+        media_api = MediaApi(acme.http)
+        waiting = [await media_api.upload() for _ in range(4)]
+        answers = [await media_api.complete(ticket) for ticket in waiting]
         assert [answer.status_code for answer in answers] == [202, 202, 202, 429]
         problem(answers[-1], 429, "storage_full")
         assert int(answers[-1].headers["retry-after"]) >= 60
-        problem(await door.ask(), 429, "storage_full")
+        problem(await media_api.ask(), 429, "storage_full")
         problem(await acme.post("/v1/runs", template="outside"), 429, "storage_full")
         await rows.execute("DELETE FROM media WHERE job_id = (SELECT job_id FROM media WHERE size > 0 LIMIT 1)")
-        assert (await eventually(lambda: door.complete(waiting[-1]), 202)).status_code == 202
+        assert (await eventually(lambda: media_api.complete(waiting[-1]), 202)).status_code == 202
 
 
 async def test_outputs_and_models_count_as_kept(known: Settings, rows: Connection) -> None:

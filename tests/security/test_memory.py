@@ -15,7 +15,7 @@ from leasehold.api.process.bodies import Bodies
 from leasehold.domain.errors import Unavailable
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
-from tests.api.door import Door
+from tests.api.media_api import MediaApi
 from tests.api.test_process import Process, running
 
 STRANGERS = 300
@@ -109,8 +109,8 @@ async def test_a_stranger_is_refused_before_its_body_is_read(api: Running, door_
         assert await status(reader) == 401
 
 
-async def test_every_route_that_has_a_body_knows_its_caller_first(api: Running, door: Door) -> None:
-    document = (await door.client.get("/openapi.json")).json()
+async def test_every_route_that_has_a_body_knows_its_caller_first(api: Running, media_api: MediaApi) -> None:
+    document = (await media_api.client.get("/openapi.json")).json()
     paths = [
         (method.upper(), re.sub(r"{\w+}", "01a20291-911b-76e1-9fcc-53ab67667957", path))
         for path, methods in document["paths"].items()

@@ -18,7 +18,7 @@ from leasehold.api.auth.security import GENERATION_WRITE
 from leasehold.broker import make_broker
 from leasehold.broker.base import Broker
 from leasehold.db.database import Connection, connect
-from leasehold.domain.concurrency_limit import EVERYBODY, Gate
+from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.pipeline import Pipeline
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
@@ -195,13 +195,13 @@ async def test_where_no_child_process_can_be_kept_a_newcomer_has_the_next_that_b
         assert begun_before <= 3  # the hint may be on its way while a step ends
 
 
-async def held_at(connection: Connection, gate: Gate, **tenants: int) -> None:
+async def held_at(connection: Connection, gate: ConcurrencyLimit, **tenants: int) -> None:
     for tenant, count in tenants.items():
         async with connection.transaction():
             await jobs.submit(connection, [NewJob(ONE, tenant, gates=[gate]) for _ in range(count)])
 
 
-async def let_in(connection: Connection, gate: Gate) -> dict[str, int]:
+async def let_in(connection: Connection, gate: ConcurrencyLimit) -> dict[str, int]:
     """Whose jobs are inside, once all were let in that may."""
     await gates.admit(connection, [(gate.tenant_id, gate.key)])
     rows = await connection.fetch("SELECT tenant_id, count(*) AS n FROM job WHERE NOT held GROUP BY tenant_id")
@@ -219,7 +219,7 @@ async def end_one(connection: Connection, tenant: str) -> None:
 async def test_a_tenant_alone_leaves_a_place_at_a_limit_that_tenants_share(
     rows: Rows, at_most: int, alone: int
 ) -> None:
-    gate = Gate(EVERYBODY, "provider:p", at_most)
+    gate = ConcurrencyLimit(EVERYBODY, "provider:p", at_most)
     await held_at(rows.connection, gate, flood=600)
     assert await let_in(rows.connection, gate) == {"flood": alone}
     await held_at(rows.connection, gate, newcomer=1)
@@ -227,7 +227,7 @@ async def test_a_tenant_alone_leaves_a_place_at_a_limit_that_tenants_share(
 
 
 async def test_tenants_take_turns_at_a_limit_that_they_share(rows: Rows) -> None:
-    gate = Gate(EVERYBODY, "server:south", 3)
+    gate = ConcurrencyLimit(EVERYBODY, "server:south", 3)
     await held_at(rows.connection, gate, flood=600)
     assert await let_in(rows.connection, gate) == {"flood": 3}
     await held_at(rows.connection, gate, second=5, third=1)
@@ -239,7 +239,7 @@ async def test_tenants_take_turns_at_a_limit_that_they_share(rows: Rows) -> None
 
 
 async def test_a_tenant_s_own_limit_is_all_its_own(rows: Rows) -> None:
-    gate = Gate("flood", "tenant", 8)
+    gate = ConcurrencyLimit("flood", "tenant", 8)
     await held_at(rows.connection, gate, flood=600)
     assert await let_in(rows.connection, gate) == {"flood": 8}
 

@@ -26,7 +26,7 @@ from leasehold.pipelines.generation.callbacks import callback_url, is_genuine
 from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, client_of, serving
-from tests.api.door import problem
+from tests.api.media_api import problem
 
 
 def flat(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:

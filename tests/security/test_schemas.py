@@ -23,7 +23,7 @@ from leasehold.evaluation.templates import Templates
 from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
 from tests.api.conftest import Running
-from tests.api.door import problem
+from tests.api.media_api import problem
 from tests.runs.conftest import Client, client, running, runs_settings, stranger
 from tests.runs.work import pipelines
 

@@ -16,7 +16,7 @@ from leasehold.settings import Settings
 from leasehold.transitions import sweeps
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from tests.api.conftest import MakeKey, Running, client_of, serving
-from tests.api.door import JPEG, PNG, Door, problem, put
+from tests.api.media_api import JPEG, PNG, MediaApi, problem, put
 from tests.api.test_conversion import FORM
 from tests.support.bucket import Bucket
 
@@ -61,17 +61,19 @@ async def later(rows: Connection, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("data", [LARGE, PNG, b"", b"no picture"])
-async def test_a_refused_object_is_deleted_by_the_call_that_refuses_it(door: Door, s3: Bucket, data: bytes) -> None:
-    ticket = await door.upload(data)
-    assert (await door.complete(ticket)).status_code == 422
+async def test_a_refused_object_is_deleted_by_the_call_that_refuses_it(
+    media_api: MediaApi, s3: Bucket, data: bytes
+) -> None:
+    ticket = await media_api.upload(data)
+    assert (await media_api.complete(ticket)).status_code == 422
     assert await s3.keys() == []
 
 
 async def test_what_is_sent_to_a_refused_key_afterwards_goes_too(
-    door: Door, api: Running, s3: Bucket, rows: Connection
+    media_api: MediaApi, api: Running, s3: Bucket, rows: Connection
 ) -> None:
-    ticket = await door.upload(PNG)
-    await door.complete(ticket)
+    ticket = await media_api.upload(PNG)
+    await media_api.complete(ticket)
     await put(ticket.upload_url, JPEG, "image/jpeg")
     await keep_house(api)
     assert await s3.keys() == []
@@ -83,30 +85,32 @@ async def test_what_is_sent_to_a_refused_key_afterwards_goes_too(
 
 
 async def test_an_object_that_is_too_large_goes_before_anybody_completes_it(
-    door: Door, api: Running, s3: Bucket, rows: Connection
+    media_api: MediaApi, api: Running, s3: Bucket, rows: Connection
 ) -> None:
-    ticket = await door.upload(LARGE)
+    ticket = await media_api.upload(LARGE)
     await later(rows, 61)
     await keep_house(api)
     assert await s3.keys() == []
-    seen = (await door.look(ticket)).json()
+    seen = (await media_api.look(ticket)).json()
     assert (seen["status"], seen["error"]["code"]) == ("FAILED", "too_large")
-    problem(await door.complete(ticket), 422, "too_large")
+    problem(await media_api.complete(ticket), 422, "too_large")
 
 
 async def test_an_original_that_is_overwritten_by_a_larger_one_after_its_completion_goes(
-    door: Door, api: Running, s3: Bucket, rows: Connection
+    media_api: MediaApi, api: Running, s3: Bucket, rows: Connection
 ) -> None:
-    ticket = await door.submitted()
+    ticket = await media_api.submitted()
     await put(ticket.upload_url, LARGE, "image/jpeg")
     await later(rows, 400)
     await keep_house(api)
     assert await s3.keys() == []
 
 
-async def test_an_original_that_was_completed_stays(door: Door, api: Running, s3: Bucket, rows: Connection) -> None:
-    tickets = [await door.submitted(), await door.upload(content_length=len(JPEG))]
-    await door.complete(tickets[1])
+async def test_an_original_that_was_completed_stays(
+    media_api: MediaApi, api: Running, s3: Bucket, rows: Connection
+) -> None:
+    tickets = [await media_api.submitted(), await media_api.upload(content_length=len(JPEG))]
+    await media_api.complete(tickets[1])
     for seconds in (61, 400, 24 * 3600):
         await later(rows, seconds)
         await keep_house(api)
@@ -115,9 +119,9 @@ async def test_an_original_that_was_completed_stays(door: Door, api: Running, s3
 
 
 async def test_an_upload_that_nobody_completes_is_gone_within_the_hour_and_what_arrives_later_too(
-    door: Door, api: Running, s3: Bucket, rows: Connection
+    media_api: MediaApi, api: Running, s3: Bucket, rows: Connection
 ) -> None:
-    ticket = await door.upload()
+    ticket = await media_api.upload()
     left = await rows.fetchval("SELECT expires_at - clock_timestamp() FROM media")
     assert left < timedelta(hours=1)
     await later(rows, 3600)
@@ -132,17 +136,17 @@ async def test_an_upload_that_nobody_completes_is_gone_within_the_hour_and_what_
 
 
 async def test_a_repeated_request_gets_no_new_url_for_a_media_that_is_forgotten(
-    door: Door, api: Running, rows: Connection
+    media_api: MediaApi, api: Running, rows: Connection
 ) -> None:
     body, headers = {"content_type": "image/jpeg", "file_name": "a.jpg"}, {"Idempotency-Key": "k"}
-    first = await door.client.post("/upload-url", json=body, headers=headers)
+    first = await media_api.client.post("/upload-url", json=body, headers=headers)
     await rows.execute("UPDATE idempotency SET expires_at = expires_at - interval '301 seconds'")
     await later(rows, 301)
-    await door.client.post("/upload-url", json=body, headers=headers)
+    await media_api.client.post("/upload-url", json=body, headers=headers)
     assert await rows.fetchval("SELECT writable_until > clock_timestamp() + interval '200 s' FROM upload")
     await later(rows, 3600)
     await keep_house(api)
-    third = await door.client.post("/upload-url", json=body, headers=headers)
+    third = await media_api.client.post("/upload-url", json=body, headers=headers)
     assert third.json() == first.json()
 
 
@@ -150,45 +154,45 @@ async def test_a_repeated_request_gets_no_new_url_for_a_media_that_is_forgotten(
 
 
 async def test_a_tenants_unfinished_bytes_are_bounded_as_declared_or_at_the_most_they_may_be(
-    door: Door, api: Running, rows: Connection, make_key: MakeKey
+    media_api: MediaApi, api: Running, rows: Connection, make_key: MakeKey
 ) -> None:
     for _ in range(2):
-        await door.ticket()
-    await door.ticket(content_length=100)  # counts a megabyte
-    refused = await door.ask()
+        await media_api.ticket()
+    await media_api.ticket(content_length=100)  # counts a megabyte
+    refused = await media_api.ask()
     problem(refused, 429, "upload_quota_exceeded")
     assert int(refused.headers["Retry-After"]) > 0
-    small = await door.upload(content_length=len(JPEG))
-    problem(await door.ask(content_length=100), 429, "upload_quota_exceeded")
-    assert (await door.complete(small)).status_code == 202
-    await door.ticket(content_length=100)
+    small = await media_api.upload(content_length=len(JPEG))
+    problem(await media_api.ask(content_length=100), 429, "upload_quota_exceeded")
+    assert (await media_api.complete(small)).status_code == 202
+    await media_api.ticket(content_length=100)
     async with client_of(api.url, (await make_key("rival")).text) as rival:
-        await Door(rival).ticket()
+        await MediaApi(rival).ticket()
 
 
 async def test_what_nobody_sent_counts_no_longer_when_its_url_is_dead(
-    door: Door, api: Running, rows: Connection
+    media_api: MediaApi, api: Running, rows: Connection
 ) -> None:
-    tickets = [await door.ticket() for _ in range(3)]
+    tickets = [await media_api.ticket() for _ in range(3)]
     await put(tickets[0].upload_url, JPEG + bytes(2 * MIB - len(JPEG)), "image/jpeg")
-    problem(await door.ask(), 429, "upload_quota_exceeded")
+    problem(await media_api.ask(), 429, "upload_quota_exceeded")
     await later(rows, 400)
     await keep_house(api)
-    await door.ticket()
-    problem(await door.ask(), 429, "upload_quota_exceeded")
+    await media_api.ticket()
+    problem(await media_api.ask(), 429, "upload_quota_exceeded")
 
 
-async def test_requests_at_once_do_not_exceed_the_bound(door: Door) -> None:
-    answers = await asyncio.gather(*(door.ask() for _ in range(8)))
+async def test_requests_at_once_do_not_exceed_the_bound(media_api: MediaApi) -> None:
+    answers = await asyncio.gather(*(media_api.ask() for _ in range(8)))
     assert sorted(answer.status_code for answer in answers) == [201] * 3 + [429] * 5
 
 
 async def test_an_installation_may_want_every_length_declared(settings: Settings, make_key: MakeKey) -> None:
     strict = settings.model_copy(update={"upload_require_length": True})
     async with serving(strict) as running, client_of(running.url, (await make_key()).text) as client:
-        door = Door(client)
-        problem(await door.ask(), 422, "content_length_required")
-        ticket = await door.upload(content_length=len(JPEG))
+        media_api = MediaApi(client)
+        problem(await media_api.ask(), 422, "content_length_required")
+        ticket = await media_api.upload(content_length=len(JPEG))
         assert (await put(ticket.upload_url, LARGE, "image/jpeg")).status_code == 403
 
 

@@ -11,14 +11,14 @@ from leasehold.domain.pipeline import Step
 from leasehold.domain.verdicts import Done, File
 from leasehold.storage.store import ObjectStore
 from leasehold.worker.attempts.inputs import Source, fetch
-from leasehold.worker.attempts.output_cache import Kept
+from leasehold.worker.attempts.output_cache import OutputCache
 from leasehold.worker.attempts.publishing import store_outputs
 from tests.storage.test_writers import held
 
 STEP = Step("made", writes="made.txt", isolated=True)
 
 
-async def stored(store: ObjectStore, kept: Kept | None, directory: Path) -> Source:
+async def stored(store: ObjectStore, kept: OutputCache | None, directory: Path) -> Source:
     path = directory / "made.txt"
     path.write_bytes(b"made")
     completion = await store_outputs(
@@ -29,7 +29,7 @@ async def stored(store: ObjectStore, kept: Kept | None, directory: Path) -> Sour
 
 
 async def test_the_next_step_in_the_same_worker_downloads_nothing(store: ObjectStore, tmp_path: Path) -> None:
-    kept = Kept()
+    kept = OutputCache()
     source = await stored(store, kept, tmp_path)
     assert await store.read_head(source.key, 10) == b"made"
     await store.delete(source.key)  # so that a download could not work
@@ -39,12 +39,12 @@ async def test_the_next_step_in_the_same_worker_downloads_nothing(store: ObjectS
 
 async def test_a_step_in_another_worker_reads_the_same_from_the_store(store: ObjectStore, tmp_path: Path) -> None:
     source = await stored(store, None, tmp_path)
-    path, sha256 = (await fetch(store, Kept(), [source], tmp_path, 10))[source.name]
+    path, sha256 = (await fetch(store, OutputCache(), [source], tmp_path, 10))[source.name]
     assert (path.read_bytes(), sha256) == (b"made", source.sha256)
 
 
 async def test_what_is_kept_obeys_the_limit_of_the_step_that_reads_it(store: ObjectStore, tmp_path: Path) -> None:
-    kept = Kept()
+    kept = OutputCache()
     source = await stored(store, kept, tmp_path)
     with pytest.raises(Permanent, match="more than the 3 bytes"):
         await fetch(store, kept, [source], tmp_path, 3)

@@ -8,7 +8,7 @@ from datetime import timedelta
 from leasehold.domain.attempt import Attempt
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
-from leasehold.domain.verdicts import Done, Park
+from leasehold.domain.verdicts import Done, Snooze
 from leasehold.pipelines import shipped
 from tests.scripted import scripted
 
@@ -24,8 +24,8 @@ async def wait(_attempt: Attempt) -> Done:
 
 
 @parking.handles("poll")
-async def poll(attempt: Attempt) -> Done | Park:
-    return Done() if await attempt.note() else Park(timedelta(seconds=1), {"parked": True})
+async def poll(attempt: Attempt) -> Done | Snooze:
+    return Done() if await attempt.note() else Snooze(timedelta(seconds=1), {"parked": True})
 
 
 def pipelines() -> Pipelines:

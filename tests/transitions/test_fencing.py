@@ -13,7 +13,7 @@ from leasehold.db.artifacts import note_of
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 from leasehold.transitions import claims, notes, settlements
-from leasehold.transitions.settlements import Completion, Failure, Output, Parking, Settled, Verdict
+from leasehold.transitions.settlements import Completion, Failure, Output, Settled, Snoozing, Verdict
 from tests.factories import Rows, assert_history, stale
 from tests.transitions.conftest import Open
 
@@ -22,7 +22,7 @@ OUTPUT = Output("o.bin", "k/o.bin", 1, "00", "application/octet-stream")
 SETTLEMENTS: dict[str, Settle] = {
     "complete": lambda c, lease: settlements.complete(c, [Completion(lease, [OUTPUT], {"x": 1})]),
     "fail": lambda c, lease: settlements.fail(c, [Failure(lease, "error", "boom", "it broke", True, 0.0)]),
-    "wait_until": lambda c, lease: settlements.wait_until(c, [Parking(lease, 0.0, {"n": 1})]),
+    "wait_until": lambda c, lease: settlements.wait_until(c, [Snoozing(lease, 0.0, {"n": 1})]),
     "release": lambda c, lease: settlements.release(c, [lease]),
 }
 WRONG: dict[str, Callable[[Lease], Lease]] = {

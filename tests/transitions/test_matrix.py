@@ -9,12 +9,12 @@ from uuid import UUID
 
 import pytest
 
-from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.domain.states import TASK_MOVES, TASK_TERMINAL, TaskState
 from leasehold.transitions import claims, gates, jobs, settlements, sweeps
-from leasehold.transitions.settlements import Completion, Failure, Parking, Part, Spreading
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing
 from tests.factories import ONE, Rows
 
 _JOB_OF = {TaskState.SUCCEEDED: "succeeded", TaskState.FAILED: "failed", TaskState.SKIPPED: "failed",
@@ -50,12 +50,12 @@ async def apply(rows: Rows, verb: str, job_id: UUID, lease: Lease) -> None:
         "claim": lambda: claims.claim(c, rows.terms, [lease.task_id]),
         "complete": lambda: settlements.complete(c, [Completion(lease)]),
         "fail": lambda: settlements.fail(c, [Failure(lease, "error", "e", "m", True, 0.0)]),
-        "wait_until": lambda: settlements.wait_until(c, [Parking(lease, 0.0)]),
+        "wait_until": lambda: settlements.wait_until(c, [Snoozing(lease, 0.0)]),
         "release": lambda: settlements.release(c, [lease]),
         "expire_lease": lambda: sweeps.expire_leases(c, [], 5),
         "replay": lambda: jobs.replay(c, job_id, "t"),
         "rewind": lambda: c.fetchval(jobs.REWIND, job_id, "only"),
-        "fan_out": lambda: settlements.fan_out(c, [Spreading(lease, [Part("x", "default", 1, "one.only", 1)])]),
+        "fan_out": lambda: settlements.fan_out(c, [FanningOut(lease, [Part("x", "default", 1, "one.only", 1)])]),
         "acknowledge_cancel": lambda: _acknowledge(rows, job_id, lease),
         "request_cancel": lambda: jobs.request_cancel(c, [job_id], "t", reason="r", by="b"),
         "admit": lambda: _admit(rows, job_id),
@@ -92,7 +92,9 @@ async def _admit(rows: Rows, job_id: UUID) -> None:
         "UPDATE job SET held = true, status = 'pending' WHERE id = $1 AND finished_at IS NULL", job_id
     )
     async with rows.connection.transaction():
-        job = SimpleNamespace(id=job_id, tenant_id="t", priority=1, gates=[Gate("t", "k", 1)], not_before=None)
+        job = SimpleNamespace(
+            id=job_id, tenant_id="t", priority=1, gates=[ConcurrencyLimit("t", "k", 1)], not_before=None
+        )
         await gates.queue_up(rows.connection, [job])
     await gates.admit(rows.connection, [("t", "k")])
 
@@ -112,6 +114,6 @@ async def test_a_verb_moves_only_along_the_diagram(rows: Rows, verb: str, state:
 
 async def test_nothing_is_claimed_before_it_is_due(rows: Rows) -> None:
     claimed = await rows.leased()
-    await settlements.wait_until(rows.connection, [Parking(claimed.lease, timedelta(hours=1).total_seconds())])
+    await settlements.wait_until(rows.connection, [Snoozing(claimed.lease, timedelta(hours=1).total_seconds())])
     assert await claims.claim(rows.connection, rows.terms, [claimed.lease.task_id]) == []
     assert await rows.claim_all() == []

@@ -11,7 +11,7 @@ import pytest
 
 from leasehold.broker import outbox
 from leasehold.db.database import Connection
-from leasehold.domain.concurrency_limit import Gate
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.templates import Templates
 from leasehold.limits import downloads, rates
@@ -19,7 +19,7 @@ from leasehold.pipelines.generation import rows as generations
 from leasehold.schedules import firing as schedules
 from leasehold.transitions import claims, gates, jobs, notes, progress, settlements, sweeps, wakes
 from leasehold.transitions.progress import Progress
-from leasehold.transitions.settlements import Completion, Failure, Parking, Part, Spreading
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing
 from tests.factories import THREE, Rows
 from tests.transitions.conftest import Open
 
@@ -193,7 +193,7 @@ async def _fail(rows: Rows) -> Work:
 
 async def _park(rows: Rows) -> Work:
     lease = (await rows.leased()).lease
-    return lambda: settlements.wait_until(rows.connection, [Parking(lease, 60.0)])
+    return lambda: settlements.wait_until(rows.connection, [Snoozing(lease, 60.0)])
 
 
 async def _release(rows: Rows) -> Work:
@@ -226,7 +226,7 @@ async def _replay(rows: Rows) -> Work:
 
 async def _wake(rows: Rows) -> Work:
     claimed = await rows.leased()
-    await settlements.wait_until(rows.connection, [Parking(claimed.lease, 60.0)])
+    await settlements.wait_until(rows.connection, [Snoozing(claimed.lease, 60.0)])
     return lambda: wakes.wake(rows.connection, claimed.job_id, "t", "only")
 
 
@@ -243,12 +243,12 @@ async def _remember(rows: Rows) -> Work:
 async def _spread(rows: Rows) -> Work:
     lease = (await rows.leased()).lease
     part = Part("part", "default", 1, "one.only", 1)
-    return lambda: settlements.fan_out(rows.connection, [Spreading(lease, [part])])
+    return lambda: settlements.fan_out(rows.connection, [FanningOut(lease, [part])])
 
 
 async def _admit(rows: Rows) -> Work:
     async with rows.connection.transaction():
-        await rows.submit(gates=[Gate("t", "tenant", at_most=1)])
+        await rows.submit(gates=[ConcurrencyLimit("t", "tenant", at_most=1)])
     return lambda: gates.admit(rows.connection, [("t", "tenant")], ())
 
 
@@ -324,7 +324,7 @@ async def test_a_look_says_how_long_the_oldest_that_it_saw_has_been_due(rows: Ro
 async def test_a_look_counts_what_runs_only_where_tenants_take_turns(rows: Rows) -> None:
     """And only when it is not told."""
 
-    async def look(running: dict[str, int] | None = None) -> claims.Looked:
+    async def look(running: dict[str, int] | None = None) -> claims.Polled:
         return await claims.look(rows.connection, rows.terms, ["default"], 1, running=running)
 
     await rows.submit(count=3)

@@ -12,7 +12,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.lease import Lease
 from leasehold.domain.states import TASK_TERMINAL
 from leasehold.transitions import claims, jobs, settlements, sweeps
-from leasehold.transitions.settlements import Completion, Failure, Part, Spreading
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part
 from tests.factories import DIAMOND, Rows, assert_history
 from tests.transitions.conftest import Open
 
@@ -50,7 +50,7 @@ async def test_the_parts_of_a_step_that_spreads_while_its_sibling_ends_the_job_e
     other = (await another()).connection
     spreading = other.transaction()
     await spreading.start()
-    await settlements.fan_out(other, [Spreading(left, [Part("part", "default", 1, "one.only", 1)])])
+    await settlements.fan_out(other, [FanningOut(left, [Part("part", "default", 1, "one.only", 1)])])
     ending = asyncio.create_task(end(rows.connection, right))
     await _waits_for_a_lock(other)
     await spreading.commit()

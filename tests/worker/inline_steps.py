@@ -15,7 +15,7 @@ from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
-from leasehold.domain.verdicts import Done, Park
+from leasehold.domain.verdicts import Done, Snooze
 from leasehold.settings import Settings
 
 
@@ -92,7 +92,7 @@ async def _twice(attempt: Attempt) -> Any:
     if noted := await attempt.note():
         return Done(value=noted)
     if attempt.params.does == "park":
-        return Park(timedelta(milliseconds=1), {"seen": 1})
+        return Snooze(timedelta(milliseconds=1), {"seen": 1})
     await attempt.remember({"tried": attempt.number})
     raise Retryable("after it was written", code="flaky")
 

@@ -21,7 +21,7 @@ from leasehold.transitions import workers
 from leasehold.transitions.claims import LeaseTerms
 from leasehold.transitions.settlements import Failure, fail
 from leasehold.worker.attempts.heartbeat import Heartbeat
-from leasehold.worker.claiming.batchers import ClaimLane
+from leasehold.worker.claiming.batchers import ClaimBatcher
 from tests.factories import Rows
 
 SECONDS = 20.0
@@ -148,17 +148,17 @@ async def test_the_hint_of_a_task_that_was_taken_from_us_unnoticed_is_claimed_an
     """The database was away: our presence ended, the sweeper freed the task, and its hint came before we heard."""
     (announced,) = await rows.submit()
     holds = sure = False
-    lane = ClaimLane(settings, rows.terms, lambda _task: holds, lambda _task: sure, most=8)
-    lane.start()
+    batcher = ClaimBatcher(settings, rows.terms, lambda _task: holds, lambda _task: sure, most=8)
+    batcher.start()
     try:
         holds = True
-        asked = asyncio.create_task(lane.claim(announced.hint.task_id))
+        asked = asyncio.create_task(batcher.claim(announced.hint.task_id))
         await asyncio.sleep(0.3)
         assert not asked.done()
         holds, sure = False, True
         assert await asyncio.wait_for(asked, SECONDS) is not None
     finally:
-        await lane.close()
+        await batcher.close()
 
 
 async def test_the_hint_of_a_task_that_we_have_settled_unheard_and_that_is_due_again_is_claimed(
@@ -168,12 +168,12 @@ async def test_the_hint_of_a_task_that_we_have_settled_unheard_and_that_is_due_a
     lease, _ = await held_and_renewed(heartbeat, rows)
     held = heartbeat.hold(lease, 600)
     held.settling = True
-    lane = ClaimLane(settings, rows.terms, heartbeat.holds, heartbeat.sure, most=8)
-    lane.start()
+    batcher = ClaimBatcher(settings, rows.terms, heartbeat.holds, heartbeat.sure, most=8)
+    batcher.start()
     try:
         assert heartbeat.holds(lease.task_id)
         assert not heartbeat.sure(lease.task_id)
-        asked = asyncio.create_task(lane.claim(lease.task_id))
+        asked = asyncio.create_task(batcher.claim(lease.task_id))
         await asyncio.sleep(0.1)
         assert not asked.done()
         await fail(rows.connection, [Failure(lease, "error", "e", "m", retryable=True, delay=0.0)])
@@ -181,7 +181,7 @@ async def test_the_hint_of_a_task_that_we_have_settled_unheard_and_that_is_due_a
         assert again is not None
         assert again.lease.epoch == lease.epoch + 1
     finally:
-        await lane.close()
+        await batcher.close()
 
 
 async def test_a_new_claim_of_a_task_stops_the_older_attempt_of_the_same_worker(

@@ -19,11 +19,11 @@ from leasehold.domain.errors import Cancelled, LeaseLost, ObjectMissing, ObjectT
 from leasehold.domain.lease import Lease
 from leasehold.domain.object_keys import output_key
 from leasehold.domain.pipeline import Pipeline, Step
-from leasehold.domain.verdicts import Done, FanOut, Park
+from leasehold.domain.verdicts import Done, FanOut, Snooze
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import notes
 from leasehold.transitions.claims import Claimed
-from leasehold.transitions.settlements import Completion, Output, Parking, Part, Spreading
+from leasehold.transitions.settlements import Completion, FanningOut, Output, Part, Snoozing
 from leasehold.worker.attempts.heartbeat import Held
 from leasehold.worker.attempts.inputs import sources_of
 from leasehold.worker.attempts.plain import in_thread, is_plain
@@ -198,12 +198,12 @@ async def item_of(pool: Pool, claimed: Claimed) -> Any:
 
 async def perform(
     attempt: InlineAttempt, seconds: float, threads: Threads, blocked_after: float
-) -> Completion | Parking | Spreading:
+) -> Completion | Snoozing | FanningOut:
     """Raises what the handler raises, and StepTimeout after `seconds`. A plain handler that finds no thread snoozes."""
     handler = attempt.pipeline.handlers[attempt.step]
     plain = is_plain(handler)
     if plain and not await threads.keep(_THREAD_SECONDS):
-        return Parking(attempt.lease, _THREAD_SECONDS)
+        return Snoozing(attempt.lease, _THREAD_SECONDS)
     try:
         async with asyncio.timeout(seconds) as limit:
             work = in_thread(handler, attempt, threads) if plain else handler(attempt)
@@ -215,18 +215,18 @@ async def perform(
     return _settlement(attempt, said)
 
 
-def _settlement(attempt: InlineAttempt, said: object) -> Completion | Parking | Spreading:
+def _settlement(attempt: InlineAttempt, said: object) -> Completion | Snoozing | FanningOut:
     if said is None or isinstance(said, Mapping):
         said = Done(value=said)
     if isinstance(said, Done) and not said.files:
         return Completion(attempt.lease, list(attempt.outputs.values()), said.value)
-    if isinstance(said, Park):
-        return Parking(attempt.lease, _seconds_until(said.until), said.note)
+    if isinstance(said, Snooze):
+        return Snoozing(attempt.lease, _seconds_until(said.until), said.note)
     if isinstance(said, FanOut):
-        return Spreading(attempt.lease, _parts(attempt.pipeline, said))
+        return FanningOut(attempt.lease, _parts(attempt.pipeline, said))
     raise Permanent(
         "bad_answer",
-        f"the handler of {attempt.step} returned a {type(said).__name__}, not Done, Park, FanOut, a mapping or None",
+        f"the handler of {attempt.step} returned a {type(said).__name__}, not Done, Snooze, FanOut, a mapping or None",
     )
 
 

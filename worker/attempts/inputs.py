@@ -14,10 +14,10 @@ from leasehold.db.artifacts import artifacts_of
 from leasehold.db.database import Pool
 from leasehold.domain.errors import ObjectMissing, ObjectTooLarge, Permanent
 from leasehold.domain.pipeline import Pipeline, Step
-from leasehold.runtime.gather import together
+from leasehold.runtime.gather import gather_or_cancel
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions.claims import Claimed
-from leasehold.worker.attempts.output_cache import Kept
+from leasehold.worker.attempts.output_cache import OutputCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ async def sources_of(pool: Pool, pipeline: Pipeline, step: Step, claimed: Claime
 
 
 async def fetch(
-    store: ObjectStore, kept: Kept, sources: list[Source], directory: Path, max_bytes: int
+    store: ObjectStore, kept: OutputCache, sources: list[Source], directory: Path, max_bytes: int
 ) -> dict[str, tuple[Path, str]]:
     """Download all at once, but what is kept here: name -> (file, sha256).
 
@@ -70,7 +70,7 @@ async def fetch(
         return path, stored.sha256
 
     paths = [directory / str(number) for number in range(len(sources))]
-    fetched = await together(one(source, path) for source, path in zip(sources, paths, strict=True))
+    fetched = await gather_or_cancel(one(source, path) for source, path in zip(sources, paths, strict=True))
     return {source.name: file for source, file in zip(sources, fetched, strict=True)}
 
 

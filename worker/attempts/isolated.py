@@ -26,10 +26,10 @@ from leasehold.worker import metrics
 from leasehold.worker.attempts import inline
 from leasehold.worker.attempts.heartbeat import Held
 from leasehold.worker.attempts.inputs import Source, fetch, sources_of, work_digest
-from leasehold.worker.attempts.output_cache import Kept
+from leasehold.worker.attempts.output_cache import OutputCache
 from leasehold.worker.attempts.publishing import adopt, store_outputs
 from leasehold.worker.attempts.reporter import Reporter
-from leasehold.worker.attempts.speculation import Ahead, steps_after
+from leasehold.worker.attempts.speculation import Speculation, steps_after
 from leasehold.worker.sandbox.children import Children
 
 log = structlog.get_logger(__name__)
@@ -50,13 +50,13 @@ class IsolatedAttempts:
         settings: Settings,
     ) -> None:
         self._store = store
-        self._kept = Kept()
+        self._kept = OutputCache()
         self._pool = pool
         self._children = children
         self._reporter = reporter
         self._work_dir = work_dir
         self._settings = settings
-        self._ahead: dict[tuple[UUID, str], Ahead] = {}  # by job and step
+        self._ahead: dict[tuple[UUID, str], Speculation] = {}  # by job and step
 
     def directory(self, claimed: Claimed) -> Path:
         """Where the attempt keeps its files."""
@@ -161,7 +161,7 @@ class IsolatedAttempts:
 
     def _taken(
         self, claimed: Claimed, sources: list[Source], on_progress: Callable[[float, str], None]
-    ) -> Ahead | None:
+    ) -> Speculation | None:
         ahead = self._ahead.get((claimed.job_id, claimed.step))
         if ahead is None:
             return None
@@ -174,12 +174,12 @@ class IsolatedAttempts:
 
     def _begin(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, sources: list[Source], fetched: Fetched, done: Done
-    ) -> list[Ahead]:
+    ) -> list[Speculation]:
         """Begin the step after this one, and further ones in idle children. The last comes first: the job ends with it,
         and one of them waits until the memory of the child that has just ended is free.
         """
         after = [] if claimed.handler is not None else steps_after(pipeline, step)
-        begun: list[Ahead] = []
+        begun: list[Speculation] = []
         for one in reversed(after[: max(1, self._children.idle)]):
             if (claimed.job_id, one.name) in self._ahead:
                 continue
@@ -192,13 +192,13 @@ class IsolatedAttempts:
             if files is None:
                 continue
             sha256 = {name: digest for name, (_, digest) in known.items()}
-            ahead = Ahead(claimed.lease.task_id, claimed.params, directory, files, sha256)
+            ahead = Speculation(claimed.lease.task_id, claimed.params, directory, files, sha256)
             ahead.begin(self._run_ahead(claimed, pipeline, one, ahead))
             self._ahead[claimed.job_id, one.name] = ahead
             begun.append(ahead)
         return begun
 
-    async def _run_ahead(self, claimed: Claimed, pipeline: Pipeline, step: Step, ahead: Ahead) -> Done:
+    async def _run_ahead(self, claimed: Claimed, pipeline: Pipeline, step: Step, ahead: Speculation) -> Done:
         say_with_every_line({"job_id": claimed.job_id, "step": step.name, "ahead": True})
         timeout = step.timeout.total_seconds()
         return await self._run(claimed, pipeline, step, ahead.files, ahead.directory, timeout, ahead.progress)

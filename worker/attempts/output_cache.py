@@ -10,7 +10,7 @@ MAX_OUTPUT_BYTES = 8 * 1024 * 1024
 MAX_BYTES = 32 * 1024 * 1024
 
 
-class Kept:
+class OutputCache:
     """By key and digest: other bytes that were committed under the same key are not found."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:

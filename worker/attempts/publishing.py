@@ -21,11 +21,11 @@ from leasehold.domain.object_keys import output_key
 from leasehold.domain.pipeline import Step
 from leasehold.domain.verdicts import Done, File
 from leasehold.runtime import failpoints
-from leasehold.runtime.gather import together
+from leasehold.runtime.gather import gather_or_cancel
 from leasehold.storage.store import ObjectStore, Stored
 from leasehold.transitions.settlements import Completion, Output
 from leasehold.worker.attempts.heartbeat import Held
-from leasehold.worker.attempts.output_cache import MAX_OUTPUT_BYTES, Kept
+from leasehold.worker.attempts.output_cache import MAX_OUTPUT_BYTES, OutputCache
 
 _DIGEST = "work"
 _WRITER = "writer"
@@ -55,7 +55,7 @@ def replaceable(held: Held) -> Callable[[Stored], bool]:
 
 
 async def store_outputs(
-    store: ObjectStore, kept: Kept | None, prefix: str, step: Step, done: Done, digest: str, held: Held
+    store: ObjectStore, kept: OutputCache | None, prefix: str, step: Step, done: Done, digest: str, held: Held
 ) -> Completion:
     """Upload every file, the primary output last, and keep what is small; raises what the store raises."""
 
@@ -74,7 +74,7 @@ async def store_outputs(
         return _output(name, stored)
 
     primary = step.writes
-    outputs = await together(put(name, file, {}) for name, file in done.files.items() if name != primary)
+    outputs = await gather_or_cancel(put(name, file, {}) for name, file in done.files.items() if name != primary)
     failpoints.reach("mid_upload")
     if primary is not None and primary in done.files:
         manifest = _packed(outputs, done.value)
@@ -98,7 +98,7 @@ async def adopt(store: ObjectStore, prefix: str, step: Step, digest: str, held: 
         if manifest is None:
             return None
         others = [Output(**said) for said in manifest["outputs"]]
-        for other, there in zip(others, await together(store.head(o.key) for o in others), strict=True):
+        for other, there in zip(others, await gather_or_cancel(store.head(o.key) for o in others), strict=True):
             if there is None or there.sha256 != other.sha256 or there.size != other.size:
                 return None
     except StoreError:

@@ -45,14 +45,14 @@ from leasehold.telemetry import traces
 from leasehold.telemetry.logs import say_with_every_line
 from leasehold.telemetry.redaction import redact
 from leasehold.transitions.claims import Claimed
-from leasehold.transitions.settlements import Completion, Failure, Parking, Spreading, Verdict
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Snoozing, Verdict
 from leasehold.worker import metrics
 from leasehold.worker.attempts import inline
 from leasehold.worker.attempts.heartbeat import Heartbeat, Held
 from leasehold.worker.attempts.isolated import IsolatedAttempts
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.threads import Threads
-from leasehold.worker.claiming.batchers import Acknowledgement, Answer, Release, SettleLane, Settlement
+from leasehold.worker.claiming.batchers import Acknowledgement, Answer, Release, Settlement, SettlementBatcher
 from leasehold.worker.maintenance.admitter import Admitter
 from leasehold.worker.sandbox import frames
 from leasehold.worker.sandbox.children import Children
@@ -80,7 +80,7 @@ class Runner:
         pool: Pool,
         children: Children,
         heartbeat: Heartbeat,
-        settle: SettleLane,
+        settle: SettlementBatcher,
         reporter: Reporter,
         admitter: Admitter,
         work_dir: Path,
@@ -160,7 +160,7 @@ class Runner:
         held = self._heartbeat.hold(claimed.lease, seconds + _GRACE)
         if known is None:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
-            return Parking(claimed.lease, _UNKNOWN_PAUSE), held
+            return Snoozing(claimed.lease, _UNKNOWN_PAUSE), held
         work = asyncio.ensure_future(self._perform(claimed, *known, held, may_go_on))
         held.on_stop(work.cancel, partial(self._ask_to_stop, claimed, work))
         if self._giving_back:
@@ -294,9 +294,9 @@ class Runner:
 _OUTCOMES = {
     Completion: "succeeded",
     Failure: "failed",
-    Parking: "parked",
+    Snoozing: "parked",
     Release: "released",
-    Spreading: "spread",
+    FanningOut: "spread",
     Acknowledgement: "cancelled",
 }
 

@@ -46,7 +46,7 @@ def _next(pipeline: Pipeline, step: Step) -> Step | None:
 
 
 @dataclass(slots=True)
-class Ahead:
+class Speculation:
     """`begun_by`: the task that it comes after, or after whose next. `files`: what it reads, in its own `directory`.
     `sha256`: theirs, all of them once the task that made them has stored its outputs.
     """

@@ -11,14 +11,14 @@ from typing import TypeAlias
 from uuid import UUID
 
 from leasehold.broker.outbox import Announcement
-from leasehold.db.batcher import Lane
+from leasehold.db.batcher import Batcher
 from leasehold.db.database import Connection, connect
 from leasehold.domain.lease import Lease
 from leasehold.exporter.jobs import jobs_ended
 from leasehold.settings import Settings
 from leasehold.transitions import claims, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
-from leasehold.transitions.settlements import Completion, Failure, Parking, Settled, Spreading, Verdict
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Settled, Snoozing, Verdict
 from leasehold.worker import metrics
 
 _UNSURE_SECONDS = 0.02
@@ -38,7 +38,7 @@ class Acknowledgement:
     lease: Lease
 
 
-Settlement: TypeAlias = Completion | Failure | Parking | Release | Spreading | Acknowledgement
+Settlement: TypeAlias = Completion | Failure | Snoozing | Release | FanningOut | Acknowledgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class _Held(Enum):
     HELD = auto()
 
 
-class ClaimLane:
+class ClaimBatcher:
     """Claims hinted tasks, whatever number of hints gathered, in one statement.
 
     `holds`: whether a task's lease is ours as far as we know, and `sure`: whether that can be relied on.
@@ -72,7 +72,7 @@ class ClaimLane:
         self._terms = terms
         self._holds = holds
         self._sure = sure
-        self._lane: Lane[Asked, Claimed | _Held | None] = Lane(
+        self._lane: Batcher[Asked, Claimed | _Held | None] = Batcher(
             # For as long as the database is away: who gave up would keep the hint, which is then nobody's.
             lambda: connect(settings, "claims"), self._claim, name="claims", most=most, patience=float("inf"),
         )  # fmt: skip
@@ -122,7 +122,7 @@ class Answer:
     next: Claimed | None = None  # of a completion that goes on: the step that it claimed
 
 
-class SettleLane:
+class SettlementBatcher:
     """Settles attempts in batches, and hands the hints that the commits wrote to `announce`."""
 
     def __init__(
@@ -136,7 +136,7 @@ class SettleLane:
         self._terms = terms
         self._held = held
         self._announce = announce
-        self._lane: Lane[Settlement, Answer] = Lane(
+        self._lane: Batcher[Settlement, Answer] = Batcher(
             # Nothing is better than waiting: an attempt that cannot be settled would only be run again.
             lambda: connect(settings, "settlements"),
             self._settle,
@@ -158,9 +158,9 @@ class SettleLane:
     ) -> list[Answer]:
         done = [item for item in items if isinstance(item, Completion)]
         failed = [item for item in items if isinstance(item, Failure)]
-        parked = [item for item in items if isinstance(item, Parking)]
+        parked = [item for item in items if isinstance(item, Snoozing)]
         released = [item.lease for item in items if isinstance(item, Release)]
-        spread = [item for item in items if isinstance(item, Spreading)]
+        spread = [item for item in items if isinstance(item, FanningOut)]
         started = perf_counter()
         outcomes = [
             await settlements.complete(connection, done, self._terms) if done else None,

@@ -22,7 +22,7 @@ WHOLE_AT_LEAST_EVERY_SECONDS = 60.0
 SLACK_SECONDS = 2.0
 
 
-class Horizon:
+class PollWindow:
     """Of the looks for one set of queues, or of the relay's."""
 
     def __init__(self, clock: Callable[[], float] = monotonic, whole_every: float = WHOLE_EVERY_SECONDS) -> None:

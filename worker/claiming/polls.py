@@ -1,4 +1,4 @@
-"""The looks of one crew into the database: each goes no further back than it has to, and counts no more often."""
+"""The looks of one slot pool into the database: each goes no further back than it has to, and counts no more often."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from time import monotonic
 
 from leasehold.db.database import Connection
 from leasehold.transitions import claims
-from leasehold.transitions.claims import LeaseTerms, Looked
-from leasehold.worker.claiming.poll_window import Horizon
+from leasehold.transitions.claims import LeaseTerms, Polled
+from leasehold.worker.claiming.poll_window import PollWindow
 from leasehold.worker.claiming.shares import Rooms
-from leasehold.worker.claiming.tenant_load import Turns
+from leasehold.worker.claiming.tenant_load import TenantLoad
 
 
-class Looks:
+class Polls:
     """Always for the same queues."""
 
     def __init__(self) -> None:
-        self._horizon = Horizon()
-        self._turns = Turns()
+        self._horizon = PollWindow()
+        self._turns = TenantLoad()
 
     async def take(
         self, connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float, rooms: Rooms
-    ) -> Looked:
+    ) -> Polled:
         """As `claims.look`."""
         asked_at, back = monotonic(), self._horizon.back()
         looked = await claims.look(

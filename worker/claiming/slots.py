@@ -26,7 +26,7 @@ from leasehold.runtime import failpoints
 from leasehold.runtime.periodic import unforeseen
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import outages
-from leasehold.transitions.claims import Claimed, Looked
+from leasehold.transitions.claims import Claimed, Polled
 from leasehold.worker import metrics
 from leasehold.worker.claiming.hints import Hints
 from leasehold.worker.claiming.shares import Rooms, Shares
@@ -46,9 +46,9 @@ _CROWDED = 1 / 4
 #: unless a flood's hints stand before it.
 _HINT_SECONDS = 0.05
 
-#: How the crew claims: by hint, and by looking for at most `n` tasks overdue by `seconds`, so many of each tenant.
+#: How the slot pool claims: by hint, and by looking for at most `n` tasks overdue by `seconds`, so many of each tenant.
 Claim = Callable[[Delivery], Awaitable[Claimed | None]]
-ClaimDue = Callable[[Sequence[str], int, float, Rooms], Awaitable[Looked]]
+ClaimDue = Callable[[Sequence[str], int, float, Rooms], Awaitable[Polled]]
 Run = Callable[[Claimed, Mapping[str, str] | None, Callable[[], bool]], Coroutine[Any, Any, Claimed | None]]
 
 
@@ -63,7 +63,7 @@ class _Found:
     held_back: bool
 
 
-class Crew:
+class SlotPool:
     """`slots`: how many one tenant may take; `reserve`: as leasehold.worker.claiming.shares has it."""
 
     def __init__(

@@ -16,7 +16,7 @@ COUNTING_SHARE = 1 / 100
 OLDEST_SECONDS = 60.0
 
 
-class Turns:
+class TenantLoad:
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._clock = clock
         self._running: Mapping[str, int] = {}

@@ -29,7 +29,7 @@ from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import external, gates, quarantine, sweeps, webhooks, workers
-from leasehold.transitions.gates import GateName
+from leasehold.transitions.gates import ConcurrencyLimitName
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MOST_BUSY, Leadership, Takeover
 
@@ -63,7 +63,7 @@ class Duties:
         self._admission = Admission(settings)
         self._deliveries = deliveries
         self._keep_seconds = settings.retention_days * 86_400
-        self._last_gate: GateName = ("", "")
+        self._last_gate: ConcurrencyLimitName = ("", "")
         self._leadership = Leadership(worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
         self._late = Pauses(share=MOST_BUSY, least=settings.sweep_seconds, most=LATEST_SECONDS)

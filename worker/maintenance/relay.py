@@ -16,7 +16,7 @@ from leasehold.runtime import failpoints
 from leasehold.runtime.periodic import AWAY
 from leasehold.transitions.quarantine import STUCK_AFTER, set_aside
 from leasehold.worker import metrics
-from leasehold.worker.claiming.poll_window import Horizon
+from leasehold.worker.claiming.poll_window import PollWindow
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ class Relay:
         self._pool = pool
         self._broker = broker
         self._announcer = announcer
-        self._horizon = Horizon(whole_every=_WHOLE_EVERY_SECONDS)
+        self._horizon = PollWindow(whole_every=_WHOLE_EVERY_SECONDS)
 
     async def turn(self) -> float | None:
         """Returns 0 where there may be more to send."""

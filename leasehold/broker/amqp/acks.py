@@ -68,9 +68,9 @@ class Acks:
         write, which the client's `basic_ack` makes a write each.
         """
         oldest = next(iter(self._outstanding), settled[-1] + 1)
-        together = [tag for tag in settled if tag < oldest]
-        acks = [ack(self._channel.number, together[-1], multiple=True)] if together else []
-        acks += [ack(self._channel.number, tag) for tag in settled[len(together) :]]
+        gather_or_cancel = [tag for tag in settled if tag < oldest]
+        acks = [ack(self._channel.number, gather_or_cancel[-1], multiple=True)] if gather_or_cancel else []
+        acks += [ack(self._channel.number, tag) for tag in settled[len(gather_or_cancel) :]]
         if self._channel.is_closed:
             raise BrokerUnavailable("the channel closed")
         written = asyncio.get_running_loop().create_future()

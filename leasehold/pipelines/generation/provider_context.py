@@ -19,7 +19,7 @@ from leasehold.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
-class Workshop:
+class ProviderContext:
     settings: Settings
     providers: Providers
     egress: Egress
@@ -51,9 +51,9 @@ class Workshop:
 
 
 @asynccontextmanager
-async def open_workshop(settings: Settings) -> AsyncIterator[Workshop]:
+async def open_provider_context(settings: Settings) -> AsyncIterator[ProviderContext]:
     async with open_providers(settings) as providers, Egress.from_settings(settings) as egress:
-        yield Workshop(settings, providers, egress, Sealing(settings))
+        yield ProviderContext(settings, providers, egress, Sealing(settings))
 
 
 def order_of(params: GenerationParams, job_id: UUID, seconds_left: float) -> Order:

@@ -10,7 +10,7 @@ from typing import Any
 
 from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Permanent, Retryable
-from leasehold.domain.verdicts import Done, Park
+from leasehold.domain.verdicts import Done, Snooze
 from leasehold.pipelines.generation.files import NotNow, Unfit, bring
 from leasehold.pipelines.generation.pipeline import GenerationParams, generation
 from leasehold.pipelines.generation.provider import (
@@ -22,7 +22,7 @@ from leasehold.pipelines.generation.provider import (
     Rejected,
     TryLater,
 )
-from leasehold.pipelines.generation.provider_context import Workshop, open_workshop, order_of
+from leasehold.pipelines.generation.provider_context import ProviderContext, open_provider_context, order_of
 from leasehold.runtime import failpoints
 
 #: What a provider that is busy or down is given, at most, before it is asked again.
@@ -33,19 +33,19 @@ _MOST_WAIT = 600.0
 _JITTER = 0.1
 _UNKNOWN = "Nobody knows whether the provider took the order: its answer was lost, and asking again might buy it twice."
 
-generation.opens(open_workshop)
+generation.opens(open_provider_context)
 
 
 @generation.handles("submit")
-async def submit(attempt: Attempt) -> Done | Park:
+async def submit(attempt: Attempt) -> Done | Snooze:
     """Buy once. The intent is committed before the order goes out: whoever finds one knows that it may have."""
-    params, workshop = _of(attempt)
-    provider, credential = workshop.provider(params), workshop.credential(params)
+    params, provider_context = _of(attempt)
+    provider, credential = provider_context.provider(params), provider_context.credential(params)
     note = await attempt.note()
     may_repeat = provider.takes_token or params.resubmit
     if note.get("asked_at") and not may_repeat:
         raise Permanent("submit_outcome_unknown", _UNKNOWN)
-    order = replace(_order(attempt, note), callback=workshop.callback(attempt.job_id))
+    order = replace(_order(attempt, note), callback=provider_context.callback(attempt.job_id))
     await attempt.remember(note | {"asked_at": _now().isoformat()})
     failpoints.reach("after_intent")
     attempt.checkpoint()
@@ -53,7 +53,7 @@ async def submit(attempt: Attempt) -> Done | Park:
         answer = await provider.submit(order, credential)
     except TryLater as error:
         tries = note.get("tries", 0) + 1
-        return Park(_later(params, error, tries), {"tries": tries, "last_error": error.message})
+        return Snooze(_later(params, error, tries), {"tries": tries, "last_error": error.message})
     except Rejected as error:
         raise await _refused(attempt, error) from None
     except OutcomeUnknown as error:
@@ -66,16 +66,16 @@ async def submit(attempt: Attempt) -> Done | Park:
 
 
 @generation.handles("poll")
-async def poll(attempt: Attempt) -> Done | Park:
+async def poll(attempt: Attempt) -> Done | Snooze:
     """Ask once, and come again later: nothing is held meanwhile."""
-    params, workshop = _of(attempt)
+    params, provider_context = _of(attempt)
     note = await attempt.note()
     if not note:
         bought = await attempt.value("submit")
         if "urls" in bought:  # a provider that answers with the files at once
             return Done(value=bought | {"submitted_at": bought["at"]})
-        return Park(_spread(params.poll_seconds), {"ref": bought["ref"], "submitted_at": bought["at"], "misses": 0})
-    provider, credential = workshop.provider(params), workshop.credential(params)
+        return Snooze(_spread(params.poll_seconds), {"ref": bought["ref"], "submitted_at": bought["at"], "misses": 0})
+    provider, credential = provider_context.provider(params), provider_context.credential(params)
     if _now() >= params.deadline_at:
         await _give_up(attempt, provider, note, credential)
     try:
@@ -84,24 +84,26 @@ async def poll(attempt: Attempt) -> Done | Park:
         raise await _refused(attempt, error, note) from None
     except (TryLater, OutcomeUnknown) as error:
         misses = note["misses"] + 1
-        return Park(_later(params, error, misses), note | {"misses": misses, "last_error": error.message})
+        return Snooze(_later(params, error, misses), note | {"misses": misses, "last_error": error.message})
     if isinstance(answer, Made):
         return Done(value={"urls": list(answer.urls), "at": _now().isoformat(), "submitted_at": note["submitted_at"]})
     delay = max(params.poll_seconds, min(answer.after or 0.0, _MOST_WAIT))
-    return Park(_before_deadline(params, _spread(delay)), note | {"misses": 0, "state": answer.state[:100]})
+    return Snooze(_before_deadline(params, _spread(delay)), note | {"misses": 0, "state": answer.state[:100]})
 
 
 @generation.handles("store")
 async def store(attempt: Attempt) -> Done:
     """Bring every file home. One that will never come is told of, and fails the job only if all are so."""
-    params, workshop = _of(attempt)
+    params, provider_context = _of(attempt)
     made, began = await attempt.value("poll"), monotonic()
     errors: list[dict[str, Any]] = []
     stored = 0
     for number, url in enumerate(made["urls"]):
         path = attempt.directory / str(number)
         try:
-            extension, content_type = await bring(workshop.egress, workshop.settings, params.kind, url, path)
+            extension, content_type = await bring(
+                provider_context.egress, provider_context.settings, params.kind, url, path
+            )
         except Unfit as error:
             errors.append({"file": number, "code": error.code, "message": str(error)})
             continue
@@ -128,7 +130,7 @@ async def store(attempt: Attempt) -> Done:
     )
 
 
-def _of(attempt: Attempt) -> tuple[GenerationParams, Workshop]:
+def _of(attempt: Attempt) -> tuple[GenerationParams, ProviderContext]:
     return attempt.params, attempt.opened
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Turns:
+class DeliveryShares:
     """A receiver that does not answer holds at most `per_host` slots, and its tenant at most `per_tenant`."""
 
     def __init__(self, *, per_tenant: int, per_host: int) -> None:

@@ -13,8 +13,8 @@ import orjson
 from leasehold.domain.attempt import Attempt
 from leasehold.domain.backoff import delay_after
 from leasehold.domain.errors import Permanent, Retryable
-from leasehold.domain.verdicts import Park
-from leasehold.pipelines.webhooks.context import Office, open_office
+from leasehold.domain.verdicts import Snooze
+from leasehold.pipelines.webhooks.context import DeliveryContext, open_delivery_context
 from leasehold.pipelines.webhooks.pipeline import Delivery, webhooks
 from leasehold.security.egress import Answer, EgressFailed, EgressRefused
 from leasehold.security.signing import signature
@@ -26,23 +26,23 @@ _MOST_RETRY_AFTER = 86_400.0
 #: A delivery whose tenant or host has enough under way comes again after these. It is no attempt.
 _SNOOZES = tuple(timedelta(seconds=seconds) for seconds in (1, 2, 4, 8, 15, 30))
 
-webhooks.opens(open_office)
+webhooks.opens(open_delivery_context)
 
 
 @webhooks.handles("deliver")
-async def deliver(attempt: Attempt) -> dict[str, Any] | Park:
+async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
     """A 2xx is taken for received; 410 ends the webhook; anything else, redirects too, is tried again."""
     wanted: Delivery = attempt.params
-    office: Office = attempt.opened
+    delivery_context: DeliveryContext = attempt.opened
     async with attempt.connection() as connection:
         row = await transitions.find(connection, wanted.webhook_id, attempt.tenant_id)
     if row is None or not row["enabled"]:
         return {"delivered": False, "because": "the webhook is gone or disabled"}
     host = urlsplit(row["url"]).hostname or ""
-    with office.turns.taken(tenant=attempt.tenant_id, host=host) as taken:
+    with delivery_context.shares.taken(tenant=attempt.tenant_id, host=host) as taken:
         if not taken:
             return await _snoozed(attempt)
-        answer = await _send(office, attempt, row, orjson.dumps(wanted.event))
+        answer = await _send(delivery_context, attempt, row, orjson.dumps(wanted.event))
     if answer.status == _GONE:
         async with attempt.connection() as connection:
             await transitions.disable(connection, wanted.webhook_id, attempt.tenant_id, "its address answered 410 Gone")
@@ -52,15 +52,15 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Park:
     raise Retryable(f"the address answered {answer.status}", code="webhook_refused", after=_retry_after(answer))
 
 
-async def _snoozed(attempt: Attempt) -> Park:
+async def _snoozed(attempt: Attempt) -> Snooze:
     """The longer, the more often it has come in vain: a long line of deliveries asks seldom."""
     snoozes = (await attempt.note()).get("snoozes", 0) + 1
-    return Park(delay_after(snoozes, _SNOOZES), {"snoozes": snoozes})
+    return Snooze(delay_after(snoozes, _SNOOZES), {"snoozes": snoozes})
 
 
-async def _send(office: Office, attempt: Attempt, row: Any, body: bytes) -> Answer:
+async def _send(delivery_context: DeliveryContext, attempt: Attempt, row: Any, body: bytes) -> Answer:
     message_id, now = f"msg_{attempt.job_id}", int(time())
-    secrets = [office.sealing.open(secret) for secret in row["secrets"]]
+    secrets = [delivery_context.sealing.open(secret) for secret in row["secrets"]]
     headers = {
         "content-type": "application/json",
         "user-agent": "leasehold-webhooks",
@@ -69,8 +69,8 @@ async def _send(office: Office, attempt: Attempt, row: Any, body: bytes) -> Answ
         "webhook-signature": signature(secrets, message_id, now, body),
     }
     try:
-        return await office.egress.request(
-            "POST", row["url"], headers=headers, content=body, max_bytes=_ANSWER_BYTES, timeout=office.seconds
+        return await delivery_context.egress.request(
+            "POST", row["url"], headers=headers, content=body, max_bytes=_ANSWER_BYTES, timeout=delivery_context.seconds
         )
     except EgressRefused as error:
         if error.code == "host_unknown":  # it may come back

@@ -29,7 +29,7 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 40.0
 
 
-class Stand:
+class Testbed:
     """`async with Stand() as stand`: servers up, schema migrated; all gone at the end."""
 
     def __init__(self) -> None:

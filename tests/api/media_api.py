@@ -24,7 +24,7 @@ class Ticket:
 
 
 @dataclass
-class Door:
+class MediaApi:
     client: httpx2.AsyncClient
 
     async def ask(self, **body: Any) -> httpx2.Response:

@@ -15,7 +15,7 @@ class Refused(LeaseholdError):
     """The API said no, or did not answer."""
 
 
-class Door:
+class ApiClient:
     """`with Door(url, key) as door`. Raises Refused."""
 
     def __init__(self, url: str, key: str) -> None:

@@ -21,7 +21,7 @@ from leasehold.transitions import jobs
 from leasehold.transitions.claims import Claimed
 from leasehold.worker.attempts.inputs import Source
 from leasehold.worker.attempts.isolated import IsolatedAttempts
-from leasehold.worker.attempts.speculation import Ahead, steps_after
+from leasehold.worker.attempts.speculation import Speculation, steps_after
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker.conftest import SECONDS, end_of
@@ -63,12 +63,12 @@ class Gatekeeper:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.store, name)
 
-    async def ahead(self) -> Ahead:
+    async def ahead(self) -> Speculation:
         """What was begun by the attempt whose output waits here."""
         (one,) = (await self.all_ahead()).values()
         return one
 
-    async def all_ahead(self) -> dict[str, Ahead]:
+    async def all_ahead(self) -> dict[str, Speculation]:
         """By step."""
         await self.asked.wait()
         return {step: ahead for (_, step), ahead in self.attempts._ahead.items()}
@@ -145,7 +145,7 @@ async def test_a_first_step_that_could_not_be_stored_takes_what_came_after_it_al
     worker: Worker, store: Gatekeeper, rows: Rows, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second attempt at the first step begins another."""
-    seen: list[Ahead] = []
+    seen: list[Speculation] = []
     real = ObjectStore.put
 
     async def fail_once(self: ObjectStore, key: str, *rest: Any, **options: Any) -> Stored:
@@ -236,7 +236,7 @@ async def test_it_serves_only_an_attempt_that_would_do_the_very_same() -> None:
         grace_seconds=30,
     )  # fmt: skip
     sources = [Source("first", "a.txt", "key", "abc")]
-    ahead = Ahead(uuid4(), {"n": 1}, Path("/nowhere"), {"a.txt": Path("/nowhere/in/0")}, {"a.txt": "abc"})
+    ahead = Speculation(uuid4(), {"n": 1}, Path("/nowhere"), {"a.txt": Path("/nowhere/in/0")}, {"a.txt": "abc"})
     assert ahead.serves(claimed, sources)
     others = [
         (replace(claimed, params={"n": 2}), sources),

@@ -1,4 +1,4 @@
-"""A crew of one slot: what reaches it while it looks into the database."""
+"""A slot pool of one slot: what reaches it while it looks into the database."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from leasehold.broker.base import Delivery, Hint
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
-from leasehold.transitions.claims import Claimed, Looked
+from leasehold.transitions.claims import Claimed, Polled
 from leasehold.worker.claiming.shares import Rooms
-from leasehold.worker.claiming.slots import Crew, claim_with_takeover
+from leasehold.worker.claiming.slots import SlotPool, claim_with_takeover
 
 SECONDS = 10.0
 NEVER = 3600.0
 
 
-def crew_of(claim: Any, claim_due: Any, run: Any) -> Crew:
+def slot_pool_of(claim: Any, claim_due: Any, run: Any) -> SlotPool:
     """Of one slot, without a broker; it looks when it is told to."""
-    return Crew(
+    return SlotPool(
         ["q"],
         1,
         claim=claim,
@@ -43,10 +43,10 @@ async def test_a_hint_that_comes_during_a_look_that_finds_nothing_is_followed_at
     async def claim(_delivery: Delivery) -> Claimed | None:
         return None  # somebody else has done it: the hint is spent
 
-    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float, _rooms: object) -> Looked:
+    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float, _rooms: object) -> Polled:
         looking.set()
         await look_on.wait()
-        return Looked([])
+        return Polled([])
 
     async def run(_claimed: Claimed, _headers: object, _may_go_on: object) -> None:
         raise AssertionError("nothing was claimed")
@@ -54,17 +54,17 @@ async def test_a_hint_that_comes_during_a_look_that_finds_nothing_is_followed_at
     async def ack() -> None:
         followed.set()
 
-    crew = crew_of(claim, claim_due, run)
-    crew.start()
+    slot_pool = slot_pool_of(claim, claim_due, run)
+    slot_pool.start()
     try:
         await asyncio.wait_for(looking.wait(), SECONDS)
-        crew.deliver(Delivery(Hint(new_id(), "q"), ack))
-        await asyncio.sleep(0)  # the crew sees it, and that its slot is promised to the look
+        slot_pool.deliver(Delivery(Hint(new_id(), "q"), ack))
+        await asyncio.sleep(0)  # the slot pool sees it, and that its slot is promised to the look
         await asyncio.sleep(0)
         look_on.set()
         await asyncio.wait_for(followed.wait(), SECONDS)
     finally:
-        await crew.close()
+        await slot_pool.close()
 
 
 async def test_a_task_that_the_sweeper_freed_during_the_first_claim_is_claimed_by_its_redelivered_hint() -> None:
@@ -101,9 +101,9 @@ async def test_a_job_of_many_steps_gives_its_slot_up_between_two_when_others_wai
     async def claim(_delivery: Delivery) -> Claimed | None:
         raise AssertionError("there are no hints")
 
-    async def claim_due(_queues: Sequence[str], limit: int, _overdue: float, _rooms: object) -> Looked:
+    async def claim_due(_queues: Sequence[str], limit: int, _overdue: float, _rooms: object) -> Polled:
         found, waiting[:] = waiting[:limit], waiting[limit:]
-        return Looked(found)
+        return Polled(found)
 
     async def run(one: Claimed, _headers: object, may_go_on: Callable[[], bool]) -> Claimed | None:
         nonlocal steps
@@ -114,13 +114,13 @@ async def test_a_job_of_many_steps_gives_its_slot_up_between_two_when_others_wai
         await asyncio.sleep(0.01)
         return claimed("endless") if may_go_on() else None
 
-    crew = crew_of(claim, claim_due, run)
-    crew.start()
+    slot_pool = slot_pool_of(claim, claim_due, run)
+    slot_pool.start()
     try:
         await asyncio.wait_for(other_ran.wait(), SECONDS)
         assert steps > 1  # it went on while nobody's turn had come
     finally:
-        await crew.close()
+        await slot_pool.close()
 
 
 @pytest.mark.parametrize("turns", range(5))
@@ -131,23 +131,23 @@ async def test_a_crew_ends_though_it_is_told_to_look_at_that_very_moment(turns: 
     async def claim(_delivery: Delivery) -> Claimed | None:
         raise AssertionError("there are no hints")
 
-    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float, _rooms: object) -> Looked:
+    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float, _rooms: object) -> Polled:
         looked.set()
-        return Looked([])
+        return Polled([])
 
     async def run(_claimed: Claimed, _headers: object, _may_go_on: object) -> None:
         raise AssertionError("nothing was claimed")
 
-    crew = crew_of(claim, claim_due, run)
-    crew.start()
+    slot_pool = slot_pool_of(claim, claim_due, run)
+    slot_pool.start()
     await asyncio.wait_for(looked.wait(), SECONDS)
     for _ in range(5):  # it waits now
         await asyncio.sleep(0)
-    crew.look()
+    slot_pool.look()
     for _ in range(turns):
         await asyncio.sleep(0)
     async with asyncio.timeout(SECONDS):
-        await crew.close()
+        await slot_pool.close()
 
 
 @pytest.mark.parametrize("crowded", [True, False])
@@ -160,15 +160,15 @@ async def test_a_crowded_pool_polls_for_a_newcomer_s_task_before_its_hint_is_ove
         await asyncio.sleep(NEVER)
         return None
 
-    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float, rooms: Rooms) -> Looked:
+    async def claim_due(_queues: Sequence[str], _limit: int, _overdue: float, rooms: Rooms) -> Polled:
         asked.append(rooms.other_overdue)
         polled.set()
-        return Looked([])
+        return Polled([])
 
     async def run(_claimed: Claimed, _headers: object, _may_go_on: object) -> None:
         raise AssertionError("nothing was claimed")
 
-    crew = Crew(
+    slot_pool = SlotPool(
         ["q"],
         4,
         reserve=4,
@@ -179,17 +179,17 @@ async def test_a_crowded_pool_polls_for_a_newcomer_s_task_before_its_hint_is_ove
         poll_seconds=1.0,
         holds=lambda _task: False,
     )
-    crew.start()
+    slot_pool.start()
     try:
         await asyncio.wait_for(polled.wait(), SECONDS)
         for _ in range(4 if crowded else 0):
-            crew.deliver(Delivery(Hint(new_id(), "q", tenant="flood"), no_ack))
+            slot_pool.deliver(Delivery(Hint(new_id(), "q", tenant="flood"), no_ack))
         await asyncio.sleep(0)
         polled.clear()
-        crew.look()
+        slot_pool.look()
         await asyncio.wait_for(polled.wait(), SECONDS)
     finally:
-        await crew.close()
+        await slot_pool.close()
     assert asked[0] is None
     assert (asked[-1] is not None and asked[-1] < 0.25) == crowded
 

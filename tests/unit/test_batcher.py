@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from leasehold.db.batcher import Lane
+from leasehold.db.batcher import Batcher
 
 
 class Wire:
@@ -25,11 +25,11 @@ class Wire:
 
 
 @asynccontextmanager
-async def lane(statement: Any, **options: Any) -> AsyncIterator[Lane[int, int]]:
+async def batcher(statement: Any, **options: Any) -> AsyncIterator[Batcher[int, int]]:
     async def connect() -> Any:
         return Wire()
 
-    opened: Lane[int, int] = Lane(connect, statement, pause=0.001, **options)
+    opened: Batcher[int, int] = Batcher(connect, statement, pause=0.001, **options)
     opened.start()
     yield opened
     await opened.close()
@@ -44,7 +44,7 @@ async def test_what_gathers_during_a_round_trip_goes_into_the_next_one() -> None
         await release.wait()
         return [item * 10 for item in items]
 
-    async with lane(statement) as opened:
+    async with batcher(statement) as opened:
         first = asyncio.create_task(opened.ask(1))
         while not batches:
             await asyncio.sleep(0)
@@ -62,7 +62,7 @@ async def test_a_statement_takes_no_more_than_its_share() -> None:
         sizes.append(len(items))
         return list(items)
 
-    async with lane(statement, most=4) as opened:
+    async with batcher(statement, most=4) as opened:
         assert await asyncio.gather(*(opened.ask(n) for n in range(10))) == list(range(10))
     assert sizes == [4, 4, 2]
 
@@ -73,7 +73,7 @@ async def test_one_bad_item_costs_the_others_nothing() -> None:
             raise ValueError("13 cannot be stored")
         return list(items)
 
-    async with lane(statement) as opened:
+    async with batcher(statement) as opened:
         answers = await asyncio.gather(*(opened.ask(n) for n in (11, 12, 13, 14)), return_exceptions=True)
     assert [answers[0], answers[1], answers[3]] == [11, 12, 14]
     assert isinstance(answers[2], ValueError)
@@ -88,7 +88,7 @@ async def test_a_lost_connection_is_made_anew_and_the_statement_told_that_it_rep
             raise ConnectionError
         return list(items)
 
-    async with lane(statement) as opened:
+    async with batcher(statement) as opened:
         assert await opened.ask(7) == 7
     assert told == [False, True, True]
 
@@ -97,7 +97,7 @@ async def test_an_asker_gets_the_error_when_patience_ends() -> None:
     async def statement(_connection: Any, _items: Sequence[int], _repeated: bool) -> list[int]:
         raise ConnectionError
 
-    async with lane(statement, patience=0.0) as opened:
+    async with batcher(statement, patience=0.0) as opened:
         with pytest.raises(ConnectionError):
             await opened.ask(1)
         with pytest.raises(ConnectionError):
@@ -111,7 +111,7 @@ async def test_a_connection_that_the_server_closed_while_nobody_asked_is_replace
         used.append(connection)
         return list(items)
 
-    async with lane(statement, patience=0.0) as opened:
+    async with batcher(statement, patience=0.0) as opened:
         await opened.ask(1)
         used[0].closed = True
         await opened.ask(2)
