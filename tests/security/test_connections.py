@@ -14,7 +14,7 @@ from cryptography.fernet import Fernet
 from pydantic import SecretStr, ValidationError
 
 from leasehold.db.database import Connection, connect, make_pool
-from leasehold.pipelines.webhooks.shares import Turns
+from leasehold.pipelines.webhooks.shares import DeliveryShares
 from leasehold.runtime.holding import ConnectionHeld
 from leasehold.security.credentials import create_key
 from leasehold.security.egress import Egress, EgressFailed
@@ -189,7 +189,7 @@ async def test_a_delivery_over_its_bound_gives_its_lease_back_and_loses_no_attem
 
 
 def test_turns_count_by_tenant_and_by_host_and_are_given_back() -> None:
-    turns = Turns(per_tenant=2, per_host=3)
+    turns = DeliveryShares(per_tenant=2, per_host=3)
     with turns.taken(tenant="a", host="x") as first, turns.taken(tenant="a", host="x") as second:
         assert (first, second) == (True, True)
         with turns.taken(tenant="a", host="y") as third:
