@@ -29,6 +29,8 @@ from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.evaluator import evaluating
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import exporting
+from leasehold.kinds.metrics import questions_of
+from leasehold.pipelines import kinds_of
 from leasehold.runtime.gather import gather_or_cancel
 from leasehold.runtime.periodic import Periodic
 from leasehold.runtime.transient import TRY_AGAIN, until_answered
@@ -154,7 +156,10 @@ class Worker:
         self._announcer.start()
         self._opened.push_async_callback(self._announcer.close)
         await self._start_attempts(work_dir)
-        exporter = self._opened.enter_context(exporting(settings, self.id, self._pool, self._broker))
+        kinds = kinds_of(self.pipelines)
+        exporter = self._opened.enter_context(
+            exporting(settings, self.id, self._pool, self._broker, questions_of(kinds))
+        )
         evaluator = await self._opened.enter_async_context(evaluating(settings))
         duties = Duties(
             settings,

@@ -30,8 +30,10 @@ from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.evaluator import evaluating
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import exporting
+from leasehold.kinds.metrics import questions_of
 from leasehold.limits.admission import Admission
 from leasehold.limits.external_files import Files
+from leasehold.pipelines import kinds_of
 from leasehold.pipelines.generation.providers import Catalogue
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -86,7 +88,9 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         announcer.start()
         stack.push_async_callback(announcer.close)
         submissions = await stack.enter_async_context(Submissions(settings, announcer).open())
-        exporter = stack.enter_context(exporting(settings, new_id(), pool, broker))
+        pipelines = Pipelines.from_source(settings.pipelines)
+        kinds = kinds_of(pipelines)
+        exporter = stack.enter_context(exporting(settings, new_id(), pool, broker, questions_of(kinds)))
         looking = asyncio.create_task(exporter.run())
         stack.push_async_callback(_end, looking)
         watch = JobWatch(engine)
@@ -107,7 +111,7 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             bulk=BulkWrites(settings),
             watch=watch,
             queues=queues,
-            templates=Templates(Pipelines.from_source(settings.pipelines), evaluator),
+            templates=Templates(pipelines, evaluator),
             admission=Admission(settings),
             catalogue=Catalogue(settings),
             files=Files(pool, store),

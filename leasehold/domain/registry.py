@@ -9,24 +9,37 @@ from importlib.metadata import entry_points
 from pathlib import Path
 
 from leasehold.domain.errors import DeclarationError
+from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline
 
-#: A package offers its own pipelines under this entry-point group; each entry is a `Pipeline`.
+#: A package offers its own work under this entry-point group; each entry is a `Pipeline` or a `Kind`.
 ENTRY_POINTS = "leasehold.pipelines"
 
 
 class Pipelines:
     """By name; refuses two of one name, and steps without a handler once handlers are loaded."""
 
-    def __init__(self, *pipelines: Pipeline) -> None:
+    def __init__(self, *declared: Pipeline | Kind) -> None:
         self._by_name: dict[str, Pipeline] = {}
-        for pipeline in pipelines:
-            self.add(pipeline)
+        self._kinds: dict[str, Kind] = {}
+        for one in declared:
+            self.add(one)
 
-    def add(self, pipeline: Pipeline) -> None:
-        if pipeline.name in self._by_name:
-            raise DeclarationError(f"two pipelines are named {pipeline.name!r}")
-        self._by_name[pipeline.name] = pipeline
+    def add(self, declared: Pipeline | Kind) -> None:
+        """Add a pipeline, or a kind with all of its pipelines."""
+        if isinstance(declared, Kind):
+            if declared.name in self._kinds:
+                raise DeclarationError(f"two kinds of work are named {declared.name!r}")
+            self._kinds[declared.name] = declared
+        for pipeline in declared.pipelines if isinstance(declared, Kind) else (declared,):
+            if pipeline.name in self._by_name:
+                raise DeclarationError(f"two pipelines are named {pipeline.name!r}")
+            self._by_name[pipeline.name] = pipeline
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        """The kinds that were added whole, and not as pipelines only."""
+        return tuple(self._kinds.values())
 
     def __getitem__(self, name: str) -> Pipeline:
         try:
@@ -75,8 +88,8 @@ class Pipelines:
         """Add what installed packages offer under the entry-point group."""
         for entry in entry_points(group=ENTRY_POINTS):
             found = entry.load()
-            if not isinstance(found, Pipeline):
-                raise DeclarationError(f"entry point {entry.name} is a {type(found).__name__}, not a Pipeline")
+            if not isinstance(found, (Pipeline, Kind)):
+                raise DeclarationError(f"entry point {entry.name} is a {type(found).__name__}, no Pipeline and no Kind")
             self.add(found)
 
 

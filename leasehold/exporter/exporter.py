@@ -7,8 +7,7 @@ that tell them at once, around a change of leader, tell the same: dashboards tak
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
 from typing import Any
@@ -17,14 +16,16 @@ from uuid import UUID
 import asyncpg
 import structlog
 from prometheus_client import REGISTRY
-from prometheus_client.metrics_core import GaugeMetricFamily, Metric
+from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from leasehold.broker.base import Broker
 from leasehold.db.database import Connection, Pool
 from leasehold.exporter import queries
 from leasehold.exporter.broker_parts import BrokerParts
-from leasehold.pipelines.generation.rows import UNDER_WAY
+from leasehold.kinds.metrics import CAP, Question
+from leasehold.kinds.metrics import gauge as _gauge
+from leasehold.kinds.metrics import labelled as _labelled
 from leasehold.runtime.duty_cycle import Pauses
 from leasehold.runtime.periodic import Periodic
 from leasehold.settings import Settings
@@ -44,8 +45,6 @@ _SHARE = 1 / 50
 _AT_LEAST_EVERY = 60.0
 #: The most queues that are told of.
 MOST_QUEUES = 100
-#: The most servers of generations: those with most to do.
-MOST_SERVERS = 100
 #: The longest that one statement of a look may take, in seconds.
 _PATIENCE = 3.0
 
@@ -57,10 +56,9 @@ Rows = Mapping[str, Sequence[Any]]
 
 def _questions(silent: float) -> dict[str, tuple[str, tuple[object, ...]]]:
     return {
-        "queues": (queries.QUEUES, (queries.CAP, silent, queries.MOST_LINES)),
-        "leases": (queries.LEASES, (queries.CAP,)),
-        "backlog": (queries.BACKLOG, (queries.CAP,)),
-        "generations": (queries.GENERATIONS, (queries.CAP,)),
+        "queues": (queries.QUEUES, (CAP, silent, queries.MOST_LINES)),
+        "leases": (queries.LEASES, (CAP,)),
+        "backlog": (queries.BACKLOG, (CAP,)),
         "workers": (queries.WORKERS, (silent,)),
         "quarantine": (queries.QUARANTINE, ()),
         "tables": (queries.TABLES, ()),
@@ -70,14 +68,15 @@ def _questions(silent: float) -> dict[str, tuple[str, tuple[object, ...]]]:
     }
 
 
-async def look(connection: Connection, silent: float) -> Rows:
+async def look(connection: Connection, silent: float, of_kinds: Sequence[Question] = ()) -> Rows:
     """All that one look finds. `silent`: seconds after which a worker that was not seen counts as silent.
 
     A question that the database refuses is left out and counted, and the others are asked. Raises one of TRY_AGAIN.
     """
     found: dict[str, Sequence[Any]] = {}
     slow = 0
-    for name, (statement, values) in _questions(silent).items():
+    asked = _questions(silent) | {question.name: (question.statement, question.values) for question in of_kinds}
+    for name, (statement, values) in asked.items():
         try:
             found[name] = await connection.fetch(statement, *values, timeout=_PATIENCE)
         except (asyncpg.PostgresError, TimeoutError) as error:
@@ -92,7 +91,8 @@ async def look(connection: Connection, silent: float) -> Rows:
 class Exporter(Collector):
     """`run` for as long as the process lives; registered, it adds the last look to what a scrape gets."""
 
-    def __init__(self, settings: Settings, owner: UUID, pool: Pool) -> None:
+    def __init__(self, settings: Settings, owner: UUID, pool: Pool, of_kinds: Sequence[Question] = ()) -> None:
+        self._of_kinds = of_kinds
         self._owner = owner
         self._pool = pool
         self._silent = 3 * settings.renew_seconds
@@ -121,7 +121,7 @@ class Exporter(Collector):
             return
         began = monotonic()
         with LOOK_SECONDS.time():
-            self._seen = await look(connection, self._silent)
+            self._seen = await look(connection, self._silent, self._of_kinds)
         pause = self._pauses.done(began)
         self._fresh_until = monotonic() + 3 * pause
 
@@ -133,21 +133,22 @@ class Exporter(Collector):
         """Nothing, unless we lead and what we saw is fresh: an old number is worse than none."""
         seen = self._seen
         if seen is not None and monotonic() < self._fresh_until:
-            yield from families(seen)
+            yield from families(seen, self._of_kinds)
 
 
-def families(seen: Rows) -> Iterator[Metric]:
+def families(seen: Rows, of_kinds: Sequence[Question] = ()) -> Iterator[Metric]:
     """The metrics that a look amounts to."""
     if "queues" in seen and "leases" in seen:
         yield from _of_queues(seen["queues"], seen["leases"])
-    for name, of in _FAMILIES.items():
+    every = dict(_FAMILIES) | {question.name: question.families for question in of_kinds}
+    for name, of in every.items():
         if name in seen:
             yield from of(seen[name])
 
 
 def _of_backlog(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     (backlog,) = rows
-    capped = f"; counted up to {queries.CAP}"
+    capped = f"; counted up to {CAP}"
     yield _gauge("outbox_rows", f"Hints written and not yet confirmed by the broker{capped}", backlog["outbox"])
     yield _gauge("outbox_oldest_seconds", "Age of the oldest row of the outbox", backlog["outbox_oldest"])
     yield _gauge("dead_letters", f"Failed tasks that wait for somebody to replay them{capped}", backlog["dead_letters"])
@@ -183,7 +184,7 @@ def _of_queues(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str
     tasks += [((name, "running"), leased[name]["running"] if name in leased else 0) for name in names]
     yield _labelled(
         "queue_tasks",
-        f"Tasks of a queue. due: could run now; later: wait for their time; running. Counted up to {queries.CAP}",
+        f"Tasks of a queue. due: could run now; later: wait for their time; running. Counted up to {CAP}",
         ["queue", "state"],
         tasks,
     )
@@ -195,21 +196,6 @@ def _of_queues(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str
     yield _per_queue(
         "lease_overdue_oldest_seconds", "How long ago the oldest of them passed", leased, names, "overdue_oldest"
     )
-
-
-def _of_generations(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    words, servers = Counter[tuple[str, str]](), Counter[str]()
-    for row in rows:
-        words[row["kind"], row["status"]] += row["n"]
-        if row["status"] in UNDER_WAY:
-            servers[row["server_id"]] += row["n"]
-    meaning = f"Unfinished generations, in the words of their door; counted up to {queries.CAP}"
-    yield _labelled("generation_tasks", meaning, ["kind", "status"], words.items())
-    first = servers.most_common(MOST_SERVERS)
-    yield _labelled(
-        "generation_server_tasks", "Generations that a server has under way", ["server_id"],
-        [((name,), n) for name, n in first],
-    )  # fmt: skip
 
 
 def _of_tables(tables: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -240,7 +226,6 @@ def _of_slow(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 _FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]]] = {
     "backlog": _of_backlog,
-    "generations": _of_generations,
     "workers": _of_workers,
     "quarantine": _of_quarantine,
     "tables": _of_tables,
@@ -248,19 +233,6 @@ _FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]
     "slow": _of_slow,
     "database": _of_database,
 }
-
-
-def _gauge(name: str, meaning: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"leasehold_{name}", meaning, value=value)
-
-
-def _labelled(
-    name: str, meaning: str, labels: Sequence[str], values: Iterable[tuple[tuple[str, ...], float]]
-) -> Metric:
-    family = GaugeMetricFamily(f"leasehold_{name}", meaning, labels=labels)
-    for words, value in values:
-        family.add_metric(words, value)
-    return family
 
 
 def _per_queue(
@@ -271,9 +243,14 @@ def _per_queue(
 
 
 @contextmanager
-def exporting(settings: Settings, owner: UUID, pool: Pool, broker: Broker) -> Iterator[Exporter]:
-    """Add to /metrics what the database and the broker's connections tell; the caller runs the exporter."""
-    exporter = Exporter(settings, owner, pool)
+def exporting(
+    settings: Settings, owner: UUID, pool: Pool, broker: Broker, of_kinds: Sequence[Question] = ()
+) -> Iterator[Exporter]:
+    """Add to /metrics what the database and the broker's connections tell; the caller runs the exporter.
+
+    `of_kinds`: what kinds of work ask of the database, beside what the exporter asks itself.
+    """
+    exporter = Exporter(settings, owner, pool, of_kinds)
     parts: tuple[Collector, ...] = (exporter, BrokerParts(broker)) if settings.metrics else ()
     for part in parts:
         REGISTRY.register(part)

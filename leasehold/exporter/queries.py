@@ -7,11 +7,6 @@ can be searched only for what stays the same during a statement.
 
 from __future__ import annotations
 
-from leasehold.pipelines.generation.rows import STATUS
-
-#: Counts are exact up to this number, and stay there beyond it.
-CAP = 10_000
-
 #: The most pairs of a tenant and a band, of all queues together, that a look goes through.
 MOST_LINES = 2000
 
@@ -89,19 +84,6 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) A
        (SELECT count(*) FROM (SELECT 1 FROM job WHERE finished_at IS NULL LIMIT $1) AS capped)::int AS unfinished,
        coalesce((SELECT greatest(extract(epoch FROM now() - next_run_at), 0) FROM schedule
                  WHERE next_run_at IS NOT NULL ORDER BY next_run_at LIMIT 1), 0)::float8 AS schedule_oldest
-"""
-
-# Unfinished generations, in the words of their door, of each server. $1 the cap.
-GENERATIONS = f"""
--- exporter_generations
-SELECT kind, server_id, status, count(*)::int AS n
-FROM (
-    SELECT g.kind, g.server_id, {STATUS} AS status
-    FROM (SELECT id, status FROM job WHERE finished_at IS NULL AND pipeline = 'generation' LIMIT $1) AS j
-    JOIN generation g ON g.job_id = j.id
-    LEFT JOIN task s ON s.job_id = j.id AND s.step = 'submit'
-) AS counted
-GROUP BY kind, server_id, status
 """
 
 # $1 seconds after which a worker that was not seen is silent.

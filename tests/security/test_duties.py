@@ -23,7 +23,9 @@ from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import families, look
+from leasehold.kinds.metrics import questions_of
 from leasehold.pipelines.generation import rows as generations
+from leasehold.pipelines.generation.pipeline import GENERATION
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.schedules import firing as schedules
@@ -473,7 +475,8 @@ async def test_a_word_of_progress_that_cannot_be_stored_costs_no_other(verbs: Ro
 
 async def test_a_question_that_the_database_refuses_takes_no_other_metric_away(rows: Connection) -> None:
     await rows.execute("ALTER TABLE generation RENAME TO generation_of_tomorrow")
-    names = {family.name for family in families(await look(rows, 30.0))}
+    asked = questions_of([GENERATION])
+    names = {family.name for family in families(await look(rows, 30.0, asked), asked)}
     assert "leasehold_jobs_unfinished" in names
     assert "leasehold_database_bytes" in names
     assert "leasehold_generation_tasks" not in names

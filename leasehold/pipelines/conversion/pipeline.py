@@ -11,6 +11,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import MIB, Limits, Pipeline, RunTerms, Step
 from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.signing import sign_package
@@ -74,3 +75,8 @@ conversion = Pipeline(
 )  # fmt: skip
 
 conversion.finishes("nef", sign_package)
+
+CONVERSION = Kind(
+    "conversion",
+    pipelines=(conversion,),
+)

@@ -13,6 +13,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 
 #: The queue of all its steps; pinned tasks go to `generation@{server_id}`.
@@ -92,4 +93,10 @@ withdrawal = Pipeline(
     steps=[
         Step("withdraw", queue=QUEUE, max_attempts=6, retry_ladder=_LADDER, timeout=timedelta(minutes=2)),
     ],
+)
+
+GENERATION = Kind(
+    "generation",
+    pipelines=(generation, withdrawal),
+    questions="leasehold.pipelines.generation.questions:questions",
 )

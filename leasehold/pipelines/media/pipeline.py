@@ -10,6 +10,7 @@ from datetime import timedelta
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Limits, Pipeline, Step
 from leasehold.pipelines.media.limits import PictureLimits
 from leasehold.pipelines.media.variants import VARIANTS, VariantName
@@ -58,3 +59,8 @@ media = Pipeline(
         ),
     ],
 )  # fmt: skip
+
+MEDIA = Kind(
+    "media",
+    pipelines=(media,),
+)

@@ -1,0 +1,28 @@
+"""Declaring a whole kind of work: its pipelines, and what it has of its own beside them (rows, endpoints, metrics).
+
+A kind of work that needs no more than steps is a `Pipeline` and nothing else. A declaration is light: every process
+imports it. Each hook names a `module:attribute` that only the process that needs it imports, as with handlers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from leasehold.domain.errors import DeclarationError
+from leasehold.domain.pipeline import NAME, Pipeline
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """Hooks, each `module:attribute`; None: the kind has nothing of that sort.
+
+    `questions`: a callable that returns what the exporter asks the database for this kind (leasehold.kinds.metrics).
+    """
+
+    name: str
+    pipelines: tuple[Pipeline, ...] = ()
+    questions: str | None = None
+
+    def __post_init__(self) -> None:
+        if not NAME.match(self.name):
+            raise DeclarationError(f"kind name {self.name!r} must match {NAME.pattern}")
