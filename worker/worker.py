@@ -169,6 +169,7 @@ class Worker:
             self._announcer,
             Templates(self.pipelines, evaluator),
             self.pipelines.find("webhook"),
+            kinds,
         )
         relaying = Relay(self._pool, self._broker, self._announcer)
         periodic = [

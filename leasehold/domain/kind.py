@@ -16,11 +16,13 @@ from leasehold.domain.pipeline import NAME, Pipeline
 class Kind:
     """Hooks, each `module:attribute`; None: the kind has nothing of that sort.
 
+    `housekeeping`: a callable that returns what the leading worker forgets and tidies (leasehold.kinds.housekeeping).
     `questions`: a callable that returns what the exporter asks the database for this kind (leasehold.kinds.metrics).
     """
 
     name: str
     pipelines: tuple[Pipeline, ...] = ()
+    housekeeping: str | None = None
     questions: str | None = None
 
     def __post_init__(self) -> None:

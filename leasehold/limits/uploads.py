@@ -6,7 +6,7 @@ it has an object; the row stays until nothing that was begun in time can still a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -38,8 +38,8 @@ _RETRY_SECONDS = 60.0
 _NO_ATTEMPT = (None, None)
 #: No writer of ours needs longer for one object.
 _PARTS_LIVE = timedelta(hours=1)
-#: Where our writers write. The bucket may hold more than ours.
-_PREFIXES = ("media/", "jobs/", "sources/")
+#: Where the outputs of jobs lie. The bucket may hold more than ours.
+_JOBS = "jobs/"
 
 _ROOM = """
 -- upload_room
@@ -186,9 +186,9 @@ async def look(connections: Acquire, store: ObjectStore, one: Due, on_too_large:
             await connection.execute(_LOOKED, one.key, one.dead, size, LOOK_SECONDS)
 
 
-async def give_up_parts(store: ObjectStore) -> None:
-    """End multipart uploads whose writer is dead."""
-    for prefix in _PREFIXES:
+async def give_up_parts(store: ObjectStore, prefixes: Iterable[str] = ()) -> None:
+    """End multipart uploads whose writer is dead: of jobs' outputs, and below `prefixes`."""
+    for prefix in (*prefixes, _JOBS):
         if ended := await store.abort_uploads(prefix, older_than=_PARTS_LIVE):
             log.warning("multipart uploads of dead writers were given up", prefix=prefix, uploads=ended)
 

@@ -7,7 +7,7 @@ at any time; one elected worker runs them so that the work is not done twice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from uuid import UUID
@@ -22,7 +22,7 @@ from leasehold.transitions.workers import is_of_gone
 
 #: The duties of this module in the quarantine.
 LEASES, CANCELS, DEADLINES = "leases", "cancels", "deadlines"
-RETENTION, UPLOADS = "retention", "abandoned_uploads"
+RETENTION = "retention"
 
 # The jobs are locked by a statement of its own, here and below: one that waited for a lock, or took it just after
 # another let it go, would read the job's steps as they were before, and leave a new one behind in a job that ended.
@@ -238,48 +238,24 @@ async def forgettable_jobs(connection: Connection, limit: int = 50) -> list[Forg
     return [Forgettable(row["id"], row["tenant_id"], row["output_prefix"]) for row in rows]
 
 
-async def forget_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """Delete expired jobs with their tasks, outputs, failures and media; that a conversion was there is remembered."""
-    expired = "job_id IN (SELECT id FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp())"
+#: SQL: of the rows of jobs `$1` (a `uuid[]`) those whose job is past its retention, by their column `job_id`.
+EXPIRED = "job_id IN (SELECT id FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp())"
+
+
+async def forget_jobs(
+    connection: Connection,
+    job_ids: Sequence[UUID],
+    before: Sequence[Callable[[Connection, Sequence[UUID]], Awaitable[None]]] = (),
+) -> None:
+    """Delete expired jobs with their tasks, outputs and failures. `before`: what kinds of work do with rows of theirs
+    in the same transaction (leasehold.kinds.housekeeping).
+    """
     async with connection.transaction():
-        await connection.execute(
-            f"DELETE FROM media WHERE job_id = ANY($1::uuid[]) AND {expired}",
-            list(job_ids),
-        )
-        await connection.execute(
-            "INSERT INTO expired_conversion (job_id, tenant_id)"
-            f" SELECT job_id, tenant_id FROM conversion WHERE {expired} ON CONFLICT DO NOTHING",
-            list(job_ids),
-        )
+        for of_kind in before:
+            await of_kind(connection, job_ids)
         await connection.execute(
             "DELETE FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp()", list(job_ids)
         )
-
-
-async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
-    """Media that nobody completed in time, and their keys. Delete the objects, then `forget_uploads`."""
-    rows = await connection.fetch(
-        f"SELECT id, original_key FROM media WHERE expires_at < statement_timestamp() AND {unindexed('job_id IS NULL')}"
-        f" AND {not_in(UPLOADS, 'id')} ORDER BY expires_at LIMIT $1",
-        limit,
-    )
-    return [(row["id"], row["original_key"]) for row in rows]
-
-
-async def forget_uploads(connection: Connection, media_ids: Sequence[UUID]) -> None:
-    """What may still arrive for them is deleted, too."""
-    await connection.execute(
-        """
-        -- forget_uploads
-        WITH gone AS (
-            DELETE FROM media WHERE id = ANY($1::uuid[]) AND job_id IS NULL AND expires_at < clock_timestamp()
-            RETURNING original_key
-        )
-        UPDATE upload SET open = false, bytes = 0, most = -1, look_at = forget_at
-        WHERE key IN (SELECT original_key FROM gone)
-        """,
-        list(media_ids),
-    )
 
 
 async def forget_idempotency_keys(connection: Connection, limit: int = 1000) -> None:

@@ -10,6 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from leasehold.db.database import Connection
+from leasehold.pipelines.conversion.housekeeping import remember_with_jobs
 from leasehold.pipelines.conversion.rows import forget_expired
 from leasehold.settings import Settings
 from leasehold.transitions import claims, sweeps
@@ -126,7 +127,7 @@ async def test_an_expired_conversion_is_gone_also_when_its_row_is(
         for address in (path, f"{path}/result"):
             assert code(await client.get(address)) == (410, "expired"), address
         assert code(await client.post(f"{path}/promote", json={"targets": [{}]})) == (410, "expired")
-        await sweeps.forget_jobs(rows, [job_id])
+        await sweeps.forget_jobs(rows, [job_id], [remember_with_jobs])
     assert await rows.fetchval("SELECT count(*) FROM job") == 0
     async with client_of(api.url, (await make_key("rival", scopes=SCOPES)).text) as rival:
         assert code(await rival.get(path)) == (404, "job_not_found")

@@ -8,6 +8,7 @@ from uuid import UUID
 import pytest
 
 from leasehold.db.database import Connection
+from leasehold.pipelines import SHIPPED
 from leasehold.settings import Settings
 from leasehold.transitions import claims, sweeps
 from leasehold.worker.maintenance.housekeeping import Housekeeping
@@ -19,9 +20,9 @@ from tests.support.bucket import Bucket
 
 async def keep_house(api: Running) -> None:
     services = api.services
-    house = Housekeeping(services.settings, services.pool.acquire, services.store)
+    house = Housekeeping(services.settings, services.pool.acquire, services.store, SHIPPED)
     await house.uploads()
-    await house.abandoned_uploads()
+    await house.of_kinds()["abandoned_uploads"]()
     await house.retention()
 
 

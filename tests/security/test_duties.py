@@ -24,6 +24,7 @@ from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import families, look
 from leasehold.kinds.metrics import questions_of
+from leasehold.pipelines import SHIPPED
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.generation.pipeline import GENERATION
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
@@ -365,7 +366,7 @@ async def housekeeping(settings: Settings) -> AsyncIterator[Housekeeping]:
     store = ObjectStore.from_settings(settings)
     await store.open()
     async with make_pool(settings, "test", 3) as pool:
-        yield Housekeeping(settings, pool.acquire, store)
+        yield Housekeeping(settings, pool.acquire, store, SHIPPED)
     await store.close()
 
 
@@ -404,9 +405,9 @@ async def test_an_upload_that_cannot_be_forgotten_keeps_no_other(rows: Connectio
         )
     await poison(rows, "media", "{row}.original_key = 'media/stays'")
     for _ in range(3):
-        await housekeeping.abandoned_uploads()
+        await housekeeping.of_kinds()["abandoned_uploads"]()
     assert {row["original_key"] for row in await rows.fetch("SELECT original_key FROM media")} == {"", "media/stays"}
-    assert sorted((await set_aside(rows, sweeps.UPLOADS)).values()) == [1, 1]
+    assert sorted((await set_aside(rows, "abandoned_uploads")).values()) == [1, 1]
 
 
 async def test_a_source_image_that_cannot_be_forgotten_keeps_no_other(
@@ -420,7 +421,7 @@ async def test_a_source_image_that_cannot_be_forgotten_keeps_no_other(
         )
     await poison(rows, "source_image", "{row}.key = 'sources/stays'")
     for _ in range(3):
-        await housekeeping.expired_sources()
+        await housekeeping.of_kinds()["expired_sources"]()
     assert await set_aside(rows, generations.SOURCES) == {"": 1, "sources/stays": 1}
     assert await rows.fetchval("SELECT count(*) FROM source_image") == 2
 

@@ -12,8 +12,9 @@ import pytest
 
 from leasehold.db.database import Connection
 from leasehold.limits import uploads
+from leasehold.pipelines import SHIPPED
+from leasehold.pipelines.media.housekeeping import abandoned_uploads, forget_uploads
 from leasehold.settings import Settings
-from leasehold.transitions import sweeps
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from tests.api.conftest import MakeKey, Running, client_of, serving
 from tests.api.media_api import JPEG, PNG, MediaApi, problem, put
@@ -38,12 +39,12 @@ async def client(api: Running, make_key: MakeKey) -> AsyncIterator[httpx2.AsyncC
 
 async def keep_house(api: Running) -> None:
     services = api.services
-    house = Housekeeping(services.settings, services.pool.acquire, services.store)
+    house = Housekeeping(services.settings, services.pool.acquire, services.store, SHIPPED)
     while await house.uploads():
         pass
     async with services.pool.acquire() as connection:
-        abandoned = await sweeps.abandoned_uploads(connection)
-        await sweeps.forget_uploads(connection, [media_id for media_id, _ in abandoned])
+        abandoned = await abandoned_uploads(connection)
+        await forget_uploads(connection, [media_id for media_id, _ in abandoned])
 
 
 async def later(rows: Connection, seconds: float) -> None:
@@ -125,7 +126,7 @@ async def test_an_upload_that_nobody_completes_is_gone_within_the_hour_and_what_
     left = await rows.fetchval("SELECT expires_at - clock_timestamp() FROM media")
     assert left < timedelta(hours=1)
     await later(rows, 3600)
-    abandoned = await sweeps.abandoned_uploads(rows)
+    abandoned = await abandoned_uploads(rows)
     await api.services.store.delete(*(key for _, key in abandoned))
     await keep_house(api)
     assert await s3.keys() == []

@@ -8,7 +8,7 @@ others that look every half second share two, and housekeeping shares one (lease
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from time import monotonic
@@ -17,12 +17,13 @@ from uuid import UUID
 from leasehold.broker.announcer import Announcer
 from leasehold.db import history
 from leasehold.db.database import Connection, Pool
+from leasehold.domain.errors import DeclarationError
+from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.jobs import jobs_ended
 from leasehold.limits import downloads, external_files, rates
 from leasehold.limits.admission import Admission
-from leasehold.pipelines.conversion import rows as conversions
 from leasehold.runtime.duty_cycle import Pauses
 from leasehold.runtime.periodic import Periodic
 from leasehold.schedules import firing as schedules
@@ -44,7 +45,9 @@ _OFTEN, _SELDOM = 2, 1
 
 
 class Duties:
-    """`deliveries`: the pipeline that delivers webhooks, where this installation has it."""
+    """`deliveries`: the pipeline that delivers webhooks, where this installation has it. `kinds`: which have duties of
+    their own.
+    """
 
     def __init__(
         self,
@@ -55,6 +58,7 @@ class Duties:
         announcer: Announcer,
         templates: Templates,
         deliveries: Pipeline | None,
+        kinds: Iterable[Kind],
     ) -> None:
         self._settings = settings
         self._pool = pool
@@ -69,7 +73,7 @@ class Duties:
         self._late = Pauses(share=MOST_BUSY, least=settings.sweep_seconds, most=LATEST_SECONDS)
         self._often = _shared(pool, _OFTEN)
         self._seldom = _shared(pool, _SELDOM)
-        self._housekeeping = Housekeeping(settings, self._seldom, store)
+        self._housekeeping = Housekeeping(settings, self._seldom, store, kinds)
 
     def all(self) -> list[Periodic]:
         """The loops, to be run each as a task."""
@@ -83,12 +87,9 @@ class Duties:
             self._led(external.DUTY, self._end_late_steps, watch),
             Periodic("schedules", self._fire_schedules, every=_EVERY_SECONDS),
             self._led("retention", house.retention),
-            self._led("abandoned_uploads", house.abandoned_uploads),
             self._led("uploads", house.uploads),
             self._led("parts", house.parts),
             self._tidying("external_files", external_files.give_up),
-            self._led("promotions", house.promotions),
-            self._led("expired_sources", house.expired_sources),
             self._led("probes", house.probes),
             self._tidying("event_days", self._keep_event_days),
             self._tidying("forget_workers", lambda c: workers.forget_workers(c, 10 * self._settings.lease_seconds)),
@@ -96,13 +97,15 @@ class Duties:
             self._tidying("forget_gates", gates.forget_gates),
             self._tidying("forget_rates", rates.forget_rates),
             self._tidying("forget_downloads", downloads.forget_downloads),
-            self._tidying("forget_expired_conversions", conversions.forget_expired),
             self._tidying("forget_quarantine", quarantine.forget),
         ]
         if self._deliveries is not None:
             dispatch = partial(self._dispatch_webhooks, self._deliveries)
             periodic.append(Periodic("webhooks", dispatch, every=_EVERY_SECONDS))
-        return periodic
+        of_kinds = house.of_kinds()
+        if taken := {duty.name for duty in periodic} & of_kinds.keys():
+            raise DeclarationError(f"a kind of work has duties with names of the platform's own: {sorted(taken)}")
+        return periodic + [self._led(name, turn) for name, turn in of_kinds.items()]
 
     def _led(
         self, name: str, turn: Callable[[], Awaitable[float | None]], every: float = _HOUSEKEEPING_SECONDS

@@ -4,19 +4,17 @@ the database is held; an object that it will not delete is set aside, and the ot
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from datetime import timedelta
 from functools import partial
-from typing import TypeVar
-from uuid import UUID
+from typing import Any, TypeVar
 
 from leasehold.db.database import Connection
-from leasehold.domain.errors import StoreError, StoreUnavailable
+from leasehold.domain.errors import DeclarationError, StoreError, StoreUnavailable
+from leasehold.domain.kind import Kind
+from leasehold.kinds.housekeeping import Forgetting, HousekeepingContext, Tidying, Turn, housekeeping_of
 from leasehold.limits import uploads
 from leasehold.limits.uploads import Acquire
-from leasehold.pipelines.conversion.promotion.copying import take_back_dead
-from leasehold.pipelines.generation import rows as generations
-from leasehold.pipelines.media.housekeeping import refuse_too_large
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import sweeps
@@ -31,25 +29,44 @@ _U = TypeVar("_U")
 
 
 class Housekeeping:
-    """`connections`: each duty takes one at a time, and none while the store is asked."""
+    """`connections`: each duty takes one at a time, and none while the store is asked. `kinds`: whose rows and objects
+    are kept, too.
+    """
 
-    def __init__(self, settings: Settings, connections: Acquire, store: ObjectStore) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, connections: Acquire, store: ObjectStore, kinds: Iterable[Kind]) -> None:
         self._connections = connections
         self._store = store
+        self._of_kinds = housekeeping_of(kinds, HousekeepingContext(settings, connections, store))
 
-    async def abandoned_uploads(self) -> float | None:
-        async def forget(connection: Connection, units: Sequence[tuple[UUID, str]]) -> None:
-            await sweeps.forget_uploads(connection, [media_id for media_id, _ in units])
+    def of_kinds(self) -> dict[str, Callable[[], Awaitable[float | None]]]:
+        """The turns of the kinds' own duties, by name. Raises DeclarationError where two have one name."""
+        duties = [duty for kind in self._of_kinds for duty in kind.duties]
+        turns = {duty.duty: self._turn_of(duty) for duty in duties}
+        if len(turns) < len(duties):
+            raise DeclarationError(f"two kinds of work have a duty of one name: {[duty.duty for duty in duties]}")
+        return turns
 
-        found = await self._ask(sweeps.abandoned_uploads)
-        return await self._forget(
-            sweeps.UPLOADS, found, lambda unit: unit[0], lambda unit: self._store.delete(unit[1]), forget
-        )
+    def _turn_of(self, duty: Tidying | Forgetting[Any] | Turn) -> Callable[[], Awaitable[float | None]]:
+        if isinstance(duty, Turn):
+            return duty.turn
+
+        async def tidy(statement: Callable[[Connection], Awaitable[None]]) -> None:
+            async with self._connections() as connection:
+                await statement(connection)
+
+        async def forget(one: Forgetting[Any]) -> float | None:
+            found = await self._ask(one.find)
+            return await self._forget(one.duty, found, one.key, one.delete, one.forget)
+
+        return partial(tidy, duty.statement) if isinstance(duty, Tidying) else partial(forget, duty)
 
     async def uploads(self) -> float | None:
         """What lies where clients may send."""
-        on_too_large = partial(refuse_too_large, days=self._settings.retention_days)
+
+        async def on_too_large(connection: Connection, due: uploads.Due, size: int) -> None:
+            for kind in self._of_kinds:
+                if kind.upload_too_large is not None:
+                    await kind.upload_too_large(connection, due, size)
 
         async def look(one: uploads.Due) -> None:
             await uploads.look(self._connections, self._store, one, on_too_large)
@@ -61,24 +78,15 @@ class Housekeeping:
         return await self._forget(uploads.UPLOADS, found, lambda one: one.key, look, noted)
 
     async def parts(self) -> None:
-        await uploads.give_up_parts(self._store)
-
-    async def promotions(self) -> None:
-        """What calls that died have left at the target of promotions."""
-        await take_back_dead(self._settings, self._connections, self._store)
-
-    async def expired_sources(self) -> float | None:
-        found = await self._ask(generations.expired_sources)
-        return await self._forget(
-            generations.SOURCES, found, lambda key: key, self._store.delete, generations.forget_sources
-        )
+        await uploads.give_up_parts(self._store, [prefix for kind in self._of_kinds for prefix in kind.prefixes])
 
     async def retention(self) -> float | None:
         async def empty(job: sweeps.Forgettable) -> None:
             await self._store.delete(*[found.key async for found in self._store.list(job.prefix + "/")])
 
         async def forget(connection: Connection, units: Sequence[sweeps.Forgettable]) -> None:
-            await sweeps.forget_jobs(connection, [job.job_id for job in units])
+            before = [kind.before_jobs_go for kind in self._of_kinds if kind.before_jobs_go is not None]
+            await sweeps.forget_jobs(connection, [job.job_id for job in units], before)
 
         found = await self._ask(sweeps.forgettable_jobs)
         return await self._forget(sweeps.RETENTION, found, lambda job: job.job_id, empty, forget)

@@ -79,4 +79,5 @@ conversion.finishes("nef", sign_package)
 CONVERSION = Kind(
     "conversion",
     pipelines=(conversion,),
+    housekeeping="leasehold.pipelines.conversion.housekeeping:housekeeping",
 )

@@ -98,5 +98,6 @@ withdrawal = Pipeline(
 GENERATION = Kind(
     "generation",
     pipelines=(generation, withdrawal),
+    housekeeping="leasehold.pipelines.generation.housekeeping:housekeeping",
     questions="leasehold.pipelines.generation.questions:questions",
 )

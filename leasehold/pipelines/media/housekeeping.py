@@ -1,14 +1,73 @@
-"""What the sweeper does for pictures that nobody completed."""
+"""What the leading worker does for pictures: those that nobody completed, that are too large, and whose job goes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import timedelta
+from uuid import UUID
 
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, unindexed
+from leasehold.kinds.housekeeping import Forgetting, HousekeepingContext, KindHousekeeping
 from leasehold.limits import uploads
 from leasehold.limits.uploads import Due
 from leasehold.pipelines.media import refusals
 from leasehold.pipelines.media import transitions as media
+from leasehold.transitions.quarantine import not_in
+from leasehold.transitions.sweeps import EXPIRED
+
+#: The duty that forgets pictures that nobody completed in time.
+ABANDONED = "abandoned_uploads"
+
+
+def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
+    """The hook of the kind."""
+    store, days = context.store, context.settings.retention_days
+
+    async def too_large(connection: Connection, due: Due, size: int) -> None:
+        await refuse_too_large(connection, due, size, days=days)
+
+    async def forget(connection: Connection, units: Sequence[tuple[UUID, str]]) -> None:
+        await forget_uploads(connection, [media_id for media_id, _ in units])
+
+    return KindHousekeeping(
+        duties=[
+            Forgetting(ABANDONED, abandoned_uploads, lambda unit: unit[0], lambda unit: store.delete(unit[1]), forget)
+        ],
+        before_jobs_go=forget_with_jobs,
+        upload_too_large=too_large,
+        prefixes=("media/",),
+    )
+
+
+async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
+    """Media that nobody completed in time, and their keys. Delete the objects, then `forget_uploads`."""
+    rows = await connection.fetch(
+        f"SELECT id, original_key FROM media WHERE expires_at < statement_timestamp() AND {unindexed('job_id IS NULL')}"
+        f" AND {not_in(ABANDONED, 'id')} ORDER BY expires_at LIMIT $1",
+        limit,
+    )
+    return [(row["id"], row["original_key"]) for row in rows]
+
+
+async def forget_uploads(connection: Connection, media_ids: Sequence[UUID]) -> None:
+    """What may still arrive for them is deleted, too."""
+    await connection.execute(
+        """
+        -- forget_uploads
+        WITH gone AS (
+            DELETE FROM media WHERE id = ANY($1::uuid[]) AND job_id IS NULL AND expires_at < clock_timestamp()
+            RETURNING original_key
+        )
+        UPDATE upload SET open = false, bytes = 0, most = -1, look_at = forget_at
+        WHERE key IN (SELECT original_key FROM gone)
+        """,
+        list(media_ids),
+    )
+
+
+async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
+    """A picture goes with its job."""
+    await connection.execute(f"DELETE FROM media WHERE job_id = ANY($1::uuid[]) AND {EXPIRED}", list(job_ids))
 
 
 async def refuse_too_large(connection: Connection, due: Due, size: int, *, days: int) -> None:

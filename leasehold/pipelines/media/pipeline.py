@@ -63,4 +63,5 @@ media = Pipeline(
 MEDIA = Kind(
     "media",
     pipelines=(media,),
+    housekeeping="leasehold.pipelines.media.housekeeping:housekeeping",
 )

@@ -1,0 +1,14 @@
+"""What the leading worker does for generations: source images that nobody may use any more."""
+
+from __future__ import annotations
+
+from leasehold.kinds.housekeeping import Forgetting, HousekeepingContext, KindHousekeeping
+from leasehold.pipelines.generation.rows import SOURCES, expired_sources, forget_sources
+
+
+def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
+    """The hook of the kind."""
+    return KindHousekeeping(
+        duties=[Forgetting(SOURCES, expired_sources, lambda key: key, context.store.delete, forget_sources)],
+        prefixes=("sources/",),
+    )
