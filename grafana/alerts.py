@@ -2,7 +2,7 @@
 
 Objectives are watched by burn rates over two windows each (Site Reliability Workbook, chapter 5): the long one says
 that it matters, the short one that it still goes on. A `page` is for now, a `ticket` for the next working day.
-Every alert names its runbook in docs/runbooks.
+Every alert names its runbook in docs/operations/runbooks.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 #: Of every objective the burn rates are recorded over these windows.
 WINDOWS = ("5m", "30m", "1h", "2h", "6h", "1d", "3d")
-RUNBOOKS = "docs/runbooks"
+RUNBOOKS = "docs/operations/runbooks"
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
     worker = ExternalWorker("https://jobs.example.com", "lh_...", queues=["reports"])
     await worker.serve(handle)         # handle(task) -> dict | None
 
-What `docs/runs.md` shows with curl, in Python. It needs nothing of the platform but its address.
+What `docs/guides/runs.md` shows with curl, in Python. It needs nothing of the platform but its address.
 """
 
 from __future__ import annotations

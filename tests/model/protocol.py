@@ -1,7 +1,8 @@
 """The protocol, small enough to look at every state: one task, two workers, hints, leases, a store, and crashes.
 
-The moves are those of docs/design.md, each atomic where one statement or one message makes it so. Looking for work
-without hints is left out: it would heal what the hints' rules must hold by themselves. A guard can be switched off.
+The moves are those of docs/explanation/design.md, each atomic where one statement or one message makes it so. Polling
+for work without hints is left out: it would heal what the hints' rules must hold by themselves. A guard can be switched
+off.
 """
 
 from __future__ import annotations

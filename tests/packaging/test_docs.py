@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from leasehold.pipelines.media import refusals
@@ -10,13 +11,25 @@ from leasehold.pipelines.media.variants import VARIANTS
 from leasehold.settings import Settings
 
 ROOT = Path(__file__).parents[2]
-MEDIA = (ROOT / "docs/media.md").read_text()
-RUNS = (ROOT / "docs/runs.md").read_text()
-CONVERSION = (ROOT / "docs/conversion.md").read_text()
-GENERATION = (ROOT / "docs/generation.md").read_text()
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+MEDIA = (ROOT / "docs/guides/media.md").read_text()
+RUNS = (ROOT / "docs/guides/runs.md").read_text()
+CONVERSION = (ROOT / "docs/guides/conversion.md").read_text()
+GENERATION = (ROOT / "docs/guides/generation.md").read_text()
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OF_THE_COMMAND_LINE = {"LEASEHOLD_URL", "LEASEHOLD_API_KEY"}
 KNOWN = {f"LEASEHOLD_{name.upper()}" for name in Settings.model_fields} | OF_THE_COMMAND_LINE
+
+#: What a stranger reads: neither the changelog, which tells of what was, nor what a script has made.
+FOLDERS = ("api", "bench", "chaos", "deploy", "docs", "examples", "grafana", "leasehold", "scripts", "tests", "worker")
+WRITTEN = {"", ".md", ".py", ".sh", ".sql", ".toml", ".yaml", ".yml"}
+
+
+def texts() -> Iterator[Path]:
+    yield from (
+        ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "compose.yaml", "pyproject.toml")
+    )
+    for folder in FOLDERS:
+        yield from (path for path in (ROOT / folder).rglob("*") if path.suffix in WRITTEN and path.is_file())
 
 
 def test_every_reason_to_refuse_a_picture_is_documented() -> None:
@@ -52,6 +65,17 @@ def test_every_path_that_is_linked_exists() -> None:
     for page in PAGES:
         for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), (page, target)
+
+
+def test_every_page_that_a_file_of_the_repository_names_exists() -> None:
+    """Alerts, docstrings, scripts and tests name pages, and nothing else notices when a page moves."""
+    named = [
+        (str(file.relative_to(ROOT)), page)
+        for file in texts()
+        for page in re.findall(r"\bdocs/[A-Za-z0-9_/-]+\.(?:md|svg)\b", file.read_text())
+    ]
+    assert [(file, page) for file, page in named if not (ROOT / page).exists()] == []
+    assert len(named) > 50
 
 
 def test_every_test_file_that_the_readme_names_exists() -> None:

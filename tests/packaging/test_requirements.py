@@ -1,4 +1,4 @@
-"""docs/requirements.md names tests that exist, one for every row."""
+"""docs/explanation/requirements.md names tests that exist, one for every row."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs/requirements.md").read_text()
+PAGE = (ROOT / "docs/explanation/requirements.md").read_text()
 HEADS = re.compile(r"\|[-| ]+\||\| (§|sentence) \|.*")
 ROWS = [line for line in PAGE.splitlines() if line.startswith("|") and not HEADS.fullmatch(line)]
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-MODEL = (ROOT / "docs/threat-model.md").read_text()
+MODEL = (ROOT / "docs/explanation/threat-model.md").read_text()
 
 
 def test_every_test_that_the_threat_model_names_exists() -> None:
@@ -18,5 +18,5 @@ def test_every_test_that_the_threat_model_names_exists() -> None:
 
 def test_the_readme_leads_to_it_and_to_how_to_report() -> None:
     readme = (ROOT / "README.md").read_text()
-    assert "(docs/threat-model.md)" in readme
+    assert "(docs/explanation/threat-model.md)" in readme
     assert "(SECURITY.md)" in readme

@@ -77,7 +77,7 @@ def test_dashboards_lead_to_each_other_and_mark_deployments_and_drains() -> None
 
 def test_every_alert_has_a_runbook_that_names_it_and_every_runbook_an_alert() -> None:
     named = {alert.runbook: [a.name for a in all_alerts() if a.runbook == alert.runbook] for alert in all_alerts()}
-    pages = {path.stem: path.read_text() for path in (ROOT / "docs/runbooks").glob("*.md")}
+    pages = {path.stem: path.read_text() for path in (ROOT / "docs/operations/runbooks").glob("*.md")}
     assert pages.keys() == named.keys()
     for runbook, alerts in named.items():
         assert all(f"`{alert}`" in pages[runbook] for alert in alerts)
@@ -118,7 +118,7 @@ async def test_the_rules_are_rules_to_prometheus(programs: Programs) -> None:
 
 
 def test_every_metric_is_documented_and_nothing_else_is() -> None:
-    text = (ROOT / "docs/observability.md").read_text()
+    text = (ROOT / "docs/operations/observability.md").read_text()
     documented = set(re.findall(r"^\| (.+?) \|", text, re.MULTILINE))
     named = {name for cell in documented for name in re.findall(r"`(leasehold_\w+)`", cell)}
     asked = {name for board in BOARDS for name in re.findall(r"\b(leasehold_[a-z_]+)", render(board))}

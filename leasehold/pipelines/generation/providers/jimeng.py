@@ -98,7 +98,7 @@ def _model(order: Order) -> str:
 
 
 def _body(order: Order) -> dict[str, Any]:
-    """By the service's own names; what it has no name for is left out (docs/generation.md)."""
+    """By the service's own names; what it has no name for is left out (docs/guides/generation.md)."""
     said: dict[str, Any] = {"req_key": _model(order), "prompt": order.prompt}
     if order.images:
         said["image_urls"] = [image.url for image in order.images]
