@@ -1,1 +1,1 @@
-"""The figures of docs/explanation/performance.md: `scripts/bench`, one module a figure, on private servers of its own."""
+"""The figures of docs/explanation/performance.md: `scripts/bench`, a module each, on private servers of its own."""

@@ -37,7 +37,7 @@ _HOSTILE = (
 _CLIENTS = 2
 _HEAD_START = 1.0
 _WARM_UP = 1.0
-#: The goals; the sums are those of docs/operations/index.md. Memory is a main process's: each child has a limit of its own.
+#: The goals; docs/operations/index.md has the sums. Memory is a main process's: each child has a limit of its own.
 _RUN_MS, _LOOK_MS, _MIB = Goal(1000), Goal(100), Goal(512)
 _SESSIONS = Goal(Settings.model_fields["database_pool_size"].default)
 
