@@ -113,6 +113,7 @@ async def _register(services: Services, connection: Connection, caller: Caller, 
         most=most,
         seconds=services.settings.upload_url_seconds,
         exact=wanted.content_length is not None,
+        room=services.admission.upload_room,
     )
     await transitions.register(
         connection,

@@ -24,6 +24,7 @@ from leasehold.domain.errors import Invalid, TooMany
 from leasehold.domain.pipeline import Pipeline, pinned_queue
 from leasehold.limits import rates
 from leasehold.limits.rates import Quota
+from leasehold.limits.upload_room import UploadRoom
 from leasehold.limits.usage import Usage
 from leasehold.settings import Settings
 from leasehold.transitions.jobs import external_queue
@@ -65,6 +66,7 @@ class Admission:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._usage = Usage(settings)
+        self.upload_room = UploadRoom(settings.upload_unfinished_bytes)
 
     async def is_open(self, pool: Lender, tenant_id: str) -> bool:
         """Whether a single run needs no `submitting`: no rate and no depth is set, and the tenant is far from its

@@ -17,6 +17,7 @@ import structlog
 
 from leasehold.db.database import Connection, lock_name
 from leasehold.domain.errors import TooMany
+from leasehold.limits.upload_room import LEAST_COUNTED, UploadRoom, count
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.store import REMOVED
@@ -26,8 +27,6 @@ log = structlog.get_logger(__name__)
 
 #: The duty that looks at them.
 UPLOADS = "uploads"
-#: An unfinished upload counts at least this much, so that a tenant's rows are bounded, too.
-LEAST_COUNTED = 1024 * 1024
 #: Between two looks at an object that may still change.
 LOOK_SECONDS = 60
 #: A URL counts as dead this long after its end: clocks differ.
@@ -41,10 +40,6 @@ _PARTS_LIVE = timedelta(hours=1)
 #: Where the outputs of jobs lie. The bucket may hold more than ours.
 _JOBS = "jobs/"
 
-_ROOM = """
--- upload_room
-SELECT coalesce(sum(greatest(bytes, $2)), 0)::bigint FROM upload WHERE tenant_id = $1 AND open
-"""
 _OPEN = """
 -- upload_open
 INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, look_at, forget_at, task_id, epoch)
@@ -110,26 +105,34 @@ async def open_upload(
     seconds: float,
     exact: bool = False,
     attempt: tuple[UUID, int] | tuple[None, None] = _NO_ATTEMPT,
+    room: UploadRoom | None = None,
 ) -> None:
     """Write down what may be sent to `key` (or below it, with a `/` at its end) for `seconds`, before it is.
 
     `counted`: its bytes until somebody looks. `exact`: the store holds it to them. `attempt`: the task and epoch that
-    it ends with (leasehold.limits.external_files). In a transaction.
+    it ends with (external_files.py). `room`: what this process remembers of tenants' unfinished uploads; far from its
+    bound a tenant needs no lock then. In a transaction.
     Raises TooMany `upload_quota_exceeded`.
     """
-    await lock_name(connection, f"uploads:{tenant_id}")
-    unfinished = await connection.fetchval(_ROOM, tenant_id, LEAST_COUNTED)
-    if unfinished + max(counted, LEAST_COUNTED) > settings.upload_unfinished_bytes:
-        raise TooMany(
-            "upload_quota_exceeded",
-            f"A tenant has at most {settings.upload_unfinished_bytes} bytes of unfinished uploads: complete some,"
-            " declare content_length, or wait until they are forgotten.",
-            policy="unfinished-uploads",
-            most=settings.upload_unfinished_bytes,
-            retry_after=_RETRY_SECONDS,
-        )
+    size = max(counted, LEAST_COUNTED)
+    if room is None or not await room.is_far(connection, tenant_id, size):
+        await _check_room(connection, tenant_id, size, settings.upload_unfinished_bytes)
     first_look = seconds + _GRACE_SECONDS if exact or key.endswith("/") else LOOK_SECONDS
     await connection.execute(_OPEN, key, tenant_id, counted, most, seconds, first_look, _SLOWEST, exact, *attempt)
+
+
+async def _check_room(connection: Connection, tenant_id: str, size: int, bound: int) -> None:
+    """One upload of the tenant after another, until each has committed."""
+    await lock_name(connection, f"uploads:{tenant_id}")
+    if await count(connection, tenant_id) + size > bound:
+        raise TooMany(
+            "upload_quota_exceeded",
+            f"A tenant has at most {bound} bytes of unfinished uploads: complete some, declare content_length, or wait"
+            " until they are forgotten.",
+            policy="unfinished-uploads",
+            most=bound,
+            retry_after=_RETRY_SECONDS,
+        )
 
 
 async def extend(connection: Connection, tenant_id: str, key: str, seconds: float) -> bool:

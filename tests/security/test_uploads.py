@@ -10,8 +10,8 @@ from uuid import UUID
 import httpx2
 import pytest
 
-from leasehold.db.database import Connection
-from leasehold.limits import uploads
+from leasehold.db.database import Connection, lock_name
+from leasehold.limits import upload_room, uploads
 from leasehold.pipelines import SHIPPED
 from leasehold.pipelines.media.housekeeping import abandoned_uploads, forget_uploads
 from leasehold.settings import Settings
@@ -186,6 +186,40 @@ async def test_what_nobody_sent_counts_no_longer_when_its_url_is_dead(
 async def test_requests_at_once_do_not_exceed_the_bound(media_api: MediaApi) -> None:
     answers = await asyncio.gather(*(media_api.ask() for _ in range(8)))
     assert sorted(answer.status_code for answer in answers) == [201] * 3 + [429] * 5
+
+
+async def test_far_from_its_bound_a_tenant_s_uploads_do_not_wait_for_one_another(
+    settings: Settings, make_key: MakeKey, rows: Connection
+) -> None:
+    roomy = settings.model_copy(update={"upload_unfinished_bytes": 160 * MIB})
+    async with serving(roomy) as running, client_of(running.url, (await make_key()).text) as client:
+        media_api = MediaApi(client)
+        async with rows.transaction():
+            await lock_name(rows, "uploads:acme")
+            for _ in range(20):
+                await media_api.ticket(content_length=2 * MIB)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.5):
+                    await media_api.ticket(content_length=2 * MIB)
+
+
+async def test_what_another_process_has_let_in_is_known_a_second_later(
+    settings: Settings, make_key: MakeKey, rows: Connection
+) -> None:
+    small = settings.model_copy(update={"upload_unfinished_bytes": 40 * MIB})
+    key = (await make_key()).text
+    async with (
+        serving(small) as first,
+        serving(small) as second,
+        client_of(first.url, key) as one,
+        client_of(second.url, key) as other,
+    ):
+        await MediaApi(one).ticket(content_length=2 * MIB)
+        for _ in range(18):
+            await MediaApi(other).ticket(content_length=2 * MIB)
+        await asyncio.sleep(upload_room.FRESH_SECONDS)
+        await MediaApi(one).ticket(content_length=2 * MIB)
+        problem(await MediaApi(one).ask(content_length=2 * MIB), 429, "upload_quota_exceeded")
 
 
 async def test_an_installation_may_want_every_length_declared(settings: Settings, make_key: MakeKey) -> None:
