@@ -11,11 +11,13 @@ import socket
 from collections.abc import Sequence
 from types import FrameType
 
+import structlog
 import uvicorn
 from fastapi import FastAPI
 
 from leasehold.api.app import make_app
 from leasehold.api.http.connections import allow_files, guarded
+from leasehold.domain.errors import DeclarationError
 from leasehold.runtime import failpoints
 from leasehold.runtime.garbage import freeze_loaded
 from leasehold.settings import Settings
@@ -23,6 +25,8 @@ from leasehold.telemetry.logs import configure_logs
 from leasehold.telemetry.meters import expose
 from leasehold.telemetry.traces import begin_traces
 from leasehold.urls import refuse_bad_urls
+
+log = structlog.get_logger(__name__)
 
 #: Seconds for running requests to finish once the long ones were let go.
 _GRACE = 15
@@ -77,7 +81,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if settings.traces:
         begin_traces("api")
     allow_files(settings)
-    server = make_server(settings, host=asked.host, port=asked.port)
+    try:
+        server = make_server(settings, host=asked.host, port=asked.port)
+    except DeclarationError as error:
+        log.error("not started", reason=str(error))  # noqa: TRY400 - the reason is all that there is to say
+        raise SystemExit(1) from error
     freeze_loaded()
     server.run()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from importlib.metadata import version
@@ -13,58 +13,42 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from leasehold.api.auth.security import refuse_open_routes
-from leasehold.api.conversion import conversion
-from leasehold.api.conversion import events as conversion_events
-from leasehold.api.conversion import promote as conversion_promote
-from leasehold.api.conversion import result as conversion_result
 from leasehold.api.fleet import health, operators
-from leasehold.api.generation import callbacks as generation_callbacks
-from leasehold.api.generation import events as generation_events
-from leasehold.api.generation import generation, source_images
-from leasehold.api.generation import queries as generation_queries
 from leasehold.api.http import openapi
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.edge import Edge, identity_of
 from leasehold.api.http.methods import Methods
 from leasehold.api.http.problems import NOT_STORABLE, problem_of
-from leasehold.api.media import events as media_events
-from leasehold.api.media import media, uploads
 from leasehold.api.process import metrics
 from leasehold.api.process.services import open_services
 from leasehold.api.runs import batches as run_batches
 from leasehold.api.runs import dead_letters, external, external_files, runs, schedules, templates, webhooks
 from leasehold.api.runs import events as run_events
 from leasehold.domain.errors import DeclarationError, LeaseholdError
+from leasehold.domain.kind import Kind
+from leasehold.domain.registry import Pipelines
+from leasehold.kinds.loading import load
+from leasehold.pipelines import SHIPPED, kinds_of
 from leasehold.settings import Settings
 
-#: What needs no key: for machines that watch the process, for whoever makes a client from the contract, and for
-#: providers, whose address is a secret itself.
-PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH, generation_callbacks.ROUTE})
+#: What needs no key: for machines that watch the process, and for whoever makes a client from the contract. Kinds of
+#: work name what else there is.
+PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 
-_DOORS = (
-    runs.quick,  # first what is asked most: routes are tried in order
-    run_batches.router,
-    runs.router,
-    uploads.router,
-    media.router,
-    media_events.router,
+#: Routes are tried in order: first what is asked most, then the kinds of work that ship, then the rest. Those of other
+#: kinds come last, so that none can stand before one of the platform's.
+_FIRST = (runs.quick, run_batches.router, runs.router)
+_REST = (
     templates.router,
     run_events.router,
     schedules.router,
-    conversion.router,
-    conversion_events.router,
-    conversion_result.router,
-    conversion_promote.router,
-    generation.router,
-    generation_callbacks.router,
-    generation_queries.router,
-    generation_events.router,
-    source_images.router,
     external.router,
     external_files.router,
     dead_letters.router,
     operators.router,
     webhooks.router,
+    health.router,
+    openapi.router,
 )
 
 _DESCRIPTION = (
@@ -74,11 +58,16 @@ _DESCRIPTION = (
 
 
 def make_app(settings: Settings) -> FastAPI:
-    """An application that opens its own connections when it starts, and starts even when what it needs is down."""
+    """An application that opens its own connections when it starts, and starts even when what it needs is down.
+
+    Raises DeclarationError for pipelines or kinds of work that cannot be served.
+    """
+    pipelines = Pipelines.from_source(settings.pipelines)
+    kinds = kinds_of(pipelines)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with open_services(settings) as services:
+        async with open_services(settings, pipelines) as services:
             app.state.services = services
             yield
 
@@ -92,10 +81,11 @@ def make_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    routers = (*_DOORS, health.router, openapi.router, *([metrics.router] if settings.metrics_public else []))
+    public = PUBLIC.union(*(kind.public for kind in kinds))
+    routers = _routers(settings, kinds)
     for router in routers:
         refuse_open_bodies(app, router)
-        refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], PUBLIC)
+        refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], public)
         app.include_router(router)
     app.state.methods = Methods(one for router in routers for one in router.routes if isinstance(one, APIRoute))
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
@@ -103,6 +93,24 @@ def make_app(settings: Settings) -> FastAPI:
         app.add_exception_handler(kind, _answer_problem)
     app.add_middleware(Edge)  # added last, so outermost
     return app
+
+
+def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
+    """Raises DeclarationError where a kind of work has an address of the platform's, or of another kind."""
+    shipped = [load(path) for kind in kinds if kind in SHIPPED for path in kind.routers]
+    ours = [*_FIRST, *shipped, *_REST, *([metrics.router] if settings.metrics_public else [])]
+    taken = {route.path for router in ours for route in router.routes if isinstance(route, APIRoute)}
+    others: list[APIRouter] = []
+    for kind in kinds:
+        if kind in SHIPPED:
+            continue
+        routers: list[APIRouter] = [load(path) for path in kind.routers]
+        paths = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
+        if paths & taken:
+            raise DeclarationError(f"the kind {kind.name} has addresses that are taken: {sorted(paths & taken)}")
+        taken |= paths
+        others += routers
+    return ours + others
 
 
 def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:

@@ -20,9 +20,6 @@ from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import NotFound
 from leasehold.domain.json_values import JsonNumber
 from leasehold.limits.bounds import make_room
-from leasehold.pipelines.conversion.pipeline import conversion
-from leasehold.pipelines.generation.pipeline import generation
-from leasehold.pipelines.media.pipeline import media
 from leasehold.transitions import fleet, limits, workers
 
 router = APIRouter(tags=["operators"], prefix="/v1", route_class=CallerFirst)
@@ -142,7 +139,8 @@ async def set_limit(request: Request, wanted: Limit, _caller: Operator) -> Respo
         if not await limits.is_declared(connection, wanted.tenant_id, wanted.key):
             await make_room(connection, "gate", wanted.tenant_id, services.settings.limits_per_tenant)
         gate = ConcurrencyLimit(wanted.tenant_id, wanted.key, wanted.at_most, wanted.per_minute)
-        await limits.declare(connection, (*services.templates.pipelines, media, conversion, generation), gate)
+        of_kinds = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
+        await limits.declare(connection, (*services.templates.pipelines, *of_kinds), gate)
     return json_response(wanted.model_dump())
 
 

@@ -106,7 +106,7 @@ async def _create(
 ) -> Response:
     services = services_of(request)
     services.store.require()  # before anything is bought
-    terms = _terms(services.catalogue, wanted, credential)
+    terms = _terms(services.opened["generation"], wanted, credential)
     sealed = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
     params = _params(services.settings, kind, wanted, terms, sealed)
     asked = fingerprint(kind.encode(), wanted.model_dump_json().encode())

@@ -7,9 +7,10 @@ submissions need no broker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from fastapi import Request
 from sqlalchemy.ext.asyncio import AsyncEngine
@@ -26,15 +27,16 @@ from leasehold.db.database import Connection, Pool, make_pool
 from leasehold.db.engine import make_engine
 from leasehold.db.pool_sizes import pool_of_api
 from leasehold.domain.ids import new_id
+from leasehold.domain.kind import Kind
 from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.evaluator import evaluating
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import exporting
 from leasehold.kinds.metrics import questions_of
+from leasehold.kinds.opening import open_all
 from leasehold.limits.admission import Admission
 from leasehold.limits.external_files import Files
 from leasehold.pipelines import kinds_of
-from leasehold.pipelines.generation.providers import Catalogue
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
@@ -60,7 +62,8 @@ class Services:
     queues: QueueWatch
     templates: Templates
     admission: Admission
-    catalogue: Catalogue
+    kinds: tuple[Kind, ...]
+    opened: Mapping[str, Any]  # by kinds of work, for their endpoints
     files: Files
     draining: bool = False
 
@@ -72,7 +75,7 @@ class Services:
 
 
 @asynccontextmanager
-async def open_services(settings: Settings) -> AsyncIterator[Services]:
+async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterator[Services]:
     async with AsyncExitStack() as stack:
         pool = await make_pool(settings, "api", pool_of_api(settings))
         stack.callback(pool.terminate)
@@ -88,7 +91,6 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
         announcer.start()
         stack.push_async_callback(announcer.close)
         submissions = await stack.enter_async_context(Submissions(settings, announcer).open())
-        pipelines = Pipelines.from_source(settings.pipelines)
         kinds = kinds_of(pipelines)
         exporter = stack.enter_context(exporting(settings, new_id(), pool, broker, questions_of(kinds)))
         looking = asyncio.create_task(exporter.run())
@@ -113,7 +115,8 @@ async def open_services(settings: Settings) -> AsyncIterator[Services]:
             queues=queues,
             templates=Templates(pipelines, evaluator),
             admission=Admission(settings),
-            catalogue=Catalogue(settings),
+            kinds=kinds,
+            opened=await open_all(kinds, settings, stack),
             files=Files(pool, store),
         )
 

@@ -16,12 +16,19 @@ from leasehold.domain.pipeline import NAME, Pipeline
 class Kind:
     """Hooks, each `module:attribute`; None: the kind has nothing of that sort.
 
+    `routers`: FastAPI routers of the kind's endpoints, mounted by every API process. A route needs a scope
+    (`leasehold.api.auth.security.Require`), or its path is among `public`, and a route with a body is `CallerFirst`.
+    `opens`: given the settings, an async context manager of what these endpoints share; they find it as
+    `services_of(request).opened[name]`.
     `housekeeping`: a callable that returns what the leading worker forgets and tidies (leasehold.kinds.housekeeping).
     `questions`: a callable that returns what the exporter asks the database for this kind (leasehold.kinds.metrics).
     """
 
     name: str
     pipelines: tuple[Pipeline, ...] = ()
+    routers: tuple[str, ...] = ()
+    public: frozenset[str] = frozenset()
+    opens: str | None = None
     housekeeping: str | None = None
     questions: str | None = None
 

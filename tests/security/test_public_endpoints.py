@@ -22,6 +22,7 @@ from leasehold.api.auth.security import OPERATE
 from leasehold.api.generation.callbacks import ROUTE
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
+from leasehold.pipelines import SHIPPED
 from leasehold.pipelines.generation.callbacks import callback_url, is_genuine
 from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
@@ -39,11 +40,13 @@ def flat(routes: Iterable[BaseRoute]) -> Iterator[BaseRoute]:
             yield from flat(included.routes)
 
 
+#: What needs no key: of the platform, and of the kinds of work that ship with it.
+KNOWN = PUBLIC.union(*(kind.public for kind in SHIPPED))
 #: Of each operation that needs a key: its path with something in the place of every parameter.
 GUARDED = sorted(
     (method, re.sub(r"\{[^}]*\}", "x", route.path))
     for route in flat(make_app(Settings(_env_file=None)).routes)
-    if isinstance(route, APIRoute) and route.path not in PUBLIC
+    if isinstance(route, APIRoute) and route.path not in KNOWN
     for method in route.methods
 )
 
@@ -60,7 +63,7 @@ def test_nothing_is_served_but_declared_routes() -> None:
 
 
 def test_the_public_routes_are_these() -> None:
-    assert {"/livez", "/readyz", "/metrics", "/openapi.json", ROUTE} == PUBLIC
+    assert {"/livez", "/readyz", "/metrics", "/openapi.json", ROUTE} == KNOWN
 
 
 async def test_no_other_operation_tells_anything_without_a_key(api: Running) -> None:

@@ -79,5 +79,11 @@ conversion.finishes("nef", sign_package)
 CONVERSION = Kind(
     "conversion",
     pipelines=(conversion,),
+    routers=(
+        "leasehold.api.conversion.conversion:router",
+        "leasehold.api.conversion.events:router",
+        "leasehold.api.conversion.result:router",
+        "leasehold.api.conversion.promote:router",
+    ),
     housekeeping="leasehold.pipelines.conversion.housekeeping:housekeeping",
 )

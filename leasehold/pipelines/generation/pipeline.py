@@ -98,6 +98,17 @@ withdrawal = Pipeline(
 GENERATION = Kind(
     "generation",
     pipelines=(generation, withdrawal),
+    routers=(
+        "leasehold.api.generation.generation:router",
+        "leasehold.api.generation.callbacks:router",
+        "leasehold.api.generation.queries:router",
+        "leasehold.api.generation.events:router",
+        "leasehold.api.generation.source_images:router",
+    ),
+    public=frozenset(
+        {"/v1/generations/callbacks/{job_id}/{signature}"}
+    ),  # for providers: the address is a secret itself
+    opens="leasehold.pipelines.generation.providers:open_catalogue",
     housekeeping="leasehold.pipelines.generation.housekeeping:housekeeping",
     questions="leasehold.pipelines.generation.questions:questions",
 )

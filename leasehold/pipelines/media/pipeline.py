@@ -63,5 +63,10 @@ media = Pipeline(
 MEDIA = Kind(
     "media",
     pipelines=(media,),
+    routers=(
+        "leasehold.api.media.uploads:router",
+        "leasehold.api.media.media:router",
+        "leasehold.api.media.events:router",
+    ),
     housekeeping="leasehold.pipelines.media.housekeeping:housekeeping",
 )

@@ -52,6 +52,12 @@ class Catalogue:
         return self._credentials.get(name)
 
 
+@asynccontextmanager
+async def open_catalogue(settings: Settings) -> AsyncIterator[Catalogue]:
+    """For the endpoints."""
+    yield Catalogue(settings)
+
+
 def _by_name(found: list[Declaration]) -> dict[str, Declaration]:
     names = [declaration.name for declaration in found]
     if twice := {name for name in names if names.count(name) > 1 or name in BUILT_IN}:

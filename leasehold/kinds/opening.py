@@ -1,0 +1,20 @@
+"""What an API process opens once for the endpoints of a kind of work, and closes when it stops."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from leasehold.domain.kind import Kind
+from leasehold.kinds.loading import load
+from leasehold.settings import Settings
+
+
+async def open_all(kinds: Iterable[Kind], settings: Settings, stack: AsyncExitStack) -> Mapping[str, Any]:
+    """By the name of its kind; `stack` closes it. Opening must not fail because something is down."""
+    return {
+        kind.name: await stack.enter_async_context(load(kind.opens)(settings))
+        for kind in kinds
+        if kind.opens is not None
+    }
