@@ -16,8 +16,6 @@ import asyncpg
 import orjson
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
-from sqlalchemy.exc import DBAPIError
-from sqlalchemy.exc import TimeoutError as NoConnectionInTime
 from starlette.exceptions import HTTPException
 
 from leasehold.api.process.metrics import PROBLEMS
@@ -64,7 +62,6 @@ RETRY_AFTER = 2
 _DATABASE_AWAY: tuple[type[BaseException], ...] = (
     *TRY_AGAIN,
     asyncpg.InsufficientResourcesError,
-    NoConnectionInTime,
 )
 
 #: PostgreSQL's words for a NUL in text, and in JSON.
@@ -135,19 +132,8 @@ def _of_others(error: Exception) -> Problem:
 
 
 def is_database_away(error: BaseException) -> bool:
-    """Whether another try may find the database back. SQLAlchemy wraps the driver's error, once or twice."""
-    if isinstance(error, _DATABASE_AWAY):
-        return True
-    if not isinstance(error, DBAPIError):
-        return False
-    if error.connection_invalidated:
-        return True
-    inner: BaseException | None = error.orig
-    while inner is not None:
-        if isinstance(inner, _DATABASE_AWAY):
-            return True
-        inner = inner.__cause__
-    return False
+    """Whether the same request may succeed once PostgreSQL answers again."""
+    return isinstance(error, _DATABASE_AWAY)
 
 
 def _unavailable(code: str, detail: str) -> Problem:

@@ -54,7 +54,8 @@ async def stream(
     until = monotonic() + _LONGEST
     ended = expected = False
     while not services.draining and monotonic() < until:
-        happened = await reads.events_after(services.engine, tenant_id, job_id, after, _BATCH)
+        async with services.pool.acquire() as connection:
+            happened = await reads.events_after(connection, tenant_id, job_id, after, _BATCH)
         for one in happened:
             yield _encode(one, words(one))
             after = one.seq

@@ -103,7 +103,8 @@ async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Resp
 
 async def find_media(services: Services, caller: Caller, media_id: UUID) -> MediaView:
     """Raises NotFound; another tenant's media is not there."""
-    found = await reads.find_media(services.engine, caller.tenant_id, media_id)
+    async with services.pool.acquire() as connection:
+        found = await reads.find_media(connection, caller.tenant_id, media_id)
     if found is None:
         raise NotFound("media_not_found", "There is no such media.")
     return found

@@ -169,7 +169,8 @@ async def complete_upload(request: Request, response: Response, done: CompleteRe
 
 
 async def _find(services: Services, caller: Caller, media_id: UUID) -> MediaView:
-    found = await reads.find_media(services.engine, caller.tenant_id, media_id)
+    async with services.pool.acquire() as connection:
+        found = await reads.find_media(connection, caller.tenant_id, media_id)
     if found is None:
         raise NotFound("media_not_found", "There is no such media.")
     return found

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
-from sqlalchemy.ext.asyncio import AsyncEngine
 
 from leasehold.api.process.bodies import Bodies
 from leasehold.api.process.keyring import Keyring
@@ -24,7 +23,6 @@ from leasehold.broker import make_broker
 from leasehold.broker.announcer import Announcer
 from leasehold.broker.base import Broker
 from leasehold.db.database import Connection, Pool, make_pool
-from leasehold.db.engine import make_engine
 from leasehold.db.pool_sizes import pool_of_api
 from leasehold.domain.ids import new_id
 from leasehold.domain.kind import Kind
@@ -50,7 +48,6 @@ class Services:
 
     settings: Settings
     pool: TenantPool
-    engine: AsyncEngine
     store: ObjectStore
     broker: Broker
     announcer: Announcer
@@ -79,8 +76,6 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
     async with AsyncExitStack() as stack:
         pool = await make_pool(settings, "api", pool_of_api(settings))
         stack.callback(pool.terminate)
-        engine = make_engine(settings, "api")
-        stack.push_async_callback(engine.dispose)
         store = ObjectStore.from_settings(settings)
         await store.open()
         stack.push_async_callback(store.close)
@@ -95,7 +90,7 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         exporter = stack.enter_context(exporting(settings, new_id(), pool, broker, questions_of(kinds)))
         looking = asyncio.create_task(exporter.run())
         stack.push_async_callback(_end, looking)
-        watch = JobWatch(engine)
+        watch = JobWatch(pool)
         stack.push_async_callback(watch.close)
         queues = QueueWatch(pool)
         stack.push_async_callback(queues.close)
@@ -103,7 +98,6 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         yield Services(
             settings=settings,
             pool=TenantPool(pool, pool_of_api(settings), _PATIENCE_SECONDS),
-            engine=engine,
             store=store,
             broker=broker,
             announcer=announcer,

@@ -10,9 +10,6 @@ from time import monotonic
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from sqlalchemy.exc import SQLAlchemyError
-from sqlalchemy.ext.asyncio import AsyncEngine
-
 from leasehold.db import reads, run_reads
 from leasehold.db.database import Pool
 from leasehold.runtime.transient import TRY_AGAIN
@@ -22,7 +19,6 @@ from leasehold.telemetry.outages import DATABASE
 INTERVAL = 0.15
 #: The loop spends at most this share of its time asking, however slow the database is.
 _MOST_BUSY = 0.2
-_AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, SQLAlchemyError)
 _Key = TypeVar("_Key", UUID, str)
 
 
@@ -92,7 +88,7 @@ class _Watch(ABC, Generic[_Key]):
             started = monotonic()
             try:
                 numbers = await self._ask()
-            except _AWAY as error:
+            except TRY_AGAIN as error:
                 DATABASE.met(error, "watches")
             else:
                 DATABASE.answered()
@@ -106,16 +102,17 @@ class _Watch(ABC, Generic[_Key]):
 class JobWatch(_Watch[UUID]):
     """A job's number is that of its last event."""
 
-    def __init__(self, engine: AsyncEngine, *, interval: float = INTERVAL) -> None:
+    def __init__(self, pool: Pool, *, interval: float = INTERVAL) -> None:
         super().__init__(interval)
-        self._engine = engine
+        self._pool = pool
 
     async def changed(self, job_id: UUID, after: int, seconds: float) -> bool:
         """True as soon as the job has an event numbered above `after`, or is gone; False as `_wait`."""
         return await self._wait([job_id], after, seconds)
 
     async def _ask(self) -> Mapping[UUID, int]:
-        return await reads.event_numbers(self._engine, list(self._waiters))
+        async with self._pool.acquire() as connection:
+            return await reads.event_numbers(connection, list(self._waiters))
 
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
         # A job that is gone counts as changed: its askers find out by reading.

@@ -1,4 +1,8 @@
-"""Connections to PostgreSQL: raw asyncpg, and migrations. The API's engine for reads is in engine.py."""
+"""Connections to PostgreSQL: every statement runs through asyncpg.
+
+SQLAlchemy describes the schema (tables.py and its neighbours) and, under alembic, runs the migrations. Neither the API nor
+a worker loads them.
+"""
 
 from __future__ import annotations
 

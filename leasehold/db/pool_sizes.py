@@ -3,7 +3,7 @@
 | process | for itself | the pool |
 |---|---|---|
 | worker | heartbeat, claims, settlements | the rest |
-| API | submissions, 2 for reads | the rest |
+| API | submissions | the rest |
 
 Where PostgreSQL is the broker, too, each has two more for itself: one notifies, one listens. Nothing else in a process
 opens a connection (tests/security/test_connections.py).
@@ -13,10 +13,8 @@ from __future__ import annotations
 
 from leasehold.settings import Settings
 
-#: Of an API process, for reads through SQLAlchemy.
-ENGINE = 2
 _WORKER = 3
-_API = 1 + ENGINE
+_API = 1
 _BROKER = 2
 
 

@@ -1,4 +1,7 @@
-"""Read-only queries of the API, each one statement: one round trip, one snapshot. Every query names the tenant."""
+"""The API's reads of media and of events. Each read is one statement: one round trip, one snapshot.
+
+Every query names the tenant, except `event_numbers`, which says why. The reads of runs are in run_reads.py.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,7 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import ARRAY, ColumnElement, Select, Uuid, any_, bindparam, func, select
-from sqlalchemy.ext.asyncio import AsyncEngine
-
-from leasehold.db.tables import failure, history, job, media, output, result, task
+from leasehold.db.database import Connection
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,71 +67,36 @@ class EventView:
     data: Mapping[str, Any] | None
 
 
-def _last_failure() -> ColumnElement[Any]:
-    return (
-        select(
-            func.jsonb_build_object(
-                "code", failure.c.code, "message", failure.c.message, "retryable", failure.c.retryable
-            )
-        )
-        .where(failure.c.task_id == task.c.id)
-        .order_by(failure.c.epoch.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
+FIND_MEDIA = """
+-- media_find
+SELECT m.id, m.status, m.original_key, m.content_type, m.size, m.error, m.created_at, m.updated_at, m.job_id,
+    j.status AS job_status, j.event_seq AS job_seq, j.error AS job_error, j.output_prefix,
+    (SELECT max(e.at) FROM history e WHERE e.job_id = j.id) AS changed_at,
+    (SELECT jsonb_agg(jsonb_build_object(
+        'name', t.step, 'status', t.status, 'attempt', t.attempt, 'started_at', t.started_at,
+        'finished_at', t.finished_at,
+        'failure', (SELECT jsonb_build_object('code', f.code, 'message', f.message, 'retryable', f.retryable)
+                    FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1),
+        'value', (SELECT x.value FROM result x WHERE x.task_id = t.id)
+     ) ORDER BY t.position) FROM task t WHERE t.job_id = j.id) AS steps,
+    (SELECT jsonb_agg(jsonb_build_object('key', o.key, 'size', o.size, 'content_type', o.content_type))
+     FROM output o WHERE o.job_id = j.id) AS outputs
+FROM media m LEFT JOIN job j ON j.id = m.job_id
+WHERE m.id = $1 AND m.tenant_id = $2 AND m.deleted_at IS NULL
+"""
 
+EVENT_NUMBERS = """
+-- job_event_numbers
+SELECT j.id, j.event_seq FROM job j WHERE j.id = ANY($1::uuid[])
+"""
 
-def _value() -> ColumnElement[Any]:
-    return select(result.c.value).where(result.c.task_id == task.c.id).scalar_subquery()
-
-
-def _steps() -> ColumnElement[Any]:
-    row = func.jsonb_build_object(
-        "name", task.c.step, "status", task.c.status, "attempt", task.c.attempt,
-        "started_at", task.c.started_at, "finished_at", task.c.finished_at,
-        "failure", _last_failure(), "value", _value(), "position", task.c.position,
-    )  # fmt: skip
-    return select(func.jsonb_agg(row)).where(task.c.job_id == job.c.id).correlate(job).scalar_subquery()
-
-
-def _outputs() -> ColumnElement[Any]:
-    row = func.jsonb_build_object("key", output.c.key, "size", output.c.size, "content_type", output.c.content_type)
-    return select(func.jsonb_agg(row)).where(output.c.job_id == job.c.id).correlate(job).scalar_subquery()
-
-
-def _changed_at() -> ColumnElement[Any]:
-    return select(func.max(history.c.at)).where(history.c.job_id == job.c.id).correlate(job).scalar_subquery()
-
-
-def _media_query() -> Select[Any]:
-    return (
-        select(
-            media.c.id, media.c.status, media.c.original_key, media.c.content_type, media.c.size, media.c.error,
-            media.c.created_at, media.c.updated_at, media.c.job_id,
-            job.c.status.label("job_status"), job.c.event_seq, job.c.error.label("job_error"), job.c.output_prefix,
-            _changed_at().label("changed_at"), _steps().label("steps"), _outputs().label("outputs"),
-        )
-        .select_from(media.outerjoin(job, job.c.id == media.c.job_id))
-        .where(
-            media.c.id == bindparam("media_id"),
-            media.c.tenant_id == bindparam("tenant_id"),
-            media.c.deleted_at.is_(None),
-        )
-    )  # fmt: skip
-
-
-_MEDIA = _media_query()
-_SEQS = select(job.c.id, job.c.event_seq).where(job.c.id == any_(bindparam("ids", type_=ARRAY(Uuid))))
-_EVENTS = (
-    select(*(history.c[name] for name in ("seq", "at", "kind", "job_status", "step", "task_status", "data")))
-    .where(
-        history.c.job_id == bindparam("job_id"),
-        history.c.tenant_id == bindparam("tenant_id"),
-        history.c.seq > bindparam("after"),
-    )
-    .order_by(history.c.seq)
-    .limit(bindparam("most"))
-)
+EVENTS_AFTER = """
+-- events_after
+SELECT e.seq, e.at, e.kind, e.job_status, e.step, e.task_status, e.data
+FROM history e
+WHERE e.job_id = $1 AND e.tenant_id = $2 AND e.seq > $3
+ORDER BY e.seq LIMIT $4
+"""
 
 
 def _instant(text: str | None) -> datetime | None:
@@ -150,13 +115,11 @@ def _step(row: Mapping[str, Any]) -> StepView:
     )
 
 
-async def find_media(engine: AsyncEngine, tenant_id: str, media_id: UUID) -> MediaView | None:
-    """The media and everything that GET shows of it; None if there is none, or it is another tenant's."""
-    async with engine.connect() as connection:
-        found = (await connection.execute(_MEDIA, {"media_id": media_id, "tenant_id": tenant_id})).first()
-    if found is None:
+async def find_media(connection: Connection, tenant_id: str, media_id: UUID) -> MediaView | None:
+    """Read the media and everything that GET shows of it. None: no such media, or another tenant's."""
+    row = await connection.fetchrow(FIND_MEDIA, media_id, tenant_id)
+    if row is None:
         return None
-    row = found._mapping  # noqa: SLF001 - SQLAlchemy's public API in spite of its name
     return MediaView(
         id=row["id"],
         status=row["status"],
@@ -168,29 +131,25 @@ async def find_media(engine: AsyncEngine, tenant_id: str, media_id: UUID) -> Med
         updated_at=row["updated_at"],
         job_id=row["job_id"],
         job_status=row["job_status"],
-        job_seq=row["event_seq"] or 0,
+        job_seq=row["job_seq"] or 0,
         job_error=row["job_error"],
         output_prefix=row["output_prefix"],
         changed_at=max(row["updated_at"], row["changed_at"] or row["updated_at"]),
-        steps=[_step(step) for step in sorted(row["steps"] or [], key=lambda step: step["position"])],
-        outputs={made["key"]: OutputView(**made) for made in row["outputs"] or []},
+        steps=[_step(step) for step in row["steps"] or []],
+        outputs={output["key"]: OutputView(**output) for output in row["outputs"] or []},
     )
 
 
-async def event_numbers(engine: AsyncEngine, job_ids: Iterable[UUID]) -> dict[UUID, int]:
-    """The number of each job's last event: whether anything happened, for any number of jobs at once.
+async def event_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
+    """Read the number of each job's last event, to learn which jobs changed. A deleted job is absent.
 
-    Not by tenant: the callers have already found these jobs through a row of their own.
+    The query names no tenant: each caller has already found its job through a row of its own tenant.
     """
-    async with engine.connect() as connection:
-        rows = await connection.execute(_SEQS, {"ids": list(job_ids)})
-    return {row.id: row.event_seq for row in rows}
+    rows = await connection.fetch(EVENT_NUMBERS, list(job_ids))
+    return {row["id"]: row["event_seq"] for row in rows}
 
 
-async def events_after(engine: AsyncEngine, tenant_id: str, job_id: UUID, after: int, most: int) -> list[EventView]:
-    """The job's events numbered above `after`, oldest first, at most `most`."""
-    async with engine.connect() as connection:
-        rows = await connection.execute(
-            _EVENTS, {"job_id": job_id, "tenant_id": tenant_id, "after": after, "most": most}
-        )
+async def events_after(connection: Connection, tenant_id: str, job_id: UUID, after: int, limit: int) -> list[EventView]:
+    """Read at most `limit` of the job's events numbered above `after`, oldest first."""
+    rows = await connection.fetch(EVENTS_AFTER, job_id, tenant_id, after, limit)
     return [EventView(*row) for row in rows]

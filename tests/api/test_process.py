@@ -97,10 +97,10 @@ async def running(settings: Settings, log_format: str = "json", **more: str) -> 
         await process.followed
 
 
-async def test_the_api_loads_no_image_or_model_library() -> None:
+async def test_the_api_loads_no_image_or_model_library_and_no_second_way_to_the_database() -> None:
     program = (
         "import leasehold.api.app, sys;"
-        "heavy = {'PIL', 'numpy', 'onnx', 'onnxruntime', 'alembic', 'worker'} & set(sys.modules);"
+        "heavy = {'PIL', 'numpy', 'onnx', 'onnxruntime', 'alembic', 'sqlalchemy', 'worker'} & set(sys.modules);"
         "assert not heavy, heavy"
     )
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", program)

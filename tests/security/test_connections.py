@@ -252,16 +252,15 @@ async def test_a_connection_that_was_given_back_is_in_nobodys_hands(settings: Se
 
 #: Who may open a connection to PostgreSQL. All of them are in the sum of leasehold/db/pool_sizes.py.
 OPENERS = {
-    "api/process/services.py": 2,  # the pool, the engine
+    "api/process/services.py": 1,
     "api/process/submissions.py": 1,
     "leasehold/broker/postgres.py": 1,  # for two sessions
     "leasehold/db/database.py": 3,
-    "leasehold/db/engine.py": 1,
     "worker/attempts/heartbeat.py": 1,
     "worker/claiming/batchers.py": 2,
     "worker/worker.py": 1,
 }
-_OPENS = {"connect", "connected", "create_pool", "make_pool", "make_engine", "create_async_engine"}
+_OPENS = {"connect", "connected", "create_pool", "make_pool", "create_async_engine"}
 
 
 def _opened_in(path: Path) -> int:

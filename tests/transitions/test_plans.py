@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+from leasehold.db import reads
 from leasehold.transitions import claims, settlements
 from tests.factories import THREE, Rows
 
@@ -15,19 +16,24 @@ STATEMENTS = {
     "claim": ("uuid[], uuid, interval, int, uuid[], bool", claims.CLAIM),
     "complete": ("uuid[], uuid[], int[], jsonb[], jsonb[], bool[], interval", settlements.COMPLETE),
 }
+#: What the API reads while a client polls or streams.
+READS = {
+    "find_media": ("uuid, text", reads.FIND_MEDIA),
+    "event_numbers": ("uuid[]", reads.EVENT_NUMBERS),
+    "events_after": ("uuid, text, int, int", reads.EVENTS_AFTER),
+}
 #: What an index of all that waits, or all that runs, is called.
 OF_MANY = ("task_runnable", "task_running", "job_live")
 
 
-async def plan_of(rows: Rows, name: str) -> str:
+async def plan_of(rows: Rows, types: str, statement: str) -> str:
     """As the platform's own connections plan it."""
-    types, statement = STATEMENTS[name]
     nothing = ", ".join("NULL" for _ in types.split(","))
-    await rows.connection.execute(f"PREPARE hot_{name} ({types}) AS {statement}")
+    await rows.connection.execute(f"PREPARE planned ({types}) AS {statement}")
     try:
-        said = await rows.connection.fetch(f"EXPLAIN (COSTS OFF) EXECUTE hot_{name} ({nothing})")
+        said = await rows.connection.fetch(f"EXPLAIN (COSTS OFF) EXECUTE planned ({nothing})")
     finally:
-        await rows.connection.execute(f"DEALLOCATE hot_{name}")
+        await rows.connection.execute("DEALLOCATE planned")
     return "\n".join(row[0] for row in said)
 
 
@@ -38,13 +44,26 @@ async def test_a_hot_statement_reads_nothing_but_the_rows_it_is_about(rows: Rows
         await rows.submit(THREE, 500)
     if backlog:
         await rows.connection.execute("ANALYZE task, job")
-    plan = await plan_of(rows, name)
+    plan = await plan_of(rows, *STATEMENTS[name])
     # `o`: a job's other steps, looked at only where some are done outside.
     assert not re.search(r"Seq Scan on (?!task o\b)", plan), plan
     for index in OF_MANY:
         assert index not in plan, plan
     # Two loops over a batch, each row against each: what is needed of a job is taken along instead.
     assert not re.search(r"Join Filter: .*job_id", plan), plan
+
+
+@pytest.mark.parametrize("backlog", [0, 2000])
+@pytest.mark.parametrize("name", READS)
+async def test_a_read_of_the_api_finds_every_row_by_its_key(rows: Rows, name: str, backlog: int) -> None:
+    for _ in range(backlog // 500):
+        await rows.submit(THREE, 500)
+    if backlog:
+        await rows.connection.execute("ANALYZE media, task, job, output, failure, result")
+    plan = await plan_of(rows, *READS[name])
+    assert "Seq Scan" not in plan, plan
+    for index in OF_MANY:
+        assert index not in plan, plan
 
 
 async def test_a_claim_takes_only_what_it_was_asked_for_from_a_backlog(rows: Rows) -> None:
