@@ -1,7 +1,7 @@
 """Connections to PostgreSQL: every statement runs through asyncpg.
 
-SQLAlchemy describes the schema (tables.py and its neighbours) and, under alembic, runs the migrations. Neither the API nor
-a worker loads them.
+SQLAlchemy describes the schema (tables.py and its neighbours) and runs the migrations, under alembic. Neither the API
+nor a worker loads SQLAlchemy.
 """
 
 from __future__ import annotations
