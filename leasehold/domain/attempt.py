@@ -1,8 +1,8 @@
-"""What the handler of an inline step is given: its parameters, its inputs, and a way to write outputs.
+"""The attempt that an inline handler receives: its parameters, its inputs, and methods that write outputs.
 
-An inline handler is an `async def` that runs in the worker's own loop: for steps that mostly wait; or a plain function,
-which runs in a thread with a PlainAttempt (plain_attempt.py). Steps that compute, or that parse bytes from outside, are
-declared `isolated` (work.py).
+An inline handler runs in the worker process. An `async def` runs in the worker's event loop: use it for steps that
+mostly wait. A plain function runs in a thread and receives a PlainAttempt (plain_attempt.py). A step that computes, or
+that parses bytes from outside, is declared `isolated` and receives a Work instead (work.py).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any, Protocol
 from uuid import UUID
 
 
-class Attempt(Protocol):
-    """One attempt at one step."""
+class AttemptIdentity(Protocol):
+    """The properties that every inline attempt has, async or plain."""
 
     @property
     def job_id(self) -> UUID: ...
@@ -39,51 +39,55 @@ class Attempt(Protocol):
 
     @property
     def opened(self) -> Any:
-        """What the pipeline's opener gave, once for this worker; None without one (leasehold.domain.pipeline.opens)."""
+        """The object that the pipeline's opener gave this worker. None without an opener (Pipeline.opens)."""
 
     @property
     def directory(self) -> Path:
-        """An empty directory of this attempt's own, gone when it has ended."""
-
-    def connection(self) -> AbstractAsyncContextManager[Any]:
-        """Lend a connection of the pool, for a statement or two: give it back before you wait again."""
-
-    async def read(self, name: str) -> bytes:
-        """An input of the job, or an output of a step that this one needs. Raises ObjectMissing."""
-
-    async def write(self, name: str, data: bytes, content_type: str) -> None:
-        """Store an output under its deterministic key; it counts once the step is committed."""
-
-    async def write_file(self, name: str, path: Path, content_type: str) -> None:
-        """As `write`, from a file: memory stays flat however large it is."""
-
-    async def value(self, step: str) -> Any:
-        """The value that a step of this job succeeded with, or None."""
-
-    async def note(self) -> dict[str, Any]:
-        """What the last Snooze or `remember` of this step left, or {}."""
-
-    async def remember(self, note: Mapping[str, Any]) -> None:
-        """Write the note now: what the next attempt must know even if this one dies at any later moment.
-
-        Raises LeaseLost when the task is another's meanwhile; a note that was written is seen by every later attempt.
-        """
-
-    async def item(self) -> Any:
-        """Of a step that is a part: its item of the FanOut. Else None."""
-
-    async def joined(self) -> list[Any] | None:
-        """The results of the parts that this step spread into, in the items' order; None before it did."""
+        """An empty directory of this attempt alone. The worker deletes it when the attempt has ended."""
 
     @property
     def log(self) -> Any:
-        """A structlog logger that knows the job, the task and the step."""
+        """A structlog logger bound to the job, the task and the step."""
+
+
+class Attempt(AttemptIdentity, Protocol):
+    """One attempt at one step, for an `async def` handler."""
+
+    def connection(self) -> AbstractAsyncContextManager[Any]:
+        """Lend a connection of the worker's pool for a statement or two. Leave the block before you wait again."""
+
+    async def read(self, name: str) -> bytes:
+        """Read an input of the job, or an output of a step that this step needs. Raises ObjectMissing."""
+
+    async def write(self, name: str, data: bytes, content_type: str) -> None:
+        """Store an output under its deterministic key. Readers see it once the step is committed."""
+
+    async def write_file(self, name: str, path: Path, content_type: str) -> None:
+        """Store a file as `write` stores bytes. Memory stays flat, however large the file is."""
+
+    async def value(self, step: str) -> Any:
+        """The value that another step of this job succeeded with, or None."""
+
+    async def note(self) -> dict[str, Any]:
+        """The note that this step's last Snooze or `remember` wrote, or {}."""
+
+    async def remember(self, note: Mapping[str, Any]) -> None:
+        """Commit the note now. Every later attempt of the step sees it, even if this attempt dies at once.
+
+        Raises LeaseLost when the task has meanwhile gone to another claim.
+        """
+
+    async def item(self) -> Any:
+        """The FanOut item that this part works on. None for a step that is no part."""
+
+    async def joined(self) -> list[Any] | None:
+        """The results of the parts that this step fanned out into, in the items' order. None before the fan-out."""
 
     def progress(self, percent: float, summary: str = "") -> None:
-        """Say how far this step is, 0 to 100; as often as you like: only now and then is it written down."""
+        """Report how far this step is, 0 to 100. Call it as often as you like: the worker stores only some reports."""
 
     def checkpoint(self) -> None:
-        """Raises Cancelled once the job was asked to stop, and LeaseLost once the task is another worker's."""
+        """Raises Cancelled once a cancel of the job was requested, and LeaseLost once another claim has the task."""
 
     async def heartbeat(self) -> None:
-        """A checkpoint that also gives other attempts of this worker a turn. Leases are renewed without it."""
+        """A checkpoint that also lets other attempts of this worker run. The worker renews the lease without it."""

@@ -1,9 +1,9 @@
-"""What the handler of an inline step is given that is a plain function: the attempt, whose methods block its thread.
+"""The attempt that a plain inline handler receives: the methods of Attempt, each of which blocks the handler's thread.
 
-A plain handler runs in a thread of the worker (`LEASEHOLD_WORKER_THREADS`). A thread cannot be interrupted: when the
-time limit has passed, the job was asked to stop, or the lease is lost, the attempt ends without it, and another may
-begin beside it. The handler hears of it at its next `checkpoint()`, or call of any other method here, by `Cancelled`;
-what it returns is thrown away. So a long one calls `checkpoint()` between two pieces of work.
+A plain handler runs in a thread of the worker (`LEASEHOLD_WORKER_THREADS`), and a thread cannot be interrupted. The
+worker ends the attempt without the thread when the time limit has passed, the job is cancelled, or the lease is lost;
+another attempt may then start beside the thread. The handler's next call of any method here raises Cancelled, and the
+worker discards what the handler returns. So a long handler calls `checkpoint()` between two pieces of work.
 """
 
 from __future__ import annotations
@@ -11,38 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
-from uuid import UUID
+
+from leasehold.domain.attempt import AttemptIdentity
 
 
-class PlainAttempt(Protocol):
-    """As leasehold.domain.attempt.Attempt, which says what each of them means."""
-
-    @property
-    def job_id(self) -> UUID: ...
-
-    @property
-    def task_id(self) -> UUID: ...
-
-    @property
-    def tenant_id(self) -> str: ...
-
-    @property
-    def step(self) -> str: ...
-
-    @property
-    def number(self) -> int: ...
-
-    @property
-    def params(self) -> Any: ...
-
-    @property
-    def opened(self) -> Any: ...
-
-    @property
-    def directory(self) -> Path: ...
-
-    @property
-    def log(self) -> Any: ...
+class PlainAttempt(AttemptIdentity, Protocol):
+    """One attempt at one step, for a handler that is a plain function. The methods mean what Attempt's mean."""
 
     def read(self, name: str) -> bytes: ...
 

@@ -13,7 +13,7 @@ from leasehold.domain.errors import Cancelled
 from leasehold.domain.plain_attempt import PlainAttempt
 from leasehold.worker.attempts.threads import Threads
 
-_OFFERED = frozenset(name for name in vars(PlainAttempt) if not name.startswith("_"))
+_OFFERED = frozenset(name for name in dir(PlainAttempt) if not name.startswith("_"))
 
 
 def is_plain(handler: Callable[..., Any]) -> bool:
