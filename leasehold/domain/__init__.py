@@ -1,3 +1,5 @@
-"""What Leasehold talks about: states, errors, leases, pipelines, templates. Pure: no input or output, and it imports
-nothing of ours but itself.
+"""The terms of Leasehold: states, errors, leases, pipelines, templates.
+
+Modules here do no input or output, except that `registry` imports the modules with pipelines. They import no other
+room.
 """

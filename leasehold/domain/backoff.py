@@ -1,4 +1,7 @@
-"""When to try again: the ladder of delays, with full jitter so that failures that came together part ways."""
+"""The delay before a failed attempt is tried again: a ladder of delays, with jitter.
+
+Jitter spreads retries: tasks that failed together do not come back together.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import random
 from collections.abc import Sequence
 from datetime import timedelta
 
-#: The media text's ladder (its section 10): 1 m, 5 m, 30 m, 2 h.
+#: The ladder of steps that declare none.
 DEFAULT_LADDER = (
     timedelta(minutes=1),
     timedelta(minutes=5),
@@ -16,10 +19,11 @@ DEFAULT_LADDER = (
 
 
 def delay_after(failures: int, ladder: Sequence[timedelta], rng: random.Random | None = None) -> timedelta:
-    """The wait before the attempt that follows the `failures`-th failure (1 is the first).
+    """The delay after the `failures`-th failure of a task (1 is the first), before its next attempt.
 
-    Between half of the rung and the whole of it: never at once, never all together. Past the top rung, the top.
+    The delay is random, between half of the ladder's delay and all of it. After the last delay of the ladder, the last
+    one repeats.
     """
-    rung = ladder[min(max(failures, 1), len(ladder)) - 1]
-    # Jitter is for spreading load; nobody gains by guessing it.
-    return rung * (rng or random).uniform(0.5, 1.0)
+    longest = ladder[min(max(failures, 1), len(ladder)) - 1]
+    # A pseudo-random number is enough: nobody gains anything by predicting it.
+    return longest * (rng or random).uniform(0.5, 1.0)

@@ -1,24 +1,28 @@
-"""Gates: how many jobs may be inside at once, and how many may enter a minute."""
+"""A concurrency limit: how many jobs may be unfinished at once under one key, and how many may be admitted a minute.
+
+A pipeline's submission names the limits of its job; `leasehold.transitions.gates` admits the jobs. In the schema a
+concurrency limit is a `gate`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-#: The tenant of gates that jobs of all tenants pass.
+#: The tenant of limits that count the jobs of all tenants together.
 EVERYBODY = "*"
-#: Where tenants share a number of places, slots of a worker or places of a gate, a tenant that has some takes another
-#: only while it has fewer than so many times as many as are free: one tenant alone has seven eighths.
+#: Tenants share the slots of a worker and the places of a limit. A tenant that holds some may take one more only while
+#: it holds fewer than GREED times the free ones. So a single busy tenant takes at most seven eighths.
 GREED = 7
 
 
 @dataclass(frozen=True, slots=True)
 class ConcurrencyLimit:
-    """A job that names it is held until fewer than `at_most` of those that name it are inside (admitted and
-    unfinished), and until fewer than `per_minute` have entered lately. None: no such bound.
+    """A limit that a job names. The job is held while `at_most` jobs of this limit are admitted and unfinished, or
+    while `per_minute` jobs were admitted within the last minute. None: no such bound.
 
-    `tenant_id`: whose it is; EVERYBODY: shared by all. `key` says what it guards, for example `queue:media`.
-    `limit`: (tenant, key) of the declared limit that it stands for; then its bounds are that limit's, as they are when
-    the job is written.
+    `tenant_id`: the tenant that owns the limit; EVERYBODY: all tenants share it.
+    `key`: what the limit counts, for example `queue:media`.
+    `limit`: (tenant, key) of a declared limit. The bounds are then those of the declared limit when the job is written.
     """
 
     tenant_id: str

@@ -1,10 +1,9 @@
-"""When a schedule fires: five-field cron in an IANA time zone.
+"""The instants at which a schedule fires: five-field cron expressions in an IANA time zone.
 
-Daylight saving follows Debian's cron, by cronsim: a time that the clock skips fires once, right after the gap; a time
-that it repeats fires once, the first time; `*` in minutes or hours fires by real time.
+At daylight saving the library cronsim follows Debian's cron. A time that the clock skips fires once, right after the
+gap. A time that the clock repeats fires once, the first time. `*` in minutes or hours fires by elapsed time.
 
-Zones are those that the package `tzdata` ships, by name and by rules, and never the host's: what the API has accepted
-each worker knows, whatever machine it runs on.
+Time zones come from the package `tzdata`, never from the host: every worker then knows each zone that the API accepted.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import cache
 from importlib import resources
-from itertools import takewhile
+from itertools import islice, takewhile
 from zoneinfo import ZoneInfo
 
 from cronsim import CronSim, CronSimError
@@ -30,13 +29,13 @@ _ALIASES = {
     "@hourly": "0 * * * *",
 }
 _FIELDS = 5
-#: Instants from clients lie between these: every zone's clock can show them, and PostgreSQL can keep them.
+#: Clients' instants must lie between FIRST and LAST: every zone can show these, and PostgreSQL can store them.
 FIRST = datetime(1970, 1, 1, tzinfo=UTC)
 LAST = datetime(2999, 12, 31, tzinfo=UTC)
 
 
 def check(cron: str, timezone: str) -> None:
-    """Raises Invalid: `invalid_timezone`, `invalid_cron`, also for one that never fires."""
+    """Raises Invalid: `invalid_timezone`, or `invalid_cron` for a bad expression and for one that never fires."""
     zone(timezone)
     if next_after(cron, timezone, datetime.now(UTC)) is None:
         raise Invalid("invalid_cron", "This schedule never fires.")
@@ -62,35 +61,36 @@ def _load(name: str) -> ZoneInfo:
 
 
 def ticks(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
-    """The instants after `after`, in UTC, in order; it ends where nothing comes for fifty years.
+    """The firing instants later than `after`, in UTC, in order. They end before a gap of fifty years.
 
-    Raises Invalid `invalid_cron`, and `range_too_long` where the zone's clock cannot show `after`.
+    Raises Invalid: `invalid_cron`, or `range_too_long` when the zone cannot show `after`.
     """
     expression = _ALIASES.get(cron.strip(), cron)
     if len(expression.split()) != _FIELDS:
         raise Invalid("invalid_cron", "A cron expression has five fields: minute hour day-of-month month day-of-week.")
     try:
-        found = CronSim(expression, after.astimezone(zone(timezone)))
+        local_ticks = CronSim(expression, after.astimezone(zone(timezone)))
     except CronSimError as error:
         raise Invalid("invalid_cron", f"Not a cron expression: {error}.") from None
     except OverflowError:
-        raise Invalid("range_too_long", "In this time zone there is no such instant.") from None
-    return _in_utc(found)
+        raise Invalid("range_too_long", "This instant does not exist in this time zone.") from None
+    return _in_utc(local_ticks)
 
 
-def _in_utc(found: Iterator[datetime]) -> Iterator[datetime]:
+def _in_utc(local_ticks: Iterator[datetime]) -> Iterator[datetime]:
     try:
-        for tick in found:
+        for tick in local_ticks:
             yield tick.astimezone(UTC)
     except OverflowError:  # beyond the years 1 to 9999
         return
 
 
 def next_after(cron: str, timezone: str, after: datetime) -> datetime | None:
+    """The first firing instant later than `after`, in UTC. None: the schedule never fires again. Raises as `ticks`."""
     return next(ticks(cron, timezone, after), None)
 
 
 def between(cron: str, timezone: str, after: datetime, until: datetime, most: int) -> list[datetime]:
-    """The ticks in (after, until], at most `most` of them, the earliest first."""
-    found = takewhile(lambda tick: tick <= until, ticks(cron, timezone, after))
-    return [tick for _, tick in zip(range(most), found, strict=False)]
+    """The firing instants in (after, until], the earliest first, at most `most`. Raises as `ticks`."""
+    due = takewhile(lambda tick: tick <= until, ticks(cron, timezone, after))
+    return list(islice(due, most))

@@ -1,38 +1,38 @@
-"""Every error of the platform, by meaning.
+"""Every error that the platform raises on purpose, as one tree. Catch a branch to catch all that it means.
 
 LeaseholdError
-├── RequestError                what a caller asked for cannot be done: has a stable code; api/http/problems.py maps it
+├── RequestError                a request cannot be done; its stable code becomes a problem (api/http/problems.py)
 │   ├── Unauthenticated         401  no key, a bad key, a revoked key
 │   ├── Forbidden               403  the key lacks the scope
-│   ├── NotFound                404  not there, or somebody else's
-│   ├── Conflict                409  not in this state
-│   ├── Gone                    410  it was there, and has expired
+│   ├── NotFound                404  does not exist, or belongs to another tenant
+│   ├── Conflict                409  not possible in the present state
+│   ├── Gone                    410  existed, and has expired
 │   ├── BodyTooSlow             408  the body did not arrive in time
-│   ├── BodyTooLarge            413  more bytes than the address takes
-│   ├── Unsupported             415  a kind that this installation cannot take
+│   ├── BodyTooLarge            413  the body has more bytes than the endpoint accepts
+│   ├── Unsupported             415  a media type or kind that this installation does not accept
 │   ├── Invalid                 422  well-formed, but not acceptable
-│   ├── TooMany                 429  a limit: try again later
-│   ├── BadGateway              502  a service that we act for the caller with did not do its part
-│   └── Unavailable             503  something we need is down: try again
-├── BadSetting                  a LEASEHOLD_* variable that cannot be used: refused at start-up
-├── DeclarationError            a pipeline is declared wrongly: refused at start-up
-├── LeaseLost                   a write carried a lease that is no longer the task's
-├── StepError                   how an attempt at a step ended badly
-│   ├── Retryable               worth another attempt, now or `after`
-│   │   └── Unforeseen          an isolated handler raised what is none of these: worth one more attempt, soon
+│   ├── TooMany                 429  a limit is reached: try again later
+│   ├── BadGateway              502  a service that the platform called for the caller failed
+│   └── Unavailable             503  PostgreSQL or another part is down: try again
+├── BadSetting                  a LEASEHOLD_* variable cannot be used: the process refuses to start
+├── DeclarationError            a pipeline is declared wrongly: the process refuses to start
+├── LeaseLost                   a write carried a lease that the task no longer has
+├── StepError                   an attempt at a step failed
+│   ├── Retryable               worth another attempt, after the ladder's delay or `after`
+│   │   └── Unforeseen          an isolated handler raised an error of another kind: worth one more attempt, soon
 │   ├── Permanent               cannot succeed: fails the job at once
-│   ├── StepTimeout             ran past its time limit
-│   └── ChildCrashed            the child process died by a signal or its memory limit: poison, two at most
-├── StoreError                  the object store
-│   ├── StoreAbsent             there is none: LEASEHOLD_OBJECT_STORE=none
-│   ├── ObjectMissing           no such object
-│   ├── ObjectExists            a create-only put met an object with other bytes
-│   ├── ObjectCorrupt           size or sha256 differ from what the row says
-│   ├── ObjectTooLarge          more bytes than the reader allows
+│   ├── StepTimeout             the attempt ran past its time limit
+│   └── ChildCrashed            the child process died by a signal or its memory limit: the second time is the last
+├── StoreError                  the object store failed
+│   ├── StoreAbsent             the installation has none: LEASEHOLD_OBJECT_STORE=none
+│   ├── ObjectMissing           no object has this key
+│   ├── ObjectExists            a create-only put found an object with other bytes
+│   ├── ObjectCorrupt           size or sha256 differ from the committed row
+│   ├── ObjectTooLarge          the object has more bytes than the reader allows
 │   └── StoreUnavailable        timeouts, 5xx, refused connections: try again
 └── BrokerUnavailable           not connected, or a publish was not confirmed
 
-Cancelled(BaseException)        the job was cancelled; `except Exception` in user code must not swallow it
+Cancelled(BaseException)        the job was cancelled; a handler's `except Exception` does not catch it
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class LeaseholdError(Exception):
 
 
 class BadSetting(LeaseholdError):
-    """`name`: the variable; `sentence`: what is wrong, without a secret in it."""
+    """A LEASEHOLD_* variable cannot be used. `name`: the variable. `sentence`: the reason; it holds no secret."""
 
     def __init__(self, name: str, sentence: str) -> None:
         super().__init__(f"{name}: {sentence}.")
@@ -56,8 +56,9 @@ class BadSetting(LeaseholdError):
 
 
 class RequestError(LeaseholdError):
-    """A request that cannot be done. `code` is stable and machine-readable; the message is for people. `headers`: what
-    an answer over HTTP says besides.
+    """A request that cannot be done.
+
+    `code`: stable, for programs. `message`: for people. `retry_after`: seconds. `headers`: added to the HTTP answer.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class RequestError(LeaseholdError):
         super().__init__(message)
         self.code = code
         self.message = message
-        self.retry_after = retry_after  # seconds
+        self.retry_after = retry_after
         self.headers = headers or {}
 
 
@@ -107,16 +108,17 @@ class Invalid(RequestError):
 
 
 class TooMany(RequestError):
-    """`policy` names the limit, `most` is what it allows (in `window` seconds, where it is a rate). An answer says both
-    as RateLimit fields.
+    """A limit is reached. `policy`: the limit's name. `most`: how many it allows; for a rate, within `window` seconds.
+
+    The HTTP answer carries them in the RateLimit header fields.
     """
 
     def __init__(
         self, code: str, message: str, *, policy: str, most: int, retry_after: float, window: int | None = None
     ) -> None:
-        per = "" if window is None else f";w={window}"
+        window_field = "" if window is None else f";w={window}"
         fields = {
-            "RateLimit-Policy": f'"{policy}";q={most}{per}',
+            "RateLimit-Policy": f'"{policy}";q={most}{window_field}',
             "RateLimit": f'"{policy}";r=0;t={max(1, ceil(retry_after))}',
         }
         super().__init__(code, message, retry_after=retry_after, headers=fields)
@@ -135,11 +137,11 @@ class DeclarationError(LeaseholdError):
 
 
 class LeaseLost(LeaseholdError):
-    """The task is no longer ours: another claim, a cancel or the sweeper took it. Write nothing more."""
+    """This process no longer holds the task's lease: another claim, a cancel or the sweeper ended it. Write nothing."""
 
 
 class StepError(LeaseholdError):
-    """An attempt failed. `code` is stable; the message is shown to the job's owner, so it holds no secrets."""
+    """An attempt failed. `code` is stable. The job's owner reads `message`: put no secret into it."""
 
     retryable: bool = True
 
@@ -150,7 +152,7 @@ class StepError(LeaseholdError):
 
 
 class Retryable(StepError):
-    """Worth another attempt. `after` overrides the retry ladder's next delay."""
+    """The attempt failed and another may succeed. `after` replaces the retry ladder's next delay."""
 
     def __init__(self, message: str, *, code: str = "retryable", after: timedelta | None = None) -> None:
         super().__init__(code, message)
@@ -158,8 +160,8 @@ class Retryable(StepError):
 
 
 class Unforeseen(Retryable):
-    """An isolated handler raised something that it did not mean to: same input, same code, same end. One more attempt
-    tells a fault of the machine from one of the code.
+    """An isolated handler raised an error that is no StepError: the same code on the same input will raise it again.
+    One more attempt tells a fault of the machine from a fault of the code.
     """
 
     def __init__(self, message: str) -> None:
@@ -167,25 +169,25 @@ class Unforeseen(Retryable):
 
 
 class Permanent(StepError):
-    """Cannot succeed however often it is tried: the job fails at once."""
+    """No attempt can succeed: the job fails at once."""
 
     retryable = False
 
 
 class StepTimeout(StepError):
-    """The step ran longer than its `timeout`; its child was killed."""
+    """The step ran longer than its `timeout`. The worker has killed its child process, if it has one."""
 
 
 class ChildCrashed(StepError):
-    """The child process died by a signal or ran out of its memory limit."""
+    """The child process died by a signal or reached its memory limit."""
 
 
 class StoreError(LeaseholdError):
-    """The object store said no, or nothing."""
+    """An operation of the object store failed."""
 
 
 class StoreAbsent(StoreError):
-    """This installation has no object store, and says so."""
+    """This installation has no object store (LEASEHOLD_OBJECT_STORE=none)."""
 
 
 class ObjectMissing(StoreError):
@@ -209,13 +211,13 @@ class StoreUnavailable(StoreError):
 
 
 class BrokerUnavailable(LeaseholdError):
-    """Not connected, or a publish was not confirmed: the message may or may not have been sent."""
+    """The broker is not connected, or it did not confirm a publish: the message may or may not have arrived."""
 
 
 class Cancelled(BaseException):
-    """Raised inside a handler at its next checkpoint once its job is being cancelled."""
+    """Raised inside a handler, at its next checkpoint, after a cancel of its job was requested."""
 
 
 def is_disk_full(error: BaseException) -> bool:
-    """Whether a write failed because the disk, or our share of it, has no more room: that says nothing of the work."""
+    """Whether a write failed because the disk, or this user's quota of it, is full. The work itself may be sound."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)

@@ -1,7 +1,7 @@
-"""Values as JSON spells them: what a document's schema refuses is refused.
+"""Types of JSON values for Pydantic models, as strict as the OpenAPI document: a number, a flag, an instant.
 
-Pydantic takes `true` for 1, "1" for 1, 1 for `true`, and a number of seconds for a point in time. A client that sends
-one of these means something else, or has a bug that nobody tells it of.
+Without them Pydantic accepts `true` and "1" as 1, 1 as `true`, and a number of seconds as an instant. A client that
+sends one of these has a bug: the API refuses the value, so that the client learns of it.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import Annotated, Any, TypeAlias
 
 from pydantic import BeforeValidator
 
-#: RFC 3339, 5.6, with a space for the T as its note allows.
+#: RFC 3339, section 5.6. Its note allows a space in place of the T.
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
-#: The ends of PostgreSQL's `smallint` and `integer`, above.
+#: The largest values of PostgreSQL's `smallint` and `integer`.
 MOST_SMALLINT = 32_767
 MOST_INTEGER = 2**31 - 1
 
@@ -38,8 +38,8 @@ def _instant(value: Any) -> Any:
     return value
 
 
-#: For `Annotated[int, Field(ge=1), JsonNumber]`, where a field may be null, too: bounds that stand after it do not get
-#: into the document.
+#: For a field that may also be null: `Annotated[int, Field(ge=1), JsonNumber] | None`. Put JsonNumber last: the OpenAPI
+#: document loses bounds that follow it.
 JsonNumber = BeforeValidator(_number)
 Integer: TypeAlias = Annotated[int, JsonNumber]
 Number: TypeAlias = Annotated[float, JsonNumber]

@@ -1,4 +1,4 @@
-"""The right to settle one attempt. Code without a lease cannot settle: every settling verb takes one."""
+"""A lease: a worker's right to settle one attempt of one task. Every verb that settles an attempt takes its lease."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ from uuid import UUID
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """What `claim` returned. `epoch` is the fencing token: it rises by one with every claim of the task, and a
-    write that carries an older one changes nothing. `trusted_until` is on this process's monotonic clock.
+    """The lease that a claim returned.
+
+    `epoch`: the fencing token. Each claim of the task raises it by one; a write with an older epoch changes nothing.
+    `trusted_until`: when this process stops trusting the lease, in seconds of its own monotonic clock.
     """
 
     task_id: UUID

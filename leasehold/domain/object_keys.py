@@ -1,4 +1,4 @@
-"""Deterministic names of objects: the same step of the same job writes the same keys, however often it runs."""
+"""Keys of objects in the store. They are deterministic: each attempt of a step writes the same keys."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from uuid import UUID
 from leasehold.domain.errors import Permanent
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_MOST_CHARACTERS = 512  # S3 allows 1024 bytes; ours are ASCII
+_MOST_CHARACTERS = 512  # S3 allows 1024 bytes; our keys are ASCII
 
 
 def media_prefix(media_id: UUID) -> str:
@@ -16,12 +16,12 @@ def media_prefix(media_id: UUID) -> str:
 
 
 def original_key(media_id: UUID, extension: str) -> str:
-    """Where a client uploads its picture; chosen by us, never by the client."""
+    """The key that a client uploads its picture to. The API chooses it, never the client."""
     return output_key(media_prefix(media_id), f"original.{extension}")
 
 
 def output_key(prefix: str, name: str) -> str:
-    """`{prefix}/{name}`. Raises Permanent("bad_output") for a name that is empty, absolute, or climbs out."""
+    """`{prefix}/{name}`. Raises Permanent `bad_output` for an empty, absolute or long name, and one that climbs out."""
     parts = name.split("/")
     if not all(_PART.fullmatch(part) for part in parts) or len(prefix) + len(name) >= _MOST_CHARACTERS:
         raise Permanent("bad_output", f"an output cannot be named {name[:100]!r}")

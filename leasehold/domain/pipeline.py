@@ -1,7 +1,7 @@
-"""Declaring a kind of work: its steps, what each reads, and the limits it runs under.
+"""The declaration of a kind of work: a Pipeline, its steps, the files they read, and their limits.
 
-A declaration is light: the API imports it to validate parameters and to write the rows. The handlers live in
-`Pipeline.module`, which only a worker (for isolated steps, only its child process) imports.
+A declaration is light, because the API imports it to validate parameters and to write rows. The handlers are in
+`Pipeline.module`. Only workers import that module; for isolated steps only the worker's child process does.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from pydantic import BaseModel, ConfigDict
 from leasehold.domain.backoff import DEFAULT_LADDER
 from leasehold.domain.errors import DeclarationError
 
-#: Opens, given the worker's leasehold.settings.Settings, what the inline handlers of a pipeline share.
+#: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share.
 Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
-#: Given the worker's settings and the files of an isolated step, by output name, before they are stored.
+#: Takes the worker's settings and the files of an isolated step by output name, before the worker stores them.
 Finisher: TypeAlias = Callable[[Any, Mapping[str, Path]], None]
 Concurrency: TypeAlias = Literal["allow", "reject_same_scope", "queue_same_scope", "replace_same_scope"]
 NAME = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
@@ -30,12 +30,12 @@ MIB = 1024 * 1024
 
 
 def pinned_queue(queue: str, label: str | None) -> str:
-    """The queue of work that only workers with the label do."""
+    """The queue whose tasks only workers with `label` take. None: `queue` itself."""
     return queue if label is None else f"{queue}@{label}"
 
 
 def unpinned_queue(queue: str) -> str:
-    """The queue as steps declare it."""
+    """The queue as the step declares it, without the label."""
     return queue.partition("@")[0]
 
 
@@ -47,7 +47,7 @@ class NoParams(BaseModel):
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What the child process of an isolated step may use; exceeding one ends the attempt, not the worker."""
+    """The resources that an isolated step's child process may use. Exceeding one ends the attempt, not the worker."""
 
     memory_bytes: int = 1024 * MIB
     cpu_seconds: int = 120
@@ -57,35 +57,37 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SkipIf:
-    """Skip the step when the job's parameters have `equals` at the JSON pointer `pointer` (RFC 6901)."""
+    """A condition: the job skips the step when its parameters hold `equals` at the JSON pointer (RFC 6901)."""
 
     pointer: str
     equals: Any = True
 
     def holds(self, params: Any) -> bool:
-        found = params
+        """Whether the condition is true for `params`. `true` is not 1 here."""
+        value = params
         for part in self.pointer.split("/")[1:]:
             key = part.replace("~1", "/").replace("~0", "~")
-            if isinstance(found, Mapping) and key in found:
-                found = found[key]
-            elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-                found = found[int(key)]
+            if isinstance(value, Mapping) and key in value:
+                value = value[key]
+            elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+                value = value[int(key)]
             else:
                 return False
-        return bool(found == self.equals) and isinstance(found, bool) == isinstance(self.equals, bool)
+        return bool(value == self.equals) and isinstance(value, bool) == isinstance(self.equals, bool)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One step: `UNIQUE(job, step)` makes it one row, however often it is announced.
+    """One step of a pipeline. In a job it is one task row, however often it is announced: `UNIQUE (job_id, step)`.
 
-    `needs`: steps that must have succeeded. `reads`: inputs of the job or outputs of needed steps, downloaded
-    before the handler runs. `writes`: the primary output, stored last, so that its presence proves the rest.
-    `version` belongs to the bytes: raise it when the same input would give other bytes.
-    `part`: no step of its own, but what another step spreads into (verdicts.FanOut).
-    `cancelable`: may be interrupted; else it runs to its end, and the job stops after it.
-    `external`: done by workers outside, over HTTP, which ask by `queue`.
-    `handler`: `pipeline.step` of other code that does it (templates written over HTTP).
+    `needs`: steps that must have succeeded before this step runs.
+    `reads`: inputs of the job or outputs of needed steps. The worker downloads them before the handler runs.
+    `writes`: the primary output. The worker stores it last, so that its presence proves the other outputs.
+    `version`: raise it when the same input would give other output bytes.
+    `part`: this step never runs by itself. Another step fans out into it (verdicts.FanOut).
+    `cancelable`: False: a cancel lets a running attempt end, and the job stops after it.
+    `external`: external workers do it over HTTP. They claim it by `queue`.
+    `handler`: `pipeline.step` of the code that does the step. Templates written over HTTP use it.
     """
 
     name: str
@@ -104,7 +106,7 @@ class Step:
     skip_if: SkipIf | None = None
     external: bool = False
     handler: str | None = None
-    timeout_seconds: int | None = None  # a template's own, over the code's `timeout`
+    timeout_seconds: int | None = None  # a template's time limit; it overrides the code's `timeout`
 
     def __post_init__(self) -> None:
         if not NAME.match(self.name):
@@ -116,17 +118,18 @@ class Step:
         if self.timeout <= timedelta(0):
             raise DeclarationError(f"step {self.name}: timeout must be positive")
         if not self.retry_ladder:
-            raise DeclarationError(f"step {self.name}: the retry ladder must have a delay")
+            raise DeclarationError(f"step {self.name}: the retry ladder must have at least one delay")
 
 
 @dataclass(frozen=True, slots=True)
 class RunTerms:
-    """How runs of a pipeline stand to one another and to time.
+    """The terms of a pipeline's runs: which may run at once, how long each may take, and who may start them.
 
-    `concurrency`: allow | reject_same_scope | queue_same_scope | replace_same_scope; runs are of the same scope when
-    scope, scope_id and the parameters named in `dedupe_keys` are equal. `timeout`: of a whole run, from when
-    it is admitted at its scope and its limits; `start_within`: how long it may wait for that; None: any time. `grace`:
-    how long a cancelled step may take to stop.
+    `concurrency`: allow | reject_same_scope | queue_same_scope | replace_same_scope. Two runs have the same scope when
+    scope, scope_id and the parameters named in `dedupe_keys` are equal.
+    `timeout`: the longest a run may take, counted from its admission at its scope and its concurrency limits.
+    `start_within`: the longest a run may wait for that admission. None: any time.
+    `grace`: how long a running step may take to stop after a cancel.
     """
 
     title: str = ""
@@ -144,7 +147,7 @@ class RunTerms:
 
 
 class Pipeline:
-    """A named, versioned set of steps. Wrong declarations are refused here, at import."""
+    """A named, versioned set of steps. A wrong declaration raises DeclarationError at once, when it is imported."""
 
     def __init__(
         self,
@@ -158,8 +161,10 @@ class Pipeline:
         terms: RunTerms | None = None,
         slots: str | None = None,
     ) -> None:
-        """`slots`: the setting that says how many slots of their own the inline steps have in a worker: for steps that
-        wait for strangers, who must not hold everybody's. Their queues are this pipeline's alone.
+        """`slots`: the name of a setting: the number of worker slots that belong to this pipeline's inline steps alone.
+
+        Use it for steps that wait for servers of strangers: a slow server must not hold the slots of other pipelines.
+        The queues of these steps must serve this pipeline alone.
         """
         if not NAME.match(name):
             raise DeclarationError(f"pipeline name {name!r} must match {NAME.pattern}")
@@ -187,14 +192,14 @@ class Pipeline:
             if unknown := [need for need in step.needs if need not in known or known[need].part]:
                 raise DeclarationError(f"{self.name}.{step.name} needs unknown steps {unknown}")
             if step.part and step.needs:
-                raise DeclarationError(f"{self.name}.{step.name} is a part: what it is a part of comes before it")
+                raise DeclarationError(f"{self.name}.{step.name} is a part: it needs no steps, a fan-out starts it")
         try:
             order = list(graphlib.TopologicalSorter({s.name: s.needs for s in steps}).static_order())
         except graphlib.CycleError as cycle:
             raise DeclarationError(f"pipeline {self.name} has a cycle: {cycle.args[1]}") from cycle
         for step in steps:
             self._check_reads(step, known)
-        return tuple(known[name] for name in sorted(order, key=lambda name: (order.index(name),)))
+        return tuple(known[name] for name in order)
 
     def _check_reads(self, step: Step, known: dict[str, Step]) -> None:
         ancestors: set[str] = set()
@@ -208,7 +213,7 @@ class Pipeline:
             raise DeclarationError(f"{self.name}.{step.name} reads {wrong}: neither an input nor a step that it needs")
 
     def handles(self, step: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Register the handler of `step`; used in the pipeline's `module`."""
+        """A decorator that registers the handler of `step`. Use it in the pipeline's `module`."""
         if step not in self.by_name:
             raise DeclarationError(f"pipeline {self.name} has no step {step!r}")
 
@@ -221,17 +226,21 @@ class Pipeline:
         return register
 
     def opens(self, opener: Opener) -> Opener:
-        """Register what a worker opens once for all inline attempts of this pipeline, and closes when it stops: a
-        client, a pool. Used in the pipeline's `module`; handlers find it as `attempt.opened`.
+        """A decorator that registers the pipeline's opener, of a client or a pool for example.
+
+        A worker enters the opener once for all inline attempts of this pipeline, and leaves it when it stops. Handlers
+        read the opened object as `attempt.opened`. Use it in the pipeline's `module`.
         """
         if self.opener not in (None, opener):
-            raise DeclarationError(f"pipeline {self.name} opens two things")
+            raise DeclarationError(f"pipeline {self.name} has two openers")
         self.opener = opener
         return opener
 
     def finishes(self, step: str, finisher: Finisher) -> None:
-        """Have the worker itself do the last thing to the files of the isolated `step`, in a thread: what needs a
-        secret that the child must not see. It parses nothing.
+        """Register a function that the worker itself calls, in a thread, on the files of the isolated `step`.
+
+        Use it where the last change to the files needs a secret, which the child process must not see. The function
+        must not parse the files: they come from outside.
         """
         if step not in self.by_name or not self.by_name[step].isolated:
             raise DeclarationError(f"pipeline {self.name} has no isolated step {step!r}")

@@ -1,4 +1,7 @@
-"""The pipelines a process knows, by name."""
+"""The registry of pipelines: every process builds one at start, from code and from installed packages.
+
+A registry refuses two pipelines of one name. A worker also loads the handlers, and every step must then have one.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +20,13 @@ ENTRY_POINTS = "leasehold.pipelines"
 
 
 class Pipelines:
-    """By name; refuses two of one name, and steps without a handler once handlers are loaded."""
+    """Pipelines by name. A wrong or missing one raises DeclarationError."""
 
     def __init__(self, *declared: Pipeline | Kind) -> None:
         self._by_name: dict[str, Pipeline] = {}
         self._kinds: dict[str, Kind] = {}
-        for one in declared:
-            self.add(one)
+        for pipeline_or_kind in declared:
+            self.add(pipeline_or_kind)
 
     def add(self, declared: Pipeline | Kind) -> None:
         """Add a pipeline, or a kind with all of its pipelines."""
@@ -38,7 +41,7 @@ class Pipelines:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds that were added whole, and not as pipelines only."""
+        """The kinds that were added as a Kind."""
         return tuple(self._kinds.values())
 
     def __getitem__(self, name: str) -> Pipeline:
@@ -48,6 +51,7 @@ class Pipelines:
             raise DeclarationError(f"no pipeline is named {name!r}") from None
 
     def find(self, name: str) -> Pipeline | None:
+        """The pipeline, or None."""
         return self._by_name.get(name)
 
     def __contains__(self, name: str) -> bool:
@@ -57,46 +61,46 @@ class Pipelines:
         return iter(self._by_name.values())
 
     def load_handlers(self, pipeline: str) -> Pipeline:
-        """Import the module with the handlers and check that every step has one, but those that are done outside.
+        """Import the module with the pipeline's handlers. Every step must have one, except external steps.
 
-        Raises DeclarationError naming the steps without a handler.
+        Raises DeclarationError that names the steps without a handler.
         """
         declared = self[pipeline]
         importlib.import_module(declared.module)
-        if missing := [one.name for one in declared.steps if not one.external and one.name not in declared.handlers]:
+        inline = [step.name for step in declared.steps if not step.external]
+        if missing := [name for name in inline if name not in declared.handlers]:
             raise DeclarationError(f"pipeline {pipeline}: no handler in {declared.module} for {missing}")
         return declared
 
     @classmethod
     def from_source(cls, source: str) -> Pipelines:
-        """Call what `source` ("module:callable") names; the module may lie in the current folder.
+        """The registry that a call of `source` ("module:callable") returns. The module may lie in the current folder.
 
-        Raises DeclarationError when it is no registry.
+        Raises DeclarationError when the call fails or returns anything else.
         """
         module, _, name = source.partition(":")
-        _find_modules_here()
+        _import_from_current_folder()
         try:
-            found = getattr(importlib.import_module(module), name)()
+            registry = getattr(importlib.import_module(module), name)()
         except (ImportError, AttributeError) as error:
-            here = f"; modules are looked for in {Path.cwd()}, too" if isinstance(error, ModuleNotFoundError) else ""
-            raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{here}") from error
-        if not isinstance(found, cls):
-            raise DeclarationError(f"{source!r} returned a {type(found).__name__}, not Pipelines")
-        return found
+            hint = f"; {Path.cwd()} is searched, too" if isinstance(error, ModuleNotFoundError) else ""
+            raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{hint}") from error
+        if not isinstance(registry, cls):
+            raise DeclarationError(f"{source!r} returned a {type(registry).__name__}, not Pipelines")
+        return registry
 
     def add_installed(self) -> None:
-        """Add what installed packages offer under the entry-point group."""
+        """Add the pipelines and kinds that installed packages offer under ENTRY_POINTS."""
         for entry in entry_points(group=ENTRY_POINTS):
-            found = entry.load()
-            if not isinstance(found, (Pipeline, Kind)):
-                raise DeclarationError(f"entry point {entry.name} is a {type(found).__name__}, no Pipeline and no Kind")
-            self.add(found)
+            offered = entry.load()
+            if not isinstance(offered, (Pipeline, Kind)):
+                type_name = type(offered).__name__
+                raise DeclarationError(f"entry point {entry.name} is a {type_name}, neither a Pipeline nor a Kind")
+            self.add(offered)
 
 
-def _find_modules_here() -> None:
-    """Let the current folder be imported from, after everything that is installed: a file of the user's that has the
-    name of a library is not taken for it.
-    """
-    here = str(Path.cwd())
-    if here not in sys.path and "" not in sys.path:
-        sys.path.append(here)
+def _import_from_current_folder() -> None:
+    """Make the current folder importable, after all installed packages: a user's file must not shadow a library."""
+    folder = str(Path.cwd())
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)

@@ -1,16 +1,16 @@
-"""The state diagram, as data: what a job and a task can be, and which verb moves which to which.
+"""The states of jobs and tasks, and the moves between them, as data.
 
     job:   pending -> queued -> running -> succeeded | failed | cancelled | expired
                                 running <-> waiting_worker,  running -> cancel_requested -> cancelled
     task:  blocked -> pending -> running -> succeeded | failed
                                  running -> retry | waiting -> running       (an attempt ended, the step did not)
-                                 running -> pending                          (lease lost or given back)
-                 running -> blocked                          (spread into parts, goes on when they succeeded)
+                                 running -> pending                          (lease lost or released)
+                 running -> blocked                          (fanned out; runs again when the parts succeeded)
                  blocked -> running                          (claimed by the commit of the step before it)
-                 running -> cancelled                        (stopped because its job was asked to)
+                 running -> cancelled                        (stopped by a cancel of its job)
            anything unfinished -> skipped | cancelled                        (the job ended without it)
 
-The verbs are the functions of `leasehold.transitions`; nothing else writes a status.
+The verbs are functions of `leasehold.transitions`. Nothing else writes a status.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from enum import StrEnum
 
 
 class JobState(StrEnum):
-    PENDING = "pending"  # written; no hint of it was confirmed by the broker yet
+    PENDING = "pending"  # written; the broker has not yet confirmed a hint of it
     QUEUED = "queued"  # announced
     RUNNING = "running"  # a step was claimed
     WAITING_WORKER = "waiting_worker"  # the next step belongs to an external worker
-    CANCEL_REQUESTED = "cancel_requested"  # the running step was asked to stop
+    CANCEL_REQUESTED = "cancel_requested"  # a cancel was requested; the running step has not stopped yet
     SUCCEEDED = "succeeded"
     FAILED = "failed"
     CANCELLED = "cancelled"
@@ -35,9 +35,9 @@ class TaskState(StrEnum):
     PENDING = "pending"  # runnable
     RUNNING = "running"  # leased
     RETRY = "retry"  # an attempt failed; runnable again at available_at
-    WAITING = "waiting"  # gave its lease back until available_at, or waits for an external worker
+    WAITING = "waiting"  # snoozed until available_at, or waits for an external worker
     SUCCEEDED = "succeeded"
-    FAILED = "failed"  # a dead letter: it can be replayed by hand
+    FAILED = "failed"  # a dead letter: an operator can replay it
     SKIPPED = "skipped"  # not needed, or its job ended without it
     CANCELLED = "cancelled"
 
@@ -45,14 +45,14 @@ class TaskState(StrEnum):
 JOB_TERMINAL = frozenset({JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED, JobState.EXPIRED})
 TASK_TERMINAL = frozenset({TaskState.SUCCEEDED, TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED})
 
-#: States that a claim may take from, once `available_at` has come.
+#: States of tasks that a worker may claim once `available_at` has passed.
 RUNNABLE = frozenset({TaskState.PENDING, TaskState.RETRY, TaskState.WAITING})
 
-#: verb -> the states of the task it takes, and the states it may leave it in.
+#: verb -> (states of a task that the verb accepts, states that it may leave the task in).
 TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
     "claim": (RUNNABLE | {TaskState.RUNNING}, frozenset({TaskState.RUNNING})),
     "complete": (frozenset({TaskState.RUNNING}), frozenset({TaskState.SUCCEEDED})),
-    # The step after it, by whoever completed this one.
+    # The worker that completes a step claims the next step in the same commit.
     "go_on": (frozenset({TaskState.BLOCKED}), frozenset({TaskState.RUNNING})),
     "fail": (frozenset({TaskState.RUNNING}), frozenset({TaskState.RETRY, TaskState.FAILED})),
     "wait_until": (frozenset({TaskState.RUNNING}), frozenset({TaskState.WAITING})),
@@ -65,17 +65,18 @@ TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
     ),
     "admit": (frozenset({TaskState.BLOCKED}), frozenset({TaskState.PENDING, TaskState.WAITING})),
     "expire_lease": (frozenset({TaskState.RUNNING}), frozenset({TaskState.PENDING, TaskState.FAILED})),
-    # Also what its job's failure skipped or stopped.
+    # SKIPPED and CANCELLED: the job's failure skipped or stopped these tasks.
     "replay": (
         frozenset({TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED}),
         frozenset({TaskState.PENDING, TaskState.BLOCKED}),
     ),
-    # A replay from an earlier step: done again, after a moment as skipped inside the same transaction.
+    # A replay from an earlier step runs this one again. `replay` accepts SKIPPED, so `rewind` comes before it, in the
+    # same transaction.
     "rewind": (frozenset({TaskState.SUCCEEDED}), frozenset({TaskState.SKIPPED})),
 }
 
-#: verb -> the states of the job it takes, and the states it may leave it in.
 _LIVE = frozenset(JobState) - JOB_TERMINAL
+#: verb -> (states of a job that the verb accepts, states that it may leave the job in).
 JOB_MOVES: dict[str, tuple[frozenset[JobState], frozenset[JobState]]] = {
     "announce": (frozenset({JobState.PENDING}), frozenset({JobState.QUEUED})),
     "claim": (

@@ -1,4 +1,7 @@
-"""A template: how one kind of run is done, as clients declare it over HTTP. Immutable once written."""
+"""A template: one version of a kind of run, as clients declare it over HTTP. It never changes once it is written.
+
+The API stores templates and turns each one into a Pipeline, which the transitions run like a pipeline of code.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +17,13 @@ from leasehold.domain.json_values import MOST_SMALLINT, Flag, Integer, JsonNumbe
 from leasehold.domain.pipeline import Concurrency, Pipeline, RunTerms, SkipIf, Step
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
-#: `external`, or `pipeline.step` of code that the workers have.
+#: `external`, or `pipeline.step`: a step whose code the workers have.
 WorkerType = Annotated[str, Field(pattern=r"^(external|[a-z][a-z0-9_-]{0,62}\.[a-z][a-z0-9_-]{0,62})$")]
 Seconds = Annotated[int, Field(ge=1, le=7 * 86_400), JsonNumber]
 
-#: A run's timeout, and its waiting.
+#: The longest timeout of a run, and the longest wait for its start.
 MOST_SECONDS = 30 * 86_400
-#: Bytes of a payload schema, and of a payload.
+#: The largest payload schema and the largest payload, in bytes of JSON.
 MAX_SCHEMA = 64 * 1024
 MAX_PAYLOAD = 256 * 1024
 EXTERNAL = "external"
@@ -31,7 +34,7 @@ class _Declared(BaseModel):
 
 
 class RetryPolicy(_Declared):
-    """`backoff_seconds`: before the second attempt, the third, ...; the last one counts for all that follow."""
+    """`backoff_seconds`: the delays before the second attempt, the third, and so on. The last delay repeats."""
 
     max_attempts: Integer = Field(5, ge=1, le=100)
     backoff_seconds: tuple[Annotated[int, Field(ge=0, le=7 * 86_400), JsonNumber], ...] = Field(
@@ -40,7 +43,7 @@ class RetryPolicy(_Declared):
 
 
 class CancelPolicy(_Declared):
-    """`grace_seconds`: how long a running step may take to stop; then it is stopped."""
+    """`grace_seconds`: how long a running step may take to stop. After that the platform ends it."""
 
     supported: Flag = True
     mode: Literal["cooperative"] = "cooperative"
@@ -48,7 +51,7 @@ class CancelPolicy(_Declared):
 
 
 class SkipWhen(_Declared):
-    """The step is skipped when the payload has `equals` at the JSON pointer."""
+    """The run skips the step when its payload holds `equals` at the JSON pointer."""
 
     pointer: str = Field(pattern=r"^(/([^/~]|~[01])*){1,32}$", max_length=500)
     equals: JsonValue = True
@@ -60,7 +63,7 @@ class TemplateStep(_Declared):
     worker_type: WorkerType = EXTERNAL
     queue: Name = "default"
     needs: tuple[Name, ...] | None = Field(
-        None, max_length=50, description="Steps that must have succeeded; left out: the step before it."
+        None, max_length=50, description="Steps that must have succeeded first. Left out: the step before this one."
     )
     skip_if: SkipWhen | None = None
     timeout_seconds: Seconds = 300
@@ -82,10 +85,10 @@ class Template(_Declared):
     concurrency_policy: Concurrency = "allow"
     dedupe_keys: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field((), max_length=10)
     timeout_seconds: Annotated[int, Field(ge=1, le=MOST_SECONDS), JsonNumber] | None = Field(
-        None, description="Of a whole run, from when it is admitted at its scope and its limits."
+        None, description="The longest a run may take, from its admission at its scope and its concurrency limits."
     )
     start_within_seconds: Annotated[int, Field(ge=1, le=MOST_SECONDS), JsonNumber] | None = Field(
-        None, description="How long a run may wait at its scope and its limits; left out: any time."
+        None, description="The longest a run may wait for that admission. Left out: any time."
     )
     cancel_policy: CancelPolicy = CancelPolicy()
     retry_policy: RetryPolicy = RetryPolicy()
@@ -94,7 +97,7 @@ class Template(_Declared):
     @field_validator("payload_schema")
     @classmethod
     def _is_storable(cls, schema: dict[str, Any]) -> dict[str, Any]:
-        # Whether it is a schema, and what it would cost, says leasehold.evaluation: not in an event loop.
+        # leasehold.evaluation checks that it is a valid, affordable schema. That is too slow for an event loop.
         try:
             size = len(orjson.dumps(schema))
         except TypeError as error:
@@ -112,14 +115,17 @@ class Template(_Declared):
         return self
 
     def step(self, name: str) -> TemplateStep | None:
+        """The step, or None."""
         return next((step for step in self.steps if step.id == name), None)
 
     def retry(self, step: str) -> RetryPolicy:
-        found = self.step(step)
-        return found.retry if found is not None and found.retry is not None else self.retry_policy
+        """The retry policy of a step: its own, else the template's."""
+        declared_step = self.step(step)
+        own_policy = declared_step.retry if declared_step is not None else None
+        return own_policy or self.retry_policy
 
     def pipeline(self) -> Pipeline:
-        """The pipeline that this template describes. Raises DeclarationError: unknown needs, a cycle, a name twice."""
+        """The pipeline of this template. Raises DeclarationError: unknown needs, a cycle, or one name for two steps."""
         return Pipeline(
             self.type,
             version=self.version,
@@ -140,32 +146,32 @@ class Template(_Declared):
         )
 
     def _step(self, number: int) -> Step:
-        said = self.steps[number]
-        before = (self.steps[number - 1].id,) if number else ()
-        retry = said.retry or self.retry_policy
-        external = said.worker_type == EXTERNAL
+        declared = self.steps[number]
+        step_before = (self.steps[number - 1].id,) if number else ()
+        retry = declared.retry or self.retry_policy
+        external = declared.worker_type == EXTERNAL
         return Step(
-            said.id,
-            needs=before if said.needs is None else said.needs,
-            queue=said.queue,
+            declared.id,
+            needs=step_before if declared.needs is None else declared.needs,
+            queue=declared.queue,
             max_attempts=retry.max_attempts,
-            timeout_seconds=said.timeout_seconds,
-            cancelable=said.cancelable,
-            skip_if=None if said.skip_if is None else SkipIf(said.skip_if.pointer, said.skip_if.equals),
+            timeout_seconds=declared.timeout_seconds,
+            cancelable=declared.cancelable,
+            skip_if=None if declared.skip_if is None else SkipIf(declared.skip_if.pointer, declared.skip_if.equals),
             external=external,
-            handler=None if external else said.worker_type,
+            handler=None if external else declared.worker_type,
         )
 
 
 def encoded_payload(payload: Mapping[str, Any]) -> bytes:
-    """As JSON. Raises Invalid: `payload_too_large`, or `invalid_payload` for numbers beyond 64 bits."""
+    """The payload as JSON. Raises Invalid: `payload_too_large`, or `invalid_payload` for numbers beyond 64 bits."""
     try:
         encoded = orjson.dumps(payload)
     except TypeError as error:
         raise Invalid("invalid_payload", f"The payload cannot be stored: {error}.") from None
     if len(encoded) > MAX_PAYLOAD:
-        said = f"The payload has {len(encoded)} bytes; at most {MAX_PAYLOAD} are accepted."
-        raise Invalid("payload_too_large", said)
+        sentence = f"The payload has {len(encoded)} bytes; at most {MAX_PAYLOAD} are accepted."
+        raise Invalid("payload_too_large", sentence)
     return encoded
 
 
@@ -174,7 +180,7 @@ def _seconds(number: int | None) -> timedelta | None:
 
 
 def declared(pipeline: Pipeline) -> Template:
-    """A pipeline of code, as a template: what GET shows of it."""
+    """A pipeline of code, described as a template: GET shows both kinds alike."""
     terms = pipeline.terms
     return Template.model_construct(
         type=pipeline.name,
@@ -188,7 +194,7 @@ def declared(pipeline: Pipeline) -> Template:
             TemplateStep.model_construct(
                 id=step.name,
                 name="",
-                worker_type="external" if step.external else f"{pipeline.name}.{step.name}",
+                worker_type=EXTERNAL if step.external else f"{pipeline.name}.{step.name}",
                 queue=step.queue,
                 needs=step.needs,
                 skip_if=None,

@@ -1,4 +1,4 @@
-"""What a handler may answer. Anything else it says by raising (see errors.StepError)."""
+"""The verdicts that a handler may return: Done, Snooze, FanOut. To report a failure, it raises errors.StepError."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class File:
-    """A file that an isolated handler made in its working directory, to be stored under the step's prefix."""
+    """A file that an isolated handler wrote into its directory. The worker stores it under the step's prefix."""
 
     path: Path
     content_type: str
@@ -21,8 +21,8 @@ class File:
 class Done:
     """The step is finished.
 
-    `files`: output name -> file (isolated handlers). `value`: small JSON for readers of the job, such as
-    dimensions; it is committed with the step.
+    `files`: output name -> file; only isolated handlers return files. `value`: small JSON for readers of the job, such
+    as a picture's dimensions. It is committed with the step.
     """
 
     files: Mapping[str, File] = field(default_factory=dict)
@@ -31,7 +31,10 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Snooze:
-    """Not finished: give the lease back and come again at `until` (an instant, or a delay from now)."""
+    """The step is not finished: the worker releases the lease, and the step runs again at `until`.
+
+    `until`: an instant, or a delay from now. `note`: small JSON for the next attempt (`attempt.note()`).
+    """
 
     until: datetime | timedelta
     note: Mapping[str, Any] | None = None
@@ -39,9 +42,10 @@ class Snooze:
 
 @dataclass(frozen=True, slots=True)
 class FanOut:
-    """Not finished: run `step` (declared with `part=True`) once for each of `items`, all at once, then this step again.
+    """The step is not finished: `step` (declared with `part=True`) runs once for each of `items`, all in parallel.
 
-    The second time `attempt.joined()` has the parts' results. At most 1,000 items; none is an error.
+    After all parts have succeeded this step runs again, and `attempt.joined()` returns their results. `items` has 1 to
+    1,000 entries.
     """
 
     step: str

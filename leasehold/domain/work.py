@@ -1,4 +1,4 @@
-"""What the handler of an isolated step is given: plain files and parameters, nothing that reaches outside."""
+"""The attempt that an isolated handler receives in its child process: plain files and parameters, no connections."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from leasehold.domain.errors import Cancelled
 
 
 class Supervisor(Protocol):
-    """What a step's child process can say to, and hear from, the worker around it."""
+    """The channel between a step's child process and the worker that started it."""
 
     def progress(self, percent: float, summary: str) -> None: ...
     def cancelled(self) -> bool: ...
 
 
 class Nobody:
-    """Runs without a worker, such as in a test: nobody listens and nobody cancels."""
+    """A Supervisor for a run without a worker, such as a test: it drops reports and never cancels."""
 
     def progress(self, percent: float, summary: str) -> None: ...
     def cancelled(self) -> bool:
@@ -29,8 +29,9 @@ class Nobody:
 class Work:
     """One attempt at one isolated step, inside its child process.
 
-    `files`: what the step reads, already downloaded and checked, by output or input name. `directory`: empty and
-    the attempt's own; outputs are written there. `params`: an instance of the pipeline's params model.
+    `files`: the files that the step reads, by output or input name. The worker has downloaded and verified them.
+    `directory`: empty, and used by this attempt alone. The handler writes its outputs there.
+    `params`: an instance of the pipeline's params model.
     """
 
     pipeline: str
@@ -38,14 +39,14 @@ class Work:
     params: Any
     files: Mapping[str, Path]
     directory: Path
-    item: Any = None  # of a step that is a part: its item of the FanOut
+    item: Any = None  # the FanOut item that this part works on
     supervisor: Supervisor = field(default_factory=Nobody, repr=False, compare=False)
 
     def progress(self, percent: float, summary: str = "") -> None:
-        """Say how far this step is, 0 to 100; as often as you like: only now and then is it passed on."""
+        """Report how far this step is, 0 to 100. Call it as often as you like: only some reports are passed on."""
         self.supervisor.progress(percent, summary)
 
     def checkpoint(self) -> None:
-        """Raises Cancelled once the job was asked to stop: leave files as they are and let it through."""
+        """Raises Cancelled once a cancel of the job was requested. Leave files as they are, and do not catch it."""
         if self.supervisor.cancelled():
             raise Cancelled
