@@ -19,7 +19,18 @@ from leasehold.storage.content import digest_of_bytes
 from leasehold.storage.store import ObjectStore, Stored
 from leasehold.transitions import settlements
 from leasehold.transitions.claims import LeaseTerms
-from leasehold.transitions.settlements import Completion, Settled
+from leasehold.transitions.settlements import (
+    Completion,
+    Settled,
+    cancellation,
+    completion,
+    failing,
+    fanning_out,
+    releasing,
+    snoozing,
+)
+
+_SETTLEMENTS = (cancellation, completion, failing, fanning_out, releasing, snoozing)
 
 
 def _without(text: str, part: str, instead: str = "") -> str:
@@ -29,12 +40,17 @@ def _without(text: str, part: str, instead: str = "") -> str:
 
 
 def _in_settlements(part: str, instead: str) -> None:
-    """Change every statement of the module that has the guard."""
-    guarded = [name for name, text in vars(settlements).items() if isinstance(text, str) and part in text]
-    if not guarded:
-        raise LookupError(f"nothing to mutate: no settlement says {part!r}")
-    for name in guarded:
-        setattr(settlements, name, getattr(settlements, name).replace(part, instead))
+    """Change every settlement statement that has the guard."""
+    guarded = [
+        (module, name)
+        for module in _SETTLEMENTS
+        for name, text in vars(module).items()
+        if name.isupper() and isinstance(text, str) and part in text
+    ]
+    if {module for module, _ in guarded} != {*_SETTLEMENTS}:
+        raise LookupError(f"nothing to mutate: not every settlement has {part!r}")
+    for module, name in guarded:
+        setattr(module, name, getattr(module, name).replace(part, instead))
 
 
 def epoch() -> None:
@@ -61,8 +77,8 @@ def ack() -> None:
 
 def outbox() -> None:
     """A completion commits first, and writes the next step's hint into the outbox afterwards."""
-    start = settlements.COMPLETE.index(", hinted AS (")
-    before, hinted = settlements.COMPLETE[:start], settlements.COMPLETE[start:]
+    start = completion.COMPLETE.index(", hinted AS (")
+    before, hinted = completion.COMPLETE[:start], completion.COMPLETE[start:]
     hinted = _without(
         hinted,
         "INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)\n    SELECT f.id, f.job_id,",
@@ -70,7 +86,7 @@ def outbox() -> None:
     )
     hinted = _without(hinted, "f.trace, clock_timestamp() + interval '1 second'\n", "f.trace AS headers\n")
     text = before + _without(hinted, "\n    RETURNING id, task_id, queue, priority, headers")
-    settlements.COMPLETE = text
+    completion.COMPLETE = text
     complete = settlements.complete
 
     async def complete_and_then_hint(

@@ -9,12 +9,13 @@ import re
 import pytest
 
 from leasehold.db import reads
-from leasehold.transitions import claims, settlements
+from leasehold.transitions import claims
+from leasehold.transitions.settlements import completion
 from tests.factories import THREE, Rows
 
 STATEMENTS = {
     "claim": ("uuid[], uuid, interval, int, uuid[], bool", claims.CLAIM),
-    "complete": ("uuid[], uuid[], int[], jsonb[], jsonb[], bool[], interval", settlements.COMPLETE),
+    "complete": ("uuid[], uuid[], int[], jsonb[], jsonb[], bool[], interval", completion.COMPLETE),
 }
 #: What the API reads while a client polls or streams.
 READS = {

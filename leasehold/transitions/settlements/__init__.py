@@ -1,0 +1,41 @@
+"""Settlements end an attempt: complete, fail, wait_until, release, acknowledge_cancel, fan_out; a module each.
+
+A settlement takes a batch of leases and returns one verdict for each lease. The shared guard is in `guard`: a lease
+whose owner, epoch or state does not match changes nothing. A settlement may be repeated when its answer was lost: a
+task that the same epoch settled before answers `settled` again.
+"""
+
+from leasehold.transitions.settlements.cancellation import acknowledge_cancel
+from leasehold.transitions.settlements.completion import complete
+from leasehold.transitions.settlements.failing import MAX_CRASHES, fail
+from leasehold.transitions.settlements.fanning_out import fan_out
+from leasehold.transitions.settlements.records import (
+    Completion,
+    Failure,
+    FanningOut,
+    Output,
+    Part,
+    Settled,
+    Snoozing,
+    Verdict,
+)
+from leasehold.transitions.settlements.releasing import release
+from leasehold.transitions.settlements.snoozing import wait_until
+
+__all__ = [
+    "MAX_CRASHES",
+    "Completion",
+    "Failure",
+    "FanningOut",
+    "Output",
+    "Part",
+    "Settled",
+    "Snoozing",
+    "Verdict",
+    "acknowledge_cancel",
+    "complete",
+    "fail",
+    "fan_out",
+    "release",
+    "wait_until",
+]

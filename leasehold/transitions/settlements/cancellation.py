@@ -1,0 +1,35 @@
+"""`acknowledge_cancel`: an attempt stopped because its job is being cancelled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leasehold.db.database import Connection
+from leasehold.domain.lease import Lease
+from leasehold.transitions.endings import END_CANCELLED_JOBS
+from leasehold.transitions.settlements.guard import HELD_IN_CANCELLED_JOB, lease_columns, settled_of
+from leasehold.transitions.settlements.records import Settled
+
+# The job ends when none of its steps is leased any more.
+ACKNOWLEDGE_CANCEL = f"""-- acknowledge_cancel
+WITH {HELD_IN_CANCELLED_JOB}, stopped AS (
+    -- The guarded write. END_CANCELLED_JOBS reads this CTE.
+    UPDATE task t
+    SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
+    FROM held WHERE t.id = held.id
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, NULL::jsonb AS data
+){END_CANCELLED_JOBS}
+SELECT a.id AS task_id, 'cancelled' AS state,
+       coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'cancelled'), false) AS settled,
+       e.id AS ended_job, e.pipeline, e.status AS outcome, e.seconds
+FROM asked a LEFT JOIN stopped s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
+LEFT JOIN advanced e ON e.id = s.job_id AND e.status = 'cancelled'
+"""
+
+
+async def acknowledge_cancel(connection: Connection, leases: Sequence[Lease]) -> Settled:
+    """running -> cancelled, in a job that was asked to stop; the job ends with the last of its leased steps.
+
+    A lease of any other job is answered LOST and changes nothing.
+    """
+    return settled_of(await connection.fetch(ACKNOWLEDGE_CANCEL, *lease_columns(leases)), ends=True)

@@ -1,0 +1,172 @@
+"""`complete`: a step succeeded. PostgreSQL unblocks the steps that needed it, and ends the job with its last step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from datetime import timedelta
+from time import monotonic
+from typing import Any
+from uuid import UUID
+
+from leasehold.db.database import Connection
+from leasehold.transitions.claims import LeaseTerms, claimed_of
+from leasehold.transitions.settlements.guard import HELD, lease_columns, settled_of
+from leasehold.transitions.settlements.records import Completion, Settled
+
+# $4 outputs, $5 values, $6 whether the worker goes on, $7 how long its new lease lasts.
+# A worker that goes on claims a step that this commit unblocks, instead of a hint: this saves a way through the broker
+# and a commit. Two steps are never claimed so: a less urgent step, because other tasks may wait before it, and a step
+# of a job with external workers, whose job status needs other rules.
+# `parents` may read the step older than the row that `freed` updates: by then the row can only need fewer steps, so
+# the step then gets a hint instead.
+COMPLETE = f"""-- complete
+WITH {HELD}, done AS (
+    -- The guarded write: the leases' tasks succeed.
+    UPDATE task t
+    SET status = 'succeeded', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
+    FROM held WHERE t.id = held.id
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.queue, t.priority, t.unblocks, held.nth AS place,
+              held.job_status, held.steps_left, held.leased, held.external, held.tenant_id, held.trace,
+              held.event_seq, held.pipeline, held.created_at
+), counted AS MATERIALIZED (
+    -- `nth` of `n` completed tasks in the job; `goes_on`: the worker may claim a next step of the job.
+    SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
+           (count(*) OVER (PARTITION BY job_id))::int AS n,
+           ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS goes_on
+    FROM done d
+), parents AS MATERIALIZED (
+    -- Each step (`child`) that needs `n` of the completed tasks. `place`: a worker that goes on; `taken`: the worker
+    -- claims this step, the first of those that are ready.
+    SELECT p.*, x.ready AND row_number() OVER (PARTITION BY p.place, x.ready ORDER BY c.position, c.id) = 1 AS taken
+    FROM (
+        SELECT child, count(*)::int AS n, (array_agg(d.trace))[1] AS trace, (array_agg(d.tenant_id))[1] AS tenant_id,
+               (array_agg(d.event_seq + d.n))[1] AS seq, (array_agg(d.place) FILTER (WHERE d.goes_on))[1] AS place,
+               (array_agg(d.queue) FILTER (WHERE d.goes_on))[1] AS queue,
+               (array_agg(d.priority) FILTER (WHERE d.goes_on))[1] AS priority
+        FROM counted d, unnest(d.unblocks) AS child GROUP BY child
+    ) AS p JOIN task c ON c.id = p.child
+    CROSS JOIN LATERAL (
+        SELECT p.place IS NOT NULL AND c.queue = p.queue AND c.priority <= p.priority
+               AND c.status = 'blocked' AND c.waiting_on = p.n
+               AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS ready
+    ) AS x
+), freed AS (
+    -- Counts down on the child's own row: the job's lock puts its parents in a row.
+    UPDATE task c
+    SET waiting_on = c.waiting_on - p.n,
+        status = CASE WHEN c.waiting_on <> p.n THEN c.status WHEN p.taken THEN 'running' ELSE 'pending' END,
+        lease_owner = CASE WHEN c.waiting_on = p.n AND p.taken THEN ($1::uuid[])[p.place] END,
+        lease_until = CASE WHEN c.waiting_on = p.n AND p.taken THEN clock_timestamp() + $7::interval END,
+        epoch = c.epoch + (c.waiting_on = p.n AND p.taken)::int,
+        attempt = c.attempt + (c.waiting_on = p.n AND p.taken)::int,
+        started_at = CASE WHEN c.waiting_on = p.n AND p.taken THEN clock_timestamp() ELSE c.started_at END,
+        available_at = clock_timestamp()
+    FROM parents p
+    WHERE c.id = p.child AND c.status = 'blocked'
+    RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
+              c.errors, c.crashes, c.handler, c.timeout_seconds, p.trace, p.seq, p.place
+), taken AS MATERIALIZED (
+    -- The steps that this statement claims.
+    SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM freed f
+    WHERE f.status = 'running'
+), judged AS MATERIALIZED (
+    -- The job's next status. With external steps it is `waiting_worker` while an external step can run.
+    SELECT c.*,
+           CASE WHEN c.steps_left = c.n THEN 'succeeded'
+                WHEN c.job_status = 'cancel_requested' AND c.leased = c.n THEN 'cancelled'
+                WHEN c.external = 0 OR c.job_status = 'cancel_requested' THEN c.job_status
+                WHEN EXISTS (
+                    SELECT 1 FROM task o WHERE o.job_id = c.job_id AND starts_with(o.queue, 'ext:')
+                      AND o.finished_at IS NULL AND o.id NOT IN (SELECT d.id FROM done d)
+                      AND o.waiting_on <= (SELECT count(*) FROM done d WHERE o.id = ANY(d.unblocks)))
+                THEN 'waiting_worker' ELSE 'running' END AS becomes
+    FROM counted c
+), advanced AS (
+    UPDATE job j
+    SET steps_left = j.steps_left - mine.n,
+        leased = j.leased - mine.n + gone_on.n,
+        status = mine.becomes,
+        finished_at = CASE WHEN mine.becomes IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
+        expires_at = CASE WHEN mine.becomes IN ('succeeded', 'cancelled')
+                          THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + mine.n + gone_on.n
+    FROM judged mine
+    CROSS JOIN LATERAL (SELECT count(*)::int AS n FROM taken t WHERE t.job_id = mine.job_id) AS gone_on
+    WHERE mine.nth = 1 AND j.id = mine.job_id
+), told AS (
+    -- A job that ends shows its last status in its last event only.
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    SELECT job_id, event_seq + nth, tenant_id, 'completed',
+           CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < n THEN 'running' ELSE becomes END,
+           id, step, 'succeeded', epoch
+    FROM judged
+), claimed AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT t.job_id, t.seq + t.nth, t.tenant_id, 'claimed', 'running', t.id, t.step, 'running', t.epoch,
+           jsonb_build_object('worker', ($1::uuid[])[t.place], 'attempt', t.attempt)
+    FROM taken t
+), stored AS (
+    INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)
+    SELECT d.id, o.name, d.job_id, d.tenant_id, d.step, o.key, o.size, o.sha256, o.content_type
+    FROM done d CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[d.place] -> 'of')
+        AS o(name text, key text, size bigint, sha256 text, content_type text)
+), valued AS (
+    INSERT INTO result (task_id, value)
+    SELECT d.id, ($5::jsonb[])[d.place] FROM done d WHERE ($5::jsonb[])[d.place] IS NOT NULL
+), hinted AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT f.id, f.job_id, f.queue, f.priority, f.trace, clock_timestamp() + interval '1 second'
+    FROM freed f
+    WHERE f.status = 'pending' AND NOT starts_with(f.queue, 'ext:')
+    RETURNING id, task_id, queue, priority, headers
+)
+SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,
+       CASE WHEN d.becomes IN ('succeeded', 'cancelled') THEN d.job_id END AS ended_job, d.pipeline,
+       d.becomes AS outcome, extract(epoch FROM clock_timestamp() - d.created_at)::float8 AS seconds,
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers,
+       NULL::jsonb AS next
+FROM judged d
+UNION ALL
+SELECT a.id, coalesce(t.status = 'succeeded' AND t.epoch = a.epoch, false), 'succeeded', NULL, NULL, NULL, NULL, NULL,
+       NULL, NULL, NULL, NULL
+FROM asked a LEFT JOIN task t ON t.id = a.id WHERE a.id NOT IN (SELECT d.id FROM done d)
+UNION ALL
+SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers, NULL
+FROM hinted h
+UNION ALL
+SELECT ($2::uuid[])[t.place], NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, NULL, jsonb_build_object(
+    'id', t.id, 'epoch', t.epoch, 'attempt', t.attempt, 'job_id', t.job_id, 'tenant_id', t.tenant_id, 'step', t.step,
+    'queue', t.queue, 'priority', t.priority, 'errors', t.errors, 'crashes', t.crashes, 'was', 'blocked', 'waited', 0,
+    'handler', t.handler, 'timeout_seconds', t.timeout_seconds, 'pipeline', j.pipeline,
+    'pipeline_version', j.pipeline_version, 'params', j.params, 'inputs', j.inputs, 'output_prefix', j.output_prefix,
+    'trace', j.trace, 'gated', j.gated, 'grace_seconds', j.grace_seconds)
+FROM taken t JOIN job j ON j.id = t.job_id
+"""
+
+
+async def complete(
+    connection: Connection, completions: Sequence[Completion], terms: LeaseTerms | None = None
+) -> Settled:
+    """running -> succeeded. Unblocks the steps that needed it and writes their hints; the last step ends the job.
+
+    With `terms`, each completion that `goes_on` claims one of the steps that it unblocks: blocked -> running.
+    """
+    asked_at = monotonic()
+    # Lists in a list would be an array of two dimensions.
+    outputs = [{"of": [asdict(output) for output in done.outputs]} if done.outputs else None for done in completions]
+    values = [done.value for done in completions]
+    columns = lease_columns([done.lease for done in completions])
+    goes_on = [done.goes_on and terms is not None for done in completions]
+    ttl = timedelta(seconds=0.0 if terms is None else terms.ttl)
+    rows = await connection.fetch(COMPLETE, *columns, outputs, values, goes_on, ttl)
+    outcome = settled_of([row for row in rows if row["next"] is None], hints=True, ends=True)
+    if terms is not None:
+        for row in rows:
+            if row["next"] is not None:
+                outcome.nexts[row["task_id"]] = claimed_of(_with_ids(row["next"]), terms, asked_at)
+    return outcome
+
+
+def _with_ids(said: dict[str, Any]) -> dict[str, Any]:
+    return said | {"id": UUID(said["id"]), "job_id": UUID(said["job_id"])}

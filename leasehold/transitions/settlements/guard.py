@@ -1,0 +1,82 @@
+"""The guard of every settlement: the SQL that each statement begins with, its parameters, and the verdicts it returns.
+
+The guard is this project's main rule: a settlement changes only a task with
+`id AND lease_owner AND epoch AND status = 'running'`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from leasehold.broker.outbox import Announcement
+from leasehold.domain.lease import Lease
+from leasehold.transitions.endings import jobs_ended
+from leasehold.transitions.settlements.records import Settled, Verdict
+
+# $1 owners, $2 task ids, $3 epochs: the parameters of `lease_columns`.
+_LOCKED_JOBS = """asked AS MATERIALIZED (
+    -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
+    SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
+        WITH ORDINALITY AS a(owner, id, epoch, nth)
+), jobs AS MATERIALIZED (
+    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims._JOB_COLUMNS). The job's leases
+    -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
+    SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
+           j.created_at, mine.owners, mine.ids, mine.epochs, mine.places
+    FROM (
+        SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
+               array_agg(a.nth) AS places
+        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+    ) AS mine JOIN job j ON j.id = mine.job_id
+    ORDER BY j.id
+    FOR UPDATE OF j
+), """
+
+
+# The lease `a` is valid for task `t`. The CASE keeps the planner from reading an index of all running tasks: see
+# db.database.unindexed.
+_GUARD = "CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END"
+
+
+def _held(more: str) -> str:
+    return f"""{_LOCKED_JOBS}held AS MATERIALIZED (
+    -- The tasks that pass the guard, locked.
+    SELECT t.id, a.nth, jobs.status AS job_status, jobs.steps_left, jobs.leased, jobs.external, jobs.tenant_id,
+           jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
+    FROM jobs
+    CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
+    JOIN task t ON t.id = a.id
+    WHERE {_GUARD}{more}
+    ORDER BY t.id
+    FOR UPDATE OF t
+)"""
+
+
+#: The CTEs `asked`, `jobs` and `held`: `held` has the tasks whose lease is valid, in a job of any state.
+HELD = _held("")
+#: The same, except tasks of jobs that are being cancelled: their attempts end by `acknowledge_cancel` and no retry.
+HELD_IN_LIVE_JOB = _held("\n      AND jobs.status <> 'cancel_requested'")
+#: The same, only tasks of jobs that are being cancelled.
+HELD_IN_CANCELLED_JOB = _held("\n      AND jobs.status = 'cancel_requested'")
+
+
+def lease_columns(leases: Sequence[Lease]) -> tuple[list[UUID], list[UUID], list[int]]:
+    """The parameters $1, $2 and $3 of every settlement: owners, task ids, epochs."""
+    return [lease.owner for lease in leases], [lease.task_id for lease in leases], [lease.epoch for lease in leases]
+
+
+def settled_of(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) -> Settled:
+    """The outcome that `rows` describe: a verdict a row. `hints`: rows with an `outbox_id` are hints. `ends`: rows name
+    the jobs that ended.
+    """
+    outcome = Settled({}, ended=jobs_ended(rows) if ends else [])
+    for row in rows:
+        if hints and row["outbox_id"] is not None:
+            outcome.announcements.append(Announcement.from_row(row))
+            continue
+        outcome.verdicts[row["task_id"]] = Verdict.SETTLED if row["settled"] else Verdict.LOST
+        if row["settled"] and row["state"] is not None:
+            outcome.states[row["task_id"]] = row["state"]
+    return outcome

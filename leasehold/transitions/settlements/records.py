@@ -1,0 +1,97 @@
+"""What settlements take and return. The worker fills in `Completion`, `Failure`, `Snoozing` or `FanningOut`; every
+settlement returns `Settled`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+from uuid import UUID
+
+from leasehold.broker.outbox import Announcement
+from leasehold.domain.lease import Lease
+from leasehold.transitions.claims import Claimed
+from leasehold.transitions.endings import JobEnded
+
+
+class Verdict(StrEnum):
+    SETTLED = "settled"
+    LOST = "lost"  # another claim, a cancel or the sweeper took the task: this write changed nothing
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """An object that the step wrote to the store. The worker writes the object before PostgreSQL names it."""
+
+    name: str
+    key: str
+    size: int  # bytes
+    sha256: str
+    content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """A step that succeeded, with its outputs and its value."""
+
+    lease: Lease
+    outputs: Sequence[Output] = ()
+    value: Mapping[str, Any] | None = None
+    goes_on: bool = False  # the worker has room to run the job's next step, if that step is in the same queue
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An attempt that failed. `cause`: error | timeout | crash. `delay`: seconds until the next attempt, if one may
+    follow.
+    """
+
+    lease: Lease
+    cause: str
+    code: str
+    message: str
+    retryable: bool
+    delay: float
+
+
+@dataclass(frozen=True, slots=True)
+class Snoozing:
+    """A step that wants to run again after `delay` seconds. `note`: what its next attempt reads."""
+
+    lease: Lease
+    delay: float  # seconds
+    note: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A task into which a step fans out. `handler`: the `pipeline.step` whose code runs the task."""
+
+    step: str
+    queue: str
+    max_attempts: int
+    handler: str
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class FanningOut:
+    """A step that runs again once all its `parts` (at least one) have succeeded."""
+
+    lease: Lease
+    parts: Sequence[Part]
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The verdict of each task, and the hints that the statement wrote. Publish the hints after the commit: the relay
+    publishes what the caller does not.
+    """
+
+    verdicts: dict[UUID, Verdict]
+    states: dict[UUID, str] = field(default_factory=dict)  # task id -> the task's state after the settlement
+    announcements: list[Announcement] = field(default_factory=list)
+    ended: list[JobEnded] = field(default_factory=list)
+    nexts: dict[UUID, Claimed] = field(default_factory=dict)  # completed task -> the next step, claimed with it

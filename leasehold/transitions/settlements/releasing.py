@@ -1,0 +1,48 @@
+"""`release`: a worker that stops returns its lease. The task is due at once, for any other worker."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leasehold.db.database import Connection
+from leasehold.domain.lease import Lease
+from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
+from leasehold.transitions.settlements.records import Settled
+
+RELEASE = f"""-- release
+WITH {HELD_IN_LIVE_JOB}, released AS (
+    -- The guarded write: the attempt does not count.
+    UPDATE task t
+    SET status = 'pending', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
+        available_at = clock_timestamp()
+    FROM held WHERE t.id = held.id
+    RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
+), advanced AS (
+    UPDATE job j SET event_seq = j.event_seq + mine.n, leased = j.leased - mine.n
+    FROM (SELECT job_id, count(*)::int AS n FROM released GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.id), a.tenant_id, 'released',
+           a.status, r.id, r.step, 'pending', r.epoch
+    FROM released r JOIN advanced a ON a.id = r.job_id
+), hinted AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
+    FROM released r JOIN advanced a ON a.id = r.job_id
+    WHERE NOT starts_with(r.queue, 'ext:')
+    RETURNING id, task_id, queue, priority, headers
+)
+SELECT a.id AS task_id, coalesce(r.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'pending'), false) AS settled,
+       'pending' AS state,
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
+FROM asked a LEFT JOIN released r ON r.id = a.id LEFT JOIN task t ON t.id = a.id
+UNION ALL
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
+"""
+
+
+async def release(connection: Connection, leases: Sequence[Lease]) -> Settled:
+    """running -> pending, for a worker that stops: the attempt does not count, and another hint is written."""
+    return settled_of(await connection.fetch(RELEASE, *lease_columns(leases)), hints=True)

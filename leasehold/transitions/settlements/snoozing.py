@@ -1,0 +1,50 @@
+"""`wait_until`: the step snoozes. The worker releases the lease; the task is due again after a delay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leasehold.db.database import Connection
+from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
+from leasehold.transitions.settlements.records import Settled, Snoozing
+
+# $4 delays in seconds, $5 notes ('null' keeps the note that is there)
+WAIT_UNTIL = f"""-- wait_until
+WITH {HELD_IN_LIVE_JOB}, parked AS (
+    -- The guarded write: the attempt does not count.
+    UPDATE task t
+    SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
+        available_at = clock_timestamp() + make_interval(secs => p.delay)
+    FROM held
+    JOIN unnest($4::float8[], $5::jsonb[]) WITH ORDINALITY AS p(delay, note, nth) ON p.nth = held.nth
+    WHERE t.id = held.id
+    RETURNING t.id, t.job_id, t.step, t.epoch, t.available_at, p.note
+), noted AS (
+    INSERT INTO note (task_id, value) SELECT id, note FROM parked WHERE jsonb_typeof(note) = 'object'
+    ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
+), advanced AS (
+    UPDATE job j SET event_seq = j.event_seq + mine.n, leased = j.leased - mine.n
+    FROM (SELECT job_id, count(*)::int AS n FROM parked GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'parked',
+           a.status, p.id, p.step, 'waiting', p.epoch, jsonb_build_object('until', p.available_at)
+    FROM parked p JOIN advanced a ON a.id = p.job_id
+)
+SELECT a.id AS task_id, 'waiting' AS state,
+       coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled
+FROM asked a LEFT JOIN parked p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
+"""
+
+
+async def wait_until(connection: Connection, parkings: Sequence[Snoozing]) -> Settled:
+    """running -> waiting: the lease is given back, the attempt does not count, the note is kept."""
+    rows = await connection.fetch(
+        WAIT_UNTIL,
+        *lease_columns([parking.lease for parking in parkings]),
+        [parking.delay for parking in parkings],
+        [parking.note for parking in parkings],
+    )
+    return settled_of(rows)

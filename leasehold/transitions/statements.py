@@ -1,0 +1,21 @@
+"""The statements of this room by name, in the final text that PostgreSQL receives. `leasehold sql` prints them."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+
+import leasehold.transitions as room
+
+_NAME = re.compile(r"\s*-- ([a-z_]+)\n")
+
+
+def statements() -> dict[str, str]:
+    """Every named statement (`-- name` is its first line), sorted by name."""
+    texts: dict[str, str] = {}
+    for module in pkgutil.walk_packages(room.__path__, f"{room.__name__}."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, str) and (name := _NAME.match(value)):
+                texts[name[1]] = value.strip() + "\n"
+    return dict(sorted(texts.items()))

@@ -1,0 +1,59 @@
+-- acknowledge_cancel
+WITH asked AS MATERIALIZED (
+    -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
+    SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
+        WITH ORDINALITY AS a(owner, id, epoch, nth)
+), jobs AS MATERIALIZED (
+    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims._JOB_COLUMNS). The job's leases
+    -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
+    SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
+           j.created_at, mine.owners, mine.ids, mine.epochs, mine.places
+    FROM (
+        SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
+               array_agg(a.nth) AS places
+        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+    ) AS mine JOIN job j ON j.id = mine.job_id
+    ORDER BY j.id
+    FOR UPDATE OF j
+), held AS MATERIALIZED (
+    -- The tasks that pass the guard, locked.
+    SELECT t.id, a.nth, jobs.status AS job_status, jobs.steps_left, jobs.leased, jobs.external, jobs.tenant_id,
+           jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
+    FROM jobs
+    CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
+    JOIN task t ON t.id = a.id
+    WHERE CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END
+      AND jobs.status = 'cancel_requested'
+    ORDER BY t.id
+    FOR UPDATE OF t
+), stopped AS (
+    -- The guarded write. END_CANCELLED_JOBS reads this CTE.
+    UPDATE task t
+    SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
+    FROM held WHERE t.id = held.id
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, NULL::jsonb AS data
+)
+, advanced AS (
+    UPDATE job j
+    SET leased = j.leased - mine.n,
+        status = CASE WHEN j.leased = mine.n THEN 'cancelled' ELSE j.status END,
+        finished_at = CASE WHEN j.leased = mine.n THEN clock_timestamp() END,
+        expires_at = CASE WHEN j.leased = mine.n THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + mine.n
+    FROM (SELECT job_id, count(*)::int AS n FROM stopped GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq, mine.n, j.pipeline,
+              extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT s.job_id, a.seq + s.nth, a.tenant_id, 'cancelled',
+           CASE WHEN s.nth < a.n THEN 'cancel_requested' ELSE a.status END, s.id, s.step, 'cancelled', s.epoch, s.data
+    FROM (
+        SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
+    ) AS s JOIN advanced a ON a.id = s.job_id
+)
+SELECT a.id AS task_id, 'cancelled' AS state,
+       coalesce(s.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'cancelled'), false) AS settled,
+       e.id AS ended_job, e.pipeline, e.status AS outcome, e.seconds
+FROM asked a LEFT JOIN stopped s ON s.id = a.id LEFT JOIN task t ON t.id = a.id
+LEFT JOIN advanced e ON e.id = s.job_id AND e.status = 'cancelled'

@@ -1,0 +1,35 @@
+-- cancel
+WITH stopped AS (
+    UPDATE task t
+    SET status = CASE WHEN t.status = 'blocked' THEN 'skipped' ELSE 'cancelled' END, finished_at = clock_timestamp()
+    WHERE t.job_id = ANY($1::uuid[]) AND t.status IN ('blocked', 'pending', 'retry', 'waiting')
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status
+), counted AS (
+    SELECT j.id, count(s.id)::int AS n FROM job j LEFT JOIN stopped s ON s.job_id = j.id
+    WHERE j.id = ANY($1::uuid[]) GROUP BY j.id
+), advanced AS (
+    UPDATE job j
+    SET status = CASE WHEN j.leased = 0 THEN 'cancelled' ELSE 'cancel_requested' END,
+        cancel = $2::jsonb || jsonb_build_object('at', clock_timestamp()),
+        cancel_by = clock_timestamp() + make_interval(secs => j.grace_seconds), held = false,
+        finished_at = CASE WHEN j.leased = 0 THEN clock_timestamp() END,
+        expires_at = CASE WHEN j.leased = 0 THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + counted.n + 1
+    FROM counted WHERE j.id = counted.id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - counted.n - 1 AS seq, counted.n, j.pipeline,
+              extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
+), asked AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, data)
+    SELECT id, seq + 1, tenant_id, 'cancel_requested', CASE WHEN n = 0 THEN status ELSE 'cancel_requested' END,
+           $2::jsonb
+    FROM advanced
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    SELECT s.job_id, a.seq + 1 + s.nth, a.tenant_id, s.status,
+           CASE WHEN s.nth < a.n THEN 'cancel_requested' ELSE a.status END, s.id, s.step, s.status, s.epoch
+    FROM (
+        SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
+    ) AS s JOIN advanced a ON a.id = s.job_id
+)
+SELECT id, status, CASE WHEN status = 'cancelled' THEN id END AS ended_job, pipeline, status AS outcome, seconds
+FROM advanced

@@ -1,0 +1,62 @@
+-- claim
+WITH jobs AS MATERIALIZED (
+    SELECT j.id, mine.tasks, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, j.grace_seconds
+    FROM (
+        SELECT t.job_id, array_agg(t.id) AS tasks FROM task t WHERE t.id = ANY($1::uuid[]) GROUP BY t.job_id
+    ) AS mine JOIN job j ON j.id = mine.job_id
+    WHERE j.status IN ('pending', 'queued', 'running', 'waiting_worker')
+    ORDER BY j.id
+    FOR UPDATE OF j
+), found AS MATERIALIZED (
+    SELECT t.id, t.status AS was, jobs.event_seq, jobs.tenant_id, jobs.pipeline, jobs.pipeline_version, jobs.params, jobs.inputs, jobs.output_prefix, jobs.trace, jobs.gated, jobs.grace_seconds
+    FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks) AS hinted(id) JOIN task t ON t.id = hinted.id
+    WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
+      -- A CASE, as `unindexed` has: by one of statuses the planner would read a whole backlog to find a few tasks.
+      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
+               WHEN t.status = 'running' THEN t.losses < $4
+                   AND (t.lease_until < clock_timestamp() OR (t.lease_owner = $2 AND $6) OR t.lease_owner = ANY(ARRAY(
+    SELECT was.id FROM unnest($5::uuid[]) AS was(id)
+    WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND EXISTS (
+    SELECT 1 FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND l.classid = 7305::oid AND l.objid = w.presence_key::oid)))))
+               ELSE false END
+    ORDER BY t.id
+    FOR UPDATE OF t
+)
+, claimed AS (
+    UPDATE task t
+    SET status = 'running',
+        lease_owner = $2,
+        lease_until = clock_timestamp() + $3::interval,
+        epoch = t.epoch + 1,
+        attempt = t.attempt + 1,
+        losses = t.losses + (found.was = 'running')::int,
+        started_at = clock_timestamp()
+    FROM found
+    WHERE t.id = found.id
+    RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
+              t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
+              found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, found.params, found.inputs, found.output_prefix, found.trace, found.gated, found.grace_seconds
+), counted AS MATERIALIZED (
+    SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS n,
+           (count(*) FILTER (WHERE was <> 'running') OVER job)::int AS leased,
+           CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER job THEN 'waiting_worker' ELSE 'running' END AS becomes
+    FROM claimed c
+    WINDOW job AS (PARTITION BY job_id)
+), advanced AS (
+    UPDATE job j
+    SET status = mine.becomes,
+        leased = j.leased + mine.leased,
+        started_at = coalesce(j.started_at, clock_timestamp()),
+        event_seq = j.event_seq + mine.n
+    FROM counted mine
+    WHERE mine.nth = 1 AND j.id = mine.job_id
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT c.job_id, c.event_seq + c.nth, c.tenant_id, CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,
+           c.becomes, c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
+    FROM counted c
+)
+SELECT * FROM counted ORDER BY id

@@ -1,0 +1,39 @@
+-- end_cancels
+WITH jobs AS MATERIALIZED (
+    SELECT j.id, j.cancel_by < clock_timestamp() AS overdue FROM job j WHERE j.id = ANY($2::uuid[])
+), stopped AS (
+    UPDATE task t
+    SET status = 'cancelled', lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
+    FROM jobs
+    WHERE t.job_id = jobs.id AND t.job_id = ANY($2::uuid[])
+      AND CASE WHEN t.status = 'running' THEN true ELSE false END
+      AND ((jobs.overdue AND t.cancelable) OR t.lease_until < clock_timestamp() OR t.lease_owner = ANY(ARRAY(
+    SELECT was.id FROM unnest($1::uuid[]) AS was(id)
+    WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND EXISTS (
+    SELECT 1 FROM pg_locks l
+    WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
+      AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+      AND l.classid = 7305::oid AND l.objid = w.presence_key::oid)))))
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, jsonb_build_object('forced', true,
+              'because', CASE WHEN jobs.overdue THEN 'the grace passed' ELSE 'the worker was lost' END) AS data
+)
+, advanced AS (
+    UPDATE job j
+    SET leased = j.leased - mine.n,
+        status = CASE WHEN j.leased = mine.n THEN 'cancelled' ELSE j.status END,
+        finished_at = CASE WHEN j.leased = mine.n THEN clock_timestamp() END,
+        expires_at = CASE WHEN j.leased = mine.n THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + mine.n
+    FROM (SELECT job_id, count(*)::int AS n FROM stopped GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq, mine.n, j.pipeline,
+              extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT s.job_id, a.seq + s.nth, a.tenant_id, 'cancelled',
+           CASE WHEN s.nth < a.n THEN 'cancel_requested' ELSE a.status END, s.id, s.step, 'cancelled', s.epoch, s.data
+    FROM (
+        SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
+    ) AS s JOIN advanced a ON a.id = s.job_id
+)
+SELECT id AS ended_job, pipeline, status AS outcome, seconds FROM advanced WHERE status = 'cancelled'

@@ -1,0 +1,10 @@
+-- expire_leases_lock
+SELECT j.id FROM job j
+WHERE j.id IN (
+    SELECT t.job_id FROM task t
+    WHERE t.status = 'running' AND (t.lease_until < clock_timestamp() OR t.lease_owner = ANY($1::uuid[]))
+      AND ($3::uuid IS NULL OR t.job_id = $3) AND t.job_id <> ALL(ARRAY(SELECT q.unit::uuid FROM quarantine q WHERE q.duty = 'leases' AND q.retry_at > statement_timestamp()))
+    LIMIT $2
+) AND j.status <> 'cancel_requested'
+ORDER BY j.id
+FOR UPDATE SKIP LOCKED

@@ -1,0 +1,72 @@
+-- fan_out
+WITH asked AS MATERIALIZED (
+    -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
+    SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
+        WITH ORDINALITY AS a(owner, id, epoch, nth)
+), jobs AS MATERIALIZED (
+    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims._JOB_COLUMNS). The job's leases
+    -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
+    SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
+           j.created_at, mine.owners, mine.ids, mine.epochs, mine.places
+    FROM (
+        SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
+               array_agg(a.nth) AS places
+        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+    ) AS mine JOIN job j ON j.id = mine.job_id
+    ORDER BY j.id
+    FOR UPDATE OF j
+), held AS MATERIALIZED (
+    -- The tasks that pass the guard, locked.
+    SELECT t.id, a.nth, jobs.status AS job_status, jobs.steps_left, jobs.leased, jobs.external, jobs.tenant_id,
+           jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
+    FROM jobs
+    CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
+    JOIN task t ON t.id = a.id
+    WHERE CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END
+      AND jobs.status <> 'cancel_requested'
+    ORDER BY t.id
+    FOR UPDATE OF t
+), parts AS MATERIALIZED (
+    -- The parts of valid leases only.
+    SELECT p.* FROM jsonb_to_recordset($4::jsonb) AS p(
+        parent uuid, id uuid, step text, number int, queue text, max_attempts smallint, handler text, value jsonb)
+    JOIN held ON held.id = p.parent
+), parent AS (
+    -- The guarded write: the step waits for its parts, and the attempt does not count.
+    UPDATE task t
+    SET status = 'blocked', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, waiting_on = mine.n
+    FROM (SELECT parent, count(*)::int AS n FROM parts GROUP BY parent) AS mine
+    WHERE t.id = mine.parent
+    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.position, t.priority, t.epoch, t.cancelable, mine.n
+), made AS (
+    INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, unblocks, max_attempts,
+                      handler, cancelable)
+    SELECT p.id, parent.job_id, parent.tenant_id, p.step, parent.position, p.queue, parent.priority, 'pending',
+           ARRAY[parent.id], p.max_attempts, p.handler, parent.cancelable
+    FROM parts p JOIN parent ON parent.id = p.parent
+    RETURNING id, job_id, queue, priority
+), kept AS (
+    INSERT INTO item (task_id, parent_id, number, value) SELECT id, parent, number, value FROM parts
+), advanced AS (
+    UPDATE job j
+    SET leased = j.leased - mine.n, steps_left = j.steps_left + mine.parts, event_seq = j.event_seq + mine.n
+    FROM (SELECT job_id, count(*)::int AS n, sum(n)::int AS parts FROM parent GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'fanned_out',
+           a.status, p.id, p.step, 'blocked', p.epoch, jsonb_build_object('parts', p.n)
+    FROM parent p JOIN advanced a ON a.id = p.job_id
+), hinted AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT m.id, m.job_id, m.queue, m.priority, a.trace, clock_timestamp() + interval '1 second'
+    FROM made m JOIN advanced a ON a.id = m.job_id
+    RETURNING id, task_id, queue, priority, headers
+)
+SELECT a.id AS task_id, coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'blocked'), false) AS settled,
+       'blocked' AS state,
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
+FROM asked a LEFT JOIN parent p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
+UNION ALL
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h

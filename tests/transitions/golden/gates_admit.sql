@@ -1,0 +1,39 @@
+-- gates_admit
+WITH jobs AS MATERIALIZED (
+    SELECT j.id, j.tenant_id, j.status, j.event_seq, j.trace
+    FROM job j WHERE j.id = ANY($1::uuid[]) AND j.held AND CASE WHEN j.finished_at IS NULL THEN true ELSE false END
+    ORDER BY j.id FOR UPDATE
+), passed AS (
+    UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
+), freed AS (
+    UPDATE task t
+    SET waiting_on = t.waiting_on - 1,
+        status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
+        available_at = greatest(t.available_at, clock_timestamp())
+    FROM jobs
+    WHERE t.job_id = jobs.id AND t.status = 'blocked' AND t.waiting_on = 1
+      AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks)
+                        AND p.status <> 'succeeded')
+    RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS was, jobs.event_seq,
+              jobs.trace
+), counted AS MATERIALIZED (
+    SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth,
+           CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER (PARTITION BY job_id)
+                THEN 'waiting_worker' ELSE was END AS becomes
+    FROM freed f
+), advanced AS (
+    UPDATE job j
+    SET held = false, event_seq = j.event_seq + 1, status = mine.becomes,
+        -- Its waiting is over, and its time begins; a deadline that was given stays.
+        deadline_at = CASE WHEN j.timeout_seconds IS NULL AND j.start_within_seconds IS NULL THEN j.deadline_at
+                           ELSE clock_timestamp() + make_interval(secs => j.timeout_seconds) END
+    FROM counted mine WHERE mine.nth = 1 AND j.id = mine.job_id
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
+    SELECT job_id, event_seq + 1, tenant_id, 'admitted', becomes FROM counted WHERE nth = 1
+)
+INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
+FROM counted
+WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
+RETURNING id AS outbox_id, task_id, queue, priority, headers

@@ -1,0 +1,16 @@
+-- gates_inside
+SELECT gate.tenant_id, gate.key, used.inside, used.lately
+FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
+JOIN gate ON gate.tenant_id = asked.tenant_id AND gate.key = asked.key
+CROSS JOIN LATERAL (
+    SELECT count(*) AS inside, 0::bigint AS lately FROM gate_job g
+    WHERE gate.per_minute IS NULL AND g.tenant_id = gate.tenant_id AND g.key = gate.key AND g.admitted_at IS NOT NULL
+    HAVING gate.per_minute IS NULL
+    UNION ALL
+    SELECT count(*) FILTER (WHERE j.finished_at IS NULL),
+           count(*) FILTER (WHERE g.admitted_at > clock_timestamp() - interval '60 seconds')
+    FROM gate_job g JOIN job j ON j.id = g.job_id
+    WHERE gate.per_minute IS NOT NULL AND g.tenant_id = gate.tenant_id AND g.key = gate.key
+      AND g.admitted_at IS NOT NULL
+    HAVING gate.per_minute IS NOT NULL
+) AS used

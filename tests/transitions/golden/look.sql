@@ -1,0 +1,124 @@
+-- look
+WITH RECURSIVE served AS MATERIALIZED (
+    SELECT q.queue, band FROM unnest($1::text[]) AS q(queue) CROSS JOIN generate_series(0, 2) AS band
+    WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = q.queue)
+), tenants(queue, band, tenant_id) AS (
+    -- A loose index scan: one probe a tenant, however many tasks each has.
+    SELECT s.queue, s.band, first.tenant_id
+    FROM served s CROSS JOIN LATERAL (
+        SELECT t.tenant_id FROM task t
+        WHERE t.queue = s.queue AND t.priority = s.band AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.available_at >= statement_timestamp() - $6::interval
+        ORDER BY t.tenant_id LIMIT 1
+    ) AS first
+    UNION ALL
+    SELECT x.queue, x.band, next.tenant_id
+    FROM tenants x CROSS JOIN LATERAL (
+        SELECT t.tenant_id FROM task t
+        WHERE t.queue = x.queue AND t.priority = x.band AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.tenant_id > x.tenant_id AND t.available_at >= statement_timestamp() - $6::interval
+        ORDER BY t.tenant_id LIMIT 1
+    ) AS next
+), counting AS MATERIALIZED (
+    -- Of no meaning to a tenant that is alone, and not free: what ran and is not vacuumed yet is read, too.
+    SELECT $7::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS now FROM tenants
+), busy AS MATERIALIZED (
+    SELECT tenant_id, count(*) AS n FROM task
+    WHERE status = 'running' AND (SELECT counting.now FROM counting)
+    GROUP BY tenant_id
+    UNION ALL
+    SELECT known.tenant_id, known.n FROM unnest($7::text[], $8::bigint[]) AS known(tenant_id, n)
+), shares AS MATERIALIZED (
+    SELECT x.*, mine.n AS mine, CASE WHEN mine.tenant_id IS NULL THEN $12 ELSE mine.room END AS room,
+           CASE WHEN mine.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
+    FROM tenants x
+    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS mine(tenant_id, n, room) ON mine.tenant_id = x.tenant_id
+), heads AS MATERIALIZED (
+    -- Of a tenant without room only how long it has waited is wanted.
+    SELECT head.*, x.band, x.tenant_id, x.mine, x.room
+    FROM shares x
+    CROSS JOIN LATERAL (
+        SELECT t.*, row_number() OVER (ORDER BY t.available_at) AS nth
+        FROM (
+            (SELECT t.id, t.job_id, t.status AS was, t.available_at FROM task t
+             WHERE t.queue = x.queue AND t.priority = x.band AND t.tenant_id = x.tenant_id AND t.status IN ('pending', 'retry', 'waiting')
+             AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
+             AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - x.overdue)
+               AND x.room IS DISTINCT FROM 0
+             ORDER BY t.available_at LIMIT 4 * $4)
+            UNION ALL
+            (SELECT t.id, t.job_id, t.status, t.available_at FROM task t
+             WHERE t.queue = x.queue AND t.priority = x.band AND t.tenant_id = x.tenant_id AND t.status IN ('pending', 'retry', 'waiting')
+             AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
+             AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - x.overdue)
+               AND x.room = 0
+             ORDER BY t.available_at LIMIT 1)
+        ) AS t
+    ) AS head
+), roomy AS MATERIALIZED (
+    SELECT h.*, coalesce(row_number() OVER (PARTITION BY h.tenant_id ORDER BY h.nth, h.available_at) <= h.room, true)
+                AS has_room
+    FROM heads h
+), candidates AS MATERIALIZED (
+    SELECT h.id, h.job_id, h.was, h.nth + greatest(busy.n, h.mine, 0) AS turn,
+           h.available_at + h.band * interval '30 seconds' AS since
+    FROM roomy h LEFT JOIN busy ON busy.tenant_id = h.tenant_id
+    WHERE h.has_room
+    ORDER BY turn, since
+    LIMIT 8 * $4
+), due AS MATERIALIZED (
+    SELECT c.id, c.was, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, j.grace_seconds
+    FROM candidates c JOIN job j ON j.id = c.job_id
+    WHERE CASE WHEN j.status IN ('pending', 'queued', 'running', 'waiting_worker') THEN true ELSE false END
+    ORDER BY c.turn, c.since
+    LIMIT $4
+    FOR UPDATE OF j SKIP LOCKED
+), found AS MATERIALIZED (
+    SELECT t.id, due.was, due.event_seq, due.tenant_id, due.pipeline, due.pipeline_version, due.params, due.inputs, due.output_prefix, due.trace, due.gated, due.grace_seconds
+    FROM due JOIN task t ON t.id = due.id
+    WHERE CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END
+    ORDER BY t.id
+    FOR UPDATE OF t
+)
+, claimed AS (
+    UPDATE task t
+    SET status = 'running',
+        lease_owner = $2,
+        lease_until = clock_timestamp() + $3::interval,
+        epoch = t.epoch + 1,
+        attempt = t.attempt + 1,
+        losses = t.losses + (found.was = 'running')::int,
+        started_at = clock_timestamp()
+    FROM found
+    WHERE t.id = found.id
+    RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
+              t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
+              found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, found.params, found.inputs, found.output_prefix, found.trace, found.gated, found.grace_seconds
+), counted AS MATERIALIZED (
+    SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS n,
+           (count(*) FILTER (WHERE was <> 'running') OVER job)::int AS leased,
+           CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER job THEN 'waiting_worker' ELSE 'running' END AS becomes
+    FROM claimed c
+    WINDOW job AS (PARTITION BY job_id)
+), advanced AS (
+    UPDATE job j
+    SET status = mine.becomes,
+        leased = j.leased + mine.leased,
+        started_at = coalesce(j.started_at, clock_timestamp()),
+        event_seq = j.event_seq + mine.n
+    FROM counted mine
+    WHERE mine.nth = 1 AND j.id = mine.job_id
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT c.job_id, c.event_seq + c.nth, c.tenant_id, CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,
+           c.becomes, c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
+    FROM counted c
+)
+
+SELECT counted.*, oldest.seconds AS oldest,
+       CASE WHEN counting.now THEN coalesce((SELECT jsonb_object_agg(tenant_id, n) FROM busy), '{}') END AS running,
+       EXISTS (SELECT 1 FROM roomy WHERE NOT has_room) AS held_back
+FROM (SELECT extract(epoch FROM max(statement_timestamp() - available_at))::float8 AS seconds FROM heads) AS oldest
+CROSS JOIN counting
+LEFT JOIN counted ON true
+ORDER BY counted.id

@@ -1,0 +1,42 @@
+-- replay
+WITH locked AS MATERIALIZED (
+    SELECT j.id FROM job j
+    WHERE j.id = $1 AND j.tenant_id = $2 AND j.status = 'failed'
+    FOR UPDATE
+), revived AS (
+    UPDATE task t
+    SET status = CASE WHEN t.waiting_on = 0 AND NOT $4 THEN 'pending' ELSE 'blocked' END,
+        waiting_on = CASE WHEN t.waiting_on = 0 AND $4 THEN 1 ELSE t.waiting_on END,
+        errors = 0, crashes = 0, losses = 0, finished_at = NULL, available_at = clock_timestamp()
+    FROM locked
+    WHERE t.job_id = locked.id AND t.status IN ('failed', 'skipped', 'cancelled') AND NOT (t.status = 'skipped' AND t.epoch = 0
+    AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))
+    RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch
+), advanced AS (
+    UPDATE job j
+    SET status = 'pending', error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
+        params = coalesce($3::jsonb, j.params), held = $4, gated = j.gated OR $4,
+        exclusive_key = CASE WHEN $5 THEN $6 ELSE j.exclusive_key END,
+        deadline_at = clock_timestamp() + CASE
+            WHEN j.timeout_seconds IS NOT NULL OR j.start_within_seconds IS NOT NULL
+            THEN make_interval(secs => CASE WHEN $4 THEN j.start_within_seconds ELSE j.timeout_seconds END)
+            ELSE j.deadline_at - coalesce(
+                (SELECT max(e.at) FROM history e WHERE e.job_id = j.id AND e.kind = 'replayed'),
+                (SELECT r.scheduled_at FROM run r WHERE r.job_id = j.id),
+                j.created_at) END,
+        notify = EXISTS (SELECT 1 FROM run r JOIN webhook w ON w.tenant_id = r.tenant_id AND w.enabled
+                         WHERE r.job_id = j.id),
+        event_seq = j.event_seq + (SELECT count(*)::int FROM revived)
+    FROM locked WHERE j.id = locked.id
+    RETURNING j.id, j.tenant_id, j.trace, j.event_seq - (SELECT count(*)::int FROM revived) AS seq
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    SELECT r.job_id, a.seq + row_number() OVER (ORDER BY r.position), a.tenant_id, 'replayed', 'pending',
+           r.id, r.step, r.status, r.epoch
+    FROM revived r JOIN advanced a ON a.id = r.job_id
+)
+INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
+FROM revived r JOIN advanced a ON a.id = r.job_id
+WHERE r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')
+RETURNING id AS outbox_id, task_id, queue, priority, headers

@@ -1,0 +1,23 @@
+-- rewind
+WITH RECURSIVE again(id) AS (
+    SELECT t.id FROM task t WHERE t.job_id = $1 AND t.step = $2 AND NOT (t.status = 'skipped' AND t.epoch = 0
+    AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))
+    UNION
+    SELECT t.id FROM again JOIN task p ON p.id = again.id JOIN task t ON t.id = ANY(p.unblocks)
+    WHERE NOT (t.status = 'skipped' AND t.epoch = 0
+    AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))
+), forgotten_outputs AS (
+    DELETE FROM output o USING again WHERE o.task_id = again.id
+), forgotten_results AS (
+    DELETE FROM result r USING again WHERE r.task_id = again.id
+), rewound AS (
+    UPDATE task t
+    SET status = CASE WHEN t.status = 'succeeded' THEN 'skipped' ELSE t.status END,
+        waiting_on = (SELECT count(*) FROM again a JOIN task p ON p.id = a.id WHERE t.id = ANY(p.unblocks))
+    FROM again, task AS before
+    WHERE t.id = again.id AND before.id = t.id AND t.finished_at IS NOT NULL
+    RETURNING before.status AS was
+)
+UPDATE job j SET steps_left = j.steps_left + (SELECT count(*) FROM rewound WHERE was = 'succeeded')
+WHERE j.id = $1
+RETURNING (SELECT count(*) FROM rewound)

@@ -1,0 +1,46 @@
+-- submit
+WITH new_job AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset($1::jsonb) AS j(
+        id uuid, tenant_id text, pipeline text, pipeline_version smallint, status text, priority smallint,
+        steps smallint, keep_seconds int, params jsonb, inputs jsonb, output_prefix text, trace jsonb,
+        deadline_at timestamptz, not_before timestamptz, timeout_seconds int, start_within_seconds int,
+        external smallint, gated bool,
+        notify bool, exclusive_key text, dedupe_key text, cancelable bool, grace_seconds int,
+        template text, version smallint, scope text, scope_id text, schedule_id uuid, tick timestamptz, rerun_of uuid)
+), new_task AS MATERIALIZED (
+    SELECT * FROM jsonb_to_recordset($2::jsonb) AS t(
+        id uuid, job_id uuid, tenant_id text, step text, position smallint, queue text, priority smallint, status text,
+        waiting_on smallint, unblocks uuid[], max_attempts smallint, handler text, timeout_seconds int,
+        cancelable bool, not_before timestamptz, trace jsonb)
+), jobs AS (
+    INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, priority, steps_left, event_seq, keep_seconds,
+                     params, inputs, output_prefix, trace, deadline_at, timeout_seconds, start_within_seconds,
+                     external, held, gated, notify, exclusive_key, dedupe_key,
+                     cancelable, grace_seconds)
+    SELECT id, tenant_id, pipeline, pipeline_version, status, priority, steps, 1, keep_seconds,
+           params, inputs, output_prefix, trace,
+           coalesce(deadline_at, coalesce(not_before, clock_timestamp())
+                    + make_interval(secs => CASE WHEN gated THEN start_within_seconds ELSE timeout_seconds END)),
+           timeout_seconds, start_within_seconds,
+           external, gated, gated, notify, exclusive_key, dedupe_key, cancelable, grace_seconds
+    FROM new_job
+), runs AS (
+    INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id, scheduled_at, schedule_id, tick, rerun_of)
+    SELECT id, tenant_id, template, version, scope, scope_id, not_before, schedule_id, tick, rerun_of
+    FROM new_job WHERE template IS NOT NULL
+), tasks AS (
+    INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,
+                      max_attempts, handler, timeout_seconds, cancelable, available_at, finished_at)
+    SELECT id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,
+           max_attempts, handler, timeout_seconds, cancelable, coalesce(not_before, clock_timestamp()),
+           CASE WHEN status = 'skipped' THEN clock_timestamp() END
+    FROM new_task
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
+    SELECT id, 1, tenant_id, 'submitted', status FROM new_job
+)
+INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
+FROM new_task
+WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
+RETURNING id AS outbox_id, task_id, queue, priority, headers

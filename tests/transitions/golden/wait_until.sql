@@ -1,0 +1,54 @@
+-- wait_until
+WITH asked AS MATERIALIZED (
+    -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
+    SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
+        WITH ORDINALITY AS a(owner, id, epoch, nth)
+), jobs AS MATERIALIZED (
+    -- Locks each job row and reads its columns once; later CTEs reuse them (see claims._JOB_COLUMNS). The job's leases
+    -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
+    SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
+           j.created_at, mine.owners, mine.ids, mine.epochs, mine.places
+    FROM (
+        SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
+               array_agg(a.nth) AS places
+        FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
+    ) AS mine JOIN job j ON j.id = mine.job_id
+    ORDER BY j.id
+    FOR UPDATE OF j
+), held AS MATERIALIZED (
+    -- The tasks that pass the guard, locked.
+    SELECT t.id, a.nth, jobs.status AS job_status, jobs.steps_left, jobs.leased, jobs.external, jobs.tenant_id,
+           jobs.trace, jobs.event_seq, jobs.pipeline, jobs.created_at
+    FROM jobs
+    CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
+    JOIN task t ON t.id = a.id
+    WHERE CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END
+      AND jobs.status <> 'cancel_requested'
+    ORDER BY t.id
+    FOR UPDATE OF t
+), parked AS (
+    -- The guarded write: the attempt does not count.
+    UPDATE task t
+    SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
+        available_at = clock_timestamp() + make_interval(secs => p.delay)
+    FROM held
+    JOIN unnest($4::float8[], $5::jsonb[]) WITH ORDINALITY AS p(delay, note, nth) ON p.nth = held.nth
+    WHERE t.id = held.id
+    RETURNING t.id, t.job_id, t.step, t.epoch, t.available_at, p.note
+), noted AS (
+    INSERT INTO note (task_id, value) SELECT id, note FROM parked WHERE jsonb_typeof(note) = 'object'
+    ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
+), advanced AS (
+    UPDATE job j SET event_seq = j.event_seq + mine.n, leased = j.leased - mine.n
+    FROM (SELECT job_id, count(*)::int AS n FROM parked GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'parked',
+           a.status, p.id, p.step, 'waiting', p.epoch, jsonb_build_object('until', p.available_at)
+    FROM parked p JOIN advanced a ON a.id = p.job_id
+)
+SELECT a.id AS task_id, 'waiting' AS state,
+       coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled
+FROM asked a LEFT JOIN parked p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
