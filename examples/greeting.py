@@ -5,10 +5,7 @@ LEASEHOLD_PIPELINES=examples.greeting:pipelines leasehold worker
 
 from datetime import timedelta
 
-from leasehold.domain.attempt import Attempt
-from leasehold.domain.pipeline import Pipeline, Step
-from leasehold.domain.registry import Pipelines
-from leasehold.domain.verdicts import Done
+from leasehold import Attempt, Done, Pipeline, Pipelines, Step
 
 greeting = Pipeline(
     "greeting",

@@ -1,1 +1,99 @@
-"""Leasehold: a durable job platform on PostgreSQL leases and RabbitMQ."""
+"""Leasehold: a durable job platform on PostgreSQL leases and RabbitMQ.
+
+The names below are public: they stay from release to release, and all else in the package may move. Python loads a name
+when it is first asked for: so `import leasehold` is quick, and declaring a pipeline loads no database driver, no web
+framework and no S3 client.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from leasehold.client.external import ExternalWorker
+    from leasehold.db.database import connect
+    from leasehold.domain.attempt import Attempt
+    from leasehold.domain.concurrency_limit import ConcurrencyLimit
+    from leasehold.domain.errors import (
+        Cancelled,
+        DeclarationError,
+        LeaseholdError,
+        LeaseLost,
+        ObjectMissing,
+        Permanent,
+        Retryable,
+    )
+    from leasehold.domain.pipeline import Limits, Pipeline, RunTerms, SkipIf, Step
+    from leasehold.domain.plain_attempt import PlainAttempt
+    from leasehold.domain.registry import Pipelines
+    from leasehold.domain.verdicts import Done, FanOut, File, Snooze
+    from leasehold.domain.work import Work
+    from leasehold.pipelines.conversion import nef
+    from leasehold.settings import Settings
+    from leasehold.transitions.jobs import NewJob, replay, request_cancel, submit
+
+__all__ = [
+    "Attempt",
+    "Cancelled",
+    "ConcurrencyLimit",
+    "DeclarationError",
+    "Done",
+    "ExternalWorker",
+    "FanOut",
+    "File",
+    "LeaseLost",
+    "LeaseholdError",
+    "Limits",
+    "NewJob",
+    "ObjectMissing",
+    "Permanent",
+    "Pipeline",
+    "Pipelines",
+    "PlainAttempt",
+    "Retryable",
+    "RunTerms",
+    "Settings",
+    "SkipIf",
+    "Snooze",
+    "Step",
+    "Work",
+    "connect",
+    "nef",
+    "replay",
+    "request_cancel",
+    "submit",
+]
+
+#: Where each name is defined; `nef` is a module of its own.
+_MODULES = {
+    "client.external": ("ExternalWorker",),
+    "db.database": ("connect",),
+    "domain.attempt": ("Attempt",),
+    "domain.concurrency_limit": ("ConcurrencyLimit",),
+    "domain.errors": (
+        "Cancelled", "DeclarationError", "LeaseholdError", "LeaseLost", "ObjectMissing", "Permanent", "Retryable",
+    ),
+    "domain.pipeline": ("Limits", "Pipeline", "RunTerms", "SkipIf", "Step"),
+    "domain.plain_attempt": ("PlainAttempt",),
+    "domain.registry": ("Pipelines",),
+    "domain.verdicts": ("Done", "FanOut", "File", "Snooze"),
+    "domain.work": ("Work",),
+    "pipelines.conversion": ("nef",),
+    "settings": ("Settings",),
+    "transitions.jobs": ("NewJob", "replay", "request_cancel", "submit"),
+}  # fmt: skip
+_HOMES = {name: f"leasehold.{module}" for module, names in _MODULES.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'leasehold' has no attribute {name!r}")
+    home = import_module(_HOMES[name])
+    found = import_module(f"{home.__name__}.{name}") if name == "nef" else getattr(home, name)
+    globals()[name] = found  # the next time Python finds it without asking here
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
