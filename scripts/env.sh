@@ -71,7 +71,7 @@ make_environment() {
     [ ! -f "$venv/leasehold-stamp" ] || made="$(cat "$venv/leasehold-stamp")"
     case "$made" in "all "*) profile=all ;; esac # a developer's environment stays one
     [ ! -x "$venv/bin/pytest" ] || profile=all     # also one that was made by hand
-    [ "$profile" = all ] || wanted=(--no-dev --extra media --extra heic --extra embedded --extra chaos)
+    [ "$profile" = all ] || wanted=(--no-dev --extra media --extra heic --extra embedded --group chaos)
     if [ -x "$venv/bin/python" ]; then
         case "$made" in "$(stamp_of "$profile")" | "$(stamp_of all)") return ;; esac
     fi
