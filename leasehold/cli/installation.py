@@ -82,10 +82,14 @@ class Installation:
                 rabbitmq.configure()
                 environment |= {"LEASEHOLD_BROKER": "amqp", "LEASEHOLD_AMQP_URL": rabbitmq.url}
             poll = "0.5" if self._late_rabbitmq is None else "0.1"
-            self.isolation = os.environ.get("LEASEHOLD_ISOLATION") or decided()
-            environment["LEASEHOLD_ISOLATION"] = self.isolation
-            chosen = {"LEASEHOLD_POLL_SECONDS": poll, "LEASEHOLD_PIPELINES": "leasehold.pipelines:with_demonstrations"}
-            self.environment = environment | {name: os.environ.get(name, value) for name, value in chosen.items()}
+            given = Settings()  # of the environment, and of the folder's .env
+            self.isolation = given.isolation if "isolation" in given.model_fields_set else decided()
+            pipelines = "leasehold.pipelines:with_demonstrations"
+            chosen = {"poll_seconds": poll, "pipelines": pipelines, "isolation": self.isolation}
+            self.environment = environment | {
+                f"LEASEHOLD_{name.upper()}": str(getattr(given, name)) if name in given.model_fields_set else value
+                for name, value in chosen.items()
+            }
             await asyncio.gather(self._start(opening, "api"), self._start(opening, "worker"), self._prepare())
             await self._until_ready()
             if rabbitmq is not None:
@@ -134,7 +138,7 @@ class Installation:
                 "LEASEHOLD_METRICS_PORT": str(metrics_port),
                 "LEASEHOLD_WORK_DIR": str(directory / "work"),
             },
-            cwd=directory,
+            cwd=Path.cwd(),  # where the user's own module lies
             run_as=RunAs(),
             last_signal=signal.SIGTERM,
         )

