@@ -28,11 +28,12 @@ def told(work: Coroutine[Any, Any, _T]) -> _T:
     """Run it; an error of ours, or a server that does not answer, is a sentence and not a traceback."""
     from leasehold.runtime.transient import TRY_AGAIN  # noqa: PLC0415 - each command loads only what it needs
 
+    ours: tuple[type[BaseException], ...] = (LeaseholdError, ExceptionGroup, *TRY_AGAIN)
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except (LeaseholdError, ExceptionGroup, *TRY_AGAIN) as error:
+    except ours as error:
         sentence = str(error) or type(error).__name__
         Console(stderr=True).print(f"leasehold: {sentence}", style="red", highlight=False, markup=False)
         raise typer.Exit(1) from None

