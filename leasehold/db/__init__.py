@@ -1,3 +1,4 @@
-"""PostgreSQL: connections, the schema, and queries that read. What moves a state is in `leasehold.transitions`.
+"""PostgreSQL: connections, the schema, and queries that read. Statements that change a state are in
+`leasehold.transitions`.
 May import `domain`, `runtime`, `telemetry`.
 """

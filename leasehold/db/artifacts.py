@@ -1,4 +1,7 @@
-"""What steps of a job have stored, as the committed rows say: readers go through the row, never through a guess."""
+"""Reads of what a job's steps have committed: outputs, notes, values. The worker uses them to prepare an attempt.
+
+Readers find an output through its committed row. They never guess the key of an object.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ from leasehold.db.database import Connection
 
 @dataclass(frozen=True, slots=True)
 class Artifact:
-    """A committed output: `name` is unique within its step."""
+    """A committed output. `name` is unique within its step."""
 
     step: str
     name: str
@@ -23,6 +26,7 @@ class Artifact:
 
 
 async def artifacts_of(connection: Connection, job_id: UUID, steps: Sequence[str]) -> list[Artifact]:
+    """The outputs that these steps of the job have committed."""
     rows = await connection.fetch(
         "SELECT step, name, key, size, sha256, content_type FROM output"
         " WHERE job_id = $1 AND step = ANY($2::text[]) ORDER BY step, name",
@@ -33,7 +37,7 @@ async def artifacts_of(connection: Connection, job_id: UUID, steps: Sequence[str
 
 
 async def note_of(connection: Connection, task_id: UUID) -> dict[str, Any]:
-    """What the task's last Snooze or `remember` left, or {}."""
+    """The note that the task's last Snooze or `remember` wrote, or {}."""
     return await connection.fetchval("SELECT value FROM note WHERE task_id = $1", task_id) or {}
 
 

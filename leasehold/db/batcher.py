@@ -1,4 +1,7 @@
-"""Group commit: whatever gathered while the last round trip ran goes into the next one. No timer, no delay."""
+"""Group commit: a Batcher runs one statement for all items that callers added during the previous round trip.
+
+Claims, settlements and submissions use one Batcher each. No timer delays an item.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,11 @@ _Out = TypeVar("_Out")
 class Batcher(Generic[_In, _Out]):
     """One connection and one batched statement on it.
 
-    `statement` takes the connection, the items and whether this is a repetition (the answer to an earlier try was
-    lost, so it may have been carried out), and returns one answer an item, in order. It must be safe to repeat.
-    `name`: what the log calls it. After `patience` seconds without an answer the askers get the error.
+    `statement` takes the connection, the items, and a flag; it returns one answer for each item, in order. The flag is
+    True for a repetition: the answer to an earlier try was lost, so PostgreSQL may have committed it. The statement
+    must be safe to repeat.
+    `name`: the batcher's name in the log. `most`: items in one statement. `pause`: seconds between two tries.
+    `patience`: seconds without an answer after which callers get the error.
     """
 
     def __init__(
@@ -40,7 +45,7 @@ class Batcher(Generic[_In, _Out]):
         self._patience = patience
         self._pause = pause
         self._waiting: deque[tuple[_In, asyncio.Future[_Out]]] = deque()
-        self._gathered = asyncio.Event()
+        self._has_items = asyncio.Event()
         self._connection: Connection | None = None
         self._task: asyncio.Task[None] | None = None
 
@@ -48,7 +53,7 @@ class Batcher(Generic[_In, _Out]):
         self._task = asyncio.create_task(self._run())
 
     async def close(self) -> None:
-        """Stop. Askers that still wait get CancelledError."""
+        """Stop. Callers that still wait get CancelledError."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
@@ -58,31 +63,31 @@ class Batcher(Generic[_In, _Out]):
         await self._drop()
 
     async def ask(self, item: _In) -> _Out:
-        """The answer for `item`, from the next round trip. Raises one of TRY_AGAIN after `patience`."""
+        """Add `item` to the next round trip and return its answer. Raises one of TRY_AGAIN after `patience`."""
         answer: asyncio.Future[_Out] = asyncio.get_running_loop().create_future()
         self._waiting.append((item, answer))
-        self._gathered.set()
+        self._has_items.set()
         return await answer
 
     async def _run(self) -> None:
         while True:
-            await self._gathered.wait()
+            await self._has_items.wait()
             batch = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
             if not self._waiting:
-                self._gathered.clear()
-            await self._carry(batch)
+                self._has_items.clear()
+            await self._run_batch(batch)
 
-    async def _carry(self, batch: list[tuple[_In, asyncio.Future[_Out]]]) -> None:
+    async def _run_batch(self, batch: list[tuple[_In, asyncio.Future[_Out]]]) -> None:
         try:
-            _tell(batch, await self._answer([item for item, _ in batch]))
-        except Exception as error:  # noqa: BLE001 - belongs to the askers, each of whom gets it
+            _resolve(batch, await self._answer([item for item, _ in batch]))
+        except Exception as error:  # noqa: BLE001 - each caller gets it
             if len(batch) == 1 or may_try_again(error):
-                _refuse(batch, error)
+                _fail(batch, error)
                 return
-            for one in batch:  # what the database will not take of one must not cost the others
-                await self._carry([one])
+            for entry in batch:  # run each item alone: the item that PostgreSQL refuses must not fail the others
+                await self._run_batch([entry])
         except BaseException as error:
-            _refuse(batch, error)
+            _fail(batch, error)
             raise
 
     async def _answer(self, items: Sequence[_In]) -> Sequence[_Out]:
@@ -91,7 +96,7 @@ class Batcher(Generic[_In, _Out]):
         repeated = False
         while True:
             try:
-                if self._connection is None or self._connection.is_closed():  # by the server, while nobody asked
+                if self._connection is None or self._connection.is_closed():  # the server may close an idle connection
                     self._connection = await self._connect()
                 answers = await self._statement(self._connection, items, repeated)
             except TRY_AGAIN as error:
@@ -113,18 +118,18 @@ class Batcher(Generic[_In, _Out]):
             connection.terminate()
 
 
-def _tell(batch: Sequence[tuple[_In, asyncio.Future[_Out]]], answers: Sequence[_Out]) -> None:
-    for (_, answer), said in zip(batch, answers, strict=True):
-        if not answer.done():
-            answer.set_result(said)
+def _resolve(batch: Sequence[tuple[_In, asyncio.Future[_Out]]], answers: Sequence[_Out]) -> None:
+    for (_, future), answer in zip(batch, answers, strict=True):
+        if not future.done():
+            future.set_result(answer)
 
 
-def _refuse(batch: Sequence[tuple[_In, asyncio.Future[_Out]]], error: BaseException) -> None:
-    """An error belongs to the askers, each of whom gets it; when the lane itself is cancelled, so are they."""
-    for _, answer in batch:
-        if answer.done():
+def _fail(batch: Sequence[tuple[_In, asyncio.Future[_Out]]], error: BaseException) -> None:
+    """Give each caller the error. When the batcher's own task is cancelled, cancel the callers' futures."""
+    for _, future in batch:
+        if future.done():
             continue
         if isinstance(error, Exception):
-            answer.set_exception(error)
+            future.set_exception(error)
         else:
-            answer.cancel()
+            future.cancel()

@@ -36,8 +36,9 @@ class Lender(Protocol):
 
 _LONGER_THAN_ANYTHING = timedelta(days=36_500)
 
-#: The transitions find rows by key, in the order that their joins are written in. Statistics of a young table must not
-#: talk the planner into reading it as a whole, and planning these statements anew costs more than running them.
+#: Settings of the planner for the transitions. These statements find rows by key and join in the order of their text.
+#: The planner must follow: statistics of a young table would make it scan the whole table. And it must plan only once:
+#: planning these statements costs more than running them.
 _BY_KEY = {
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
@@ -61,13 +62,14 @@ def _server_settings(name: str) -> dict[str, str]:
 
 
 def _uuid_text(value: object) -> str:
-    # asyncpg's UUIDs are a subclass of uuid.UUID, which orjson does not take for one.
+    # orjson does not serialise asyncpg's UUIDs: they are a subclass of uuid.UUID.
     if isinstance(value, UUID):
         return str(value)
     raise TypeError(f"{type(value).__name__} is not JSON")
 
 
-async def _speak_json(connection: Connection) -> None:
+async def _encode_json(connection: Connection) -> None:
+    """Let statements pass and return jsonb as Python values."""
     await connection.set_type_codec(
         "jsonb",
         schema="pg_catalog",
@@ -78,24 +80,24 @@ async def _speak_json(connection: Connection) -> None:
 
 
 async def _no_reset(_connection: Connection) -> None:
-    """Nothing here changes a session's state, and the usual reset costs a round trip a release."""
+    """Keep the session as it is: no statement changes its state, and asyncpg's reset costs a round trip a release."""
 
 
 async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.Record]:
-    """One connection for a lane of transitions. Raises one of TRY_AGAIN when the database is away."""
+    """Open one connection outside the pool. Raises one of TRY_AGAIN when PostgreSQL does not answer."""
     connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
         database_url(settings.database_url.get_secret_value()).dsn,
         timeout=settings.database_timeout,
         command_timeout=settings.database_timeout,
         server_settings=_server_settings(name),
     )
-    await _speak_json(connection)
+    await _encode_json(connection)
     return connection
 
 
 @asynccontextmanager
 async def connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
-    """As `connect`, for a block."""
+    """As `connect`; the connection is closed at the end of the block."""
     connection = await connect(settings, name)
     try:
         yield connection
@@ -104,9 +106,9 @@ async def connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
 
 
 async def is_direct(connection: Connection) -> bool:
-    """Whether the session at the other end is ours alone: behind a pooler it is not, and session locks mean nothing.
+    """Whether the connection has a session of its own. Behind a pooler it has none, and session locks protect nothing.
 
-    A pooler greets with a process id of its own, which is not the one that answers queries.
+    A pooler shows in the process id: the id in its greeting is not that of the server process that answers queries.
     """
     return bool(await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid())
 
@@ -116,16 +118,16 @@ async def _note_loan(connection: PoolConnectionProxy[asyncpg.Record]) -> None:
 
 
 def make_pool(settings: Settings, name: str, size: int) -> Pool:
-    """A pool of at most `size` connections (see pool_sizes), not yet open: `async with make_pool(...)`, or await it.
+    """A pool of at most `size` connections (pool_sizes.py). It is not open yet: use `async with` on it, or await it.
 
-    Opening waits for no connection.
+    Opening the pool makes no connection, so it works while PostgreSQL is down.
     """
     pool: Pool = asyncpg.create_pool(
         database_url(settings.database_url.get_secret_value()).dsn,
         min_size=0,
         max_size=size,
         max_inactive_connection_lifetime=300,
-        init=_speak_json,
+        init=_encode_json,
         setup=_note_loan,
         reset=_no_reset,
         timeout=settings.database_timeout,
@@ -136,23 +138,24 @@ def make_pool(settings: Settings, name: str, size: int) -> Pool:
 
 
 async def lock_name(connection: Connection, name: str) -> None:
-    """Lock `name` until the end of the caller's transaction, which this needs; whoever else has it is waited for.
+    """Lock `name` until the end of the caller's transaction. Wait while another transaction holds the lock.
 
-    Call it before the statement that counts: that one then sees what every holder before has written.
+    Call it in a transaction, before the statement that counts rows: that statement then sees the rows of every earlier
+    holder.
     """
     await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", name)
 
 
 def lookback(seconds: float | None) -> timedelta:
-    """How far back a statement shall look; None: to the beginning."""
+    """The poll window of a statement, as an interval. None: no bound, the statement reads all due rows."""
     return _LONGER_THAN_ANYTHING if seconds is None else timedelta(seconds=seconds)
 
 
 def unindexed(condition: str) -> str:
-    """A condition for rows that are found by their id, in a form that no partial index matches.
+    """The condition in a form that no partial index matches, for a statement that finds its rows by id.
 
-    Where the statistics say that an index of what is left has next to nothing, the planner reads all of it for each
-    row, rather than to look the row up; and all that has gone through since the last vacuum is still in there.
+    Without it the planner may choose a partial index that the statistics call almost empty, and scan that index for
+    each row. The scan is slow: the index still holds every row that left it since the last vacuum.
     """
     return f"CASE WHEN {condition} THEN true ELSE false END"
 
@@ -173,4 +176,5 @@ async def migrate(url: str, revision: str = "head") -> None:
 
 
 def records(rows: list[asyncpg.Record]) -> list[dict[str, Any]]:
+    """The rows as dictionaries, by column name."""
     return [dict(row) for row in rows]

@@ -1,8 +1,7 @@
-"""Events by day: their partitions are made ahead and dropped when they are old, and what happened to a job that is kept
-for longer is kept with it.
+"""The partitions of the table `event`, one a day. The sweeper makes them ahead of time and drops old ones.
 
-Readers ask the view `history`: the days, and what was moved out of them. An event is in one of the two, whatever
-happens, for one statement moves it.
+Before a day is dropped, the events of jobs that still exist move to `kept_event`. Readers use the view `history`, which
+has both tables. One statement moves an event, so that an event is always in exactly one of them.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ import asyncpg
 
 from leasehold.db.database import Connection
 
-#: Jobs whose events are moved at once: their rows are locked meanwhile against being forgotten.
-_TOGETHER = 500
-_FIRST, _BEGINNING = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
+#: Jobs whose events one statement moves. It locks their rows, so that housekeeping cannot delete them meanwhile.
+_JOBS_AT_ONCE = 500
+_LOWEST_ID, _BEGINNING = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
 
-# $1 and $2 the day, $3 the last job looked at, $4 how many. Whatever is read is found by its key, from the day's own
-# index on: a day costs what it has itself, however many jobs are kept. Jobs are locked in the order of their ids, as
-# everywhere.
+# $1 and $2: the day's start and end. $3: the last job of the statement before. $4: the number of jobs.
+# Each lookup is by key and starts from the day's own index, so its cost depends on the day, not on all kept jobs.
+# Jobs are locked in the order of their ids, as in every statement.
 KEEP = """
 -- keep_events
 WITH asked AS MATERIALIZED (
@@ -42,11 +41,11 @@ SELECT job_id FROM asked ORDER BY job_id DESC LIMIT 1
 
 
 async def keep_event_days(connection: Connection, *, ahead: int, behind: int) -> None:
-    """Make the event partitions of today and `ahead` days, and drop those older than `behind` days, once the events of
-    jobs that still exist are moved out of them.
+    """Make the partitions of today and of `ahead` more days. Drop those older than `behind` days, after the events of
+    jobs that still exist have moved out of them.
 
-    Events that arrive for a day without a partition go to the default partition, so an insert never fails. Functions of
-    the role that migrated make and drop the days: ours need not own the schema.
+    An event of a day without a partition goes to the default partition, so an insert never fails. SQL functions that
+    belong to the migrating role make and drop the days: the role of this process need not own the schema.
     """
     now: datetime = await connection.fetchval("SELECT clock_timestamp()")
     today = now.astimezone(UTC).date()
@@ -71,10 +70,12 @@ async def keep_event_days(connection: Connection, *, ahead: int, behind: int) ->
 
 
 async def _keep(connection: Connection, start: datetime, end: datetime) -> None:
-    """Move the events of that time whose jobs still exist, some jobs a commit; whoever died midway is gone on from."""
-    last: UUID | None = _FIRST
-    while last is not None:
-        last = await connection.fetchval(KEEP, start, end, last, _TOGETHER)
+    """Move the events of that time whose jobs still exist. Each statement commits by itself: the next call continues
+    where a process died.
+    """
+    last_job: UUID | None = _LOWEST_ID
+    while last_job is not None:
+        last_job = await connection.fetchval(KEEP, start, end, last_job, _JOBS_AT_ONCE)
 
 
 def _partition(day: date) -> str:
@@ -86,15 +87,16 @@ def _start(day: date) -> datetime:
 
 
 async def _add_day(connection: Connection, day: date) -> None:
-    """Not when the default partition has events of that day already (no sweeper ran before it began): they stay there.
+    """Make the day's partition, unless the default partition already holds events of that day: these stay there.
 
-    To find that out by trying, every minute, would read all of them under a lock that every new event waits for.
+    The default partition gets events when no sweeper ran before the day began. Check for them first: an attempt to make
+    the partition would read all of them, under a lock that every new event waits for.
     """
     start, end = _start(day), _start(day + timedelta(days=1))
-    of_the_day = "SELECT EXISTS (SELECT 1 FROM event_default WHERE at >= $1 AND at < $2)"
-    if await connection.fetchval(of_the_day, start, end):
+    default_has_events = "SELECT EXISTS (SELECT 1 FROM event_default WHERE at >= $1 AND at < $2)"
+    if await connection.fetchval(default_has_events, start, end):
         return
     try:
         await connection.execute("SELECT add_event_day($1)", day)
-    except asyncpg.CheckViolationError:  # one has just come
+    except asyncpg.CheckViolationError:  # an event of that day arrived between the two statements
         return

@@ -1,8 +1,8 @@
-"""Idempotency keys: the first answer to a request is stored and given again to whoever repeats the request.
+"""Idempotency keys: the API stores the first answer to a request and gives it to every repetition of the request.
 
-reserve -> Reservation   do the work, then `store` in the work's own transaction (or `release` if it failed)
-reserve -> StoredAnswer  it was done: answer this
-reserve raises           Invalid: the key came with another request; Conflict: the first is still in flight
+reserve -> Reservation   first request: do the work, then `store` in the work's own transaction; `release` if it failed
+reserve -> StoredAnswer  repetition: return the stored answer
+reserve raises           Invalid: the key came with another request. Conflict: the first request is still running
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from datetime import datetime, timedelta
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid
 
+#: How long an answer is stored.
 KEPT = timedelta(hours=24)
-#: A first request that died is forgotten after this, and its key may be used again.
+#: How long a first request may run. After this it counts as dead, and another request may reserve its key.
 IN_FLIGHT = timedelta(seconds=60)
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
 
 @dataclass(frozen=True, slots=True)
 class Reservation:
-    """The right to store the answer; `locked_until` tells it from a later one of the same key."""
+    """The right to store the answer. `locked_until` distinguishes it from a later reservation of the same key."""
 
     tenant_id: str
     key: str
@@ -32,7 +33,7 @@ class Reservation:
 
 @dataclass(frozen=True, slots=True)
 class StoredAnswer:
-    """`age`: how long ago it was first given."""
+    """The answer to the first request. `age`: the time since it was stored."""
 
     status_code: int
     body: bytes
@@ -71,7 +72,10 @@ DELETE FROM idempotency WHERE tenant_id = $1 AND key = $2 AND locked_until = $3 
 
 
 def fingerprint(*parts: bytes) -> bytes:
-    """A hash of what makes two requests the same: the operation and its body. Parts cannot run into each other."""
+    """A hash of the parts that make two requests the same: the operation and its body.
+
+    Each part is hashed with its length, so that bytes cannot move from one part to the next unnoticed.
+    """
     digest = hashlib.sha256()
     for part in parts:
         digest.update(len(part).to_bytes(8, "big"))
@@ -84,14 +88,14 @@ def _in_flight() -> Conflict:
 
 
 async def reserve(connection: Connection, tenant_id: str, key: str, request_hash: bytes) -> Reservation | StoredAnswer:
-    """Take the key, or learn what was answered. Raises Invalid or Conflict (see the module)."""
+    """Reserve the key, or return the stored answer. Raises Invalid or Conflict (see the module's head)."""
     if not _KEY.fullmatch(key):
         raise Invalid("idempotency_key_malformed", "An Idempotency-Key has 1 to 255 printable ASCII characters.")
     locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, IN_FLIGHT, KEPT)
     if locked_until is not None:
         return Reservation(tenant_id, key, locked_until)
     row = await connection.fetchrow(LOOK, tenant_id, key, request_hash, KEPT)
-    if row is None:  # released between the two statements: the caller's next try will get it
+    if row is None:  # the first request released the key between the two statements: the caller's next try gets it
         raise _in_flight()
     if not row["same_request"]:
         raise Invalid("idempotency_key_reused", "This Idempotency-Key was used with another request.")
@@ -101,7 +105,7 @@ async def reserve(connection: Connection, tenant_id: str, key: str, request_hash
 
 
 async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
-    """Whether a request with this key has its answer: repeating it makes nothing."""
+    """Whether the answer for this key is stored: a repetition then writes nothing."""
     return bool(
         await connection.fetchval(
             "SELECT true FROM idempotency WHERE tenant_id = $1 AND key = $2 AND status_code IS NOT NULL"
@@ -113,12 +117,12 @@ async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
 
 
 async def store(connection: Connection, reservation: Reservation, status_code: int, body: bytes) -> None:
-    """Keep the answer. Raises Conflict when the reservation was lost: roll the work back then."""
-    ours = (reservation.tenant_id, reservation.key, reservation.locked_until)
-    if await connection.fetchval(STORE, *ours, status_code, body, KEPT) is None:
+    """Store the answer. Raises Conflict when the reservation was lost: roll back the work then."""
+    reserved = (reservation.tenant_id, reservation.key, reservation.locked_until)
+    if await connection.fetchval(STORE, *reserved, status_code, body, KEPT) is None:
         raise _in_flight()
 
 
 async def release(connection: Connection, reservation: Reservation) -> None:
-    """The work failed and left nothing: the key may be used again at once."""
+    """Free the key at once, after the work failed and wrote nothing."""
     await connection.execute(RELEASE, reservation.tenant_id, reservation.key, reservation.locked_until)

@@ -36,7 +36,7 @@ class OutputView:
 
 @dataclass(frozen=True, slots=True)
 class MediaView:
-    """A media row with what its job has come to. The job's fields are None before there is one."""
+    """A media row with the state of its job. The job's fields are None before the job exists."""
 
     id: UUID
     status: str

@@ -1,5 +1,7 @@
-"""What the runs door shows: runs, dead letters, queues and workers. One statement each; every query names the tenant,
-but for those of operators, who see the fleet.
+"""The reads of the runs API: runs, dead letters, queues and workers. Each read is one statement.
+
+Every query names the tenant, except `queues`, `runnable`, `depth` and `workers`: these are for operators and for the
+platform itself, which see the whole fleet.
 """
 
 from __future__ import annotations
@@ -45,32 +47,37 @@ FROM ({_RUN} WHERE r.job_id = $1 AND r.tenant_id = $2) AS found JOIN job j ON j.
 
 
 async def find_run(connection: Connection, tenant_id: str, run_id: UUID) -> Row | None:
+    """The run with its steps and outputs. None: no such run, or another tenant's."""
     return await connection.fetchrow(FIND, run_id, tenant_id)
 
 
-#: A state's own small index, where it has one: these say nothing that the state does not imply.
+#: Conditions that a job's state implies. They let PostgreSQL use the small partial index of that state.
 _IMPLIED = {
     "failed": "AND j.error IS NOT NULL",
     "expired": "AND j.error IS NOT NULL",
     "cancelled": "AND j.cancel IS NOT NULL",
     "cancel_requested": "AND j.cancel IS NOT NULL AND j.finished_at IS NULL",
 }
-_ENDED_WELL = frozenset({"succeeded"})
+_WITHOUT_INDEX = frozenset({"succeeded"})
 
 
 def list_statement(*, template: bool, scope: bool, status: str | None) -> str:
-    """The page before a run, newest first; $1 tenant, $2 before, $3 limit, then what is asked for."""
-    wanted, number = ["r.tenant_id = $1", "($2::uuid IS NULL OR r.job_id < $2)"], 4
-    for column, asked in (("r.template", template), ("r.scope", scope), ("r.scope_id", scope)):
-        if asked:
-            wanted.append(f"{column} = ${number}")
+    """The statement of one page of runs, newest first, with only the filters that are used.
+
+    Parameters: $1 tenant, $2 the run that the page ends before, $3 limit; then the values of the filters: template,
+    scope and scope_id, status.
+    """
+    conditions, number = ["r.tenant_id = $1", "($2::uuid IS NULL OR r.job_id < $2)"], 4
+    for column, is_used in (("r.template", template), ("r.scope", scope), ("r.scope_id", scope)):
+        if is_used:
+            conditions.append(f"{column} = ${number}")
             number += 1
-    more = ""
+    by_status = ""
     if status is not None:
-        implied = "" if status in _ENDED_WELL else _IMPLIED.get(status, "AND j.finished_at IS NULL")
-        more = f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${number} {implied}"
-    order = "j.id" if more else "r.job_id"
-    return f"{_RUN} WHERE {' AND '.join(wanted)} {more} ORDER BY {order} DESC LIMIT $3"
+        implied = "" if status in _WITHOUT_INDEX else _IMPLIED.get(status, "AND j.finished_at IS NULL")
+        by_status = f"AND j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.status = ${number} {implied}"
+    order = "j.id" if by_status else "r.job_id"
+    return f"{_RUN} WHERE {' AND '.join(conditions)} {by_status} ORDER BY {order} DESC LIMIT $3"
 
 
 async def list_runs(
@@ -83,9 +90,10 @@ async def list_runs(
     before: UUID | None,
     limit: int,
 ) -> Sequence[Row]:
+    """At most `limit` of the tenant's runs that are older than `before`, newest first."""
     statement = list_statement(template=template is not None, scope=scope is not None, status=status)
-    asked = [value for value in (template, *(scope or ()), status) if value is not None]
-    return await connection.fetch(statement, tenant_id, before, limit, *asked)
+    filters = [value for value in (template, *(scope or ()), status) if value is not None]
+    return await connection.fetch(statement, tenant_id, before, limit, *filters)
 
 
 DEAD_LETTERS = """
@@ -114,7 +122,7 @@ async def dead_letters(
     fingerprint: str | None,
     limit: int,
 ) -> Sequence[Row]:
-    """Steps that failed for good, the latest first."""
+    """Steps that failed for good, the latest first. `fingerprint`: as `dead_letter_groups` returns it."""
     return await connection.fetch(
         f"SELECT * FROM ({DEAD_LETTERS}) AS d WHERE ($6::text IS NULL OR fingerprint = $6)"
         " ORDER BY at DESC, task_id DESC LIMIT $7",
@@ -129,7 +137,7 @@ async def dead_letters(
 
 
 async def dead_letter_groups(connection: Connection, tenant_id: str, limit: int) -> Sequence[Row]:
-    """By what went wrong, numbers aside, of the last ten thousand."""
+    """The last 10,000 dead letters, grouped by template, step, code and message. Numbers in messages are ignored."""
     return await connection.fetch(
         "SELECT fingerprint, template, step, code, count(*) AS n, min(at) AS first_at, max(at) AS last_at,"
         " (array_agg(message ORDER BY at DESC))[1] AS message"
@@ -139,7 +147,7 @@ async def dead_letter_groups(connection: Connection, tenant_id: str, limit: int)
     )  # fmt: skip
 
 
-#: A queue's depth is counted up to this: what is beyond is "at least".
+#: `queues` counts the tasks of a queue up to this number. A count of MOST_COUNTED means "at least".
 MOST_COUNTED = 10_000
 
 _QUEUES = f"""
@@ -170,6 +178,7 @@ ORDER BY a.queue LIMIT 1000
 
 
 async def queues(connection: Connection) -> Sequence[Row]:
+    """Queues of all tenants that have tasks or workers, or are paused."""
     return await connection.fetch(_QUEUES)
 
 
@@ -186,14 +195,16 @@ WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = asked.queue)
 """
 
 
-async def runnable(connection: Connection, asked: Mapping[str, int]) -> dict[str, int]:
-    """Tasks that could be claimed, by queue, each counted up to its number in `asked`. Not of paused queues."""
-    rows = await connection.fetch(_RUNNABLE, list(asked), list(asked.values()))
+async def runnable(connection: Connection, most_by_queue: Mapping[str, int]) -> dict[str, int]:
+    """The number of tasks that a worker could claim now, by queue. Each queue is counted up to its number in
+    `most_by_queue`. Paused queues are absent.
+    """
+    rows = await connection.fetch(_RUNNABLE, list(most_by_queue), list(most_by_queue.values()))
     return {row["queue"]: row["n"] for row in rows}
 
 
 async def depth(connection: Connection, queue: str, most: int) -> int:
-    """Runnable tasks of a queue, counted up to `most`."""
+    """The number of a queue's tasks that wait to run, now or later, counted up to `most`."""
     counted: int = await connection.fetchval(
         "SELECT count(*) FROM (SELECT 1 FROM task WHERE queue = $1 AND status IN ('pending', 'retry', 'waiting')"
         " LIMIT $2) AS counted",
@@ -204,6 +215,7 @@ async def depth(connection: Connection, queue: str, most: int) -> int:
 
 
 async def workers(connection: Connection) -> Sequence[Row]:
+    """The registered workers, each with the number of tasks that it has leased."""
     return await connection.fetch(
         "SELECT w.id, w.host, w.pid, w.version, w.queues, w.draining, w.started_at, w.seen_at,"
         " (SELECT count(*) FROM task t WHERE t.status = 'running' AND t.lease_owner = w.id) AS leases"
@@ -212,7 +224,7 @@ async def workers(connection: Connection) -> Sequence[Row]:
 
 
 async def ledger(connection: Connection, tenant_id: str, run_id: UUID) -> Sequence[Row]:
-    """Which lease did what: claims, how each ended, and the objects that its commit named."""
+    """The events of a run's tasks, in order: each claim, how it ended, and the objects that its commit named."""
     return await connection.fetch(
         "SELECT e.seq, e.at, e.kind, e.step, e.epoch, e.task_status, e.data,"
         " CASE WHEN e.kind = 'completed' THEN (SELECT jsonb_agg(jsonb_build_object('key', o.key, 'sha256', o.sha256,"
@@ -224,7 +236,7 @@ async def ledger(connection: Connection, tenant_id: str, run_id: UUID) -> Sequen
 
 
 async def why_waiting(connection: Connection, tenant_id: str, run_id: UUID) -> Sequence[Row]:
-    """Of each unfinished step, what a claim would look at."""
+    """For each unfinished step, the facts that decide whether a worker can claim it."""
     return await connection.fetch(
         "SELECT t.step, t.status, t.queue, t.available_at, t.available_at > clock_timestamp() AS later, t.waiting_on,"
         " t.lease_until, t.lease_owner, t.lease_until < clock_timestamp() AS lapsed,"
@@ -242,7 +254,7 @@ async def why_waiting(connection: Connection, tenant_id: str, run_id: UUID) -> S
 
 
 async def why_held(connection: Connection, tenant_id: str, run_id: UUID) -> Sequence[Row]:
-    """The gates that a held run waits at, and how full they are."""
+    """The concurrency limits that a held run waits at, and how many places of each are taken."""
     return await connection.fetch(
         "SELECT g.key, g.at_most, g.per_minute,"
         " (SELECT count(*) FROM gate_job o JOIN job oj ON oj.id = o.job_id WHERE o.tenant_id = g.tenant_id"

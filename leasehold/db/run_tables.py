@@ -1,4 +1,7 @@
-"""The schema of the runs door: templates, runs, schedules, gates, webhooks, and what a step says while it runs."""
+"""The tables of the runs API: templates, runs, schedules, concurrency limits (`gate`), webhooks, progress of steps.
+
+tables.py has the tables of jobs and tasks. A change here needs a migration.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +60,7 @@ template = Table(
     Column("tenant_id", Text, nullable=False),
     Column("type", Text, nullable=False),
     Column("version", SmallInteger, nullable=False),
-    Column("enabled", Boolean, nullable=False, server_default="true"),  # all that can change after its writing
+    Column("enabled", Boolean, nullable=False, server_default="true"),  # the only column that ever changes
     Column("declaration", JSONB, nullable=False),
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     PrimaryKeyConstraint("tenant_id", "type", "version"),
@@ -74,12 +77,12 @@ run = Table(
     Column("scope_id", Text, nullable=False),
     Column("scheduled_at", _INSTANT),
     Column("schedule_id", Uuid),
-    Column("tick", _INSTANT),  # the instant of the schedule that this run stands for
+    Column("tick", _INSTANT),  # the schedule's firing instant that made this run
     Column("rerun_of", Uuid),
     Index("run_newest", "tenant_id", text("job_id DESC")),
     Index("run_of_template", "tenant_id", "template", text("job_id DESC")),
     Index("run_of_scope", "tenant_id", "scope", "scope_id", text("job_id DESC")),
-    # One firing makes one run, however many schedulers there are and whatever crashes.
+    # One firing makes one run, even with many schedulers and after any crash.
     Index("run_of_tick", "schedule_id", "tick", unique=True, postgresql_where=text("tick IS NOT NULL")),
     Index("run_of_schedule", "schedule_id", text("job_id DESC"), postgresql_where=text("schedule_id IS NOT NULL")),
 )
@@ -90,7 +93,7 @@ schedule = Table(
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
     Column("template", Text, nullable=False),
-    Column("version", SmallInteger),  # NULL: the newest enabled one when it fires
+    Column("version", SmallInteger),  # NULL: the newest enabled version at the time of firing
     Column("cron", Text, nullable=False),
     Column("timezone", Text, nullable=False),
     Column("payload_template", JSONB, nullable=False),
@@ -99,15 +102,17 @@ schedule = Table(
     Column("priority", SmallInteger, nullable=False),
     Column("overlap", Text, nullable=False),
     Column("catch_up", Text, nullable=False),
-    Column("catch_up_seconds", Integer, nullable=False),  # ticks older than this are never caught up
-    Column("pause_after_failures", Integer),  # runs that failed in a row; NULL: never
+    Column("catch_up_seconds", Integer, nullable=False),  # older missed ticks are dropped
+    Column("pause_after_failures", Integer),  # failed runs in a row that pause the schedule; NULL: never
     Column("enabled", Boolean, nullable=False, server_default="true"),
     Column("paused_because", Text),
-    Column("buffered_at", _INSTANT),  # buffer_one: the tick that waits for the run before it
+    Column("buffered_at", _INSTANT),  # overlap `buffer_one`: the tick that waits for the previous run to end
     Column("next_run_at", _INSTANT),  # NULL while disabled
     Column("last_run_at", _INSTANT),
-    Column("last_error", JSONB),  # why the last firing made no run; NULL after one that did
-    Column("failures", Integer, nullable=False, server_default="0"),  # firings in a row that no waiting can mend
+    Column("last_error", JSONB),  # why the last firing made no run; NULL: it made one
+    Column(
+        "failures", Integer, nullable=False, server_default="0"
+    ),  # firings in a row with an error that is not temporary
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
     CheckConstraint("overlap IN ('skip', 'buffer_one', 'cancel_other', 'allow_all')", name="overlap_known"),
@@ -117,19 +122,23 @@ schedule = Table(
     Index("schedule_newest", "tenant_id", text("id DESC")),
 )
 
+#: Concurrency limits.
 gate = Table(
     "gate",
     metadata,
-    Column("tenant_id", Text, nullable=False),  # `*`: across tenants
+    Column("tenant_id", Text, nullable=False),  # `*`: all tenants share the limit
     Column("key", Text, nullable=False),
     Column("at_most", Integer),  # admitted and unfinished jobs
     Column("per_minute", Integer),  # admissions within any sixty seconds
-    Column("declared", Boolean, nullable=False, server_default="false"),  # by an operator: it stays when unused
+    Column(
+        "declared", Boolean, nullable=False, server_default="false"
+    ),  # an operator declared it: it stays when no job uses it
     PrimaryKeyConstraint("tenant_id", "key"),
     CheckConstraint("at_most IS NULL OR at_most >= 0", name="at_most_not_negative"),
     CheckConstraint("per_minute IS NULL OR per_minute >= 0", name="per_minute_not_negative"),
 )
 
+#: The jobs under each concurrency limit: waiting, or admitted.
 gate_job = Table(
     "gate_job",
     metadata,
@@ -137,10 +146,10 @@ gate_job = Table(
     Column("key", Text, nullable=False),
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
     Column("priority", SmallInteger, nullable=False),
-    Column("ready_at", _INSTANT, nullable=False, server_default=_NOW),  # it does not ask to be let in earlier
+    Column("ready_at", _INSTANT, nullable=False, server_default=_NOW),  # the job is not admitted earlier
     Column("admitted_at", _INSTANT),  # NULL while it waits
     PrimaryKeyConstraint("tenant_id", "key", "job_id"),
-    Column("owner", Text, nullable=False, server_default=""),  # the job's tenant: whose turn it is at a shared gate
+    Column("owner", Text, nullable=False, server_default=""),  # the job's tenant: tenants take turns at a shared limit
     Index(
         "gate_job_turn",
         "tenant_id",
@@ -168,7 +177,7 @@ webhook = Table(
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
     Column("url", Text, nullable=False),
-    Column("secrets", ARRAY(LargeBinary), nullable=False),  # sealed; the newest first, two while they rotate
+    Column("secrets", ARRAY(LargeBinary), nullable=False),  # sealed, the newest first; two of them during a rotation
     Column("events", ARRAY(Text), nullable=False),
     Column("enabled", Boolean, nullable=False, server_default="true"),
     Column("disabled_because", Text),
@@ -180,7 +189,7 @@ rate_bucket = Table(
     "rate_bucket",
     metadata,
     Column("key", Text, primary_key=True),
-    # GCRA's theoretical arrival time: the bucket is empty of debt once it has passed.
+    # GCRA's theoretical arrival time. Once it has passed, the bucket has no debt.
     Column("full_at", _INSTANT, nullable=False),
     Index("rate_bucket_full_at", "full_at"),
 )

@@ -1,7 +1,8 @@
-"""The schema. Each constraint and index says which rule it enforces or which statement it serves.
+"""The tables of jobs, tasks and the platform itself. run_tables.py and upload_tables.py add to the same metadata.
 
-`task` is the hot table: narrow, fillfactor 70, autovacuumed early, and **no index contains a column that a
-heartbeat changes** (`lease_until`), so that renewals stay heap-only updates.
+Migrations are written against this metadata; a change here needs a migration. `task` is the hot table: it is narrow,
+has fillfactor 70, and is vacuumed early. **No index of it contains a column that a heartbeat changes** (`lease_until`),
+so that lease renewals stay heap-only updates.
 """
 
 from __future__ import annotations
@@ -69,38 +70,42 @@ job = Table(
     Column("event_seq", Integer, nullable=False),  # the last event's number: gap-free, under the row's lock
     Column("keep_seconds", Integer),  # how long the finished job and its objects are kept; NULL: for good
     Column("params", JSONB, nullable=False),
-    Column("inputs", JSONB, nullable=False),  # input name -> object key
+    Column("inputs", JSONB, nullable=False),  # {input name: object key}
     Column("output_prefix", Text, nullable=False),
-    Column("trace", JSONB),  # request_id and traceparent of the request that made it
+    Column("trace", JSONB),  # request_id and traceparent of the request that submitted the job
     Column("error", JSONB),  # {code, message, step, retryable} once failed
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
-    Column("deadline_at", _INSTANT),  # while it is held: of its waiting
-    # Of jobs whose deadline is made of these, and not given: how long it may run once admitted, and may wait before.
+    Column("deadline_at", _INSTANT),  # while the job is held: the deadline of its wait
+    # Not NULL: the deadline is computed from these two, the longest run after admission and the longest wait before it.
     Column("timeout_seconds", Integer),
     Column("start_within_seconds", Integer),
     Column("expires_at", _INSTANT),
-    Column("leased", SmallInteger, nullable=False, server_default="0"),  # steps that are leased now
+    Column("leased", SmallInteger, nullable=False, server_default="0"),  # steps that have a lease now
     Column("external", SmallInteger, nullable=False, server_default="0"),  # steps that external workers do
-    Column("held", Boolean, nullable=False, server_default="false"),  # waits at its gates (leasehold.gates)
-    Column("gated", Boolean, nullable=False, server_default="false"),  # has gates: its end lets others in
-    Column("notify", Boolean, nullable=False, server_default="false"),  # webhooks want to know how it ended
-    Column("exclusive_key", Text),  # at most one unfinished job a tenant and pipeline has it
-    Column("dedupe_key", Text),  # the same, chosen by a client for one run
+    Column(
+        "held", Boolean, nullable=False, server_default="false"
+    ),  # waits at its concurrency limits (transitions/gates.py)
+    Column(
+        "gated", Boolean, nullable=False, server_default="false"
+    ),  # has concurrency limits: its end admits other jobs
+    Column("notify", Boolean, nullable=False, server_default="false"),  # webhooks are sent when it has ended
+    Column("exclusive_key", Text),  # at most one unfinished job of a tenant and pipeline has this key
+    Column("dedupe_key", Text),  # as exclusive_key, but chosen by a client for one run
     Column("cancelable", Boolean, nullable=False, server_default="true"),
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
-    Column("cancel", JSONB),  # {reason, by, at} once asked for
-    Column("cancel_by", _INSTANT),  # when a requested cancel is forced
+    Column("cancel", JSONB),  # {reason, by, at} once a cancel was requested
+    Column("cancel_by", _INSTANT),  # when the sweeper forces a requested cancel
     CheckConstraint(_one_of("status", JobState), name="status_known"),
     CheckConstraint(f"({_in('status', JOB_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
     CheckConstraint("priority BETWEEN 0 AND 2", name="priority_band"),
     CheckConstraint("steps_left >= 0", name="steps_left_not_negative"),
-    # Both are touched only when a job is written and when it ends.
+    # The two indexes below change only when a job is written and when it ends.
     Index("job_deadline", "deadline_at", postgresql_where=text("finished_at IS NULL")),
     Index("job_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
     Index("job_tenant_newest", "tenant_id", "pipeline", text("id DESC")),  # lists, newest first (UUIDv7)
-    # Lists by state. Their predicates name no column that a living job's progress changes.
+    # Lists by state. The predicates name no column that changes while a job makes progress.
     Index("job_live", "tenant_id", text("id DESC"), postgresql_where=text("finished_at IS NULL")),
     Index("job_failed", "tenant_id", text("id DESC"), postgresql_where=text("error IS NOT NULL")),
     Index("job_cancelled", "tenant_id", text("id DESC"), postgresql_where=text("cancel IS NOT NULL")),
@@ -136,23 +141,23 @@ task = Table(
     Column("queue", Text, nullable=False),
     Column("priority", SmallInteger, nullable=False),
     Column("status", Text, nullable=False),
-    Column("waiting_on", SmallInteger, nullable=False, server_default="0"),  # steps needed and not succeeded
+    Column("waiting_on", SmallInteger, nullable=False, server_default="0"),  # needed steps that have not succeeded
     Column("unblocks", ARRAY(Uuid), nullable=False, server_default="{}"),  # tasks that need this one
     Column("max_attempts", SmallInteger, nullable=False),
-    Column("handler", Text),  # `pipeline.step` of the code that does it, where the job's own pipeline has none
-    Column("timeout_seconds", Integer),  # of one attempt, where the template says another than the code
-    Column("cancelable", Boolean, nullable=False, server_default="true"),  # may be interrupted by a cancel
-    Column("attempt", Integer, nullable=False, server_default="0"),  # claims, less those given back
-    Column("epoch", Integer, nullable=False, server_default="0"),  # claims: the fencing token
+    Column("handler", Text),  # `pipeline.step` of the code that does the step; NULL: code of the job's own pipeline
+    Column("timeout_seconds", Integer),  # a template's time limit of one attempt; NULL: the code's
+    Column("cancelable", Boolean, nullable=False, server_default="true"),  # a cancel may interrupt the step
+    Column("attempt", Integer, nullable=False, server_default="0"),  # claims, without released ones
+    Column("epoch", Integer, nullable=False, server_default="0"),  # all claims: the fencing token
     Column("errors", SmallInteger, nullable=False, server_default="0"),  # attempts that failed or timed out
-    Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts that killed their child
+    Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts whose child process died
     Column("losses", SmallInteger, nullable=False, server_default="0"),  # attempts lost with their worker
     Column("lease_owner", Uuid),
     Column("lease_until", _INSTANT),
     Column("available_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
-    # At most one row a step, however often a job is announced, retried or submitted again.
+    # A job has one row for each step, however often it is announced, retried or submitted again.
     UniqueConstraint("job_id", "step", name="task_job_id_step_key"),
     CheckConstraint(_one_of("status", TaskState), name="status_known"),
     CheckConstraint(
@@ -161,7 +166,7 @@ task = Table(
     ),
     CheckConstraint(f"({_in('status', TASK_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
     CheckConstraint("(status = 'blocked') <= (waiting_on > 0)", name="blocked_waits"),
-    # claim_due: what is due, per queue, band and tenant, oldest first.
+    # Polls (claim_due): due tasks of a queue, priority and tenant, the oldest first.
     Index(
         "task_runnable",
         "queue",
@@ -170,7 +175,7 @@ task = Table(
         "available_at",
         postgresql_where=text("status IN ('pending', 'retry', 'waiting')"),
     ),
-    # expire_leases: the living only; lease_until is no part of it (see above).
+    # expire_leases: running tasks only. It does not contain lease_until (see the head).
     Index("task_running", "id", postgresql_where=text("status = 'running'")),
     Index("task_dead_letters", "tenant_id", "finished_at", postgresql_where=text("status = 'failed'")),
     postgresql_with={
@@ -192,10 +197,10 @@ output = Table(
     Column("size", BigInteger, nullable=False),
     Column("sha256", Text, nullable=False),
     Column("content_type", Text, nullable=False),
-    Column("tenant_id", Text),  # NULL: written by code before 0008, and counted as nobody's
+    Column("tenant_id", Text),  # NULL: written before migration 0008; no tenant's quota counts it
     PrimaryKeyConstraint("task_id", "name"),
     Index("output_job_id", "job_id"),
-    Index("output_tenant", "tenant_id", postgresql_include=["size"]),  # what is kept for a tenant
+    Index("output_tenant", "tenant_id", postgresql_include=["size"]),  # the bytes stored for a tenant
 )
 
 result = Table(
@@ -209,7 +214,7 @@ note = Table(
     "note",
     metadata,
     Column("task_id", Uuid, ForeignKey("task.id", ondelete="CASCADE"), primary_key=True),
-    Column("value", JSONB, nullable=False),  # what a parked step wants to know when it comes again
+    Column("value", JSONB, nullable=False),  # the note of a snoozed step, for its next attempt
 )
 
 failure = Table(
@@ -226,9 +231,9 @@ failure = Table(
     CheckConstraint("cause IN ('error', 'timeout', 'crash', 'loss')", name="cause_known"),
 )
 
-# Append-only; old days are dropped, not deleted, and what jobs that still exist have there is moved to `kept_event`
-# before (leasehold.db.history). Readers ask the view `history`, which has both. Row = fold(events): job_status and
-# task_status are the states that the event left behind.
+# Append-only, with a partition for each day. A partition that is old is dropped, after the events of jobs that still
+# exist have moved to `kept_event` (history.py). Readers use the view `history`, which has both tables. job_status and
+# task_status are the states after the event, so folding a job's events gives its rows.
 event = Table(
     "event",
     metadata,
@@ -263,7 +268,7 @@ kept_event = Table(
     Column("data", JSONB),
     PrimaryKeyConstraint("job_id", "seq"),
 )
-#: A view: the days, and what was kept of those that are dropped.
+#: A view: `event` and `kept_event`.
 history = TableClause("history", *(ColumnClause(column.name, column.type) for column in event.columns))
 
 outbox = Table(
@@ -276,7 +281,7 @@ outbox = Table(
     Column("priority", SmallInteger, nullable=False),
     Column("headers", JSONB),
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    # The relay takes a row only after this: whoever committed it publishes first, by itself.
+    # The relay publishes a row only after this instant: first the process that committed the row tries it.
     Column("relay_at", _INSTANT, nullable=False),
     Index("outbox_relay_at", "relay_at"),
     postgresql_with={
@@ -289,9 +294,9 @@ outbox = Table(
 worker = Table(
     "worker",
     metadata,
-    Column("id", Uuid, primary_key=True),  # fresh for every process start: a reused name would hide orphans
+    Column("id", Uuid, primary_key=True),  # a new id for each process start: a reused id would hide orphans
     Column("presence_key", Integer, Identity(always=True), nullable=False, unique=True),
-    Column("present", Boolean, nullable=False),  # holds the advisory lock `presence_key`
+    Column("present", Boolean, nullable=False),  # whether it holds the advisory lock `presence_key`
     Column("host", Text, nullable=False),
     Column("pid", Integer, nullable=False),
     Column("version", Text, nullable=False),
@@ -305,11 +310,11 @@ quarantine = Table(
     "quarantine",
     metadata,
     Column("duty", Text, nullable=False),
-    Column("unit", Text, nullable=False),  # the id or key of what failed
+    Column("unit", Text, nullable=False),  # the id or key of the row or object that failed
     Column("failures", Integer, nullable=False),  # in a row
-    Column("error", JSONB, nullable=False),  # {code, message} of the last one
+    Column("error", JSONB, nullable=False),  # {code, message} of the last failure
     Column("failed_at", _INSTANT, nullable=False, server_default=_NOW),
-    Column("retry_at", _INSTANT, nullable=False),  # set aside until then
+    Column("retry_at", _INSTANT, nullable=False),  # the duty skips the unit until then
     PrimaryKeyConstraint("duty", "unit"),
 )
 
@@ -326,10 +331,10 @@ media = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
-    # INIT, UPLOADED and, for an object that was refused before any job, FAILED are written here; PROCESSING,
-    # READY and FAILED of an uploaded picture are the job's state, told in media's words.
+    # Written here: INIT, UPLOADED, and FAILED of an object that was refused before it had a job. After that clients see
+    # the job's state, as PROCESSING, READY or FAILED.
     Column("status", Text, nullable=False, server_default="INIT"),
-    # Deferred: the guarded update that names the job comes before the job's insert, in one transaction.
+    # Deferred: the guarded update that sets job_id runs before the job's insert, in the same transaction.
     Column(
         "job_id",
         Uuid,
@@ -343,12 +348,12 @@ media = Table(
     Column("error", JSONB),  # {code, message, retryable} of an object that was refused
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
-    Column("expires_at", _INSTANT),  # an upload that is never completed is forgotten then
-    Column("deleted_at", _INSTANT),  # its client deleted it: it is there for nobody, and housekeeping removes the rest
+    Column("expires_at", _INSTANT),  # housekeeping deletes an upload that was not completed by then
+    Column("deleted_at", _INSTANT),  # its client deleted it: nobody can read it, and housekeeping removes it
     CheckConstraint("status IN ('INIT', 'UPLOADED', 'FAILED')", name="status_known"),
     CheckConstraint("(status = 'FAILED') = (error IS NOT NULL)", name="failed_says_why"),
     Index("media_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
-    Index("media_tenant", "tenant_id", postgresql_include=["size"]),  # as output_tenant
+    Index("media_tenant", "tenant_id", postgresql_include=["size"]),  # the bytes stored for a tenant
 )
 
 api_key = Table(
@@ -364,7 +369,7 @@ api_key = Table(
     Column("expires_at", _INSTANT),
     Column("revoked_at", _INSTANT),
     Column("last_used_at", _INSTANT),
-    Column("quota_key", Text),  # the first of the keys that it was rotated from; NULL: its own prefix
+    Column("quota_key", Text),  # the oldest key that it was rotated from; NULL: its own prefix
 )
 
 idempotency = Table(
@@ -375,7 +380,7 @@ idempotency = Table(
     Column("request_hash", LargeBinary, nullable=False),
     Column("status_code", SmallInteger),  # NULL while the first request is in flight
     Column("body", LargeBinary),
-    Column("locked_until", _INSTANT, nullable=False),  # a first request that died is forgotten after this
+    Column("locked_until", _INSTANT, nullable=False),  # after this a first request without an answer counts as dead
     Column("expires_at", _INSTANT, nullable=False),
     PrimaryKeyConstraint("tenant_id", "key"),
     Index("idempotency_expires", "expires_at"),

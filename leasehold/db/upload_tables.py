@@ -1,4 +1,7 @@
-"""The schema of uploads under way: what clients may still send to the store, so that nothing lies there unseen."""
+"""The table of uploads: one row for each object key that a client may still write to the store.
+
+The row exists before the object does, so the sweeper finds every object that a client left behind (limits/uploads.py).
+"""
 
 from __future__ import annotations
 
@@ -9,16 +12,16 @@ from leasehold.db.tables import metadata
 upload = Table(
     "upload",
     metadata,
-    Column("key", Text, primary_key=True),  # of the object; or, with a `/` at its end, the prefix of several
+    Column("key", Text, primary_key=True),  # the object's key; with a `/` at its end, the prefix of several objects
     Column("tenant_id", Text, nullable=False),
     Column("open", Boolean, nullable=False),  # unfinished: counts against the tenant's bytes
-    Column("exact", Boolean, nullable=False),  # the store admits no other size
-    Column("bytes", BigInteger, nullable=False),  # what it counts: as declared, the most it may be, or what lies there
-    Column("most", BigInteger, nullable=False),  # a larger object is deleted; -1: any is
-    Column("writable_until", TIMESTAMP(timezone=True), nullable=False),  # nobody may begin to send after this
-    Column("look_at", TIMESTAMP(timezone=True), nullable=False),  # the sweeper looks what lies there
-    Column("forget_at", TIMESTAMP(timezone=True), nullable=False),  # what was begun in time has ended by then
-    # Of a file that an external worker hands in: whose it is. It is given up when that attempt has ended.
+    Column("exact", Boolean, nullable=False),  # the store accepts exactly `bytes`, no other size
+    Column("bytes", BigInteger, nullable=False),  # counted against the tenant: declared, largest possible, or stored
+    Column("most", BigInteger, nullable=False),  # the sweeper deletes a larger object; -1: any object
+    Column("writable_until", TIMESTAMP(timezone=True), nullable=False),  # no client may begin to send after this
+    Column("look_at", TIMESTAMP(timezone=True), nullable=False),  # when the sweeper checks the stored object next
+    Column("forget_at", TIMESTAMP(timezone=True), nullable=False),  # a transfer that began in time has ended by then
+    # The attempt of the external worker that sends this file. The upload is abandoned when the attempt has ended.
     Column("task_id", Uuid),
     Column("epoch", Integer),
     Index("upload_look", "look_at"),

@@ -110,7 +110,7 @@ async def test_what_is_kept_goes_with_its_job_and_what_has_no_job_is_not_kept(ro
 
 
 async def test_many_jobs_are_moved_a_few_at_a_time(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "_TOGETHER", 3)
+    monkeypatch.setattr(history, "_JOBS_AT_ONCE", 3)
     await make_day(rows)
     await age(rows, *await submitted(rows, 10))
     await sweep(rows)
@@ -120,7 +120,7 @@ async def test_many_jobs_are_moved_a_few_at_a_time(rows: Rows, monkeypatch: pyte
 async def test_a_sweeper_that_died_midway_leaves_no_event_twice_and_none_out(
     rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(history, "_TOGETHER", 3)
+    monkeypatch.setattr(history, "_JOBS_AT_ONCE", 3)
     name = await make_day(rows)
     await age(rows, *await submitted(rows, 10))
     day = await day_of(rows, OLD)
