@@ -12,7 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from leasehold.api.auth.security import refuse_open_routes
+from leasehold.api.auth.security import refuse_open_routes, scopes_of
 from leasehold.api.fleet import health, operators
 from leasehold.api.http import openapi
 from leasehold.api.http.caller_first import CallerFirst
@@ -87,6 +87,7 @@ def make_app(settings: Settings) -> FastAPI:
         refuse_open_bodies(app, router)
         refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], public)
         app.include_router(router)
+    app.state.scopes = scopes_of(one for router in routers for one in router.routes if isinstance(one, APIRoute))
     app.state.methods = Methods(one for router in routers for one in router.routes if isinstance(one, APIRoute))
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
     for kind in (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE):

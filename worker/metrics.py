@@ -17,7 +17,11 @@ HINTS = tallies(
     "not due, or somebody else's",
     ["result"],
 )
-CLAIMS = tallies("claims_total", "Tasks claimed, by how they were found", ["found_by"])
+CLAIMS = tallies(
+    "claims_total",
+    "Tasks claimed. found_by: hint; look, which is a poll; next, with the completion of the step before it",
+    ["found_by"],
+)
 WAIT = spreads(
     "task_wait_seconds",
     "From when a task could run until it was claimed. new: first runs; retry: after an error; poll: parked before",
@@ -50,7 +54,9 @@ BLOCKED = histogram(
     buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
 DRAINING = gauge("worker_draining", "1 while this worker takes nothing new because it is stopping")
-CRASHES = counter("child_crashes_total", "Child processes that died of a step", ["how"])
+CRASHES = counter(
+    "child_crashes_total", "Child processes that died of a step. how: signal, out_of_memory, exit", ["how"]
+)
 CHILD_PEAK = histogram(
     "child_memory_peak_bytes",
     "The most memory that a child held by the end of a run",

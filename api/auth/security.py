@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import structlog
@@ -71,6 +72,15 @@ class Require:
 def requirements(dependant: Dependant) -> list[Require]:
     own = [dependant.call] if isinstance(dependant.call, Require) else []
     return own + [found for child in dependant.dependencies for found in requirements(child)]
+
+
+def scopes_of(routes: Iterable[APIRoute]) -> dict[tuple[str, str], list[str]]:
+    """(path, method in lower case) -> the scopes that a key needs there."""
+    return {
+        (route.path_format, method.lower()): sorted({needed.scope for needed in requirements(route.dependant)})
+        for route in routes
+        for method in route.methods or ()
+    }
 
 
 def refuse_open_routes(app: FastAPI, routes: list[APIRoute], public: frozenset[str]) -> None:

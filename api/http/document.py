@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from leasehold.api.http.problems import MEDIA_TYPE
@@ -50,11 +50,14 @@ _LINKS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 }  # fmt: skip
 
 
-def complete(document: dict[str, Any]) -> None:
-    """Add what no route says by itself."""
+def complete(document: dict[str, Any], scopes: Mapping[tuple[str, str], Sequence[str]]) -> None:
+    """Add what no route says by itself. `scopes`: (path, method) -> what a key must have there."""
     by_name = {}
-    for path, operation in _operations(document):
+    for path, method, operation in _operations(document):
         by_name[operation["operationId"]] = operation
+        for requirement in operation.get("security", []):
+            for scheme in requirement:
+                requirement[scheme] = list(scopes[path, method])
         responses = operation["responses"]
         for status, said in _more(path, operation).items():
             responses.setdefault(str(status), {"description": said} | _PROBLEM)
@@ -81,10 +84,10 @@ def _more(path: str, operation: dict[str, Any]) -> dict[int, str]:
     return more
 
 
-def _operations(document: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
     for path, item in document["paths"].items():
-        for operation in item.values():
-            yield path, operation
+        for method, operation in item.items():
+            yield path, method, operation
 
 
 def _without_null(schema: dict[str, Any]) -> None:

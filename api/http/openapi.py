@@ -62,7 +62,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         parts = made.setdefault("components", {}).setdefault("schemas", {})
         parts.update(schema.pop("$defs", {}))
         parts["ProblemAnswer"] = schema
-        complete(made)
+        complete(made, app.state.scopes)
         app.openapi_schema = made
     return app.openapi_schema
 

@@ -19,7 +19,12 @@ PROBLEMS = counter(
 )
 BODY_BYTES = gauge("http_body_bytes", "Bytes reserved for request bodies: LEASEHOLD_API_BODY_BYTES at most")
 CONNECTIONS = gauge("http_connections", "Connections of clients: LEASEHOLD_API_CONNECTIONS at most")
-CLOSED = counter("http_connections_closed_total", "Connections that were refused, or closed on their client", ["why"])
+CLOSED = counter(
+    "http_connections_closed_total",
+    "Connections that were refused, or closed on their client. why: too many, made way, head, body after its answer, "
+    "unread answer",
+    ["why"],
+)
 SUBMITTED = tallies("jobs_submitted_total", "Jobs written by this process", ["pipeline"])
 REFUSED = counter("uploads_refused_total", "Uploaded objects refused before any job", ["code"])
 

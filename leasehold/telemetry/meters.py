@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib.metadata import version
+from typing import NamedTuple
 
 import structlog
 from prometheus_client import Counter, Gauge, Histogram, disable_created_metrics, start_http_server
@@ -28,26 +29,46 @@ MOST_WORDS = 100
 _made: list[MetricWrapperBase | Tallies | Spreads] = []
 
 
+class Described(NamedTuple):
+    """What docs/reference/metrics.md says of a metric. `kind`: counter, gauge or histogram."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+#: Every metric of the modules that are loaded.
+described: list[Described] = []
+
+
+def _describe(name: str, kind: str, labels: Sequence[str], meaning: str) -> str:
+    full = f"leasehold_{name}"
+    described.append(Described(full, kind, tuple(labels), meaning))
+    return full
+
+
 def counter(name: str, meaning: str, labels: Sequence[str] = ()) -> Counter:
-    made = Counter(f"leasehold_{name}", meaning, labels)
+    made = Counter(_describe(name, "counter", labels, meaning), meaning, labels)
     _made.append(made)
     return made
 
 
 def gauge(name: str, meaning: str, labels: Sequence[str] = ()) -> Gauge:
-    made = Gauge(f"leasehold_{name}", meaning, labels)
+    made = Gauge(_describe(name, "gauge", labels, meaning), meaning, labels)
     _made.append(made)
     return made
 
 
 def histogram(name: str, meaning: str, labels: Sequence[str] = (), *, buckets: Sequence[float] = SLOW) -> Histogram:
-    made = Histogram(f"leasehold_{name}", meaning, labels, buckets=buckets)
+    made = Histogram(_describe(name, "histogram", labels, meaning), meaning, labels, buckets=buckets)
     _made.append(made)
     return made
 
 
 def tallies(name: str, meaning: str, labels: Sequence[str]) -> Tallies:
     """A counter for the hot path; see tallies.py."""
+    _describe(name, "counter", labels, meaning)
     made = Tallies(name, meaning, labels)
     _made.append(made)
     return made
@@ -55,6 +76,7 @@ def tallies(name: str, meaning: str, labels: Sequence[str]) -> Tallies:
 
 def spreads(name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float] = SLOW) -> Spreads:
     """A histogram of seconds for the hot path; see tallies.py."""
+    _describe(name, "histogram", labels, meaning)
     made = Spreads(name, meaning, labels, bounds)
     _made.append(made)
     return made

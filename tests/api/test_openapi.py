@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -34,7 +35,10 @@ def test_every_operation_has_a_name_of_its_own_a_key_and_its_problems(document: 
     assert len(set(names)) == len(names)
     assert {"completeUpload", "createUploadUrl", "getMedia", "streamMediaEvents", "createRun"} <= set(names)
     for operation in found:
-        assert operation["security"] == [{"ApiKey": []}]
+        ((scheme, scopes),) = operation["security"][0].items()
+        assert scheme == "ApiKey"
+        assert scopes
+        assert all(re.fullmatch("[a-z]+:[a-z]+", scope) for scope in scopes)
         assert operation["summary"]
         assert {"401", "403", "500", "503"} <= set(operation["responses"])
         for status, answer in operation["responses"].items():

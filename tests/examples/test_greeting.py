@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from examples.greeting import greeting, pipelines
 from leasehold.db.database import connect
 from leasehold.settings import Settings
@@ -29,7 +31,8 @@ async def test_the_example_counts_what_its_first_step_wrote(settings: Settings, 
     await connection.close()
 
 
-def test_the_readme_prints_the_example_as_it_is() -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/start/first-job.md"])
+def test_a_page_prints_the_example_as_it_is(page: str) -> None:
     root = Path(__file__).parents[2]
     code = (root / "examples/greeting.py").read_text().partition("greeting = ")[2]
-    assert f"greeting = {code.strip()}\n" in (root / "README.md").read_text()
+    assert f"greeting = {code.strip()}\n" in (root / page).read_text()

@@ -1,0 +1,63 @@
+"""The command line: every command with its arguments and options, from the declarations of leasehold/cli."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import typer
+
+from docs.generate.tables import code, table
+from leasehold.cli.main import app
+
+_INTRODUCTION = """# The command line
+
+`leasehold COMMAND --help` prints the same. Commands that speak to an API read its address from `LEASEHOLD_URL` and the
+key from `LEASEHOLD_API_KEY`; the others read the [settings](settings.md).
+"""
+
+
+def page() -> str:
+    return "\n\n".join([_INTRODUCTION, *_commands("leasehold", typer.main.get_command(app))])
+
+
+def _commands(path: str, command: Any) -> Iterator[str]:
+    """`command` is Typer's own copy of click's classes, which has no types."""
+    children = getattr(command, "commands", None)
+    if children is not None:
+        for name, child in sorted(children.items()):
+            yield from _commands(f"{path} {name}", child)
+        return
+    usage = [path, *(_usage_of(parameter) for parameter in command.params if _is_argument(parameter))]
+    rows = [(_name_of(parameter), _default_of(parameter), _help_of(parameter)) for parameter in command.params]
+    yield f"## {path}"
+    yield code(" ".join(usage))
+    yield " ".join((command.help or "").split())
+    if rows:
+        yield table(["", "default", "meaning"], rows)
+
+
+def _is_argument(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "argument")
+
+
+def _usage_of(parameter: Any) -> str:
+    name = str(parameter.name).upper()
+    many = "..." if parameter.nargs != 1 else ""
+    return f"{name}{many}" if parameter.required else f"[{name}{many}]"
+
+
+def _name_of(parameter: Any) -> str:
+    if _is_argument(parameter):
+        return code(str(parameter.name).upper())
+    return code(", ".join(parameter.opts))
+
+
+def _help_of(parameter: Any) -> str:
+    return parameter.help or ""
+
+
+def _default_of(parameter: Any) -> str:
+    if parameter.default in (None, False, ()) or callable(parameter.default):
+        return "required" if parameter.required else ""
+    return code(str(parameter.default))

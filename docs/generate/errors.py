@@ -1,0 +1,109 @@
+"""The errors: the tree of exceptions, the codes of problems, and the codes that a job or a run ends with."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from itertools import groupby
+from typing import Any
+
+from docs.generate.raised import Raised, raised
+from docs.generate.tables import code, table
+from leasehold.api.app import make_app
+from leasehold.api.http.openapi import document
+from leasehold.api.http.problems import STATUS_OF
+from leasehold.domain import errors
+from leasehold.settings import Settings
+
+_INTRODUCTION = """# Errors
+
+A code is stable: programs compare it. A sentence is for people and may change; `{name}` stands for a value.
+"""
+_PROBLEMS = """## Codes of the HTTP API
+
+An error is `application/problem+json` (RFC 9457) with `code`, `detail`, `status`, `request_id` and, for a value that is
+not acceptable, `errors`. An answer with 429, and a 503 for something that is down, has `Retry-After`. Which operation
+answers which code: [HTTP API](http.md).
+"""
+_STEPS = """## Codes of a job or a run that failed
+
+`error.code` of a run, a picture, a conversion or a generation. A handler of your own adds its own codes. *Tried again*
+means: along the retry ladder of the step, until its attempts are used up.
+"""
+_TREE = """## Exceptions
+
+The tree of `leasehold.domain.errors`. A handler raises `Retryable` or `Permanent`.
+"""
+_STATUSES = {kind.__name__: status for kind, status in STATUS_OF.items()}
+_STATUSES["_unavailable"] = HTTPStatus.SERVICE_UNAVAILABLE
+_OF_STEPS = {
+    kind.__name__: kind.retryable
+    for kind in vars(errors).values()
+    if isinstance(kind, type) and issubclass(kind, errors.StepError)
+}
+#: What the outbound requests of a step end with: worth another try or not.
+_OF_STEPS |= {"Rejected": False, "Unfit": False, "EgressRefused": False, "OutcomeUnknown": False, "TryLater": True}
+#: Raised where only the command line listens.
+_OF_THE_COMMAND_LINE = ("leasehold/cli/", "leasehold/db/roles.py", "leasehold/security/credentials.py")
+_CODE = re.compile(r"`([a-z][a-z0-9_]+)`")
+
+
+def page() -> str:
+    tree = (errors.__doc__ or "").partition("\n\n")[2].strip()
+    return "\n\n".join([_INTRODUCTION, _PROBLEMS, _of_problems(), _STEPS, _of_steps(), _TREE, f"```text\n{tree}\n```"])
+
+
+def _of_problems() -> str:
+    sentences: dict[str, list[str]] = defaultdict(list)
+    statuses: dict[str, set[int]] = defaultdict(set)
+    for found in raised():
+        status: int | None = _STATUSES.get(found.kind) or HTTPStatus.__members__.get(found.kind)
+        if status is not None and not found.file.startswith(_OF_THE_COMMAND_LINE):
+            statuses[found.code].add(int(status))
+            sentences[found.code].append(found.sentence)
+    contract = document(make_app(Settings(_env_file=None)))
+    fields = {name for schema in contract["components"]["schemas"].values() for name in schema.get("properties", ())}
+    for name, answered in _documented(contract):
+        if name in statuses or name not in fields:
+            statuses[name].add(answered)
+    rows = [
+        (code(name), ", ".join(str(status) for status in sorted(statuses[name])), _only(sentences[name]))
+        for name in sorted(statuses)
+    ]
+    return table(["code", "status", "sentence"], rows)
+
+
+def _documented(contract: Mapping[str, Any]) -> Iterable[tuple[str, int]]:
+    """What the descriptions of the OpenAPI document's answers have in backticks, with their statuses: codes, and a few
+    names of fields.
+    """
+    for item in contract["paths"].values():
+        for operation in item.values():
+            for status, answer in operation["responses"].items():
+                if int(status) >= HTTPStatus.BAD_REQUEST:
+                    yield from ((name, int(status)) for name in _CODE.findall(answer["description"]))
+
+
+def _of_steps() -> str:
+    def by_code(found: Raised) -> str:
+        return found.code
+
+    found = sorted((one for one in raised() if one.kind in _OF_STEPS), key=by_code)
+    rows = []
+    for name, group in groupby(found, by_code):
+        all_of_it = list(group)
+        again = {_OF_STEPS[one.kind] for one in all_of_it}
+        rows.append((code(name), _again(again), _only([one.sentence for one in all_of_it])))
+    return table(["code", "tried again", "sentence"], rows)
+
+
+def _again(kinds: set[bool]) -> str:
+    return {frozenset({True}): "yes", frozenset({False}): "no"}.get(frozenset(kinds), "it depends")
+
+
+def _only(sentences: Iterable[str]) -> str:
+    """The sentence, where a code always has the same."""
+    different = {sentence for sentence in sentences if sentence}
+    return different.pop() if len(different) == 1 else ""

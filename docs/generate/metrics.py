@@ -1,0 +1,95 @@
+"""Every metric: those that a process counts itself, and those that the elected exporter reads from the database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from prometheus_client.metrics_core import Metric
+
+from docs.generate.tables import code, codes, table
+from leasehold.domain.registry import Pipelines
+from leasehold.exporter.broker_parts import BrokerParts
+from leasehold.exporter.exporter import families
+from leasehold.kinds.metrics import questions_of
+from leasehold.pipelines import kinds_of
+from leasehold.settings import Settings
+from leasehold.telemetry.meters import Described, described
+
+_ROOT = Path(__file__).parents[2]
+_INTRODUCTION = """# Metrics
+
+What they are for, where they are served and what they cost: [Observability](../operations/observability.md). Counters
+end with `_total`; a histogram has `_bucket`, `_count` and `_sum`. Labels are bounded: a value is a declared name or one
+of a few words, never a tenant, a job or a worker.
+"""
+_OWN = """## Of each process
+
+Sum them over all processes.
+"""
+_ELECTED = """## Of the database
+
+One elected process reads them from PostgreSQL every 10 seconds. Take the maximum over all processes: around a change of
+the elected process two of them tell the same.
+"""
+
+
+def page() -> str:
+    own = sorted({*_counted(), *_of_the_broker()})
+    return "\n\n".join([_INTRODUCTION, _OWN, _table(own), _ELECTED, _table(sorted(_of_the_database()))])
+
+
+def _table(metrics: list[Described]) -> str:
+    rows = [(code(one.name), one.kind, codes(one.labels), one.meaning) for one in metrics]
+    return table(["metric", "kind", "labels", "meaning"], rows)
+
+
+def _counted() -> list[Described]:
+    """Load every module that makes a metric, so that each one has described itself."""
+    for folder in ("leasehold", "api", "worker"):
+        for path in sorted((_ROOT / folder).rglob("*.py")):
+            if path.name != "__main__.py" and "telemetry.meters import" in path.read_text():
+                parts = path.relative_to(_ROOT).with_suffix("").parts
+                import_module(".".join(parts if folder == "leasehold" else ("leasehold", *parts)))
+    return described
+
+
+class _Row(dict[str, Any]):
+    """A row that has every column: the families are made of it, and their values are not looked at."""
+
+    def __missing__(self, key: str) -> int:
+        return 0
+
+
+class _Rows(dict[str, list[_Row]]):
+    """One row for every question of the exporter."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __missing__(self, key: str) -> list[_Row]:
+        return [_Row()]
+
+
+class _Broker:
+    name = ""
+
+    def describe(self) -> dict[str, Any]:
+        return {"connected": True, "connects": {}}
+
+
+def _of_the_database() -> Iterator[Described]:
+    of_kinds = questions_of(kinds_of(Pipelines.from_source(Settings(_env_file=None).pipelines)))
+    yield from map(_described, families(_Rows(), of_kinds))
+
+
+def _of_the_broker() -> Iterator[Described]:
+    yield from map(_described, BrokerParts(_Broker()).collect())  # type: ignore[arg-type]  # two members of a Broker are enough
+
+
+def _described(family: Metric) -> Described:
+    labels: tuple[str, ...] = tuple(getattr(family, "_labelnames", ()))  # the library has no public name for them
+    suffix = "_total" if family.type == "counter" else ""
+    return Described(f"{family.name}{suffix}", family.type, labels, family.documentation)

@@ -1,0 +1,23 @@
+"""Which pages there are, and the words that all of them begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from docs.generate import commands, errors, http, metrics, settings
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "docs/reference"
+_HEAD = "<!-- Written by scripts/reference from the code. Change the code, then run it again. -->\n\n"
+_PAGES = {
+    "settings.md": settings.page,
+    "http.md": http.page,
+    "errors.md": errors.page,
+    "metrics.md": metrics.page,
+    "commands.md": commands.page,
+}
+
+
+def pages() -> dict[str, str]:
+    """File name in docs/reference -> its whole text."""
+    return {name: f"{_HEAD}{page().strip()}\n" for name, page in _PAGES.items()}

@@ -1,0 +1,73 @@
+"""What the code raises with a stable code, found in its syntax: the class, the code, and the sentence for a person."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+_ROOT = Path(__file__).parents[2]
+#: `Problem(status, code, detail)` is an answer that no exception stands for.
+_PROBLEM = "Problem"
+
+
+class Raised(NamedTuple):
+    """`kind`: the class, or the status of a Problem by its name in HTTPStatus. `sentence`: `{name}` is a value."""
+
+    kind: str
+    code: str
+    sentence: str
+    file: str
+
+
+@cache
+def raised() -> tuple[Raised, ...]:
+    """In the order of the files; the same code may stand several times, with different sentences."""
+    return tuple(
+        found
+        for folder in ("api", "leasehold", "worker")
+        for path in sorted((_ROOT / folder).rglob("*.py"))
+        for found in _of_file(path)
+    )
+
+
+def _of_file(path: Path) -> Iterator[Raised]:
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            yield from _of_call(node.func.id, node, str(path.relative_to(_ROOT)))
+
+
+def _of_call(kind: str, call: ast.Call, file: str) -> Iterator[Raised]:
+    texts = [_text(argument) for argument in call.args]
+    named = {keyword.arg: _text(keyword.value) for keyword in call.keywords}
+    if kind == _PROBLEM and len(call.args) > 1 and isinstance(call.args[0], ast.Attribute):
+        kind, texts = call.args[0].attr, texts[1:]
+    elif kind == "Retryable":
+        texts = [named.get("code", "retryable"), *texts]
+    if texts and texts[0] and texts[0].replace("_", "").isalpha() and texts[0].islower():
+        yield Raised(kind, texts[0], texts[1] if len(texts) > 1 else "", file)
+
+
+def _text(node: ast.expr) -> str:
+    """A string as it will read; nothing for what is computed."""
+    if isinstance(node, ast.Constant):
+        return node.value if isinstance(node.value, str) else ""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        return "{" + _name(node.value) + "}"
+    return ""
+
+
+def _name(node: ast.expr) -> str:
+    """What a computed part stands for: the name of a value, the argument of a call."""
+    if isinstance(node, ast.Attribute):
+        return "type" if node.attr == "__name__" else node.attr.strip("_").lower()
+    if isinstance(node, ast.Name):
+        return node.id.strip("_").lower()
+    if isinstance(node, ast.Call) and node.args:
+        return _name(node.args[-1])
+    inner = next((child for child in ast.iter_child_nodes(node) if isinstance(child, (ast.Name, ast.Attribute))), None)
+    return _name(inner) if inner is not None else "value"

@@ -1,0 +1,83 @@
+"""Every setting, in the groups that leasehold/settings.py puts them in."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from typing import Any, Literal, get_args, get_origin
+
+from pydantic import SecretStr
+from pydantic.fields import FieldInfo
+
+from docs.generate.tables import code, table
+from leasehold.settings import Settings
+
+_INTRODUCTION = """# Settings
+
+Each process reads its settings once, when it starts, from environment variables or from a file `.env` in the current
+folder. Times are seconds and sizes are bytes, unless the name says otherwise. A process that meets a value that is not
+allowed ends with a sentence that names the variable.
+
+`leasehold settings` prints the same list. Default values of secrets are for a machine of your own:
+[`scripts/secrets`](../operations/index.md) makes real ones.
+"""
+_GROUP = re.compile(r"^    # --- (.+)$|^    (\w+): ", re.MULTILINE)
+_BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+
+
+def page() -> str:
+    parts = [_INTRODUCTION]
+    for heading, names in _groups().items():
+        rows = [_row(name, Settings.model_fields[name]) for name in names]
+        parts += [f"## {heading}", table(["variable", "type", "default", "meaning"], rows)]
+    return "\n\n".join(parts)
+
+
+def _groups() -> dict[str, list[str]]:
+    """Heading -> fields. The headings are the comments `# --- ...` of the class."""
+    groups: dict[str, list[str]] = {}
+    heading = "Others"
+    for comment, name in _GROUP.findall(inspect.getsource(Settings)):
+        if comment:
+            heading = comment[0].upper() + comment[1:]
+        elif name in Settings.model_fields:
+            groups.setdefault(heading, []).append(name)
+    return groups
+
+
+def _row(name: str, field: FieldInfo) -> tuple[str, str, str, str]:
+    return code(f"LEASEHOLD_{name.upper()}"), _type_of(field), _default_of(field), field.description or ""
+
+
+def _type_of(field: FieldInfo) -> str:
+    bounds = [
+        f"{sign} {getattr(bound, attribute):,}"
+        for bound in field.metadata
+        for attribute, sign in _BOUNDS.items()
+        if getattr(bound, attribute, None) is not None
+    ]
+    return ", ".join([_name_of(field.annotation), *bounds])
+
+
+def _name_of(kind: Any) -> str:
+    if get_origin(kind) is Literal:
+        return " or ".join(code(str(choice)) for choice in get_args(kind))
+    arguments = [argument for argument in get_args(kind) if argument is not type(None)]
+    if get_origin(kind) in (dict, list, tuple, frozenset, set):
+        return "JSON"
+    if arguments:
+        return " or ".join(_name_of(argument) for argument in arguments)
+    return {SecretStr: "secret", str: "text", bool: "true or false", int: "integer", float: "number"}.get(
+        kind, getattr(kind, "__name__", str(kind))
+    )
+
+
+def _default_of(field: FieldInfo) -> str:
+    default = field.get_default(call_default_factory=True)
+    if isinstance(default, SecretStr):
+        default = default.get_secret_value()
+    if default is None or default in ("", {}, [], ()):
+        return ""
+    if isinstance(default, bool):
+        return code(str(default).lower())
+    return code(str(default))
