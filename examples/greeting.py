@@ -3,29 +3,20 @@
 LEASEHOLD_PIPELINES=examples.greeting:pipelines leasehold worker
 """
 
-from datetime import timedelta
+from leasehold import Attempt, Pipeline, Pipelines, Step
 
-from leasehold import Attempt, Done, Pipeline, Pipelines, Step
-
-greeting = Pipeline(
-    "greeting",
-    module="examples.greeting",
-    steps=[
-        Step("write", max_attempts=3),
-        Step("count", needs=("write",), reads=("write",), timeout=timedelta(seconds=30)),
-    ],
-)
+steps = [Step("write"), Step("count", needs=("write",), reads=("write",))]
+greeting = Pipeline("greeting", module="examples.greeting", steps=steps)
 
 
 @greeting.handles("write")
-async def write(attempt: Attempt) -> Done:
+async def write(attempt: Attempt) -> None:
     await attempt.write("greeting.txt", b"hello, world", "text/plain")
-    return Done()
 
 
 @greeting.handles("count")
-async def count(attempt: Attempt) -> Done:
-    return Done(value={"characters": len(await attempt.read("greeting.txt"))})
+async def count(attempt: Attempt) -> dict[str, int]:
+    return {"characters": len(await attempt.read("greeting.txt"))}
 
 
 def pipelines() -> Pipelines:

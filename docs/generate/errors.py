@@ -34,7 +34,8 @@ means: along the retry ladder of the step, until its attempts are used up.
 """
 _TREE = """## Exceptions
 
-The tree of `leasehold.domain.errors`. A handler raises `Retryable` or `Permanent`.
+The tree, from the root. A handler raises `Retryable` or `Permanent`; `from leasehold import Retryable` has each that a
+program of yours needs.
 """
 _STATUSES = {kind.__name__: status for kind, status in STATUS_OF.items()}
 _STATUSES["_unavailable"] = HTTPStatus.SERVICE_UNAVAILABLE

@@ -34,5 +34,6 @@ async def test_the_example_counts_what_its_first_step_wrote(settings: Settings, 
 @pytest.mark.parametrize("page", ["README.md", "docs/start/first-job.md"])
 def test_a_page_prints_the_example_as_it_is(page: str) -> None:
     root = Path(__file__).parents[2]
-    code = (root / "examples/greeting.py").read_text().partition("greeting = ")[2]
-    assert f"greeting = {code.strip()}\n" in (root / page).read_text()
+    code = (root / "examples/greeting.py").read_text().partition('"""\n\n')[2]
+    assert f"```python\n{code}```" in (root / page).read_text()
+    assert len([line for line in code.splitlines() if line]) <= 15
