@@ -1,4 +1,4 @@
-"""The application: the doors behind one edge."""
+"""The FastAPI application: every router behind one middleware, `Edge`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,17 @@ from leasehold.api.http.problems import NOT_STORABLE, problem_of
 from leasehold.api.process import metrics
 from leasehold.api.process.services import open_services
 from leasehold.api.runs import batches as run_batches
-from leasehold.api.runs import dead_letters, external, external_files, runs, schedules, templates, webhooks
+from leasehold.api.runs import (
+    creating,
+    dead_letters,
+    external,
+    external_files,
+    replays,
+    runs,
+    schedules,
+    templates,
+    webhooks,
+)
 from leasehold.api.runs import events as run_events
 from leasehold.domain.errors import DeclarationError, LeaseholdError
 from leasehold.domain.kind import Kind
@@ -37,7 +47,7 @@ PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 
 #: Routes are tried in order: first what is asked most, then the kinds of work that ship, then the rest. Those of other
 #: kinds come last, so that none can stand before one of the platform's.
-_FIRST = (runs.quick, run_batches.router, runs.router)
+_FIRST = (creating.router, run_batches.router, runs.router, replays.router)
 _REST = (
     templates.router,
     run_events.router,

@@ -36,7 +36,7 @@ from leasehold.api.http.etags import matches
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, multipart, problems
 from leasehold.api.http.problems import Problem
-from leasehold.api.http.responses import tell
+from leasehold.api.http.responses import follow_up
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
@@ -160,7 +160,7 @@ async def _created(
 
     answer = await once(services.pool, caller.tenant_id, idempotency_key, sent.fingerprint, work)
     for submitted in made:
-        await tell(services, submitted.hints, submitted.gates)
+        await follow_up(services, submitted.hints, submitted.gates)
         SUBMITTED.labels(conversion.name).inc()
         log.info("job submitted", job_id=str(new.job.id), bytes=sent.model_bytes)
     if not made:  # the first answer again: what was just stored is nobody's
@@ -307,7 +307,7 @@ async def cancel_conversion(
     jobs_ended(cancels.ended)
     status = cancels.states.get(job_id)
     if status in JOB_TERMINAL:
-        await tell(services, [], names, [job_id])
+        await follow_up(services, [], names, [job_id])
     row = await find(services, caller, job_id)
     if status is None and row["status"] != JobState.CANCEL_REQUESTED:
         raise Conflict("resource_invalid_state", f"The conversion is {record(row)['status']}: it cannot be cancelled.")

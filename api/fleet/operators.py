@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from leasehold.api.auth.security import OPERATE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.responses import json_response, tell
+from leasehold.api.http.responses import follow_up, json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.db import run_reads
@@ -90,7 +90,7 @@ async def resume_queue(request: Request, queue: str, _caller: Operator) -> Respo
     services = services_of(request)
     async with services.pool.acquire() as connection:
         hints = await fleet.resume(connection, queue)
-    await tell(services, hints)
+    await follow_up(services, hints)
     return json_response({"queue": queue, "paused": False})
 
 
@@ -156,5 +156,5 @@ async def lift_limit(request: Request, tenant_id: str, key: str, _caller: Operat
         freed = await limits.withdraw(connection, tenant_id, key)
     if not freed:
         raise NotFound("limit_not_found", "There is no such limit.")
-    await tell(services, [], freed)
+    await follow_up(services, [], freed)
     return json_response({"tenant_id": tenant_id, "key": key})

@@ -11,7 +11,7 @@ from uuid import UUID
 from fastapi import APIRouter, Path, Request, Response
 
 from leasehold.api.http.caller_first import CallerFirst
-from leasehold.api.http.responses import tell
+from leasehold.api.http.responses import follow_up
 from leasehold.api.process.services import services_of
 from leasehold.domain.errors import NotFound, Unavailable
 from leasehold.domain.states import JOB_TERMINAL
@@ -46,7 +46,7 @@ async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             hints = await wake(connection, job_id, row["tenant_id"], "poll")
         if hints:
-            await tell(services, hints)
+            await follow_up(services, hints)
             return Response(status_code=HTTPStatus.NO_CONTENT)
         if monotonic() > until:
             raise Unavailable("not_waiting", "The generation is not waiting for news just now; say it again.")

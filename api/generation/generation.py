@@ -25,7 +25,7 @@ from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
-from leasehold.api.http.responses import tell
+from leasehold.api.http.responses import follow_up
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
@@ -130,7 +130,7 @@ async def _create(
 
     said = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
     for submitted in made:
-        await tell(services, submitted.hints, submitted.gates)
+        await follow_up(services, submitted.hints, submitted.gates)
         SUBMITTED.labels(generation.name).inc()
         log.info("generation ordered", job_id=str(new.job.id), kind=kind, provider=params.provider)
     return Response(said.body, said.status_code, limited, media_type="application/json")
@@ -242,7 +242,7 @@ async def _cancel(request: Request, kind: Kind, wanted: CancelRequest, caller: C
         said = await find()
     hints, ended = off
     jobs_ended(ended)
-    await tell(services, hints, left, [row["job_id"]])
+    await follow_up(services, hints, left, [row["job_id"]])
     return await answer(services, said or row)
 
 

@@ -1,4 +1,4 @@
-"""Answers of every endpoint: JSON, and what is announced after a commit."""
+"""What endpoints share once their transaction is committed: the JSON response, and the hints to publish."""
 
 from __future__ import annotations
 
@@ -17,30 +17,34 @@ from leasehold.transitions.gates import ConcurrencyLimitName
 from leasehold.transitions.runs import Made
 
 
-def encoded(said: Any) -> bytes:
-    """As JSON; the driver's own kind of UUID, which orjson does not know, by its text."""
-    return orjson.dumps(said, option=orjson.OPT_UTC_Z, default=str)
+def encoded(content: Any) -> bytes:
+    """The content as JSON. asyncpg's own UUID type, which orjson does not know, is written as its text."""
+    return orjson.dumps(content, option=orjson.OPT_UTC_Z, default=str)
 
 
-def json_response(said: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    body = said if isinstance(said, bytes) else encoded(said)
+def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
+    """`content`: the JSON itself in bytes, or a value to encode."""
+    body = content if isinstance(content, bytes) else encoded(content)
     return Response(body, status, headers, media_type="application/json")
 
 
-async def tell(
+async def follow_up(
     services: Services,
     hints: Sequence[Announcement],
-    names: Sequence[ConcurrencyLimitName] = (),
+    limits: Sequence[ConcurrencyLimitName] = (),
     left: Sequence[UUID] = (),
 ) -> None:
-    """After a commit: publish its hints, and let in whom its gates have room for, once `left` have left them."""
+    """Call after a commit: publish its hints, and admit the jobs that wait at `limits`.
+
+    `left`: the jobs that the commit took out of these limits.
+    """
     services.announcer.announce(hints)
-    if names:
+    if limits:
         async with services.pool.acquire() as connection:
-            services.announcer.announce(await gates.admit(connection, names, left))
+            services.announcer.announce(await gates.admit(connection, limits, left))
 
 
-async def tell_of(services: Services, made: Made) -> None:
-    """After the commit of a run: what follows from it, and from those that it replaced."""
-    jobs_ended(made.ended)
-    await tell(services, made.hints, made.gates, made.left)
+async def follow_up_run(services: Services, effects: Made) -> None:
+    """Call after the commit that created or revived a run: as `follow_up`, and count the runs that it replaced."""
+    jobs_ended(effects.ended)
+    await follow_up(services, effects.hints, effects.gates, effects.left)

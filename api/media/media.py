@@ -14,7 +14,7 @@ from leasehold.api.auth.security import MEDIA_READ, MEDIA_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.etags import matches, weak
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.responses import tell
+from leasehold.api.http.responses import follow_up
 from leasehold.api.media.schemas import MediaAnswer
 from leasehold.api.media.view import is_finished, media_answer
 from leasehold.api.process.keyring import Caller
@@ -90,7 +90,7 @@ async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Resp
         raise NotFound("media_not_found", "There is no such media.")
     jobs_ended(deleted.ended)
     if deleted.ended and deleted.job_id is not None:
-        await tell(services, [], names, [deleted.job_id])
+        await follow_up(services, [], names, [deleted.job_id])
     log.info("media deleted", job_id=str(deleted.job_id))
     try:
         await services.store.delete(deleted.original_key)

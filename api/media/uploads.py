@@ -17,7 +17,7 @@ from leasehold.api.http.edge import identity_of
 from leasehold.api.http.file_names import clean_file_name
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
-from leasehold.api.http.responses import tell
+from leasehold.api.http.responses import follow_up
 from leasehold.api.media.inspection import Refusal, inspect_upload
 from leasehold.api.media.schemas import Accepted, CompleteRequest, UploadRequest, UploadTicket
 from leasehold.api.process.keyring import Caller
@@ -230,7 +230,7 @@ async def _take_in(
         return await _decided_elsewhere(services, caller, found.id)
     limited.update(paid.fields)
     failpoints.reach("after_submit")
-    await tell(services, submitted.hints, submitted.gates)
+    await follow_up(services, submitted.hints, submitted.gates)
     SUBMITTED.labels(media.name).inc()
     log.info("job submitted", job_id=str(job.id), bytes=inspected)
     return job.id

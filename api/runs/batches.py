@@ -1,4 +1,4 @@
-"""The runs door for many at once: runs of one template in one transaction, all of them or none."""
+"""POST /v1/runs/batch: start up to 1,000 runs of one template in one transaction, all of them or none."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.quick import QuickRoute
-from leasehold.api.http.responses import json_response, tell
+from leasehold.api.http.responses import follow_up, json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.runs.runs import Writer, past_duplicates, seconds_or_none
+from leasehold.api.runs.creating import Writer, retry_duplicates, seconds_or_none
 from leasehold.api.runs.schemas import BatchAccepted, BatchRequest
 from leasehold.broker.base import BANDS
 from leasehold.db.database import Connection
@@ -38,8 +38,9 @@ router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
     "/batch",
     operation_id="createRuns",
     summary="Start up to 1,000 runs of a template",
-    description="All of them or none, and at most LEASEHOLD_BATCH_MAX_TASKS (5,000) runs times steps; a payload that "
-    "does not fit is named by its place. Each counts as a submission, but those that are there already (`dedupe`).",
+    description="All runs are started, or none. Runs times steps: at most LEASEHOLD_BATCH_MAX_TASKS (5,000). The "
+    "error of a payload that does not fit names its position. Each new run counts as a submission; a run that "
+    "already exists (`dedupe`) does not.",
     status_code=202,
     response_model=BatchAccepted,
     responses=problems({
@@ -51,73 +52,81 @@ router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
     }),
 )  # fmt: skip
 async def create_runs(
-    request: Request, wanted: BatchRequest, caller: Writer, idempotency_key: IdempotencyKey = None
+    request: Request, body: BatchRequest, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
-    made: list[tuple[int, MadeTogether]] = []
-    limited: dict[str, str] = {}
+    created: list[tuple[int, MadeTogether]] = []
+    limit_headers: dict[str, str] = {}
     await refuse_early(services, caller, {}, idempotency_key)
-    new = await _prepared(services, caller, wanted, identity_of(request).trace)
+    new = await _checked_runs(services, caller, body, identity_of(request).trace)
 
     async def work(connection: Connection) -> Answer:
         if isinstance(new, RequestError):
             raise new
         known = new[0].known
-        there, fresh = await _sorted_out(connection, new)
+        existing, fresh = await _without_existing(connection, new)
         if fresh:
             queues = queues_of(caller.tenant_id, known.pipeline)
             async with services.admission.submitting(connection, caller.payer, queues, len(fresh)) as paid:
-                made.append((len(fresh), await runs.create_together(connection, fresh)))
-            limited.update(paid.fields)
-        ids = there | {one.dedupe_key: one.id for one in fresh if one.dedupe_key is not None}
-        said = BatchAccepted(
-            ids=[one.id if one.dedupe_key is None else ids[one.dedupe_key] for one in new],
-            existing=list(there.values()),
+                created.append((len(fresh), await runs.create_together(connection, fresh)))
+            limit_headers.update(paid.fields)
+        id_of_key = existing | {run.dedupe_key: run.id for run in fresh if run.dedupe_key is not None}
+        accepted = BatchAccepted(
+            ids=[run.id if run.dedupe_key is None else id_of_key[run.dedupe_key] for run in new],
+            existing=list(existing.values()),
             template=known.template.type,
             version=known.template.version,
         )
-        return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
+        return Answer(HTTPStatus.ACCEPTED, accepted.model_dump_json().encode())
 
-    body = await request.body() if idempotency_key else b""
-    asked = fingerprint(b"POST /v1/runs/batch", body)
+    raw_body = await request.body() if idempotency_key else b""
+    request_hash = fingerprint(b"POST /v1/runs/batch", raw_body)
     async with services.bulk.turn(caller.tenant_id):
-        answer = await past_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, asked, work))
-    for number, batch in made:
-        await tell(services, batch.hints, batch.gates)
-        SUBMITTED.labels(wanted.template).inc(number)
-        log.info("runs submitted", runs=number)
-    return json_response(answer.body, answer.status_code, limited)
+        answer = await retry_duplicates(
+            lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
+        )
+    for count, effects in created:
+        await follow_up(services, effects.hints, effects.gates)
+        SUBMITTED.labels(body.template).inc(count)
+        log.info("runs submitted", runs=count)
+    return json_response(answer.body, answer.status_code, limit_headers)
 
 
-async def _sorted_out(connection: Connection, new: Sequence[NewRun]) -> tuple[dict[str, UUID], list[NewRun]]:
-    """The runs that are there already, by their dedupe keys; and those that are to be made, the first of each key."""
-    keys = {one.dedupe_key for one in new if one.dedupe_key is not None}
+async def _without_existing(connection: Connection, new: Sequence[NewRun]) -> tuple[dict[str, UUID], list[NewRun]]:
+    """The ids of the unfinished runs that have one of the dedupe keys, by key; and the runs that are still to be
+    written.
+
+    Of several runs of the batch with the same key, the first is written.
+    """
+    keys = {run.dedupe_key for run in new if run.dedupe_key is not None}
     if not keys:
         return {}, list(new)
-    found = await runs.living(connection, new[0].tenant_id, new[0].known.pipeline.name, keys)
-    there = {key: UUID(str(row["id"])) for key, row in found.items()}
-    firsts = {one.dedupe_key: one for one in reversed(new) if one.dedupe_key not in there}
-    fresh = [one for one in new if one.dedupe_key is None or firsts.get(one.dedupe_key) is one]
-    # Batches that have keys in common wait for each other in one order.
-    return there, sorted(fresh, key=lambda one: one.dedupe_key or "")
+    rows = await runs.living(connection, new[0].tenant_id, new[0].known.pipeline.name, keys)
+    existing = {key: UUID(str(row["id"])) for key, row in rows.items()}
+    first_of_key = {run.dedupe_key: run for run in reversed(new) if run.dedupe_key not in existing}
+    fresh = [run for run in new if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]
+    # Sorted: two batches with keys in common lock these in the same order, so that they cannot deadlock.
+    return existing, sorted(fresh, key=lambda run: run.dedupe_key or "")
 
 
-async def _prepared(
-    services: Services, caller: Caller, wanted: BatchRequest, trace: dict[str, str]
+async def _checked_runs(
+    services: Services, caller: Caller, body: BatchRequest, trace: dict[str, str]
 ) -> list[NewRun] | RequestError:
-    """The runs, or why there are none; as of one run: no connection is held while the payloads are checked."""
+    """The runs, with their payloads checked; or the error that refuses the batch. As `creating` does for a single
+    run.
+    """
     try:
         async with services.pool.acquire() as connection:
-            known = await services.templates.find_usable(connection, caller.tenant_id, wanted.template, wanted.version)
+            known = await services.templates.find_usable(connection, caller.tenant_id, body.template, body.version)
         if not known.independent:
-            said = "Runs of this template stand in each other's way: start them one by one."
-            return Invalid("batch_not_supported", said)
-        most = services.settings.batch_max_tasks // len(known.pipeline.steps)
-        if len(wanted.runs) > max(1, most):
             return Invalid(
-                "batch_too_large", f"Of this template, with its steps, a batch has at most {max(1, most)} runs."
+                "batch_not_supported",
+                "Runs of this template that have the same scope exclude each other: start them one by one.",
             )
-        payloads = [item.payload for item in wanted.runs]
+        most_runs = max(1, services.settings.batch_max_tasks // len(known.pipeline.steps))
+        if len(body.runs) > most_runs:
+            return Invalid("batch_too_large", f"A batch of this template has at most {most_runs} runs.")
+        payloads = [item.payload for item in body.runs]
         params = await services.templates.params_of_all(caller.tenant_id, known, payloads)
     except Misfit as error:
         return Invalid(error.code, f"runs[{error.place}]: {error.message}")
@@ -127,15 +136,15 @@ async def _prepared(
         NewRun(
             known=known,
             tenant_id=caller.tenant_id,
-            params=checked,
-            scope=wanted.scope,
+            params=item_params,
+            scope=body.scope,
             scope_id=item.scope_id,
-            priority=BANDS.index(wanted.priority),
-            scheduled_at=wanted.scheduled_at,
+            priority=BANDS.index(body.priority),
+            scheduled_at=body.scheduled_at,
             trace=trace,
             keep_seconds=services.settings.retention_days * 86_400,
             dedupe_key=None if item.dedupe is None else item.dedupe.key,
-            start_within=seconds_or_none(wanted.start_within_seconds),
+            start_within=seconds_or_none(body.start_within_seconds),
         )
-        async for item, checked in paced(list(zip(wanted.runs, params, strict=True)))
+        async for item, item_params in paced(list(zip(body.runs, params, strict=True)))
     ]

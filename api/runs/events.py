@@ -1,4 +1,4 @@
-"""A run's events as they happen: server-sent events with resume."""
+"""GET /v1/runs/{run_id}/events: a run's events as they happen, as server-sent events that a client can resume."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ router = APIRouter(tags=["runs"], route_class=CallerFirst)
     "/v1/runs/{run_id}/events",
     operation_id="streamRunEvents",
     summary="Follow a run",
-    description="Server-sent events, one for each change, ending after the last. A client that reconnects with "
-    "`Last-Event-ID` misses nothing and sees nothing twice; once there is nothing more to come it gets a 204.",
+    description="Server-sent events, one for each change. The stream ends after the last event. A client that "
+    "reconnects with `Last-Event-ID` misses no event and gets none twice. If no event can follow, the answer is 204.",
     response_class=StreamingResponse,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`run_not_found`",
@@ -42,13 +42,15 @@ async def stream_run_events(
 ) -> Response:
     services = services_of(request)
     after = number_of(last_event_id)
-    found = await find_run(services, caller, run_id)
-    if found["status"] in JOB_TERMINAL and found["event_seq"] <= after:
+    run = await find_run(services, caller, run_id)
+    if run["status"] in JOB_TERMINAL and run["event_seq"] <= after:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return StreamingResponse(
-        stream(services, caller.tenant_id, run_id, after, _words), media_type="text/event-stream", headers=HEADERS
+        stream(services, caller.tenant_id, run_id, after, _status_fields),
+        media_type="text/event-stream",
+        headers=HEADERS,
     )
 
 
-def _words(one: EventView) -> dict[str, Any]:
-    return {"status": one.job_status, "step_status": one.task_status}
+def _status_fields(event: EventView) -> dict[str, Any]:
+    return {"status": event.job_status, "step_status": event.task_status}

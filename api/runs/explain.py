@@ -1,4 +1,6 @@
-"""Why a run is not running, in a sentence for each reason, and the ledger of what did run."""
+"""The answer of GET /v1/runs/{run_id}/explain: a sentence for each reason why a run is not running, and a ledger of
+what its workers did. Pure functions over rows that `runs` has read.
+"""
 
 from __future__ import annotations
 
@@ -10,40 +12,46 @@ from leasehold.db.run_reads import MOST_COUNTED, Row
 from leasehold.domain.states import JOB_TERMINAL
 
 
-def explanation(found: Row, waiting: Sequence[Row], held: Sequence[Row], ledger: Sequence[Row]) -> dict[str, Any]:
+def explanation(
+    run: Row, waiting_steps: Sequence[Row], full_limits: Sequence[Row], ledger: Sequence[Row]
+) -> dict[str, Any]:
     return {
-        "id": found["id"],
-        "status": found["status"],
-        "reasons": _reasons(found, waiting, held),
+        "id": run["id"],
+        "status": run["status"],
+        "reasons": _reasons(run, waiting_steps, full_limits),
         "ledger": [_entry(row) for row in ledger],
     }
 
 
-def _reasons(found: Row, waiting: Sequence[Row], held: Sequence[Row]) -> list[dict[str, Any]]:
-    if found["status"] in JOB_TERMINAL:
-        return [_reason("ended", f"The run has {found['status']}.", error=found["error"])]
-    if found["held"]:
-        return [_gate(row) for row in held] or [_reason("admitting", "The run is about to be let in.")]
+def _reasons(run: Row, waiting_steps: Sequence[Row], full_limits: Sequence[Row]) -> list[dict[str, Any]]:
+    if run["status"] in JOB_TERMINAL:
+        return [_reason("ended", f"The run has ended: {run['status']}.", error=run["error"])]
+    if run["held"]:
+        return [_limit(row) for row in full_limits] or [_reason("admitting", "The run is about to be admitted.")]
     reasons = []
-    if found["status"] == "cancel_requested":
-        reasons.append(_reason("cancelling", "The run was asked to stop; its running steps have until their grace."))
-    return reasons + [_step(row) for row in waiting if row["status"] != "blocked"]
+    if run["status"] == "cancel_requested":
+        reasons.append(
+            _reason("cancelling", "The run was asked to stop. Its running steps are stopped after the grace.")
+        )
+    return reasons + [_step(row) for row in waiting_steps if row["status"] != "blocked"]
 
 
 def _reason(code: str, message: str, **more: Any) -> dict[str, Any]:
     return {"code": code, "message": message} | {name: value for name, value in more.items() if value is not None}
 
 
-def _gate(row: Row) -> dict[str, Any]:
+def _limit(row: Row) -> dict[str, Any]:
     key = row["key"].partition("=")[0]
     if key.startswith("scope:"):
         return _reason("same_scope", "A run of the same scope is unfinished.", ahead=row["ahead"])
     if row["at_most"] is not None and row["inside"] >= row["at_most"]:
-        said = f"The limit {key} lets {row['at_most']} run at once, and {row['inside']} do."
-        return _reason("limit", said, limit=key, at_most=row["at_most"], running=row["inside"], ahead=row["ahead"])
+        message = f"The limit {key} admits {row['at_most']} runs at once, and {row['inside']} are running."
+        return _reason("limit", message, limit=key, at_most=row["at_most"], running=row["inside"], ahead=row["ahead"])
     if row["per_minute"] is not None and row["lately"] >= row["per_minute"]:
-        said = f"The limit {key} lets {row['per_minute']} start a minute, and {row['lately']} did in the last."
-        return _reason("rate", said, limit=key, per_minute=row["per_minute"], ahead=row["ahead"])
+        message = (
+            f"The limit {key} admits {row['per_minute']} runs a minute, and {row['lately']} started in the last minute."
+        )
+        return _reason("rate", message, limit=key, per_minute=row["per_minute"], ahead=row["ahead"])
     return _reason("limit_has_room", f"The limit {key} has room.", limit=key, ahead=row["ahead"])
 
 
@@ -51,7 +59,9 @@ def _step(row: Row) -> dict[str, Any]:
     step = row["step"]
     if row["status"] == "running":
         if row["lapsed"]:
-            return _reason("lease_lapsed", f"The lease on {step} has passed; another worker takes it over.", step=step)
+            return _reason(
+                "lease_lapsed", f"The lease on {step} has expired. Another worker takes {step} over.", step=step
+            )
         return _reason("running", f"{step} is running.", step=step, worker=row["lease_owner"], until=row["lease_until"])
     if row["later"]:
         return _later(row)
@@ -59,8 +69,8 @@ def _step(row: Row) -> dict[str, Any]:
     if row["paused_because"] is not None:
         return _reason("queue_paused", f"The queue {_shown(queue)} is paused: {row['paused_because']}", step=step)
     if queue.startswith("ext:"):
-        said = f"{step} waits until an external worker asks for work of the queue {_shown(queue)}."
-        return _reason("waiting_for_external_worker", said, step=step, queue=_shown(queue))
+        message = f"{step} waits until an external worker claims tasks of the queue {_shown(queue)}."
+        return _reason("waiting_for_external_worker", message, step=step, queue=_shown(queue))
     return _in_line(row)
 
 
@@ -68,23 +78,24 @@ def _in_line(row: Row) -> dict[str, Any]:
     step, queue, ahead = row["step"], row["queue"], row["ahead"]
     if not row["workers"]:
         return _reason("no_worker", f"No worker serves the queue {queue}.", step=step, queue=queue)
-    many = f"at least {ahead}" if ahead >= MOST_COUNTED else str(ahead)
-    return _reason("behind_others", f"{step} is runnable, behind {many} others.", step=step, queue=queue, ahead=ahead)
+    count = f"at least {ahead}" if ahead >= MOST_COUNTED else str(ahead)
+    return _reason("behind_others", f"{step} is runnable, behind {count} others.", step=step, queue=queue, ahead=ahead)
 
 
 def _later(row: Row) -> dict[str, Any]:
     at: datetime = row["available_at"]
     if row["status"] == "retry":
-        said = f"{row['step']} failed and is tried again at {at.isoformat()}."
-        return _reason("retry_later", said, step=row["step"], until=at, error=row["failure"])
+        message = f"{row['step']} failed and is tried again at {at.isoformat()}."
+        return _reason("retry_later", message, step=row["step"], until=at, error=row["failure"])
     return _reason("waiting_until", f"{row['step']} waits until {at.isoformat()}.", step=row["step"], until=at)
 
 
 def _shown(queue: str) -> str:
+    """The queue's name as its clients know it: `ext:TENANT:NAME` is NAME."""
     return queue.split(":", 2)[2] if queue.startswith("ext:") else queue
 
 
 def _entry(row: Row) -> dict[str, Any]:
-    said = {name: row[name] for name in ("seq", "at", "kind", "step", "epoch", "outputs") if row[name] is not None}
+    entry = {name: row[name] for name in ("seq", "at", "kind", "step", "epoch", "outputs") if row[name] is not None}
     worker = (row["data"] or {}).get("worker")
-    return said | ({"worker": worker} if worker is not None else {})
+    return entry | ({"worker": worker} if worker is not None else {})

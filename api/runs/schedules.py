@@ -18,7 +18,7 @@ from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
-from leasehold.api.http.responses import encoded, json_response, tell_of
+from leasehold.api.http.responses import encoded, follow_up_run, json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.api.runs.schemas import Instant, Priority, Scope, ScopeId
@@ -320,7 +320,7 @@ async def run_now(
     if answer.status_code == HTTPStatus.CONFLICT:
         raise Conflict("not_started", "The run was refused; the schedule's last_error says why.")
     for made in started:
-        await tell_of(services, made)
+        await follow_up_run(services, made)
     return json_response(answer.body, answer.status_code, limited)
 
 
@@ -375,5 +375,5 @@ async def backfill(
         answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
     for run in made:
         if run is not None:
-            await tell_of(services, run)
+            await follow_up_run(services, run)
     return json_response(answer.body, answer.status_code, limited)

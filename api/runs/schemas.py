@@ -1,4 +1,4 @@
-"""The runs door's requests and answers, as its clients see them."""
+"""The JSON of /v1/runs and /v1/dead-letters: the models of the requests, and the answers built from rows."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ from leasehold.domain.template import MOST_SECONDS
 Priority = Literal["high", "normal", "low"]
 Scope = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 ScopeId = Annotated[str, Field(max_length=200)]
-#: An instant that a client names: none that leaves the calendar in some zone, or the range of a column.
+#: An instant that a client names. Bounded, so that it stays in the calendar of every time zone and in the column's
+#: range.
 Instant = Annotated[AwareDatetime, Field(ge=FIRST, le=LAST), JsonInstant]
 
 
-class _Asked(BaseModel):
+class _Request(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-class Dedupe(_Asked):
-    """At most one unfinished run of a template has the `key`. Who asks for another meanwhile is answered with that run,
-    whatever else the request says; no run is made.
+class Dedupe(_Request):
+    """At most one unfinished run of a template has the `key`. While it is unfinished, a request with the same key
+    starts no run: the answer names the unfinished run, whatever else the request contains.
     """
 
     key: str = Field(min_length=1, max_length=200)
@@ -35,11 +36,11 @@ class Dedupe(_Asked):
 
 StartWithin = Annotated[
     Annotated[int, Field(ge=1, le=MOST_SECONDS), JsonNumber] | None,
-    Field(description="How long it may wait at its scope and its limits; left out: as the template says."),
+    Field(description="Seconds that the run may wait at its scope and its limits. If left out, the template's value."),
 ]
 
 
-class RunRequest(_Asked):
+class RunRequest(_Request):
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={
@@ -49,28 +50,28 @@ class RunRequest(_Asked):
 
     template: str = Field(max_length=63)
     version: Annotated[int, Field(ge=1, le=MOST_SMALLINT), JsonNumber] | None = Field(
-        None, description="Left out: the newest enabled one."
+        None, description="If left out, the newest enabled version."
     )
     scope: Scope = "tenant"
     scope_id: ScopeId = ""
     payload: dict[str, JsonValue] = Field(default_factory=dict)
     priority: Priority = "normal"
-    scheduled_at: Instant | None = Field(None, description="Not earlier than this.")
+    scheduled_at: Instant | None = Field(None, description="The run starts at this time or later.")
     start_within_seconds: StartWithin = None
     dedupe: Dedupe | None = None
 
 
-class BatchItem(_Asked):
+class BatchItem(_Request):
     payload: dict[str, JsonValue] = Field(default_factory=dict)
     scope_id: ScopeId = ""
     dedupe: Dedupe | None = None
 
 
-#: Runs of one request.
-MOST_TOGETHER = 1000
+#: Runs in one batch.
+MOST_BATCH_RUNS = 1000
 
 
-class BatchRequest(_Asked):
+class BatchRequest(_Request):
     model_config = ConfigDict(
         extra="forbid",
         json_schema_extra={
@@ -80,17 +81,19 @@ class BatchRequest(_Asked):
 
     template: str = Field(max_length=63)
     version: Annotated[int, Field(ge=1, le=MOST_SMALLINT), JsonNumber] | None = Field(
-        None, description="Left out: the newest enabled one."
+        None, description="If left out, the newest enabled version."
     )
     scope: Scope = "tenant"
     priority: Priority = "normal"
-    scheduled_at: Instant | None = Field(None, description="Not earlier than this.")
+    scheduled_at: Instant | None = Field(None, description="The run starts at this time or later.")
     start_within_seconds: StartWithin = None
-    runs: list[BatchItem] = Field(min_length=1, max_length=MOST_TOGETHER)
+    runs: list[BatchItem] = Field(min_length=1, max_length=MOST_BATCH_RUNS)
 
 
 class BatchAccepted(BaseModel):
-    """`ids`: of the runs, in their order. `existing`: those of them that were there already, by their `dedupe` keys."""
+    """`ids`: the runs, in the order of the request. `existing`: those among them that an earlier request started with
+    the same `dedupe` key.
+    """
 
     ids: list[UUID]
     existing: list[UUID]
@@ -98,21 +101,21 @@ class BatchAccepted(BaseModel):
     version: int
 
 
-class Reason(_Asked):
+class Reason(_Request):
     reason: str = Field("", max_length=500)
 
 
-class ReplayRequest(_Asked):
-    """`payload`: in place of the run's own, checked by the same template. `from_step`: do this step again, too, and
-    all that needs it; left out: what succeeded stays.
+class ReplayRequest(_Request):
+    """`payload` replaces the run's own payload; the same template checks it. `from_step`: this step runs again, too,
+    and every step that needs it. If left out, steps that succeeded do not run again.
     """
 
     payload: dict[str, JsonValue] | None = None
     from_step: str | None = Field(None, max_length=100)
 
 
-class BulkReplayRequest(_Asked):
-    """By what the letters have in common. `canary`: only the latest, to see whether it helps."""
+class BulkReplayRequest(_Request):
+    """Which dead letters: all that match every filter given. `canary`: replay only the latest, as a trial."""
 
     fingerprint: str | None = Field(None, max_length=64)
     template: str | None = Field(None, max_length=63)
@@ -134,9 +137,9 @@ class RunList(BaseModel):
 
 
 def run_summary(row: Row) -> dict[str, Any]:
-    """A run as lists show it."""
+    """The run as an item of a list."""
     cancel = row["cancel"] and {name: value for name, value in row["cancel"].items() if name != "at"}
-    said = {
+    summary = {
         "id": row["id"],
         "template": row["template"],
         "version": row["version"],
@@ -158,11 +161,11 @@ def run_summary(row: Row) -> dict[str, Any]:
         "rerun_of": row["rerun_of"],
         "dedupe": row["dedupe_key"] and {"key": row["dedupe_key"]},
     }
-    return {name: value for name, value in said.items() if value is not None}
+    return {name: value for name, value in summary.items() if value is not None}
 
 
 def run_answer(row: Row) -> dict[str, Any]:
-    """A run as GET shows it, with its steps' progress."""
+    """The run as GET answers it, with the progress of its steps."""
     steps = row["steps"] or []
     results = {step["id"]: step["result"] for step in steps if step["result"] is not None}
     return run_summary(row) | {
@@ -187,8 +190,8 @@ def _step(step: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _phase(steps: list[Mapping[str, Any]]) -> str | None:
-    """The step that the run is at."""
-    return next((s["id"] for s in steps if s["status"] not in ("succeeded", "skipped")), None)
+    """The first step that is not done."""
+    return next((step["id"] for step in steps if step["status"] not in ("succeeded", "skipped")), None)
 
 
 def _percentage(steps: list[Mapping[str, Any]]) -> int:

@@ -17,6 +17,7 @@ from leasehold.client.external import ExternalWorker, Task
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Permanent
 from leasehold.limits import external_files
+from leasehold.pipelines import SHIPPED
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import sweeps
@@ -82,7 +83,7 @@ async def keep_house(running: Running) -> None:
     services = running.services
     async with services.pool.acquire() as connection:
         await external_files.give_up(connection)
-    house = Housekeeping(services.settings, services.pool.acquire, services.store)
+    house = Housekeeping(services.settings, services.pool.acquire, services.store, SHIPPED)
     while await house.uploads():
         pass
 

@@ -1,0 +1,196 @@
+"""POST /v1/runs: start a run of a template.
+
+A run that no declared limit concerns is written by `Submissions`, together with other clients' runs. Every other run is
+written in a transaction of its own. `batches` and `replays` share the helpers below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import orjson
+import structlog
+from fastapi import APIRouter, Depends, Request, Response
+
+from leasehold.api.auth.security import RUNS_WRITE, Require
+from leasehold.api.http.early import refuse_early
+from leasehold.api.http.edge import identity_of
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
+from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
+from leasehold.api.http.quick import QuickRoute
+from leasehold.api.http.responses import encoded, follow_up_run, json_response
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.metrics import SUBMITTED
+from leasehold.api.process.services import Services, services_of
+from leasehold.api.runs.schemas import RunAccepted, RunRequest
+from leasehold.broker.base import BANDS
+from leasehold.db.database import Connection
+from leasehold.db.idempotency import fingerprint
+from leasehold.domain.errors import RequestError
+from leasehold.domain.states import JobState
+from leasehold.evaluation.templates import Known
+from leasehold.limits.admission import queues_of
+from leasehold.transitions import runs
+from leasehold.transitions.runs import Duplicate, Made, NewRun
+
+router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
+Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
+_EXISTING_RUN: dict[int | str, dict[str, Any]] = {
+    200: {"model": RunAccepted, "description": "An unfinished run already has the `dedupe` key: the answer names it."}
+}
+#: How often a request is tried while other requests start and end runs with the same dedupe keys.
+_DUPLICATE_TRIES = 5
+
+
+@router.post(
+    "",
+    operation_id="createRun",
+    summary="Start a run of a template",
+    description="With `dedupe`: while an unfinished run has that key, the answer is 200 and that run.",
+    status_code=202,
+    response_model=RunAccepted,
+    responses=_EXISTING_RUN
+    | problems({
+        HTTPStatus.NOT_FOUND: "`template_not_found`",
+        HTTPStatus.CONFLICT: "`template_disabled`, `same_scope_running`, `same_key_running`, "
+        "`idempotency_key_in_flight`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
+        "`nothing_to_do`, `invalid_request`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
+    }),
+)  # fmt: skip
+async def create_run(
+    request: Request, body: RunRequest, caller: Writer, idempotency_key: IdempotencyKey = None
+) -> Response:
+    services = services_of(request)
+    if body.dedupe is not None and not idempotency_key:
+        async with services.pool.acquire() as connection:
+            existing = await _existing_run(connection, caller.tenant_id, body)
+        if existing is not None:  # before the payload is checked and the submission charged
+            return accepted_response(existing)
+    is_unlimited = await services.admission.is_open(services.pool, caller.tenant_id)
+    if not is_unlimited:
+        await refuse_early(services, caller, {}, idempotency_key)
+    new = await _checked_run(services, caller, body, identity_of(request).trace)
+    if is_unlimited and idempotency_key is None:
+        if isinstance(new, RequestError):
+            raise new
+        if new.dedupe_key is None and new.known.independent and await services.submissions.create(new):
+            _record_submission(new)
+            return accepted_response(Answer(HTTPStatus.ACCEPTED, accepted_body(new)))
+    return await _create_alone(services, caller, body, idempotency_key, new)
+
+
+async def _create_alone(
+    services: Services, caller: Caller, body: RunRequest, idempotency_key: str | None, new: NewRun | RequestError
+) -> Response:
+    """Write the run in a transaction of its own, with its idempotency key and its charges."""
+    created: list[tuple[NewRun, Made]] = []
+    limit_headers: dict[str, str] = {}
+
+    async def work(connection: Connection) -> Answer:
+        if isinstance(new, RequestError):
+            raise new
+        existing = await _existing_run(connection, caller.tenant_id, body)
+        if existing is not None:
+            return existing
+        queues = queues_of(caller.tenant_id, new.known.pipeline)
+        async with services.admission.submitting(connection, caller.payer, queues) as paid:
+            created.append((new, await runs.create(connection, new)))
+        limit_headers.update(paid.fields)
+        return Answer(HTTPStatus.ACCEPTED, accepted_body(new))
+
+    request_hash = fingerprint(b"POST /v1/runs", body.model_dump_json().encode())
+    answer = await retry_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work))
+    for run, effects in created:
+        await follow_up_run(services, effects)
+        _record_submission(run)
+    return accepted_response(answer, limit_headers)
+
+
+async def retry_duplicates(create: Callable[[], Awaitable[Answer]]) -> Answer:
+    """Call `create`, and call it again after Duplicate. Duplicate: another request has just started a run with the same
+    dedupe key. The next try finds that run, or the run has ended.
+
+    Raises Duplicate after the last try, and whatever else `create` raises.
+    """
+    for _ in range(_DUPLICATE_TRIES - 1):
+        with suppress(Duplicate):
+            return await create()
+    return await create()
+
+
+async def _existing_run(connection: Connection, tenant_id: str, body: RunRequest) -> Answer | None:
+    """The answer that names the unfinished run with the request's dedupe key. None: no key, or no such run."""
+    if body.dedupe is None:
+        return None
+    key = body.dedupe.key
+    row = (await runs.living(connection, tenant_id, body.template, [key])).get(key)
+    if row is None:
+        return None
+    accepted = {"id": row["id"], "status": row["status"], "template": body.template, "version": row["version"]}
+    return Answer(HTTPStatus.OK, encoded(accepted))
+
+
+async def _checked_run(
+    services: Services, caller: Caller, body: RunRequest, trace: dict[str, str]
+) -> NewRun | RequestError:
+    """The run, with its payload checked; or the error that refuses it.
+
+    The caller raises the error only if the request is no repetition: a repeated request gets its first answer, even if
+    the template has changed since.
+
+    No connection is held while the payload is checked: the check waits for the tenant's other payloads.
+    """
+    try:
+        known = await _known_template(services, caller, body)
+        return NewRun(
+            known=known,
+            tenant_id=caller.tenant_id,
+            params=await services.templates.params(caller.tenant_id, known, body.payload),
+            scope=body.scope,
+            scope_id=body.scope_id,
+            priority=BANDS.index(body.priority),
+            scheduled_at=body.scheduled_at,
+            trace=trace,
+            keep_seconds=services.settings.retention_days * 86_400,
+            dedupe_key=None if body.dedupe is None else body.dedupe.key,
+            start_within=seconds_or_none(body.start_within_seconds),
+        )
+    except RequestError as error:
+        return error
+
+
+def seconds_or_none(number: int | None) -> timedelta | None:
+    return None if number is None else timedelta(seconds=number)
+
+
+async def _known_template(services: Services, caller: Caller, body: RunRequest) -> Known:
+    """The template that the request names. A template declared in code needs no query."""
+    known = services.templates.by_code(body.template, body.version)
+    if known is not None:
+        return known
+    async with services.pool.acquire() as connection:
+        return await services.templates.find_usable(connection, caller.tenant_id, body.template, body.version)
+
+
+def accepted_body(new: NewRun) -> bytes:
+    """A RunAccepted, as JSON."""
+    template = new.known.template
+    return encoded({"id": new.id, "status": JobState.PENDING, "template": template.type, "version": template.version})
+
+
+def accepted_response(answer: Answer, limit_headers: dict[str, str] | None = None) -> Response:
+    """The response for an answer whose body is a RunAccepted. `limit_headers`: the RateLimit fields."""
+    run_id = orjson.loads(answer.body)["id"]
+    headers = (limit_headers or {}) | {"Location": f"/v1/runs/{run_id}"}
+    return json_response(answer.body, answer.status_code, headers)
+
+
+def _record_submission(new: NewRun) -> None:
+    SUBMITTED.labels(new.known.template.type).inc()
+    structlog.contextvars.bind_contextvars(job_id=str(new.id))  # for the request's own log line
