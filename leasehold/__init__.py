@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         Permanent,
         Retryable,
     )
+    from leasehold.domain.kind import Kind
     from leasehold.domain.pipeline import Limits, Pipeline, RunTerms, SkipIf, Step
     from leasehold.domain.plain_attempt import PlainAttempt
     from leasehold.domain.registry import Pipelines
@@ -42,6 +43,7 @@ __all__ = [
     "ExternalWorker",
     "FanOut",
     "File",
+    "Kind",
     "LeaseLost",
     "LeaseholdError",
     "Limits",
@@ -74,6 +76,7 @@ _MODULES = {
     "domain.errors": (
         "Cancelled", "DeclarationError", "LeaseholdError", "LeaseLost", "ObjectMissing", "Permanent", "Retryable",
     ),
+    "domain.kind": ("Kind",),
     "domain.pipeline": ("Limits", "Pipeline", "RunTerms", "SkipIf", "Step"),
     "domain.plain_attempt": ("PlainAttempt",),
     "domain.registry": ("Pipelines",),
