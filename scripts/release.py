@@ -73,8 +73,6 @@ def check_changelog(text: str, version: str) -> None:
     """`## Unreleased` is empty, and the next heading is `## VERSION - DATE`. Raises NotReady."""
     whole = r"^## Unreleased\n(.*?)^## (\S+) - (\d{4}-\d\d-\d\d)\n(.*?)(?=^## |\Z)"
     found = re.search(whole, text, re.MULTILINE | re.DOTALL)
-        r"^## Unreleased\n(.*?)^## (\S+) - (\d{4}-\d\d-\d\d)\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL
-    )
     if found is None or found[2] != version:
         raise NotReady(f"CHANGELOG.md needs `## {version} - YYYY-MM-DD` below an empty `## Unreleased`")
     if found[1].strip():
