@@ -312,7 +312,7 @@ async def test_a_poll_finds_a_newcomer_s_task_whose_hint_stands_behind_a_flood_s
     await made.submit(tenant="flood", count=20)
     await made.submit(tenant="newcomer", count=1)
     shares = {"flood": (5, None)}
-    looked = await claims.look(rows, made.terms, ["default"], 10, overdue=60.0, shares=shares, other_overdue=0.0)
+    looked = await claims.poll(rows, made.terms, ["default"], 10, overdue=60.0, shares=shares, other_overdue=0.0)
     assert [claimed.tenant_id for claimed in looked.claimed] == ["newcomer"]
-    looked = await claims.look(rows, made.terms, ["default"], 10, overdue=60.0, shares=shares)
+    looked = await claims.poll(rows, made.terms, ["default"], 10, overdue=60.0, shares=shares)
     assert looked.claimed == []

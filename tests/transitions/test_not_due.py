@@ -124,7 +124,7 @@ async def test_a_look_reads_nothing_of_what_went_through_before_its_horizon(rows
         while taken := await rows.claim_all():
             await settlements.complete(rows.connection, [Completion(claimed.lease) for claimed in taken])
         before = await entries_read(rows, "task_runnable")
-        assert not (await claims.look(rows.connection, rows.terms, ["default"], 10, back=0.0)).claimed
+        assert not (await claims.poll(rows.connection, rows.terms, ["default"], 10, back=0.0)).claimed
         assert await entries_read(rows, "task_runnable") - before <= FEW
 
 
@@ -147,13 +147,13 @@ async def test_a_sweep_reads_nothing_of_what_has_ended(rows: Rows, another: Open
 
 async def _look(rows: Rows) -> Work:
     await rows.submit()
-    return lambda: claims.look(rows.connection, rows.terms, ["default"], 10, back=5.0)
+    return lambda: claims.poll(rows.connection, rows.terms, ["default"], 10, back=5.0)
 
 
 async def _look_among_tenants(rows: Rows) -> Work:
     for tenant in ("t", "u"):
         await rows.submit(tenant=tenant)
-    return lambda: claims.look(rows.connection, rows.terms, ["default"], 10, back=5.0, running={"t": 1})
+    return lambda: claims.poll(rows.connection, rows.terms, ["default"], 10, back=5.0, running={"t": 1})
 
 
 async def _claim(rows: Rows) -> Work:
@@ -307,17 +307,17 @@ async def rows_read(rows: Rows) -> int:
 
 async def test_a_look_says_how_long_the_oldest_that_it_saw_has_been_due(rows: Rows) -> None:
     """Also of what it could not take, so that the next look goes back far enough."""
-    assert (await claims.look(rows.connection, rows.terms, ["default"], 10)).oldest is None
+    assert (await claims.poll(rows.connection, rows.terms, ["default"], 10)).oldest is None
     for hint, minutes in zip(await rows.submit(count=2), (10, 20), strict=True):
         await rows.connection.execute(
             "UPDATE task SET available_at = available_at - make_interval(mins => $2) WHERE id = $1",
             hint.hint.task_id,
             minutes,
         )
-    near = await claims.look(rows.connection, rows.terms, ["default"], 10, back=15 * 60)
+    near = await claims.poll(rows.connection, rows.terms, ["default"], 10, back=15 * 60)
     assert len(near.claimed) == 1
     assert near.oldest == pytest.approx(10 * 60, abs=60)
-    far = await claims.look(rows.connection, rows.terms, ["default"], 10)
+    far = await claims.poll(rows.connection, rows.terms, ["default"], 10)
     assert len(far.claimed) == 1
     assert far.oldest == pytest.approx(20 * 60, abs=60)
 
@@ -326,7 +326,7 @@ async def test_a_look_counts_what_runs_only_where_tenants_take_turns(rows: Rows)
     """And only when it is not told."""
 
     async def look(running: dict[str, int] | None = None) -> claims.Polled:
-        return await claims.look(rows.connection, rows.terms, ["default"], 1, running=running)
+        return await claims.poll(rows.connection, rows.terms, ["default"], 1, running=running)
 
     await rows.submit(count=3)
     assert (await look()).running is None
@@ -338,5 +338,5 @@ async def test_a_look_counts_what_runs_only_where_tenants_take_turns(rows: Rows)
 async def test_a_tenant_that_has_more_running_comes_later(rows: Rows) -> None:
     await rows.submit()
     await rows.submit(tenant="u")
-    looked = await claims.look(rows.connection, rows.terms, ["default"], 1, running={"t": 1})
+    looked = await claims.poll(rows.connection, rows.terms, ["default"], 1, running={"t": 1})
     assert [claimed.tenant_id for claimed in looked.claimed] == ["u"]

@@ -106,7 +106,7 @@ class ClaimBatcher:
         by_task: dict[UUID, Claimed] = {}
         if wanted:
             started = perf_counter()
-            found = await claims.claim(connection, self._terms, sorted(wanted), sorted(gone), mine=repeated)
+            found = await claims.claim(connection, self._terms, sorted(wanted), sorted(gone), reclaim=repeated)
             metrics.took("claim", started)
             by_task = {claimed.lease.task_id: claimed for claimed in found}
         # A doubled hint gets it once.

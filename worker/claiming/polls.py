@@ -23,9 +23,9 @@ class Polls:
     async def take(
         self, connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float, rooms: Rooms
     ) -> Polled:
-        """As `claims.look`."""
+        """As `claims.poll`."""
         asked_at, back = monotonic(), self._horizon.back()
-        looked = await claims.look(
+        looked = await claims.poll(
             connection,
             terms,
             queues,

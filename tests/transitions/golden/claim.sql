@@ -1,5 +1,6 @@
 -- claim
 WITH jobs AS MATERIALIZED (
+    -- Waits for each job's lock: the statement that holds it is short, and the worker spends the hint afterwards.
     SELECT j.id, mine.tasks, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, j.grace_seconds
     FROM (
         SELECT t.job_id, array_agg(t.id) AS tasks FROM task t WHERE t.id = ANY($1::uuid[]) GROUP BY t.job_id
@@ -8,10 +9,11 @@ WITH jobs AS MATERIALIZED (
     ORDER BY j.id
     FOR UPDATE OF j
 ), found AS MATERIALIZED (
+    -- The tasks that may be claimed now, locked: due, or with a lease that is worth nothing.
     SELECT t.id, t.status AS was, jobs.event_seq, jobs.tenant_id, jobs.pipeline, jobs.pipeline_version, jobs.params, jobs.inputs, jobs.output_prefix, jobs.trace, jobs.gated, jobs.grace_seconds
     FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks) AS hinted(id) JOIN task t ON t.id = hinted.id
     WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
-      -- A CASE, as `unindexed` has: by one of statuses the planner would read a whole backlog to find a few tasks.
+      -- The CASE keeps the planner from an index of statuses: it would read a whole backlog to find a few tasks.
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
                WHEN t.status = 'running' THEN t.losses < $4
                    AND (t.lease_until < clock_timestamp() OR (t.lease_owner = $2 AND $6) OR t.lease_owner = ANY(ARRAY(
@@ -26,6 +28,7 @@ WITH jobs AS MATERIALIZED (
     FOR UPDATE OF t
 )
 , claimed AS (
+    -- A claim of a running task is a loss: its worker did not settle it.
     UPDATE task t
     SET status = 'running',
         lease_owner = $2,
@@ -40,6 +43,7 @@ WITH jobs AS MATERIALIZED (
               t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
               found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, found.params, found.inputs, found.output_prefix, found.trace, found.gated, found.grace_seconds
 ), counted AS MATERIALIZED (
+    -- The claimed tasks of each job, numbered for its events; `becomes`: the job's status.
     SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS n,
            (count(*) FILTER (WHERE was <> 'running') OVER job)::int AS leased,
            CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER job THEN 'waiting_worker' ELSE 'running' END AS becomes
@@ -59,4 +63,5 @@ WITH jobs AS MATERIALIZED (
            c.becomes, c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
     FROM counted c
 )
+
 SELECT * FROM counted ORDER BY id

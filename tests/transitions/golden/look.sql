@@ -1,9 +1,10 @@
 -- look
 WITH RECURSIVE served AS MATERIALIZED (
+    -- The queues that are not paused, and the priorities (`band`) of each.
     SELECT q.queue, band FROM unnest($1::text[]) AS q(queue) CROSS JOIN generate_series(0, 2) AS band
     WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = q.queue)
 ), tenants(queue, band, tenant_id) AS (
-    -- A loose index scan: one probe a tenant, however many tasks each has.
+    -- The tenants with open tasks, by a loose index scan: one probe for each tenant, however many tasks it has.
     SELECT s.queue, s.band, first.tenant_id
     FROM served s CROSS JOIN LATERAL (
         SELECT t.tenant_id FROM task t
@@ -20,21 +21,24 @@ WITH RECURSIVE served AS MATERIALIZED (
         ORDER BY t.tenant_id LIMIT 1
     ) AS next
 ), counting AS MATERIALIZED (
-    -- Of no meaning to a tenant that is alone, and not free: what ran and is not vacuumed yet is read, too.
+    -- Whether to count what runs. A single tenant needs no turns, and counting costs: it also reads rows that have run
+    -- and are not vacuumed yet.
     SELECT $7::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS now FROM tenants
 ), busy AS MATERIALIZED (
+    -- How many tasks each tenant has running: counted here, or as the caller knows.
     SELECT tenant_id, count(*) AS n FROM task
     WHERE status = 'running' AND (SELECT counting.now FROM counting)
     GROUP BY tenant_id
     UNION ALL
     SELECT known.tenant_id, known.n FROM unnest($7::text[], $8::bigint[]) AS known(tenant_id, n)
 ), shares AS MATERIALIZED (
+    -- How many tasks this worker may claim for each tenant (`room`), and how long a hint comes first (`overdue`).
     SELECT x.*, mine.n AS mine, CASE WHEN mine.tenant_id IS NULL THEN $12 ELSE mine.room END AS room,
            CASE WHEN mine.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
     FROM tenants x
     LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS mine(tenant_id, n, room) ON mine.tenant_id = x.tenant_id
 ), heads AS MATERIALIZED (
-    -- Of a tenant without room only how long it has waited is wanted.
+    -- The oldest due tasks of each tenant. For a tenant without room only the first: its age is reported.
     SELECT head.*, x.band, x.tenant_id, x.mine, x.room
     FROM shares x
     CROSS JOIN LATERAL (
@@ -56,10 +60,12 @@ WITH RECURSIVE served AS MATERIALIZED (
         ) AS t
     ) AS head
 ), roomy AS MATERIALIZED (
+    -- A tenant's room is for all its queues and priorities together.
     SELECT h.*, coalesce(row_number() OVER (PARTITION BY h.tenant_id ORDER BY h.nth, h.available_at) <= h.room, true)
                 AS has_room
     FROM heads h
 ), candidates AS MATERIALIZED (
+    -- In the order of turns.
     SELECT h.id, h.job_id, h.was, h.nth + greatest(busy.n, h.mine, 0) AS turn,
            h.available_at + h.band * interval '30 seconds' AS since
     FROM roomy h LEFT JOIN busy ON busy.tenant_id = h.tenant_id
@@ -67,6 +73,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     ORDER BY turn, since
     LIMIT 8 * $4
 ), due AS MATERIALIZED (
+    -- Locks the jobs that nobody else holds.
     SELECT c.id, c.was, j.event_seq, j.tenant_id, j.pipeline, j.pipeline_version, j.params, j.inputs, j.output_prefix, j.trace, j.gated, j.grace_seconds
     FROM candidates c JOIN job j ON j.id = c.job_id
     WHERE CASE WHEN j.status IN ('pending', 'queued', 'running', 'waiting_worker') THEN true ELSE false END
@@ -74,6 +81,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     LIMIT $4
     FOR UPDATE OF j SKIP LOCKED
 ), found AS MATERIALIZED (
+    -- Locks the tasks that are still due.
     SELECT t.id, due.was, due.event_seq, due.tenant_id, due.pipeline, due.pipeline_version, due.params, due.inputs, due.output_prefix, due.trace, due.gated, due.grace_seconds
     FROM due JOIN task t ON t.id = due.id
     WHERE CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN true ELSE false END
@@ -81,6 +89,7 @@ WITH RECURSIVE served AS MATERIALIZED (
     FOR UPDATE OF t
 )
 , claimed AS (
+    -- A claim of a running task is a loss: its worker did not settle it.
     UPDATE task t
     SET status = 'running',
         lease_owner = $2,
@@ -95,6 +104,7 @@ WITH RECURSIVE served AS MATERIALIZED (
               t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
               found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, found.params, found.inputs, found.output_prefix, found.trace, found.gated, found.grace_seconds
 ), counted AS MATERIALIZED (
+    -- The claimed tasks of each job, numbered for its events; `becomes`: the job's status.
     SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS n,
            (count(*) FILTER (WHERE was <> 'running') OVER job)::int AS leased,
            CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER job THEN 'waiting_worker' ELSE 'running' END AS becomes

@@ -1,0 +1,28 @@
+"""Claims take leases and keep them: `claim` by a hint, `poll` without hints, `renew`, and `to_cancel`; a module each.
+
+Lock order, here and in every transition: job rows by ascending id, then task rows. A task's status changes only under
+its job's lock, so no transition turns this order round.
+"""
+
+from leasehold.transitions.claims.by_hint import CLAIM, claim, claim_again
+from leasehold.transitions.claims.by_poll import POLL, Polled, claim_due, poll
+from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
+from leasehold.transitions.claims.renewals import CANCELLED, RENEW, Renewal, renew, to_cancel
+
+__all__ = [
+    "CANCELLED",
+    "CLAIM",
+    "POLL",
+    "RENEW",
+    "Claimed",
+    "LeaseTerms",
+    "Polled",
+    "Renewal",
+    "claim",
+    "claim_again",
+    "claim_due",
+    "claimed_of",
+    "poll",
+    "renew",
+    "to_cancel",
+]

@@ -1,0 +1,87 @@
+"""`claim`: a worker claims the tasks that its hints name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from time import monotonic
+from uuid import UUID
+
+from leasehold.db.database import Connection
+from leasehold.transitions.claims.marking import MARK_CLAIMED, job_columns
+from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
+from leasehold.transitions.workers import is_of_gone
+
+# $1 task ids, $2 owner, $3 duration of the lease, $4 losses that are too many, $5 owners that are dead, $6 whether the
+# owner may claim again what it claimed itself.
+CLAIM = f"""
+-- claim
+WITH jobs AS MATERIALIZED (
+    -- Waits for each job's lock: the statement that holds it is short, and the worker spends the hint afterwards.
+    SELECT j.id, mine.tasks, {job_columns("j")}
+    FROM (
+        SELECT t.job_id, array_agg(t.id) AS tasks FROM task t WHERE t.id = ANY($1::uuid[]) GROUP BY t.job_id
+    ) AS mine JOIN job j ON j.id = mine.job_id
+    WHERE j.status IN ('pending', 'queued', 'running', 'waiting_worker')
+    ORDER BY j.id
+    FOR UPDATE OF j
+), found AS MATERIALIZED (
+    -- The tasks that may be claimed now, locked: due, or with a lease that is worth nothing.
+    SELECT t.id, t.status AS was, {job_columns("jobs")}
+    FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks) AS hinted(id) JOIN task t ON t.id = hinted.id
+    WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
+      -- The CASE keeps the planner from an index of statuses: it would read a whole backlog to find a few tasks.
+      AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
+               WHEN t.status = 'running' THEN t.losses < $4
+                   AND (t.lease_until < clock_timestamp() OR (t.lease_owner = $2 AND $6) OR {is_of_gone("$5::uuid[]")})
+               ELSE false END
+    ORDER BY t.id
+    FOR UPDATE OF t
+){MARK_CLAIMED}
+SELECT * FROM counted ORDER BY id
+"""
+
+
+async def claim(
+    connection: Connection,
+    terms: LeaseTerms,
+    task_ids: Sequence[UUID],
+    dead_owners: Sequence[UUID] = (),
+    *,
+    reclaim: bool = False,
+) -> list[Claimed]:
+    """pending | retry | waiting (due), or running with an expired lease or an owner in `dead_owners` -> running.
+
+    `reclaim`: also tasks that this owner claimed itself, by a claim whose answer was lost.
+
+    The hint of a task that does not return is spent: the task has ended, is not due, is unknown, or has a living owner.
+    """
+    asked_at = monotonic()
+    rows = await connection.fetch(
+        CLAIM, list(task_ids), terms.owner, timedelta(seconds=terms.ttl), terms.max_losses, list(dead_owners), reclaim
+    )
+    return [claimed_of(row, terms, asked_at) for row in rows]
+
+
+# $1 completed tasks, $2 the owner that completed them, $3 tasks that the worker knows to hold: for each completed task
+# the next step that its completion claimed.
+_CLAIMED_WITH = """
+-- claimed_with
+SELECT DISTINCT ON (t.id) t.id AS task_id, c.id AS next
+FROM task t JOIN task c ON c.id = ANY(t.unblocks)
+WHERE t.id = ANY($1::uuid[]) AND c.status = 'running' AND c.lease_owner = $2 AND c.id <> ALL($3::uuid[])
+ORDER BY t.id, c.position
+"""
+
+
+async def claim_again(
+    connection: Connection, task_ids: Sequence[UUID], terms: LeaseTerms, held: Sequence[UUID]
+) -> dict[UUID, Claimed]:
+    """running -> running, at a new epoch: the steps that the completion of `task_ids` claimed, when the completion's
+    answer was lost. By completed task. Not those in `held`, of which the worker knows.
+    """
+    rows = await connection.fetch(_CLAIMED_WITH, list(task_ids), terms.owner, list(held))
+    completed_by_next = {row["next"]: row["task_id"] for row in rows}
+    next_ids = sorted(completed_by_next)
+    nexts = await claim(connection, terms, next_ids, reclaim=True) if next_ids else []
+    return {completed_by_next[claimed.lease.task_id]: claimed for claimed in nexts}

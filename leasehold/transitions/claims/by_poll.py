@@ -1,0 +1,189 @@
+"""`poll`: a worker looks for due tasks without a hint, and claims them so that tenants take turns."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic
+from types import MappingProxyType
+
+from leasehold.db.database import Connection, lookback, unindexed
+from leasehold.transitions.claims.marking import MARK_CLAIMED, job_columns
+from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
+
+_IS_DUE = """t.status IN ('pending', 'retry', 'waiting')
+             AND t.available_at BETWEEN statement_timestamp() - $6::interval AND statement_timestamp()
+             AND (t.status <> 'pending' OR t.available_at <= statement_timestamp() - x.overdue)"""
+
+# The tenants take turns: the statement takes the oldest due tasks of each queue, priority and tenant. A tenant's first
+# task comes before everybody's second, and a tenant with much running comes later, so a flood delays its own tenant.
+# A task of a lower priority ages into the next higher one in thirty seconds.
+# $1 queues, $2 owner, $3 duration of the lease, $4 how many tasks.
+# $5 how long a `pending` task must have been due, because its hint comes first; $13 the same for tenants not in $9.
+# $6 the poll window: older due tasks are not seen.
+# $7 and $8 how much each tenant has running; NULL: the statement counts it.
+# $9 tenants that run $10 tasks each with this worker: at most $11 more for each; $12 for any other tenant; NULL: any
+# number.
+# The statement passes over jobs that another statement has locked: hence it reads more candidates than it claims.
+# At least one row returns: it has the age of the oldest due task, the counts, and whether tenants were held back.
+POLL = f"""
+-- look
+WITH RECURSIVE served AS MATERIALIZED (
+    -- The queues that are not paused, and the priorities (`band`) of each.
+    SELECT q.queue, band FROM unnest($1::text[]) AS q(queue) CROSS JOIN generate_series(0, 2) AS band
+    WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = q.queue)
+), tenants(queue, band, tenant_id) AS (
+    -- The tenants with open tasks, by a loose index scan: one probe for each tenant, however many tasks it has.
+    SELECT s.queue, s.band, first.tenant_id
+    FROM served s CROSS JOIN LATERAL (
+        SELECT t.tenant_id FROM task t
+        WHERE t.queue = s.queue AND t.priority = s.band AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.available_at >= statement_timestamp() - $6::interval
+        ORDER BY t.tenant_id LIMIT 1
+    ) AS first
+    UNION ALL
+    SELECT x.queue, x.band, next.tenant_id
+    FROM tenants x CROSS JOIN LATERAL (
+        SELECT t.tenant_id FROM task t
+        WHERE t.queue = x.queue AND t.priority = x.band AND t.status IN ('pending', 'retry', 'waiting')
+          AND t.tenant_id > x.tenant_id AND t.available_at >= statement_timestamp() - $6::interval
+        ORDER BY t.tenant_id LIMIT 1
+    ) AS next
+), counting AS MATERIALIZED (
+    -- Whether to count what runs. A single tenant needs no turns, and counting costs: it also reads rows that have run
+    -- and are not vacuumed yet.
+    SELECT $7::text[] IS NULL AND count(DISTINCT tenant_id) > 1 AS now FROM tenants
+), busy AS MATERIALIZED (
+    -- How many tasks each tenant has running: counted here, or as the caller knows.
+    SELECT tenant_id, count(*) AS n FROM task
+    WHERE status = 'running' AND (SELECT counting.now FROM counting)
+    GROUP BY tenant_id
+    UNION ALL
+    SELECT known.tenant_id, known.n FROM unnest($7::text[], $8::bigint[]) AS known(tenant_id, n)
+), shares AS MATERIALIZED (
+    -- How many tasks this worker may claim for each tenant (`room`), and how long a hint comes first (`overdue`).
+    SELECT x.*, mine.n AS mine, CASE WHEN mine.tenant_id IS NULL THEN $12 ELSE mine.room END AS room,
+           CASE WHEN mine.tenant_id IS NULL THEN $13::interval ELSE $5::interval END AS overdue
+    FROM tenants x
+    LEFT JOIN unnest($9::text[], $10::int[], $11::int[]) AS mine(tenant_id, n, room) ON mine.tenant_id = x.tenant_id
+), heads AS MATERIALIZED (
+    -- The oldest due tasks of each tenant. For a tenant without room only the first: its age is reported.
+    SELECT head.*, x.band, x.tenant_id, x.mine, x.room
+    FROM shares x
+    CROSS JOIN LATERAL (
+        SELECT t.*, row_number() OVER (ORDER BY t.available_at) AS nth
+        FROM (
+            (SELECT t.id, t.job_id, t.status AS was, t.available_at FROM task t
+             WHERE t.queue = x.queue AND t.priority = x.band AND t.tenant_id = x.tenant_id AND {_IS_DUE}
+               AND x.room IS DISTINCT FROM 0
+             ORDER BY t.available_at LIMIT 4 * $4)
+            UNION ALL
+            (SELECT t.id, t.job_id, t.status, t.available_at FROM task t
+             WHERE t.queue = x.queue AND t.priority = x.band AND t.tenant_id = x.tenant_id AND {_IS_DUE}
+               AND x.room = 0
+             ORDER BY t.available_at LIMIT 1)
+        ) AS t
+    ) AS head
+), roomy AS MATERIALIZED (
+    -- A tenant's room is for all its queues and priorities together.
+    SELECT h.*, coalesce(row_number() OVER (PARTITION BY h.tenant_id ORDER BY h.nth, h.available_at) <= h.room, true)
+                AS has_room
+    FROM heads h
+), candidates AS MATERIALIZED (
+    -- In the order of turns.
+    SELECT h.id, h.job_id, h.was, h.nth + greatest(busy.n, h.mine, 0) AS turn,
+           h.available_at + h.band * interval '30 seconds' AS since
+    FROM roomy h LEFT JOIN busy ON busy.tenant_id = h.tenant_id
+    WHERE h.has_room
+    ORDER BY turn, since
+    LIMIT 8 * $4
+), due AS MATERIALIZED (
+    -- Locks the jobs that nobody else holds.
+    SELECT c.id, c.was, {job_columns("j")}
+    FROM candidates c JOIN job j ON j.id = c.job_id
+    WHERE {unindexed("j.status IN ('pending', 'queued', 'running', 'waiting_worker')")}
+    ORDER BY c.turn, c.since
+    LIMIT $4
+    FOR UPDATE OF j SKIP LOCKED
+), found AS MATERIALIZED (
+    -- Locks the tasks that are still due.
+    SELECT t.id, due.was, {job_columns("due")}
+    FROM due JOIN task t ON t.id = due.id
+    WHERE {unindexed("t.status IN ('pending', 'retry', 'waiting')")}
+    ORDER BY t.id
+    FOR UPDATE OF t
+){MARK_CLAIMED}
+SELECT counted.*, oldest.seconds AS oldest,
+       CASE WHEN counting.now THEN coalesce((SELECT jsonb_object_agg(tenant_id, n) FROM busy), '{{}}') END AS running,
+       EXISTS (SELECT 1 FROM roomy WHERE NOT has_room) AS held_back
+FROM (SELECT extract(epoch FROM max(statement_timestamp() - available_at))::float8 AS seconds FROM heads) AS oldest
+CROSS JOIN counting
+LEFT JOIN counted ON true
+ORDER BY counted.id
+"""
+
+
+_NOTHING_RUNS: Mapping[str, tuple[int, int | None]] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Polled:
+    """The tasks that a poll claimed. `oldest`: seconds that the oldest task in the poll window has been due; None: none
+    is due. `running`: how many tasks each tenant has running, if PostgreSQL counted. `held_back`: more tasks are due,
+    of tenants without room.
+    """
+
+    claimed: list[Claimed]
+    oldest: float | None = None
+    running: dict[str, int] | None = None
+    held_back: bool = False
+
+
+async def poll(
+    connection: Connection,
+    terms: LeaseTerms,
+    queues: Sequence[str],
+    limit: int,
+    *,
+    overdue: float = 0.0,
+    back: float | None = None,
+    running: Mapping[str, int] | None = None,
+    shares: Mapping[str, tuple[int, int | None]] = _NOTHING_RUNS,
+    other_room: int | None = None,
+    other_overdue: float | None = None,
+) -> Polled:
+    """pending | retry | waiting (due) -> running, for up to `limit` tasks without any hint; tenants take turns.
+
+    `overdue`: a task with a hint is left to its hint until it has been due for this many seconds.
+    `back`: the poll window in seconds. The poll does not see tasks that have been due for longer. None: it sees all.
+    `running`: how many tasks each tenant has running, for the turns. None: PostgreSQL counts, if several tenants have
+    work.
+    `shares`: for each tenant, how many tasks it runs with this worker, and how many more this poll may claim for it.
+    `other_room`: how many for a tenant that is not in `shares`. None: any number.
+    `other_overdue`: `overdue` for a tenant that is not in `shares`.
+    """
+    asked_at = monotonic()
+    rows = await connection.fetch(
+        POLL,
+        list(queues),
+        terms.owner,
+        timedelta(seconds=terms.ttl),
+        limit,
+        timedelta(seconds=overdue),
+        lookback(back),
+        None if running is None else list(running.keys()),
+        None if running is None else list(running.values()),
+        list(shares.keys()),
+        [running for running, _ in shares.values()],
+        [room for _, room in shares.values()],
+        other_room,
+        timedelta(seconds=overdue if other_overdue is None else min(overdue, other_overdue)),
+    )
+    claimed = [claimed_of(row, terms, asked_at) for row in rows if row["id"] is not None]
+    return Polled(claimed, rows[0]["oldest"], rows[0]["running"], rows[0]["held_back"])
+
+
+async def claim_due(connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int) -> list[Claimed]:
+    """As `poll`, of all due tasks."""
+    return (await poll(connection, terms, queues, limit)).claimed

@@ -1,0 +1,54 @@
+"""The second half of both claims: the SQL that marks the tasks of a CTE `found` as running."""
+
+from __future__ import annotations
+
+# The job's columns that a claim returns. PostgreSQL reads them once, when it locks the job. To join the job again would
+# compare each task of a batch with each job of the batch, because the planner estimates one row for a CTE.
+_JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
+                "gated", "grace_seconds")  # fmt: skip
+
+
+def job_columns(alias: str) -> str:
+    """SQL: the job's columns, of the table or CTE `alias`."""
+    return ", ".join(f"{alias}.{column}" for column in _JOB_COLUMNS)
+
+
+#: After a CTE `found` (id, was, job_columns). $2 the owner, $3 the duration of the lease. A CTE `counted` returns.
+MARK_CLAIMED = f"""
+, claimed AS (
+    -- A claim of a running task is a loss: its worker did not settle it.
+    UPDATE task t
+    SET status = 'running',
+        lease_owner = $2,
+        lease_until = clock_timestamp() + $3::interval,
+        epoch = t.epoch + 1,
+        attempt = t.attempt + 1,
+        losses = t.losses + (found.was = 'running')::int,
+        started_at = clock_timestamp()
+    FROM found
+    WHERE t.id = found.id
+    RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
+              t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
+              {job_columns("found")}
+), counted AS MATERIALIZED (
+    -- The claimed tasks of each job, numbered for its events; `becomes`: the job's status.
+    SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS n,
+           (count(*) FILTER (WHERE was <> 'running') OVER job)::int AS leased,
+           CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER job THEN 'waiting_worker' ELSE 'running' END AS becomes
+    FROM claimed c
+    WINDOW job AS (PARTITION BY job_id)
+), advanced AS (
+    UPDATE job j
+    SET status = mine.becomes,
+        leased = j.leased + mine.leased,
+        started_at = coalesce(j.started_at, clock_timestamp()),
+        event_seq = j.event_seq + mine.n
+    FROM counted mine
+    WHERE mine.nth = 1 AND j.id = mine.job_id
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+    SELECT c.job_id, c.event_seq + c.nth, c.tenant_id, CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,
+           c.becomes, c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)
+    FROM counted c
+)
+"""

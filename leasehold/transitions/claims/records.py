@@ -1,0 +1,75 @@
+"""What a claim returns to the worker, and the terms of the lease that it gives."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from leasehold.domain.lease import Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """A lease, and what the worker needs to run the attempt."""
+
+    lease: Lease
+    job_id: UUID
+    tenant_id: str
+    pipeline: str
+    pipeline_version: int
+    step: str
+    queue: str
+    priority: int
+    errors: int
+    crashes: int
+    was: str  # the task's state before the claim: `running` means taken over, `waiting` means snoozed
+    waited: float  # seconds that the task has been due; of no meaning for a task that was taken over
+    params: dict[str, Any]
+    inputs: dict[str, str]
+    output_prefix: str
+    trace: dict[str, str] | None
+    handler: str | None  # the `pipeline.step` whose code runs the task, where the job's own pipeline has none
+    timeout_seconds: int | None  # of one attempt, where the job's template sets it
+    gated: bool  # the job passed concurrency limits: its end may admit other jobs
+    grace_seconds: int  # how long a cancelled attempt may take to stop
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTerms:
+    """Who claims, and for how long. Times in seconds. `margin`: the worker counts its lease as expired this much before
+    PostgreSQL does. `max_losses`: a task whose worker was lost this often is not taken over.
+    """
+
+    owner: UUID
+    ttl: float
+    margin: float
+    max_losses: int
+
+
+def claimed_of(row: Any, terms: LeaseTerms, asked_at: float) -> Claimed:
+    """The claim that `row` describes. `asked_at`: the monotonic time just before the statement was sent, so that the
+    worker's lease ends no later than PostgreSQL's.
+    """
+    return Claimed(
+        lease=Lease(row["id"], terms.owner, row["epoch"], row["attempt"], asked_at + terms.ttl - terms.margin),
+        job_id=row["job_id"],
+        tenant_id=row["tenant_id"],
+        pipeline=row["pipeline"],
+        pipeline_version=row["pipeline_version"],
+        step=row["step"],
+        queue=row["queue"],
+        priority=row["priority"],
+        errors=row["errors"],
+        crashes=row["crashes"],
+        was=row["was"],
+        waited=row["waited"],
+        params=row["params"],
+        inputs=row["inputs"],
+        output_prefix=row["output_prefix"],
+        trace=row["trace"],
+        handler=row["handler"],
+        timeout_seconds=row["timeout_seconds"],
+        gated=row["gated"],
+        grace_seconds=row["grace_seconds"],
+    )

@@ -1,0 +1,71 @@
+"""`renew` and `to_cancel`: a worker's heartbeat keeps its leases, and learns which attempts must stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from uuid import UUID
+
+from leasehold.db.database import Connection, unindexed
+from leasehold.domain.lease import Lease
+
+# PostgreSQL passes over a row that another statement has locked, because that statement is settling the task: such a
+# lease is still ours, and not renewed.
+RENEW = f"""
+-- renew
+WITH held AS (
+    SELECT l.id, l.epoch FROM unnest($2::uuid[], $3::int[]) AS l(id, epoch)
+), mine AS MATERIALIZED (
+    SELECT t.id
+    FROM held JOIN task t ON t.id = held.id
+    WHERE t.lease_owner = $1 AND t.epoch = held.epoch AND {unindexed("t.status = 'running'")}
+    ORDER BY t.id
+    FOR UPDATE OF t SKIP LOCKED
+), renewed AS (
+    UPDATE task t SET lease_until = clock_timestamp() + $4::interval
+    FROM mine WHERE t.id = mine.id
+    RETURNING t.id
+)
+SELECT held.id,
+       renewed.id IS NOT NULL AS renewed,
+       coalesce(t.status = 'running' AND t.lease_owner = $1 AND t.epoch = held.epoch, false) AS still_ours,
+       coalesce(j.status = 'cancel_requested' AND t.cancelable, false) AS cancel
+FROM held
+LEFT JOIN renewed ON renewed.id = held.id
+LEFT JOIN task t ON t.id = held.id
+LEFT JOIN job j ON j.id = t.job_id
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """`renewed`: False while another statement has the row locked. `still_ours`: False when the lease is lost.
+    `cancel`: the attempt must stop.
+    """
+
+    task_id: UUID
+    renewed: bool
+    still_ours: bool
+    cancel: bool
+
+
+async def renew(connection: Connection, owner: UUID, leases: Sequence[Lease], ttl: float) -> list[Renewal]:
+    """running -> running with a later `lease_until`, for each lease that is still its owner's."""
+    rows = await connection.fetch(
+        RENEW, owner, [x.task_id for x in leases], [x.epoch for x in leases], timedelta(seconds=ttl)
+    )
+    return [Renewal(row["id"], row["renewed"], row["still_ours"], row["cancel"]) for row in rows]
+
+
+CANCELLED = f"""
+-- cancelled
+SELECT t.id FROM unnest($2::uuid[]) AS held(id) JOIN task t ON t.id = held.id JOIN job j ON j.id = t.job_id
+WHERE t.lease_owner = $1 AND t.cancelable AND {unindexed("t.status = 'running'")}
+  AND {unindexed("j.cancel_by IS NOT NULL AND j.finished_at IS NULL")}
+"""
+
+
+async def to_cancel(connection: Connection, owner: UUID, held: Iterable[UUID]) -> list[UUID]:
+    """Those of the tasks `held` by the owner whose job is being cancelled. Cheap enough for twice a second."""
+    return [row["id"] for row in await connection.fetch(CANCELLED, owner, list(held))]
