@@ -1,5 +1,6 @@
 -- cancel
 WITH stopped AS (
+    -- The steps that no worker runs end now.
     UPDATE task t
     SET status = CASE WHEN t.status = 'blocked' THEN 'skipped' ELSE 'cancelled' END, finished_at = clock_timestamp()
     WHERE t.job_id = ANY($1::uuid[]) AND t.status IN ('blocked', 'pending', 'retry', 'waiting')
@@ -8,6 +9,7 @@ WITH stopped AS (
     SELECT j.id, count(s.id)::int AS n FROM job j LEFT JOIN stopped s ON s.job_id = j.id
     WHERE j.id = ANY($1::uuid[]) GROUP BY j.id
 ), advanced AS (
+    -- Without a leased step the job has ended; else its workers have until `cancel_by` to stop.
     UPDATE job j
     SET status = CASE WHEN j.leased = 0 THEN 'cancelled' ELSE 'cancel_requested' END,
         cancel = $2::jsonb || jsonb_build_object('at', clock_timestamp()),

@@ -6,6 +6,7 @@ WITH jobs AS MATERIALIZED (
 ), passed AS (
     UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
 ), freed AS (
+    -- The first steps can run now; those of a later time wait for it.
     UPDATE task t
     SET waiting_on = t.waiting_on - 1,
         status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
@@ -24,7 +25,7 @@ WITH jobs AS MATERIALIZED (
 ), advanced AS (
     UPDATE job j
     SET held = false, event_seq = j.event_seq + 1, status = mine.becomes,
-        -- Its waiting is over, and its time begins; a deadline that was given stays.
+        -- The job's time begins now; a deadline that the client set stays.
         deadline_at = CASE WHEN j.timeout_seconds IS NULL AND j.start_within_seconds IS NULL THEN j.deadline_at
                            ELSE clock_timestamp() + make_interval(secs => j.timeout_seconds) END
     FROM counted mine WHERE mine.nth = 1 AND j.id = mine.job_id

@@ -1,7 +1,9 @@
 -- gates_waiting
 WITH RECURSIVE asked AS (
+    -- The limits.
     SELECT * FROM unnest($1::text[], $2::text[]) AS a(tenant_id, key)
 ), owners(tenant_id, key, owner) AS (
+    -- The tenants that wait at each limit, by a loose index scan: one probe for each tenant, however many jobs it has.
     SELECT asked.tenant_id, asked.key, first.owner
     FROM asked CROSS JOIN LATERAL (
         SELECT g.owner FROM gate_job g
@@ -16,6 +18,7 @@ WITH RECURSIVE asked AS (
         ORDER BY g.owner LIMIT 1
     ) AS next
 ), heads AS MATERIALIZED (
+    -- The first jobs of each tenant. At a limit of EVERYBODY ($4) a tenant's admitted jobs count before its first.
     SELECT head.job_id, head.priority, head.nth + inside.n AS turn
     FROM owners o
     CROSS JOIN LATERAL (

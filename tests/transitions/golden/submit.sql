@@ -1,5 +1,6 @@
 -- submit
 WITH new_job AS MATERIALIZED (
+    -- $1, the jobs as JSON records.
     SELECT * FROM jsonb_to_recordset($1::jsonb) AS j(
         id uuid, tenant_id text, pipeline text, pipeline_version smallint, status text, priority smallint,
         steps smallint, keep_seconds int, params jsonb, inputs jsonb, output_prefix text, trace jsonb,
@@ -8,6 +9,7 @@ WITH new_job AS MATERIALIZED (
         notify bool, exclusive_key text, dedupe_key text, cancelable bool, grace_seconds int,
         template text, version smallint, scope text, scope_id text, schedule_id uuid, tick timestamptz, rerun_of uuid)
 ), new_task AS MATERIALIZED (
+    -- $2, the tasks as JSON records.
     SELECT * FROM jsonb_to_recordset($2::jsonb) AS t(
         id uuid, job_id uuid, tenant_id text, step text, position smallint, queue text, priority smallint, status text,
         waiting_on smallint, unblocks uuid[], max_attempts smallint, handler text, timeout_seconds int,
@@ -25,6 +27,7 @@ WITH new_job AS MATERIALIZED (
            external, gated, gated, notify, exclusive_key, dedupe_key, cancelable, grace_seconds
     FROM new_job
 ), runs AS (
+    -- A job with a template is a run.
     INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id, scheduled_at, schedule_id, tick, rerun_of)
     SELECT id, tenant_id, template, version, scope, scope_id, not_before, schedule_id, tick, rerun_of
     FROM new_job WHERE template IS NOT NULL

@@ -1,0 +1,28 @@
+"""Concurrency limits admit jobs: a job with limits is held until each of them has room. In the schema a limit is a
+`gate`, and a `gate_job` row is a job that waits at it or was admitted.
+
+PostgreSQL counts the admitted, unfinished jobs: no stored number could drift. A transaction that admits locks the
+limits' rows in order, so that no limit is ever exceeded. Limits are asked when a job arrives, when one of their jobs
+ends, and by the sweeper; a job without limits costs nothing.
+
+Tenants that share a limit take turns: the tenant with the fewest admitted jobs comes first. A part of a shared limit is
+reserved for tenants without an admitted job, because an admitted job cannot be sent back.
+"""
+
+from leasehold.transitions.gates.admission import admit, admit_each
+from leasehold.transitions.gates.names import GATES, JOBS, ConcurrencyLimitName
+from leasehold.transitions.gates.queueing import Gated, crowded, forget_gates, gates_of, leave, queue_up
+
+__all__ = [
+    "GATES",
+    "JOBS",
+    "ConcurrencyLimitName",
+    "Gated",
+    "admit",
+    "admit_each",
+    "crowded",
+    "forget_gates",
+    "gates_of",
+    "leave",
+    "queue_up",
+]

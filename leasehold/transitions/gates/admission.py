@@ -1,0 +1,204 @@
+"""`admit`: the jobs that wait at concurrency limits are admitted, as many as there is room for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+from uuid import UUID
+
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection, unindexed
+from leasehold.domain.concurrency_limit import EVERYBODY
+from leasehold.transitions.gates.names import GATES, JOBS, ConcurrencyLimitName, limit_columns
+from leasehold.transitions.gates.room import rooms_of
+from leasehold.transitions.quarantine import alone, each, is_away, not_in
+
+#: The most jobs that one round reads, and so admits.
+_MAX_BATCH = 500
+#: The least that a first round reads: there is seldom room for more than a few jobs.
+_MIN_BATCH = 32
+
+# The jobs that come next at each limit, with all limits of those jobs. Tenants take turns: a tenant's first job comes
+# before everybody's second. $1 and $2 the limits, $3 how many jobs, $5 one job alone; NULL: any.
+_WAITING = f"""
+-- gates_waiting
+WITH RECURSIVE asked AS (
+    -- The limits.
+    SELECT * FROM unnest($1::text[], $2::text[]) AS a(tenant_id, key)
+), owners(tenant_id, key, owner) AS (
+    -- The tenants that wait at each limit, by a loose index scan: one probe for each tenant, however many jobs it has.
+    SELECT asked.tenant_id, asked.key, first.owner
+    FROM asked CROSS JOIN LATERAL (
+        SELECT g.owner FROM gate_job g
+        WHERE g.tenant_id = asked.tenant_id AND g.key = asked.key AND g.admitted_at IS NULL
+        ORDER BY g.owner LIMIT 1
+    ) AS first
+    UNION ALL
+    SELECT o.tenant_id, o.key, next.owner
+    FROM owners o CROSS JOIN LATERAL (
+        SELECT g.owner FROM gate_job g
+        WHERE g.tenant_id = o.tenant_id AND g.key = o.key AND g.admitted_at IS NULL AND g.owner > o.owner
+        ORDER BY g.owner LIMIT 1
+    ) AS next
+), heads AS MATERIALIZED (
+    -- The first jobs of each tenant. At a limit of EVERYBODY ($4) a tenant's admitted jobs count before its first.
+    SELECT head.job_id, head.priority, head.nth + inside.n AS turn
+    FROM owners o
+    CROSS JOIN LATERAL (
+        SELECT count(*) AS n FROM gate_job i
+        WHERE o.tenant_id = $4 AND i.tenant_id = o.tenant_id AND i.key = o.key AND i.owner = o.owner
+          AND i.admitted_at IS NOT NULL
+    ) AS inside
+    CROSS JOIN LATERAL (
+        SELECT g.job_id, g.priority, row_number() OVER (ORDER BY g.priority, g.job_id) AS nth FROM gate_job g
+        WHERE g.tenant_id = o.tenant_id AND g.key = o.key AND g.owner = o.owner AND g.admitted_at IS NULL
+          AND g.ready_at <= clock_timestamp() AND ($5::uuid IS NULL OR g.job_id = $5) AND {not_in(JOBS, "g.job_id")}
+        ORDER BY g.priority, g.job_id LIMIT $3
+    ) AS head
+), waiting AS MATERIALIZED (
+    SELECT job_id, priority, max(turn) AS turn FROM heads GROUP BY job_id, priority
+    ORDER BY turn, priority, job_id LIMIT $3
+)
+SELECT w.job_id, j.tenant_id, array_agg(g.tenant_id) AS tenants, array_agg(g.key) AS keys,
+       j.finished_at IS NULL AS alive
+FROM waiting w JOIN gate_job g ON g.job_id = w.job_id JOIN job j ON j.id = w.job_id
+GROUP BY w.job_id, w.priority, w.turn, j.tenant_id, j.finished_at ORDER BY w.turn, w.priority, w.job_id
+"""
+
+# $1 the jobs. Their limits counted as one more step that each first step needs. `jobs` locks each job and reads its
+# columns once; later CTEs reuse them.
+ADMIT = f"""
+-- gates_admit
+WITH jobs AS MATERIALIZED (
+    SELECT j.id, j.tenant_id, j.status, j.event_seq, j.trace
+    FROM job j WHERE j.id = ANY($1::uuid[]) AND j.held AND {unindexed("j.finished_at IS NULL")}
+    ORDER BY j.id FOR UPDATE
+), passed AS (
+    UPDATE gate_job g SET admitted_at = clock_timestamp() FROM jobs WHERE g.job_id = jobs.id
+), freed AS (
+    -- The first steps can run now; those of a later time wait for it.
+    UPDATE task t
+    SET waiting_on = t.waiting_on - 1,
+        status = CASE WHEN t.available_at > clock_timestamp() THEN 'waiting' ELSE 'pending' END,
+        available_at = greatest(t.available_at, clock_timestamp())
+    FROM jobs
+    WHERE t.job_id = jobs.id AND t.status = 'blocked' AND t.waiting_on = 1
+      AND NOT EXISTS (SELECT 1 FROM task p WHERE p.job_id = t.job_id AND t.id = ANY(p.unblocks)
+                        AND p.status <> 'succeeded')
+    RETURNING t.id, t.job_id, t.queue, t.priority, t.status, jobs.tenant_id, jobs.status AS was, jobs.event_seq,
+              jobs.trace
+), counted AS MATERIALIZED (
+    SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth,
+           CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER (PARTITION BY job_id)
+                THEN 'waiting_worker' ELSE was END AS becomes
+    FROM freed f
+), advanced AS (
+    UPDATE job j
+    SET held = false, event_seq = j.event_seq + 1, status = mine.becomes,
+        -- The job's time begins now; a deadline that the client set stays.
+        deadline_at = CASE WHEN j.timeout_seconds IS NULL AND j.start_within_seconds IS NULL THEN j.deadline_at
+                           ELSE clock_timestamp() + make_interval(secs => j.timeout_seconds) END
+    FROM counted mine WHERE mine.nth = 1 AND j.id = mine.job_id
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
+    SELECT job_id, event_seq + 1, tenant_id, 'admitted', becomes FROM counted WHERE nth = 1
+)
+INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
+FROM counted
+WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
+RETURNING id AS outbox_id, task_id, queue, priority, headers
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class _Chosen:
+    """The jobs for which all their limits have room. `more`: another round may find more."""
+
+    job_ids: Sequence[UUID] = ()
+    more: bool = False
+
+
+async def admit(
+    connection: Connection, names: Iterable[ConcurrencyLimitName], ended: Sequence[UUID] | None = None
+) -> list[Announcement]:
+    """held -> runnable, for as many jobs of these limits as there is room for: tenants take turns, and each tenant's
+    jobs go by priority and age. Returns the hints to be published.
+
+    `ended`: the jobs that may have ended since the limits were last asked. None: unknown; all admitted jobs are read.
+    A job that another limit holds does not hold the jobs behind it.
+    """
+    limits = sorted(set(names))
+    hints: list[Announcement] = []
+    batch = _MAX_BATCH if ended is None else min(_MAX_BATCH, max(_MIN_BATCH, 2 * len(ended)))
+    more = bool(limits)
+    while more:
+        chosen, rows = await _admit_batch(connection, limits, ended, batch)
+        hints += [Announcement.from_row(row) for row in rows]
+        more = chosen.more and (batch < _MAX_BATCH or bool(chosen.job_ids))
+        ended, batch = (), min(_MAX_BATCH, 4 * batch)
+    return hints
+
+
+async def _admit_batch(
+    connection: Connection, limits: Sequence[ConcurrencyLimitName], ended: Sequence[UUID] | None, batch: int
+) -> tuple[_Chosen, list[Any]]:
+    """One round: the chosen jobs, and the rows of their hints. If admitting them together fails, each is admitted by
+    itself: a job that cannot be admitted holds back no other.
+    """
+    chosen = _Chosen()
+
+    async def choose(only: object | None) -> Sequence[UUID]:
+        nonlocal chosen
+        choice = await _choose(connection, limits, ended, batch, only)
+        if only is None:
+            chosen = choice
+        return choice.job_ids
+
+    async def enter(job_ids: Sequence[UUID]) -> list[Any]:
+        return await connection.fetch(ADMIT, list(job_ids))
+
+    rows = await each(connection, JOBS, choose, enter)
+    return chosen, rows
+
+
+async def admit_each(connection: Connection, names: Iterable[ConcurrencyLimitName]) -> list[Announcement]:
+    """As `admit`, for limits that are independent of each other: a limit that cannot be asked is set aside."""
+    limits = sorted(set(names))
+    try:
+        return await admit(connection, limits)
+    except Exception as error:
+        if is_away(connection, error):
+            raise
+    hints: list[Announcement] = []
+    for name in limits:
+        hints += await alone(connection, GATES, "/".join(name), partial(admit, connection, [name])) or ()
+    return hints
+
+
+async def _choose(
+    connection: Connection,
+    limits: Sequence[ConcurrencyLimitName],
+    ended: Sequence[UUID] | None,
+    batch: int,
+    only: object | None = None,
+) -> _Chosen:
+    """Choose among the first `batch` waiting jobs, or only the job `only`."""
+    waiting = await connection.fetch(_WAITING, *limit_columns(limits), batch, EVERYBODY, only)
+    limits_of_waiting = (name for row in waiting for name in _limits_of(row))
+    rooms = await rooms_of(connection, sorted({*limits, *limits_of_waiting}), ended)
+    job_ids = []
+    for row in waiting:
+        job_rooms = [rooms[name] for name in _limits_of(row)]
+        if row["alive"] and all(room.admits(row["tenant_id"]) for room in job_rooms):
+            job_ids.append(row["job_id"])
+            for room in job_rooms:
+                room.take(row["tenant_id"])
+    room_left = any(rooms[name].left and not rooms[name].refused_share for name in limits)
+    return _Chosen(job_ids, len(waiting) == batch and room_left)
+
+
+def _limits_of(row: Any) -> list[ConcurrencyLimitName]:
+    return list(zip(row["tenants"], row["keys"], strict=True))

@@ -1,0 +1,20 @@
+"""How code names a concurrency limit, and the duties that admit jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeAlias
+
+#: (tenant, key)
+ConcurrencyLimitName: TypeAlias = tuple[str, str]
+
+#: The duties in the quarantine: jobs that cannot be admitted, and limits that cannot be asked.
+JOBS, GATES = "admissions", "gates"
+#: SQL: the limit `g` as a unit of the duty GATES.
+GATE_UNIT = "g.tenant_id || '/' || g.key"
+
+
+def limit_columns(names: Iterable[ConcurrencyLimitName]) -> tuple[list[str], list[str]]:
+    """Two parameters of a statement: the tenants, and the keys."""
+    pairs = list(names)
+    return [tenant for tenant, _ in pairs], [key for _, key in pairs]

@@ -1,0 +1,138 @@
+"""The rows of concurrency limits: jobs wait at them, leave them, and are forgotten."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Protocol
+from uuid import UUID
+
+from leasehold.db.database import Connection
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.transitions.gates.names import GATE_UNIT, GATES, ConcurrencyLimitName, limit_columns
+from leasehold.transitions.quarantine import not_in
+
+
+class Gated(Protocol):
+    """A job with concurrency limits; `transitions.jobs.NewJob` is one."""
+
+    @property
+    def id(self) -> UUID: ...
+    @property
+    def tenant_id(self) -> str: ...
+    @property
+    def priority(self) -> int: ...
+    @property
+    def gates(self) -> Sequence[ConcurrencyLimit]: ...
+    @property
+    def not_before(self) -> datetime | None: ...
+
+
+# A limit that an operator declared keeps the operator's bounds.
+_WRITE_LIMITS = """
+-- gates_known
+INSERT INTO gate (tenant_id, key, at_most, per_minute)
+SELECT * FROM unnest($1::text[], $2::text[], $3::int[], $4::int[])
+ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = excluded.at_most, per_minute = excluded.per_minute
+WHERE NOT gate.declared AND (excluded.at_most IS NOT NULL OR excluded.per_minute IS NOT NULL)
+  AND (gate.at_most, gate.per_minute) IS DISTINCT FROM (excluded.at_most, excluded.per_minute)
+"""
+
+# The declared limits from which other limits have their bounds. The lock makes a transaction that changes or lifts a
+# declared limit wait until the followers have committed.
+_FOLLOWED = """
+-- gates_followed
+SELECT g.tenant_id, g.key, g.at_most, g.per_minute
+FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
+JOIN gate g ON g.tenant_id = asked.tenant_id AND g.key = asked.key AND g.declared
+ORDER BY g.tenant_id, g.key
+FOR SHARE OF g
+"""
+
+_QUEUE_UP = """
+-- gates_queue_up
+INSERT INTO gate_job (tenant_id, key, job_id, priority, ready_at, owner)
+SELECT g.tenant_id, g.key, g.job_id, g.priority, coalesce(g.ready_at, clock_timestamp()), g.owner
+FROM unnest($1::text[], $2::text[], $3::uuid[], $4::smallint[], $5::timestamptz[], $6::text[])
+    AS g(tenant_id, key, job_id, priority, ready_at, owner)
+"""
+
+
+async def queue_up(connection: Connection, jobs: Sequence[Gated]) -> None:
+    """New jobs wait at their limits. Call it in the transaction that writes the jobs."""
+    await _write_limits(connection, [limit for job in jobs for limit in job.gates])
+    rows = [
+        (limit.tenant_id, limit.key, job.id, job.priority, job.not_before, job.tenant_id)
+        for job in jobs
+        for limit in job.gates
+    ]
+    await connection.execute(_QUEUE_UP, *(list(column) for column in zip(*rows, strict=True)))
+
+
+async def _bounds(
+    connection: Connection, limits: Mapping[ConcurrencyLimitName, ConcurrencyLimit]
+) -> dict[ConcurrencyLimitName, tuple[int | None, int | None]]:
+    """The bounds (`at_most`, `per_minute`) that each limit's row gets. A limit that follows a declared one has the
+    declared bounds of this moment: the operator may have lifted them since the job was made.
+    """
+    followed = sorted({x.limit for name, x in limits.items() if x.limit is not None and x.limit != name})
+    rows = await connection.fetch(_FOLLOWED, *limit_columns(followed)) if followed else ()
+    declared = {(row["tenant_id"], row["key"]): (row["at_most"], row["per_minute"]) for row in rows}
+    return {
+        name: (limit.at_most, limit.per_minute) if limit.limit is None else declared.get(limit.limit, (None, None))
+        for name, limit in limits.items()
+    }
+
+
+async def _write_limits(connection: Connection, limits: Iterable[ConcurrencyLimit]) -> None:
+    """Write the limits' rows, and lock them in order."""
+    by_name = {(limit.tenant_id, limit.key): limit for limit in limits}
+    names = sorted(by_name)
+    bounds = await _bounds(connection, by_name)
+    await connection.execute(
+        _WRITE_LIMITS, *limit_columns(names), [bounds[name][0] for name in names], [bounds[name][1] for name in names]
+    )
+
+
+async def leave(connection: Connection, job_id: UUID, limits: Sequence[ConcurrencyLimit]) -> None:
+    """Forget that a finished job was admitted, because it waits at `limits` again. The limits' locks come first, as in
+    every admission. A rate no longer counts the earlier admission.
+    """
+    if limits:
+        await _write_limits(connection, limits)
+    await connection.execute("DELETE FROM gate_job WHERE job_id = $1", job_id)
+
+
+async def gates_of(connection: Connection, job_ids: Sequence[UUID]) -> list[ConcurrencyLimitName]:
+    """The limits that these jobs named: they may have room once the jobs have ended."""
+    rows = await connection.fetch(
+        "SELECT DISTINCT tenant_id, key FROM gate_job WHERE job_id = ANY($1::uuid[])", list(job_ids)
+    )
+    return [(row["tenant_id"], row["key"]) for row in rows]
+
+
+async def crowded(connection: Connection, after: ConcurrencyLimitName, limit: int = 200) -> list[ConcurrencyLimitName]:
+    """The limits at which jobs wait, in order, beginning after `after`."""
+    rows = await connection.fetch(
+        "SELECT g.tenant_id, g.key FROM gate g WHERE (g.tenant_id, g.key) > ($1, $2) AND EXISTS ("
+        "SELECT 1 FROM gate_job w WHERE w.tenant_id = g.tenant_id AND w.key = g.key AND w.admitted_at IS NULL)"
+        f" AND {not_in(GATES, GATE_UNIT, 'text')} ORDER BY g.tenant_id, g.key LIMIT $3",
+        *after,
+        limit,
+    )
+    return [(row["tenant_id"], row["key"]) for row in rows]
+
+
+async def forget_gates(connection: Connection, limit: int = 1000) -> None:
+    """Delete the rows of jobs that ended over a minute ago, and limits that no job names and no operator declared."""
+    await connection.execute(
+        "DELETE FROM gate_job WHERE (tenant_id, key, job_id) IN (SELECT g.tenant_id, g.key, g.job_id FROM gate_job g"
+        " JOIN job j ON j.id = g.job_id WHERE j.finished_at < clock_timestamp() - interval '60 seconds' LIMIT $1)",
+        limit,
+    )
+    await connection.execute(
+        "DELETE FROM gate WHERE (tenant_id, key) IN (SELECT g.tenant_id, g.key FROM gate g WHERE NOT g.declared"
+        " AND NOT EXISTS (SELECT 1 FROM gate_job w WHERE w.tenant_id = g.tenant_id AND w.key = g.key)"
+        " LIMIT $1 FOR UPDATE SKIP LOCKED)",
+        limit,
+    )

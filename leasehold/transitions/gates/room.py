@@ -1,0 +1,138 @@
+"""How much room concurrency limits have. The reader holds the limits' rows locked."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from leasehold.db.database import Connection
+from leasehold.domain.concurrency_limit import EVERYBODY, GREED
+from leasehold.transitions.gates.names import ConcurrencyLimitName, limit_columns
+
+#: A shared limit of at least this many jobs reserves a place for a tenant without an admitted job.
+_RESERVES_FROM = 4
+
+# How many admitted jobs each tenant has at the limits that tenants share.
+_OWNERS = """
+-- gates_owners
+SELECT g.key, g.owner, count(*) AS n FROM gate_job g
+WHERE g.tenant_id = $1 AND g.key = ANY($2::text[]) AND g.admitted_at IS NOT NULL
+GROUP BY g.key, g.owner
+"""
+
+_LOCK = """
+-- gates_lock
+SELECT g.tenant_id, g.key, g.at_most, g.per_minute
+FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
+JOIN gate g ON g.tenant_id = asked.tenant_id AND g.key = asked.key
+ORDER BY g.tenant_id, g.key
+FOR UPDATE OF g
+"""
+
+# A finished job no longer counts; a limit with a rate remembers its admission for a minute.
+_FORGETTABLE = """
+  AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR g.admitted_at < clock_timestamp() - interval '60 seconds')
+"""
+# $1 jobs that may have ended.
+_FORGET_LEFT = f"""
+-- gates_forget_left
+DELETE FROM gate_job g
+USING unnest($1::uuid[]) AS gone(job_id), job j, gate
+WHERE g.job_id = gone.job_id AND j.id = gone.job_id AND j.finished_at IS NOT NULL
+  AND gate.tenant_id = g.tenant_id AND gate.key = g.key{_FORGETTABLE}"""
+
+_FORGET = f"""
+-- gates_forget
+DELETE FROM gate_job g
+USING unnest($1::text[], $2::text[]) AS asked(tenant_id, key), gate, job j
+WHERE g.tenant_id = asked.tenant_id AND g.key = asked.key AND gate.tenant_id = g.tenant_id AND gate.key = g.key
+  AND j.id = g.job_id AND j.finished_at IS NOT NULL{_FORGETTABLE}"""
+
+# A finished job that is not forgotten yet still counts: the limit holds, and the sweeper forgets the job.
+_INSIDE = """
+-- gates_inside
+SELECT gate.tenant_id, gate.key, used.inside, used.lately
+FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
+JOIN gate ON gate.tenant_id = asked.tenant_id AND gate.key = asked.key
+CROSS JOIN LATERAL (
+    SELECT count(*) AS inside, 0::bigint AS lately FROM gate_job g
+    WHERE gate.per_minute IS NULL AND g.tenant_id = gate.tenant_id AND g.key = gate.key AND g.admitted_at IS NOT NULL
+    HAVING gate.per_minute IS NULL
+    UNION ALL
+    SELECT count(*) FILTER (WHERE j.finished_at IS NULL),
+           count(*) FILTER (WHERE g.admitted_at > clock_timestamp() - interval '60 seconds')
+    FROM gate_job g JOIN job j ON j.id = g.job_id
+    WHERE gate.per_minute IS NOT NULL AND g.tenant_id = gate.tenant_id AND g.key = gate.key
+      AND g.admitted_at IS NOT NULL
+    HAVING gate.per_minute IS NOT NULL
+) AS used
+"""
+
+
+@dataclass(slots=True)
+class Room:
+    """The room of one limit. `places`: how many more jobs may be admitted and unfinished; `entries`: how many more may
+    be admitted this minute; None: any number. `admitted`: each tenant's admitted jobs, where tenants share the limit.
+    `reserved`: places for tenants without an admitted job only.
+    """
+
+    places: int | None
+    entries: int | None
+    reserved: int = 0
+    admitted: Counter[str] | None = None
+    #: A tenant was refused because it had its share. The tenants behind it in turn have no smaller share.
+    refused_share: bool = False
+
+    @property
+    def left(self) -> bool:
+        return self.places != 0 and self.entries != 0
+
+    def admits(self, tenant_id: str) -> bool:
+        if not self.left:
+            return False
+        if self.admitted is None or self.places is None or not self.admitted[tenant_id]:
+            return True
+        admits = self.places > self.reserved and self.admitted[tenant_id] < GREED * self.places
+        self.refused_share = self.refused_share or not admits
+        return admits
+
+    def take(self, tenant_id: str) -> None:
+        self.places = None if self.places is None else self.places - 1
+        self.entries = None if self.entries is None else self.entries - 1
+        if self.admitted is not None:
+            self.admitted[tenant_id] += 1
+
+
+async def rooms_of(
+    connection: Connection, names: Sequence[ConcurrencyLimitName], ended: Sequence[UUID] | None
+) -> Mapping[ConcurrencyLimitName, Room]:
+    """Lock the limits and count the room of each. `ended`: jobs that may have ended since; None: any job may have. A
+    limit without a row has room for any number.
+    """
+    columns = limit_columns(names)
+    limits = await connection.fetch(_LOCK, *columns)
+    if ended is None:
+        await connection.execute(_FORGET, *columns)
+    elif ended:
+        await connection.execute(_FORGET_LEFT, sorted(ended))
+    used = {(row["tenant_id"], row["key"]): row for row in await connection.fetch(_INSIDE, *columns)}
+    shared: dict[str, Counter[str]] = {key: Counter() for tenant_id, key in names if tenant_id == EVERYBODY}
+    for row in await connection.fetch(_OWNERS, EVERYBODY, list(shared)) if shared else ():
+        shared[row["key"]][row["owner"]] = row["n"]
+    rooms: defaultdict[ConcurrencyLimitName, Room] = defaultdict(lambda: Room(None, None))
+    for row in limits:
+        name = (row["tenant_id"], row["key"])
+        inside, lately = (used[name]["inside"], used[name]["lately"]) if name in used else (0, 0)
+        rooms[name] = Room(
+            _left(row["at_most"], inside),
+            _left(row["per_minute"], lately),
+            int((row["at_most"] or 0) >= _RESERVES_FROM),
+            shared[row["key"]] if row["tenant_id"] == EVERYBODY else None,
+        )
+    return rooms
+
+
+def _left(bound: int | None, used: int) -> int | None:
+    return None if bound is None else max(bound - used, 0)

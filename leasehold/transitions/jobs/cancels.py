@@ -1,0 +1,109 @@
+"""`request_cancel` and `expire_early`: a client, an operator or a newer run ends a job before its time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+from leasehold.db.database import Connection, unindexed
+from leasehold.domain.states import JobState
+from leasehold.transitions.endings import JobEnded, jobs_ended
+
+# REQUEST_CANCEL runs after this statement, in the same transaction: a statement that itself waited for the job's lock
+# would read the steps as they were before. $3: also jobs that are not cancelable.
+_LOCK_CANCELABLE = f"""
+-- cancel_lock
+SELECT j.id FROM job j
+WHERE j.id = ANY($1::uuid[]) AND j.tenant_id = $2 AND j.status <> 'cancel_requested' AND (j.cancelable OR $3)
+  AND {unindexed("j.finished_at IS NULL")}
+ORDER BY j.id
+FOR UPDATE
+"""
+
+REQUEST_CANCEL = """
+-- cancel
+WITH stopped AS (
+    -- The steps that no worker runs end now.
+    UPDATE task t
+    SET status = CASE WHEN t.status = 'blocked' THEN 'skipped' ELSE 'cancelled' END, finished_at = clock_timestamp()
+    WHERE t.job_id = ANY($1::uuid[]) AND t.status IN ('blocked', 'pending', 'retry', 'waiting')
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status
+), counted AS (
+    SELECT j.id, count(s.id)::int AS n FROM job j LEFT JOIN stopped s ON s.job_id = j.id
+    WHERE j.id = ANY($1::uuid[]) GROUP BY j.id
+), advanced AS (
+    -- Without a leased step the job has ended; else its workers have until `cancel_by` to stop.
+    UPDATE job j
+    SET status = CASE WHEN j.leased = 0 THEN 'cancelled' ELSE 'cancel_requested' END,
+        cancel = $2::jsonb || jsonb_build_object('at', clock_timestamp()),
+        cancel_by = clock_timestamp() + make_interval(secs => j.grace_seconds), held = false,
+        finished_at = CASE WHEN j.leased = 0 THEN clock_timestamp() END,
+        expires_at = CASE WHEN j.leased = 0 THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + counted.n + 1
+    FROM counted WHERE j.id = counted.id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - counted.n - 1 AS seq, counted.n, j.pipeline,
+              extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
+), asked AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, data)
+    SELECT id, seq + 1, tenant_id, 'cancel_requested', CASE WHEN n = 0 THEN status ELSE 'cancel_requested' END,
+           $2::jsonb
+    FROM advanced
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    SELECT s.job_id, a.seq + 1 + s.nth, a.tenant_id, s.status,
+           CASE WHEN s.nth < a.n THEN 'cancel_requested' ELSE a.status END, s.id, s.step, s.status, s.epoch
+    FROM (
+        SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
+    ) AS s JOIN advanced a ON a.id = s.job_id
+)
+SELECT id, status, CASE WHEN status = 'cancelled' THEN id END AS ended_job, pipeline, status AS outcome, seconds
+FROM advanced
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Cancels:
+    """The new states of the cancelled jobs, and those that ended at once."""
+
+    states: dict[UUID, JobState]
+    ended: list[JobEnded]
+
+
+async def request_cancel(
+    connection: Connection,
+    job_ids: Sequence[UUID],
+    tenant_id: str,
+    *,
+    reason: str,
+    by: str,
+    forced: bool = False,
+) -> Cancels:
+    """Unfinished -> cancelled when no step of the job is leased, else -> cancel_requested: no step starts any more.
+
+    A job is not in `states` if it had ended, is being cancelled already, is not the tenant's, or is not cancelable
+    (unless `forced`).
+    """
+    async with connection.transaction():
+        locked = [row["id"] for row in await connection.fetch(_LOCK_CANCELABLE, list(job_ids), tenant_id, forced)]
+        if not locked:
+            return Cancels({}, [])
+        rows = await connection.fetch(REQUEST_CANCEL, locked, {"reason": reason, "by": by})
+    return Cancels({row["id"]: JobState(row["status"]) for row in rows}, jobs_ended(rows))
+
+
+EXPIRE_EARLY = """
+-- expire_early
+UPDATE job
+SET keep_seconds = 0, expires_at = CASE WHEN finished_at IS NOT NULL THEN clock_timestamp() END
+WHERE id = $1 AND tenant_id = $2
+RETURNING finished_at IS NOT NULL AS finished, output_prefix
+"""
+
+
+async def expire_early(connection: Connection, job_id: UUID, tenant_id: str) -> str | None:
+    """Retention deletes the job as soon as the job has ended. Returns the prefix of its objects if it has ended
+    already; None: it has not, or there is no such job.
+    """
+    row = await connection.fetchrow(EXPIRE_EARLY, job_id, tenant_id)
+    return row["output_prefix"] if row is not None and row["finished"] else None

@@ -1,0 +1,172 @@
+"""A job to be written (`NewJob`), and its rows: one for the job, one for each task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from leasehold.broker.outbox import TENANT
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.domain.errors import Invalid
+from leasehold.domain.ids import new_id
+from leasehold.domain.pipeline import Pipeline, Step, pinned_queue
+from leasehold.domain.states import JobState, TaskState
+
+#: Queues of external workers begin so. PostgreSQL writes no hints for them, and each belongs to a tenant.
+EXTERNAL = "ext:"
+
+
+def external_queue(tenant_id: str, queue: str) -> str:
+    """The queue of a tenant's external workers, as rows have it. The name has the tenant: no other tenant can ask for
+    it.
+    """
+    return f"{EXTERNAL}{tenant_id}:{queue}"
+
+
+@dataclass(frozen=True, slots=True)
+class RunOf:
+    """What makes a job a run: its template and scope, the schedule and tick that made it, and the run that it
+    repeats.
+    """
+
+    template: str
+    version: int
+    scope: str
+    scope_id: str
+    schedule_id: UUID | None = None
+    tick: datetime | None = None
+    rerun_of: UUID | None = None
+
+    def record(self) -> dict[str, Any]:
+        return {
+            "template": self.template,
+            "version": self.version,
+            "scope": self.scope,
+            "scope_id": self.scope_id,
+            "schedule_id": self.schedule_id,
+            "tick": self.tick,
+            "rerun_of": self.rerun_of,
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class NewJob:
+    """A job to be written. The caller has validated `params` by the pipeline's params model."""
+
+    pipeline: Pipeline
+    tenant_id: str
+    params: Mapping[str, Any] = field(default_factory=dict)
+    inputs: Mapping[str, str] = field(default_factory=dict)
+    output_prefix: str | None = None  # default: jobs/{id}/output
+    priority: int = 1
+    step_priority: Mapping[str, int] = field(default_factory=dict)  # by step name, where it differs from the job's
+    keep_seconds: int | None = None
+    # None: the pipeline's `start_within` while the job is held, and the pipeline's timeout once it is admitted. Both by
+    # PostgreSQL's clock.
+    deadline_at: datetime | None = None
+    trace: Mapping[str, str] | None = None
+    id: UUID = field(default_factory=new_id)
+    not_before: datetime | None = None  # no step starts earlier
+    gates: Sequence[ConcurrencyLimit] = ()  # the job is held until all of them admit it (transitions.gates)
+    exclusive_key: str | None = None  # a second unfinished job with this key raises asyncpg.UniqueViolationError
+    dedupe_key: str | None = None  # as `exclusive_key`
+    start_within: timedelta | None = None  # instead of the pipeline's
+    notify: bool = False  # a webhook subscribes to the end of the job
+    pin: str | None = None  # only workers with this label run it: LEASEHOLD_WORKER_LABELS
+    run: RunOf | None = None
+
+
+def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    terms = new.pipeline.terms
+    by_clock = new.deadline_at is None  # PostgreSQL computes the deadline
+    first_tasks = [task for task in tasks if task["status"] in ("pending", "waiting")]
+    waits_for_external = bool(first_tasks) and all(task["queue"].startswith(EXTERNAL) for task in first_tasks)
+    return {
+        "id": new.id,
+        "tenant_id": new.tenant_id,
+        "pipeline": new.pipeline.name,
+        "pipeline_version": new.pipeline.version,
+        "status": JobState.WAITING_WORKER if waits_for_external else JobState.PENDING,
+        "priority": new.priority,
+        "steps": sum(task["status"] != "skipped" for task in tasks),
+        "keep_seconds": new.keep_seconds,
+        "params": new.params,
+        "inputs": new.inputs,
+        "output_prefix": new.output_prefix or f"jobs/{new.id}/output",
+        "trace": _hint_headers(new),
+        "deadline_at": new.deadline_at,
+        "not_before": new.not_before,
+        "timeout_seconds": _whole_seconds(terms.timeout) if by_clock else None,
+        "start_within_seconds": _whole_seconds(new.start_within or terms.start_within) if by_clock else None,
+        "external": sum(step.external for step in new.pipeline.steps),
+        "gated": bool(new.gates),
+        "notify": new.notify,
+        "exclusive_key": new.exclusive_key,
+        "dedupe_key": new.dedupe_key,
+        "cancelable": terms.cancelable,
+        "grace_seconds": int(terms.grace.total_seconds()),
+    } | (new.run.record() if new.run is not None else {})
+
+
+def _whole_seconds(duration: timedelta | None) -> int | None:
+    return None if duration is None else max(round(duration.total_seconds()), 1)
+
+
+def _hint_headers(new: NewJob) -> dict[str, str]:
+    """The headers of the job's hints. They stand in the job's row: each statement that writes a hint copies them."""
+    return {**(new.trace or {}), TENANT: new.tenant_id}
+
+
+def task_records(new: NewJob) -> list[dict[str, Any]]:
+    steps = [step for step in new.pipeline.steps if not step.part]
+    ids = {step.name: new_id() for step in steps}
+    skipped = {step.name for step in steps if step.skip_if is not None and step.skip_if.holds(new.params)}
+    if len(skipped) == len(steps):
+        raise Invalid("nothing_to_do", "The parameters skip every step.")
+    return [_task_record(new, step, position, ids, skipped) for position, step in enumerate(steps)]
+
+
+def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID], skipped: set[str]) -> dict[str, Any]:
+    waiting_on = sum(need not in skipped for need in step.needs)
+    not_before = new.not_before if waiting_on == 0 else None
+    if new.gates and waiting_on == 0:
+        waiting_on = 1  # its concurrency limits count as one step that the task needs
+    needed_by = [other for other in new.pipeline.steps if step.name in other.needs]
+    return {
+        "id": ids[step.name],
+        "job_id": new.id,
+        "tenant_id": new.tenant_id,
+        "priority": new.step_priority.get(step.name, new.priority),
+        "trace": _hint_headers(new),
+        "step": step.name,
+        "position": position,
+        "queue": external_queue(new.tenant_id, step.queue) if step.external else pinned_queue(step.queue, new.pin),
+        "status": _first_state(step, waiting_on, not_before, skipped),
+        "waiting_on": waiting_on,
+        "unblocks": [] if step.name in skipped else [ids[other.name] for other in needed_by],
+        "max_attempts": step.max_attempts,
+        "handler": step.handler,
+        "timeout_seconds": _task_timeout(step),
+        "cancelable": step.cancelable,
+        "not_before": not_before,
+    }
+
+
+def _task_timeout(step: Step) -> int | None:
+    """Seconds that one attempt may take, as the template sets it. None: the worker uses the limit in the step's code.
+    An external worker has no code: its row has the step's default.
+    """
+    if step.timeout_seconds is None and step.external:
+        return max(int(step.timeout.total_seconds()), 1)
+    return step.timeout_seconds
+
+
+def _first_state(step: Step, waiting_on: int, not_before: datetime | None, skipped: set[str]) -> TaskState:
+    if step.name in skipped:
+        return TaskState.SKIPPED
+    if waiting_on:
+        return TaskState.BLOCKED
+    return TaskState.PENDING if not_before is None else TaskState.WAITING

@@ -1,0 +1,151 @@
+"""`replay`: a failed job runs again, from its failed step or from another."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.domain.errors import Invalid
+from leasehold.transitions import gates
+
+# A step that the parameters skip: it has no event.
+_LEFT_OUT = """(t.status = 'skipped' AND t.epoch = 0
+    AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
+
+# Of a failed job only: its failed, skipped and cancelled steps become runnable again, with their counters reset. The
+# job has as much time again as it had at first, or at its last replay, and webhooks hear of its end again. $4: the job
+# waits at its concurrency limits first, which count as one more step that each runnable step needs. $5: whether $6
+# replaces its exclusive key.
+REPLAY = f"""
+-- replay
+WITH locked AS MATERIALIZED (
+    SELECT j.id FROM job j
+    WHERE j.id = $1 AND j.tenant_id = $2 AND j.status = 'failed'
+    FOR UPDATE
+), revived AS (
+    UPDATE task t
+    SET status = CASE WHEN t.waiting_on = 0 AND NOT $4 THEN 'pending' ELSE 'blocked' END,
+        waiting_on = CASE WHEN t.waiting_on = 0 AND $4 THEN 1 ELSE t.waiting_on END,
+        errors = 0, crashes = 0, losses = 0, finished_at = NULL, available_at = clock_timestamp()
+    FROM locked
+    WHERE t.job_id = locked.id AND t.status IN ('failed', 'skipped', 'cancelled') AND NOT {_LEFT_OUT}
+    RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch
+), advanced AS (
+    UPDATE job j
+    SET status = 'pending', error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
+        params = coalesce($3::jsonb, j.params), held = $4, gated = j.gated OR $4,
+        exclusive_key = CASE WHEN $5 THEN $6 ELSE j.exclusive_key END,
+        deadline_at = clock_timestamp() + CASE
+            WHEN j.timeout_seconds IS NOT NULL OR j.start_within_seconds IS NOT NULL
+            THEN make_interval(secs => CASE WHEN $4 THEN j.start_within_seconds ELSE j.timeout_seconds END)
+            ELSE j.deadline_at - coalesce(
+                (SELECT max(e.at) FROM history e WHERE e.job_id = j.id AND e.kind = 'replayed'),
+                (SELECT r.scheduled_at FROM run r WHERE r.job_id = j.id),
+                j.created_at) END,
+        notify = EXISTS (SELECT 1 FROM run r JOIN webhook w ON w.tenant_id = r.tenant_id AND w.enabled
+                         WHERE r.job_id = j.id),
+        event_seq = j.event_seq + (SELECT count(*)::int FROM revived)
+    FROM locked WHERE j.id = locked.id
+    RETURNING j.id, j.tenant_id, j.trace, j.event_seq - (SELECT count(*)::int FROM revived) AS seq
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
+    SELECT r.job_id, a.seq + row_number() OVER (ORDER BY r.position), a.tenant_id, 'replayed', 'pending',
+           r.id, r.step, r.status, r.epoch
+    FROM revived r JOIN advanced a ON a.id = r.job_id
+)
+INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+SELECT r.id, r.job_id, r.queue, r.priority, a.trace, clock_timestamp() + interval '1 second'
+FROM revived r JOIN advanced a ON a.id = r.job_id
+WHERE r.status = 'pending' AND NOT starts_with(r.queue, 'ext:')
+RETURNING id AS outbox_id, task_id, queue, priority, headers
+"""
+
+
+# $2 a step. The step and all steps that need it, directly or not, run again: their outputs and results are deleted, and
+# those that succeeded become skipped, for REPLAY to revive.
+REWIND = f"""
+-- rewind
+WITH RECURSIVE again(id) AS (
+    SELECT t.id FROM task t WHERE t.job_id = $1 AND t.step = $2 AND NOT {_LEFT_OUT}
+    UNION
+    SELECT t.id FROM again JOIN task p ON p.id = again.id JOIN task t ON t.id = ANY(p.unblocks)
+    WHERE NOT {_LEFT_OUT}
+), forgotten_outputs AS (
+    DELETE FROM output o USING again WHERE o.task_id = again.id
+), forgotten_results AS (
+    DELETE FROM result r USING again WHERE r.task_id = again.id
+), rewound AS (
+    UPDATE task t
+    SET status = CASE WHEN t.status = 'succeeded' THEN 'skipped' ELSE t.status END,
+        waiting_on = (SELECT count(*) FROM again a JOIN task p ON p.id = a.id WHERE t.id = ANY(p.unblocks))
+    FROM again, task AS before
+    WHERE t.id = again.id AND before.id = t.id AND t.finished_at IS NOT NULL
+    RETURNING before.status AS was
+)
+UPDATE job j SET steps_left = j.steps_left + (SELECT count(*) FROM rewound WHERE was = 'succeeded')
+WHERE j.id = $1
+RETURNING (SELECT count(*) FROM rewound)
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a job waits for: its concurrency limits, and its exclusive key."""
+
+    gates: Sequence[ConcurrencyLimit] = ()
+    exclusive_key: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldJob:
+    """A replayed job that waits at its concurrency limits; a `gates.Gated`."""
+
+    id: UUID
+    tenant_id: str
+    priority: int
+    gates: Sequence[ConcurrencyLimit]
+    not_before: datetime | None = None
+
+
+async def replay(
+    connection: Connection,
+    job_id: UUID,
+    tenant_id: str,
+    params: Mapping[str, Any] | None = None,
+    from_step: str | None = None,
+    place: Place | None = None,
+) -> list[Announcement] | None:
+    """failed -> pending, from the failed step on; steps that succeeded stay. None: no such failed job.
+
+    `params`: replaces the job's own; the caller has validated it. `from_step`: the job goes on from this step instead,
+    and the steps that need it run again. `place`: the job's limits and exclusive key from now on. None: the job waits
+    at no limits and keeps its exclusive key. It always keeps its dedupe key. With limits the job is held: call
+    `gates.admit` after the commit.
+
+    Raises Invalid `unknown_step`; asyncpg.UniqueViolationError while another job has its exclusive or dedupe key.
+    """
+    async with connection.transaction():
+        failed = await connection.fetchrow(
+            "SELECT priority FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE",
+            job_id,
+            tenant_id,
+        )
+        if failed is None:
+            return None
+        if from_step is not None and not await connection.fetchval(REWIND, job_id, from_step):
+            raise Invalid("unknown_step", "The run has no such step.")
+        new_place = place or Place()
+        if place is not None:
+            await gates.leave(connection, job_id, new_place.gates)
+        rows = await connection.fetch(
+            REPLAY, job_id, tenant_id, params, bool(new_place.gates), place is not None, new_place.exclusive_key
+        )
+        if new_place.gates:
+            await gates.queue_up(connection, [_HeldJob(job_id, tenant_id, failed["priority"], new_place.gates)])
+    return [Announcement.from_row(row) for row in rows]

@@ -1,0 +1,122 @@
+"""`submit`: the API, schedulers and your own code write jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
+from leasehold.runtime.pacing import PIECE
+from leasehold.transitions import gates
+from leasehold.transitions.jobs.records import NewJob, job_record, task_records
+
+# One round trip for any number of jobs. The statement joins nothing: the planner estimates one row for a CTE, and would
+# compare each task of a batch with each job of the batch.
+SUBMIT = """
+-- submit
+WITH new_job AS MATERIALIZED (
+    -- $1, the jobs as JSON records.
+    SELECT * FROM jsonb_to_recordset($1::jsonb) AS j(
+        id uuid, tenant_id text, pipeline text, pipeline_version smallint, status text, priority smallint,
+        steps smallint, keep_seconds int, params jsonb, inputs jsonb, output_prefix text, trace jsonb,
+        deadline_at timestamptz, not_before timestamptz, timeout_seconds int, start_within_seconds int,
+        external smallint, gated bool,
+        notify bool, exclusive_key text, dedupe_key text, cancelable bool, grace_seconds int,
+        template text, version smallint, scope text, scope_id text, schedule_id uuid, tick timestamptz, rerun_of uuid)
+), new_task AS MATERIALIZED (
+    -- $2, the tasks as JSON records.
+    SELECT * FROM jsonb_to_recordset($2::jsonb) AS t(
+        id uuid, job_id uuid, tenant_id text, step text, position smallint, queue text, priority smallint, status text,
+        waiting_on smallint, unblocks uuid[], max_attempts smallint, handler text, timeout_seconds int,
+        cancelable bool, not_before timestamptz, trace jsonb)
+), jobs AS (
+    INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, priority, steps_left, event_seq, keep_seconds,
+                     params, inputs, output_prefix, trace, deadline_at, timeout_seconds, start_within_seconds,
+                     external, held, gated, notify, exclusive_key, dedupe_key,
+                     cancelable, grace_seconds)
+    SELECT id, tenant_id, pipeline, pipeline_version, status, priority, steps, 1, keep_seconds,
+           params, inputs, output_prefix, trace,
+           coalesce(deadline_at, coalesce(not_before, clock_timestamp())
+                    + make_interval(secs => CASE WHEN gated THEN start_within_seconds ELSE timeout_seconds END)),
+           timeout_seconds, start_within_seconds,
+           external, gated, gated, notify, exclusive_key, dedupe_key, cancelable, grace_seconds
+    FROM new_job
+), runs AS (
+    -- A job with a template is a run.
+    INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id, scheduled_at, schedule_id, tick, rerun_of)
+    SELECT id, tenant_id, template, version, scope, scope_id, not_before, schedule_id, tick, rerun_of
+    FROM new_job WHERE template IS NOT NULL
+), tasks AS (
+    INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,
+                      max_attempts, handler, timeout_seconds, cancelable, available_at, finished_at)
+    SELECT id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,
+           max_attempts, handler, timeout_seconds, cancelable, coalesce(not_before, clock_timestamp()),
+           CASE WHEN status = 'skipped' THEN clock_timestamp() END
+    FROM new_task
+), told AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
+    SELECT id, 1, tenant_id, 'submitted', status FROM new_job
+)
+INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+SELECT id, job_id, queue, priority, trace, clock_timestamp() + interval '1 second'
+FROM new_task
+WHERE status = 'pending' AND NOT starts_with(queue, 'ext:')
+RETURNING id AS outbox_id, task_id, queue, priority, headers
+"""
+
+
+async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announcement]:
+    """- -> pending: writes the job, its run, one task a step, the first event and the hints; all jobs or none. Each
+    statement writes about `PIECE` tasks.
+
+    Publish the returned hints once the transaction has committed. A job id that exists already raises
+    asyncpg.UniqueViolationError and writes nothing. Jobs with concurrency limits are held: call `gates.admit` after the
+    commit. Raises Invalid when the parameters skip every step.
+    """
+    piece = max(1, PIECE // max((len(new.pipeline.steps) for new in jobs), default=1))  # jobs a statement
+    if len(jobs) <= piece:
+        hints = await _write(connection, *_records(jobs))
+    else:
+        async with connection.transaction():
+            hints = await _write_in_pieces(connection, jobs, piece)
+    limited = [new for new in jobs if new.gates]
+    if limited:
+        await gates.queue_up(connection, limited)
+    return hints
+
+
+async def _write_in_pieces(connection: Connection, jobs: Sequence[NewJob], piece: int) -> list[Announcement]:
+    """Write `piece` jobs at a time. The records of each piece are made while PostgreSQL writes the piece before it; the
+    event loop serves other callers between two pieces.
+    """
+    hints: list[Announcement] = []
+    writing: asyncio.Task[list[Announcement]] | None = None
+    try:
+        for first in range(0, len(jobs), piece):
+            records = _records(jobs[first : first + piece])
+            if writing is not None:
+                hints += await writing
+            writing = asyncio.create_task(_write(connection, *records))
+            await asyncio.sleep(0)  # lets the task send this piece before the next piece begins
+        if writing is not None:
+            hints += await writing
+    finally:
+        if writing is not None:
+            writing.cancel()
+            await asyncio.gather(writing, return_exceptions=True)  # waits until the connection is free again
+    return hints
+
+
+def _records(jobs: Sequence[NewJob]) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """The records of the jobs, and those of their tasks."""
+    tasks_of = [task_records(new) for new in jobs]
+    job_records = [job_record(new, tasks) for new, tasks in zip(jobs, tasks_of, strict=True)]
+    return job_records, [record for tasks in tasks_of for record in tasks]
+
+
+async def _write(
+    connection: Connection, jobs: Sequence[Mapping[str, Any]], tasks: Sequence[Mapping[str, Any]]
+) -> list[Announcement]:
+    return [Announcement.from_row(row) for row in await connection.fetch(SUBMIT, jobs, tasks)]
