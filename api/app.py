@@ -38,6 +38,7 @@ from leasehold.domain.errors import DeclarationError, LeaseholdError
 from leasehold.domain.kind import Kind
 from leasehold.domain.registry import Pipelines
 from leasehold.kinds.loading import load
+from leasehold.kinds.settings import check_settings
 from leasehold.pipelines import SHIPPED, kinds_of
 from leasehold.settings import Settings
 
@@ -74,6 +75,7 @@ def make_app(settings: Settings) -> FastAPI:
     """
     pipelines = Pipelines.from_source(settings.pipelines)
     kinds = kinds_of(pipelines)
+    check_settings(kinds)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:

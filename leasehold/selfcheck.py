@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from typing import Any
 
 from leasehold.broker.base import Broker
 from leasehold.db.database import Connection, is_direct
+from leasehold.db.schemas import CORE, Schema, state_of
 from leasehold.domain.errors import StoreError
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.settings import Settings
@@ -27,13 +28,15 @@ class Finding:
     meaning: str
 
 
-async def check_database(connection: Connection, settings: Settings) -> list[Finding]:
+async def check_database(
+    connection: Connection, settings: Settings, schemas: Sequence[Schema] = (CORE,)
+) -> list[Finding]:
     """Its version, whether it takes writes and keeps them, and whether sessions are our own."""
     row = await connection.fetchrow(
         "SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS version,"
         " pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' AS read_only,"
         " current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS synchronous_commit,"
-        " current_setting('full_page_writes') AS full_page_writes, to_regclass('task') IS NOT NULL AS migrated,"
+        " current_setting('full_page_writes') AS full_page_writes,"
         " (SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = to_regclass('task')) AS owns"
     )
     assert row is not None
@@ -53,9 +56,7 @@ async def check_database(connection: Connection, settings: Settings) -> list[Fin
             ", ".join(f"{name} {row[name]}" for name in ("fsync", "synchronous_commit", "full_page_writes")),
             "with any of them off, a commit that was answered may be lost with the machine",
         ),
-        Finding(
-            "database", row["migrated"], "migrated" if row["migrated"] else "not migrated", "run leasehold migrate"
-        ),
+        *[await _check_schema(connection, schema) for schema in schemas],
         Finding(
             "role",
             True,
@@ -73,6 +74,13 @@ async def check_database(connection: Connection, settings: Settings) -> list[Fin
             else "takeover from a dead worker only when its lease has passed; set LEASEHOLD_PRESENCE=false to agree",
         ),
     ]
+
+
+async def _check_schema(connection: Connection, schema: Schema) -> Finding:
+    state = await state_of(connection, schema)
+    found = "not migrated" if state.found is None else f"at {state.found}, but {state.head} is needed"
+    part = "database" if schema is CORE else f"schema of {schema.name}"
+    return Finding(part, not state.behind, found if state.behind else "migrated", "run leasehold migrate")
 
 
 def check_broker(broker: Broker, settings: Settings) -> list[Finding]:
@@ -132,12 +140,13 @@ async def check_all(
     broker: Broker,
     store: ObjectStore,
     settings: Settings,
+    schemas: Sequence[Schema] = (CORE,),
 ) -> list[Finding]:
     """Everything; a part that is away is a finding, not an error."""
     findings: list[Finding] = []
     try:
         async with lend() as connection:
-            findings += await check_database(connection, settings)
+            findings += await check_database(connection, settings, schemas)
     except TRY_AGAIN as error:
         findings.append(Finding("database", False, f"away ({type(error).__name__})", "nothing works without it"))
     findings += check_broker(broker, settings)

@@ -34,6 +34,7 @@ def _run(connection: Connection) -> None:
         connection=connection,
         target_metadata=metadata,
         transaction_per_migration=True,
+        version_table=context.config.attributes.get("version_table", "alembic_version"),
         include_object=_is_ours,
     )
     with context.begin_transaction():

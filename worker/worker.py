@@ -30,6 +30,8 @@ from leasehold.evaluation.evaluator import evaluating
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import exporting
 from leasehold.kinds.metrics import questions_of
+from leasehold.kinds.schemas import schemas_of
+from leasehold.kinds.settings import check_settings
 from leasehold.pipelines import kinds_of
 from leasehold.runtime.gather import gather_or_cancel
 from leasehold.runtime.periodic import Periodic
@@ -76,6 +78,7 @@ class Worker:
         self.id = new_id()  # fresh for every start: a reused name would hide what its predecessor held
         self.settings = settings
         self.pipelines = pipelines if pipelines is not None else Pipelines.from_source(settings.pipelines)
+        check_settings(kinds_of(self.pipelines))
         self._wanted = _served(self.pipelines, settings)
         #: Those that it serves; with isolated steps only when the fences around its children are known.
         self.queues: frozenset[str] = frozenset()
@@ -384,7 +387,8 @@ class Worker:
         """Say once what the parts can promise, so that nobody has to find out at night."""
         await asyncio.sleep(_CHECK_AFTER_SECONDS)  # the broker has connected by then, or is away
         try:
-            findings = await check_all(self._pool.acquire, self._broker, self._store, self.settings)
+            schemas = schemas_of(kinds_of(self.pipelines))
+            findings = await check_all(self._pool.acquire, self._broker, self._store, self.settings, schemas)
         except Exception:  # it only tells; a worker that cannot tell still works
             log.exception("the self-check failed")
             return

@@ -20,12 +20,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from leasehold.api.auth.security import OPERATE, Require, bearer
-from leasehold.api.fleet.migration_head import Revisions, known_revisions
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.problems import is_database_away
 from leasehold.api.process.services import Services, services_of
+from leasehold.db.schemas import CORE, state_of
 from leasehold.domain.errors import StoreError
 from leasehold.domain.ids import new_id
+from leasehold.kinds.schemas import schemas_of
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.selfcheck import Finding, check_all
 from leasehold.telemetry import database
@@ -63,7 +64,7 @@ class Readiness:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._id = new_id()
-        self._revisions: Revisions | None = None
+        self._schemas = schemas_of(services.kinds)
         self._running: asyncio.Task[list[Check]] | None = None
         self._asked_at = 0.0
         self._found: asyncio.Task[list[Finding]] | None = None
@@ -91,7 +92,7 @@ class Readiness:
             async with asyncio.timeout(_PATIENCE):
                 return await check_all(
                     services.pool.acquire, services.broker, services.store,
-                    services.settings,
+                    services.settings, self._schemas,
                 )  # fmt: skip
         except _UNANSWERED as error:
             log.warning("the self-check was cut short", error=type(error).__name__)
@@ -115,14 +116,13 @@ class Readiness:
         return "takes writes"
 
     async def _migrations(self) -> str:
-        """A revision that we do not know is a newer release's: schemas are widened before the code follows."""
-        if self._revisions is None:  # in a thread: anybody may ask first, and reading them takes a while
-            self._revisions = await asyncio.to_thread(known_revisions)
+        """The platform's, and those of kinds of work, which are named where there are any."""
         async with self._services.pool.acquire() as connection:
-            found: str | None = await connection.fetchval("SELECT version_num FROM alembic_version")
-        if found is None or (found in self._revisions.all and found != self._revisions.head):
-            raise _NotReady(f"at {found}, but {self._revisions.head} is needed")
-        return f"at {found}"
+            states = {schema.name: await state_of(connection, schema) for schema in self._schemas}
+        for name, state in states.items():
+            if state.behind:
+                raise _NotReady(f"{_of(name)}at {state.found}, but {state.head} is needed")
+        return ", ".join(f"{_of(name)}at {state.found}" for name, state in states.items())
 
     async def _broker(self) -> str:
         if not self._services.broker.connected:
@@ -134,6 +134,10 @@ class Readiness:
             return "none"
         await self._services.store.head("readiness")  # whether it is there does not matter: an answer is one
         return "answers"
+
+
+def _of(schema: str) -> str:
+    return "" if schema == CORE.name else f"{schema} "
 
 
 class _NotReady(Exception):

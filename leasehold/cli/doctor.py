@@ -11,6 +11,9 @@ from rich.table import Table
 
 from leasehold.broker import make_broker
 from leasehold.db.database import connected
+from leasehold.domain.registry import Pipelines
+from leasehold.kinds.schemas import schemas_of
+from leasehold.pipelines import kinds_of
 from leasehold.selfcheck import Finding, check_all
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
@@ -21,6 +24,7 @@ _PATIENCE_SECONDS = 10.0
 
 async def examine(settings: Settings) -> list[Finding]:
     """Look at everything; waits a few seconds for the broker to answer."""
+    schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     broker, store = make_broker(settings), ObjectStore.from_settings(settings)
     await broker.open()
     await store.open()
@@ -29,7 +33,7 @@ async def examine(settings: Settings) -> list[Finding]:
             async with asyncio.timeout(_PATIENCE_SECONDS):
                 while not broker.connected:  # noqa: ASYNC110 - it has nothing to wait on
                     await asyncio.sleep(0.05)
-        findings = await check_all(partial(connected, settings, "doctor"), broker, store, settings)
+        findings = await check_all(partial(connected, settings, "doctor"), broker, store, settings, schemas)
         return [*findings, isolation.check(settings)]
     finally:
         await store.close()

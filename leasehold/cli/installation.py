@@ -15,7 +15,8 @@ from typing import Self
 import httpx2
 from pydantic import SecretStr
 
-from leasehold.db.database import connect, migrate
+from leasehold.cli.migrate import upgrade
+from leasehold.db.database import connect
 from leasehold.embedded.ports import free_port
 from leasehold.embedded.process import RunAs, Server
 from leasehold.embedded.rabbitmq import RabbitMQ
@@ -147,8 +148,10 @@ class Installation:
 
     async def _prepare(self) -> None:
         url = self.environment["LEASEHOLD_DATABASE_URL"]
-        await migrate(url)
-        connection = await connect(Settings(database_url=SecretStr(url)), "setup")
+        pipelines = self.environment["LEASEHOLD_PIPELINES"]
+        settings = Settings(database_url=SecretStr(url), pipelines=pipelines, database_app_role=None)
+        await upgrade(settings, "head")
+        connection = await connect(settings, "setup")
         try:
             self.api_key = (await create_key(connection, tenant_id=TENANT, client_id="dev", scopes=SCOPES)).text
         finally:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import sys
@@ -60,7 +59,7 @@ def doctor(as_json: remote.AsJson = False) -> None:
     """Look at the database, the broker and the store: what they can promise. Exits with 1 when something is wrong."""
     from leasehold.cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
 
-    found = asyncio.run(examine(environment()))
+    found = told(examine(environment()))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in found]))
     if not (all(finding.ok for finding in found) if as_json else show(console, found)):
@@ -70,9 +69,11 @@ def doctor(as_json: remote.AsJson = False) -> None:
 @app.command()
 def settings() -> None:
     """Every variable, its default and its meaning."""
+    from leasehold.cli.variables import variables  # noqa: PLC0415 - each command loads only what it needs
+
     table = Table("variable", "default", "meaning")
-    for name, field in Settings.model_fields.items():
-        table.add_row(f"LEASEHOLD_{name.upper()}", str(field.default), field.description or "")
+    for row in told(variables()):
+        table.add_row(*row)
     console.print(table)
 
 

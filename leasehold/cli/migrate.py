@@ -1,15 +1,28 @@
-"""`leasehold migrate`: the schema, and what the role that runs the platform may do with it."""
+"""`leasehold migrate`: the schemas, and what the role that runs the platform may do with them."""
 
 from __future__ import annotations
 
 from leasehold.db.database import connect, migrate
 from leasehold.db.roles import grant
+from leasehold.db.schemas import CORE
+from leasehold.domain.registry import Pipelines
+from leasehold.kinds.schemas import schemas_of
+from leasehold.pipelines import kinds_of
 from leasehold.settings import Settings
 
 
 async def upgrade(settings: Settings, revision: str) -> None:
-    """Raises Invalid when `database_app_role` names no role, or one that nothing is kept from."""
-    await migrate(settings.database_url.get_secret_value(), revision)
+    """Bring the platform's schema to `revision`; up to `head`, then those of all kinds of work to theirs.
+
+    Raises DeclarationError for a kind that cannot be found, before anything is changed, and Invalid when
+    `database_app_role` names no role, or one that nothing is kept from.
+    """
+    url = settings.database_url.get_secret_value()
+    schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
+    await migrate(url, revision)
+    for schema in schemas:
+        if schema is not CORE and revision == "head":
+            await migrate(url, versions=schema.versions, table=schema.table)
     if settings.database_app_role is None:
         return
     connection = await connect(settings, "migrate")

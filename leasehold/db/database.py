@@ -160,19 +160,28 @@ def unindexed(condition: str) -> str:
     return f"CASE WHEN {condition} THEN true ELSE false END"
 
 
-def _upgrade(url: str, revision: str) -> None:
+def _upgrade(url: str, revision: str, versions: Path | None, table: str) -> None:
     from alembic import command  # noqa: PLC0415 - only migrations need alembic; it costs every process 10 MB
     from alembic.config import Config  # noqa: PLC0415 - as above
 
     config = Config()
     config.set_main_option("script_location", os.fspath(Path(leasehold.__file__).parent / "migrations"))
+    if versions is not None:
+        config.set_main_option("version_locations", os.fspath(versions).replace("%", "%%"))
+        config.set_main_option("path_separator", "newline")
     config.attributes["url"] = url
+    config.attributes["version_table"] = table
     command.upgrade(config, revision)
 
 
-async def migrate(url: str, revision: str = "head") -> None:
-    """Bring the schema at the libpq URL `url` to `revision`. Concurrent callers wait for one another."""
-    await asyncio.to_thread(_upgrade, url, revision)
+async def migrate(
+    url: str, revision: str = "head", *, versions: Path | None = None, table: str = "alembic_version"
+) -> None:
+    """Bring the schema at the libpq URL `url` to `revision`. Concurrent callers wait for one another.
+
+    `versions`, `table`: another schema's revisions, and where the database notes at which one it is.
+    """
+    await asyncio.to_thread(_upgrade, url, revision, versions, table)
 
 
 def records(rows: list[asyncpg.Record]) -> list[dict[str, Any]]:

@@ -11,7 +11,7 @@ from leasehold.domain.errors import Invalid
 
 # Only tables that the migrating role owns: the schema may hold tables of others.
 _OWN_TABLES = """
-SELECT c.oid::regclass::text AS name, c.relkind = 'v' OR c.relname = 'alembic_version' AS only_read
+SELECT c.oid::regclass::text AS name, c.relkind = 'v' OR starts_with(c.relname, 'alembic_version') AS only_read
 FROM pg_class c
 WHERE c.relnamespace = current_schema()::regnamespace AND c.relowner = current_user::regrole
   AND c.relkind IN ('r', 'p', 'v') AND NOT c.relispartition

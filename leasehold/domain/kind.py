@@ -6,32 +6,42 @@ imports it. Each hook names a `module:attribute` that only the process that need
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from leasehold.domain.errors import DeclarationError
-from leasehold.domain.pipeline import NAME, Pipeline
+from leasehold.domain.pipeline import Pipeline
+
+#: A part of a table's name, and of a setting's.
+_NAME = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
     """Hooks, each `module:attribute`; None: the kind has nothing of that sort.
 
+    `settings`: a `pydantic_settings.BaseSettings` with an `env_prefix` of its own (`LEASEHOLD_{NAME}_`); checked when a
+    process starts, and listed by `leasehold settings`. The kind's code makes its own object of it.
     `routers`: FastAPI routers of the kind's endpoints, mounted by every API process. A route needs a scope
     (`leasehold.api.auth.security.Require`), or its path is among `public`, and a route with a body is `CallerFirst`.
     `opens`: given the settings, an async context manager of what these endpoints share; they find it as
     `services_of(request).opened[name]`.
+    `migrations`: a package (no attribute) of Alembic revisions with one head. `leasehold migrate` runs them after the
+    platform's, and the table `alembic_version_{name}` says at which one the database is.
     `housekeeping`: a callable that returns what the leading worker forgets and tidies (leasehold.kinds.housekeeping).
     `questions`: a callable that returns what the exporter asks the database for this kind (leasehold.kinds.metrics).
     """
 
     name: str
     pipelines: tuple[Pipeline, ...] = ()
+    settings: str | None = None
     routers: tuple[str, ...] = ()
     public: frozenset[str] = frozenset()
     opens: str | None = None
+    migrations: str | None = None
     housekeeping: str | None = None
     questions: str | None = None
 
     def __post_init__(self) -> None:
-        if not NAME.match(self.name):
-            raise DeclarationError(f"kind name {self.name!r} must match {NAME.pattern}")
+        if not _NAME.match(self.name):
+            raise DeclarationError(f"kind name {self.name!r} must match {_NAME.pattern}")

@@ -1,0 +1,21 @@
+"""`leasehold settings`: the variables of the platform and of its kinds of work."""
+
+from __future__ import annotations
+
+from pydantic_settings import BaseSettings
+
+from leasehold.domain.registry import Pipelines
+from leasehold.kinds.settings import settings_classes
+from leasehold.pipelines import kinds_of
+from leasehold.settings import Settings
+
+
+async def variables() -> list[tuple[str, str, str]]:
+    """Name, default and meaning of each. Raises DeclarationError for pipelines that cannot be loaded."""
+    kinds = kinds_of(Pipelines.from_source(Settings().pipelines))
+    classes: list[type[BaseSettings]] = [Settings, *settings_classes(kinds)]
+    return [
+        (f"{one.model_config.get('env_prefix', '')}{name}".upper(), str(field.default), field.description or "")
+        for one in classes
+        for name, field in one.model_fields.items()
+    ]

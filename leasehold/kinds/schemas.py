@@ -1,0 +1,29 @@
+"""The schemas that kinds of work bring."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from leasehold.db.schemas import CORE, Schema
+from leasehold.domain.errors import DeclarationError
+from leasehold.domain.kind import Kind
+
+
+def schemas_of(kinds: Iterable[Kind]) -> tuple[Schema, ...]:
+    """The platform's, then those of `kinds`, whose tables may refer to the platform's.
+
+    Raises DeclarationError where there is no such package.
+    """
+    return (CORE, *(_schema(kind.name, kind.migrations) for kind in kinds if kind.migrations is not None))
+
+
+def _schema(name: str, package: str) -> Schema:
+    try:
+        found = find_spec(package)
+    except ImportError:
+        found = None
+    if found is None or not found.submodule_search_locations:
+        raise DeclarationError(f"the kind {name} has its migrations in {package}: there is no such package")
+    return Schema(name, Path(found.submodule_search_locations[0]), f"{CORE.table}_{name}")

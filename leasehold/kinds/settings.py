@@ -1,0 +1,28 @@
+"""The settings of kinds of work, each read from variables with a prefix of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from pydantic import ValidationError
+from pydantic_settings import BaseSettings
+
+from leasehold.domain.errors import DeclarationError
+from leasehold.domain.kind import Kind
+from leasehold.kinds.loading import load
+
+
+def settings_classes(kinds: Iterable[Kind]) -> list[type[BaseSettings]]:
+    """Those of all `kinds`, in their order."""
+    return [load(kind.settings) for kind in kinds if kind.settings is not None]
+
+
+def check_settings(kinds: Iterable[Kind]) -> None:
+    """Raises DeclarationError, naming the variable and never its value: a process with a wrong one does not start."""
+    for settings in settings_classes(kinds):
+        try:
+            settings()
+        except ValidationError as error:
+            first = error.errors(include_input=False, include_url=False, include_context=False)[0]
+            name = f"{settings.model_config.get('env_prefix', '')}{first['loc'][0] if first['loc'] else ''}".upper()
+            raise DeclarationError(f"{name}: {first['msg']}") from None

@@ -1,0 +1,1 @@
+"""Revisions of the kind: `leasehold migrate` runs them after the platform's."""
