@@ -140,6 +140,29 @@ def test_a_kind_of_work_imports_no_other_kind() -> None:
     assert wrong == []
 
 
+#: Rooms of the kinds themselves, and the one list of them.
+OF_KINDS = ("leasehold.pipelines", *(f"leasehold.api.{kind}" for kind in ("media", "conversion", "generation")))
+#: The core's only sentences with a kind in them, and why.
+NAMES_A_KIND = {
+    ("leasehold.cli.demo", "leasehold.pipelines.media.kinds"),  # the demo sends pictures: it is about this kind
+    ("leasehold", "leasehold.pipelines.conversion.nef"),  # the public face offers the reader of packages
+}
+
+
+def test_the_core_imports_no_kind_of_work() -> None:
+    """It reaches kinds by the hooks of leasehold.domain.kind alone, so that one from outside can do what ours can."""
+    kinds = tuple(f"leasehold.{room}.{kind}" for room in ("pipelines", "api") for kind in KINDS)
+    wrong = {
+        (name_of(path), imported)
+        for folder in ("leasehold", "api", "worker", "migrations")
+        for path in files(folder)
+        if not name_of(path).startswith(OF_KINDS)
+        for imported in imports_of(path)
+        if imported.startswith(kinds)
+    }
+    assert wrong == NAMES_A_KIND
+
+
 def test_our_code_is_imported_by_one_name_only() -> None:
     """`import api` works in a checkout, too, and would make a second copy of every module."""
     wrong = [

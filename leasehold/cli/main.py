@@ -17,7 +17,6 @@ from leasehold.cli import remote
 from leasehold.cli.key_commands import keys
 from leasehold.cli.running import environment, told
 from leasehold.cli.sql import sql
-from leasehold.settings import Settings
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A durable job platform.", rich_markup_mode=None)
 app.add_typer(keys, name="keys")

@@ -1,4 +1,4 @@
-"""A kind of work from outside the platform's package: it prints documents. docs/kinds.md explains it."""
+"""A kind of work from outside the platform's package: it prints documents. docs/guides/kinds.md explains it."""
 
 from __future__ import annotations
 
