@@ -30,7 +30,9 @@ _STOP_SECONDS = 40.0
 
 
 class Testbed:
-    """`async with Stand() as stand`: servers up, schema migrated; all gone at the end."""
+    """`async with Testbed() as testbed`: servers up, schema migrated; all gone at the end."""
+
+    __test__ = False  # pytest takes a class of such a name for tests
 
     def __init__(self) -> None:
         self._open = AsyncExitStack()
