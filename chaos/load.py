@@ -166,11 +166,11 @@ class Load:
             return "unknown"
         return "accepted"
 
-    # --- pictures by the front door
+    # --- pictures through the API
 
     async def _send_picture(self, tenant: str) -> None:
         key, asked_at = new_id().hex, time.time()
-        client = _Door(self._installation, self._installation.keys[tenant], key)
+        client = _MediaClient(self._installation, self._installation.keys[tenant], key)
         job = await client.send(self._picture)
         answer = "accepted" if job else "unknown"
         self._note("media", tenant, key, asked_at, answer, job, client.tries)
@@ -178,7 +178,7 @@ class Load:
             self.streams[job] = await client.follow()
 
 
-class _Door:
+class _MediaClient:
     """One picture's way in, repeated step by step until each is answered."""
 
     def __init__(self, installation: Installation, api_key: str, key: str) -> None:

@@ -117,7 +117,7 @@ def goes_up(module: str, imported: str) -> bool:
     return apart or ROOMS.index(there) > ROOMS.index(here)
 
 
-def test_every_room_has_a_door_that_says_what_it_is() -> None:
+def test_every_room_says_what_it_is() -> None:
     """A folder's `__init__` says in a few lines what belongs there."""
     folders = {path.parent for folder in FOLDERS for path in files(folder)} - {ROOT / "migrations/versions"}
     silent = [str(folder.relative_to(ROOT)) for folder in folders if not says_something(folder / "__init__.py")]

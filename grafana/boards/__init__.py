@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from grafana.boards import broker, database, doors, fleet, generation, overview, pipelines
+from grafana.boards import api, broker, database, fleet, generation, overview, pipelines
 
 BOARDS = (
     overview.BOARD,
@@ -10,6 +10,6 @@ BOARDS = (
     fleet.BOARD,
     broker.BOARD,
     database.BOARD,
-    doors.BOARD,
+    api.BOARD,
     generation.BOARD,
 )

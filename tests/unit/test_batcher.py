@@ -13,7 +13,7 @@ from leasehold.db.batcher import Batcher
 
 
 class Wire:
-    """Stands for a connection: the lane asks whether it lives, and terminates it."""
+    """Stands for a connection: the batcher asks whether it lives, and terminates it."""
 
     closed = False
 
@@ -101,7 +101,7 @@ async def test_an_asker_gets_the_error_when_patience_ends() -> None:
         with pytest.raises(ConnectionError):
             await opened.ask(1)
         with pytest.raises(ConnectionError):
-            await opened.ask(2)  # and the lane goes on
+            await opened.ask(2)  # and the batcher goes on
 
 
 async def test_a_connection_that_the_server_closed_while_nobody_asked_is_replaced_and_costs_no_error() -> None:

@@ -70,7 +70,7 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "mq_notify": (244, 184), "mq_getsetattr": (245, 185),
     # the limits are set by the parent; the child must not loosen them
     "setrlimit": (160, 164),
-    # the kernel's wide doors
+    # the kernel's wide interfaces
     "bpf": (321, 280), "userfaultfd": (323, 282), "perf_event_open": (298, 241), "keyctl": (250, 219),
     "add_key": (248, 217), "request_key": (249, 218), "kexec_load": (246, 104),
     "kexec_file_load": (320, 294), "init_module": (175, 105), "finit_module": (313, 273),

@@ -38,7 +38,7 @@ def _families(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
         words[row["kind"], row["status"]] += row["n"]
         if row["status"] in UNDER_WAY:
             servers[row["server_id"]] += row["n"]
-    meaning = f"Unfinished generations, in the words of their door; counted up to {CAP}"
+    meaning = f"Unfinished generations, in the words of their API; counted up to {CAP}"
     yield labelled("generation_tasks", meaning, ["kind", "status"], words.items())
     first = servers.most_common(MOST_SERVERS)
     yield labelled(

@@ -8,8 +8,8 @@ _R = 'route=~"$route"'
 _SECONDS = "leasehold_http_request_duration_seconds"
 
 BOARD = Board(
-    "leasehold-doors",
-    "Doors",
+    "leasehold-api",
+    "API",
     "Rate, errors and duration of every endpoint.",
     [
         Row("Requests", [
