@@ -75,8 +75,9 @@ def test_every_page_that_a_file_of_the_repository_names_exists() -> None:
     assert len(named) > 50
 
 
-def test_every_test_file_that_the_readme_names_exists() -> None:
-    for named in re.findall(r"`scripts/test ([^`]+)`", (ROOT / "README.md").read_text()):
-        for word in named.split():
-            if "/" in word:
-                assert (ROOT / word).exists(), word
+def test_every_test_file_that_a_page_names_exists() -> None:
+    for page in PAGES:
+        for named in re.findall(r"`scripts/test ([^`]+)`", page.read_text()):
+            for word in named.split():
+                if "/" in word:
+                    assert (ROOT / word).exists(), (page, word)

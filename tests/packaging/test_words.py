@@ -60,6 +60,7 @@ def test_a_word_is_found_in_every_form_of_a_name() -> None:
 
 def test_where_an_old_word_may_still_stand_exists() -> None:
     assert STILL.keys() <= GONE.keys()
+    assert [place for places in STILL.values() for place in places if not (ROOT / place).exists()] == []
 
 
 def test_the_glossary_has_the_terms_that_took_their_places() -> None:
