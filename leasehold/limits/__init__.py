@@ -1,3 +1,3 @@
-"""What a tenant may use: rates, counts and bytes, charged in the transaction that uses them.
+"""The limits of a tenant: rates, counts and bytes. Each is charged in the transaction that uses it.
 May import `domain` and `db`.
 """

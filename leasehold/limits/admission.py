@@ -1,12 +1,12 @@
-"""What a tenant's submissions must pass, whichever way they come in: the one place that charges and counts them.
+"""Admission: the checks that every submission of a tenant passes. The API, schedules and replays all call it.
 
     async with connection.transaction():
         async with admission.submitting(connection, payer, queues_of(tenant, pipeline)) as paid:
             ... write the jobs ...
 
-A submission is charged in the transaction of what it pays for: what is refused or fails costs nothing, and a repeated
-request that is answered from its idempotency key is not charged again. Locks are taken in one order: the rates' rows
-first, before anything is written, then those of the depths, last of all.
+A submission is charged in the transaction that writes its jobs. So a refused or failed submission costs nothing, and a
+repetition that is answered from its idempotency key is not charged again. Locks have one order: first the rows of the
+rates, before any write; last the locks of the queues' depths.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from leasehold.limits.usage import Usage
 from leasehold.settings import Settings
 from leasehold.transitions.jobs import external_queue
 
-#: What is counted by itself: jobs, and what is uploaded before there is a job.
+#: The two rates: of jobs, and of uploads that begin before their job exists.
 What = Literal["submissions", "uploads"]
-#: A full queue is worth another look after this.
-_SHED_SECONDS = 5.0
+#: The retry-after of a submission to a full queue.
+_FULL_QUEUE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Payer:
-    """Who is charged. `key`: the quota key of the API key; None: no key's doing, a schedule's tick for example."""
+    """The tenant and the API key that are charged. `key`: the API key's quota key. None: no key, as for a schedule."""
 
     tenant_id: str
     key: str | None = None
@@ -45,14 +45,14 @@ class Payer:
 
 @dataclass(slots=True)
 class Paid:
-    """`fields`: the RateLimit fields of the answer. `queues`: those that what was written waits in."""
+    """`fields`: the RateLimit header fields of the answer. `queues`: the queues that the written tasks wait in."""
 
     fields: dict[str, str]
     queues: set[str] = field(default_factory=set)
 
 
 def queues_of(tenant_id: str, pipeline: Pipeline, pin: str | None = None) -> dict[str, int]:
-    """How many tasks a new job of the pipeline puts into which queue at once."""
+    """The number of tasks that a new job of the pipeline puts into each queue at once. `pin`: a worker label."""
     return Counter(
         external_queue(tenant_id, step.queue) if step.external else pinned_queue(step.queue, pin)
         for step in pipeline.steps
@@ -61,7 +61,7 @@ def queues_of(tenant_id: str, pipeline: Pipeline, pin: str | None = None) -> dic
 
 
 class Admission:
-    """The bounds of this installation. `usage` remembers, for a moment, what tenants have."""
+    """The limits of this installation, one object for each process. It remembers for a moment what each tenant uses."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -69,8 +69,8 @@ class Admission:
         self.upload_room = UploadRoom(settings.upload_unfinished_bytes)
 
     async def is_open(self, pool: Lender, tenant_id: str) -> bool:
-        """Whether a single run needs no `submitting`: no rate and no depth is set, and the tenant is far from its
-        bounds. It is counted with this. Raises as `submitting`.
+        """Whether a single run may skip `submitting`: no rate and no queue depth is set, and the tenant is far from its
+        bounds. The call counts the run. Raises as `submitting`.
         """
         settings = self._settings
         if settings.queue_depth_limit or settings.submissions_per_key or settings.submissions_per_tenant:
@@ -81,29 +81,29 @@ class Admission:
     async def submitting(
         self, connection: Connection, payer: Payer, queues: Mapping[str, int], count: int = 1, *, size: int = 0
     ) -> AsyncIterator[Paid]:
-        """Around the writing of `count` jobs, each with so many tasks in `queues`; in the caller's transaction.
-        `size`: bytes that are kept with them.
+        """Enter this around the statements that write `count` jobs, in the caller's transaction.
 
-        Raises TooMany `rate_limited`, `queue_full`, `too_many_unfinished` or `storage_full`, and Invalid
-        `batch_too_large` for what no waiting would let in.
+        `queues`: tasks of one job by queue (`queues_of`). `size`: bytes that are stored with the jobs.
+        Raises TooMany `rate_limited`, `queue_full`, `too_many_unfinished` or `storage_full`; Invalid `batch_too_large`
+        when the jobs exceed a limit by themselves, so that waiting cannot help.
         """
         paid = Paid(await self.charge(connection, payer, count), set(queues))
         await self._check_depth(connection, queues, count)
-        exactly = not await self._usage.is_far(connection, payer.tenant_id, count, size)
+        near_bound = not await self._usage.is_far(connection, payer.tenant_id, count, size)
         yield paid
-        if exactly:
+        if near_bound:
             await self._usage.check_exactly(connection, payer.tenant_id)
         await self._hold_depth(connection, paid.queues)
 
     async def check(
         self, connection: Connection, payer: Payer, queues: Mapping[str, int], what: What = "submissions"
     ) -> None:
-        """Whether one submission would pass now; nothing is charged. For requests whose body is long in coming.
+        """Check that one submission would pass now, and charge nothing. Use it before a long request body arrives.
 
         Raises as `submitting`.
         """
         for key, per_minute in self._rates(payer, what):
-            quota = await rates.look(connection, key, per_minute)
+            quota = await rates.peek(connection, key, per_minute)
             if not quota.allowed:
                 raise _rate_limited(quota, what)
         await self._check_depth(connection, queues, 1)
@@ -112,15 +112,18 @@ class Admission:
     async def charge(
         self, connection: Connection, payer: Payer, count: int = 1, what: What = "submissions"
     ) -> dict[str, str]:
-        """The RateLimit fields. Raises TooMany `rate_limited`: then roll back, for another rate may be charged.
+        """Charge the rates and return the RateLimit header fields.
 
-        Raises Invalid `batch_too_large` for more than a minute's share.
+        Raises TooMany `rate_limited`: roll back then, because another rate may already be charged. Raises Invalid
+        `batch_too_large` when `count` exceeds a whole minute's rate.
         """
         quotas = []
         for key, per_minute in self._rates(payer, what):
             if count > per_minute:
-                said = f"{count} together are more than the {per_minute} {what} of a minute: they can never be let in."
-                raise Invalid("batch_too_large", f"{said} Ask for fewer at once.")
+                sentence = (
+                    f"{count} at once exceed the limit of {per_minute} {what} a minute and can never be accepted."
+                )
+                raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")
             quota = await rates.take(connection, key, per_minute, count)
             if not quota.allowed:
                 raise _rate_limited(quota, what)
@@ -128,41 +131,44 @@ class Admission:
         return _fields(min(quotas, key=lambda quota: quota.remaining), what) if quotas else {}
 
     async def uploading(self, connection: Connection, payer: Payer) -> dict[str, str]:
-        """As `charge`, for one upload that begins. Raises TooMany `storage_full`, too."""
+        """As `charge`, for one upload that begins. Also raises TooMany `storage_full`."""
         await self._usage.is_far(connection, payer.tenant_id, 0)
         return await self.charge(connection, payer, 1, "uploads")
 
     async def keeping(self, connection: Connection, tenant_id: str, size: int) -> None:
-        """Whether so many bytes more may be kept for the tenant. Raises TooMany `storage_full`."""
+        """Check that `size` more bytes may be stored for the tenant. Raises TooMany `storage_full`."""
         await self._usage.is_far(connection, tenant_id, 0, size)
 
     async def refund(self, connection: Connection, payer: Payer, count: int = 1, what: What = "submissions") -> None:
-        """Give back what was charged for something that was not written after all."""
+        """Undo a charge for jobs or uploads that were not written after all."""
         for key, per_minute in self._rates(payer, what):
-            await rates.give_back(connection, key, per_minute, count)
+            await rates.refund(connection, key, per_minute, count)
 
     def _rates(self, payer: Payer, what: What) -> list[tuple[str, int]]:
-        of = "submit" if what == "submissions" else "upload"
-        mine = (
-            (f"{of}:key:{payer.key}", self._settings.submissions_per_key if payer.key is not None else None),
-            (f"{of}:tenant:{payer.tenant_id}", self._settings.submissions_per_tenant),
+        """(key of the rate's bucket, number a minute) of the rates that are set."""
+        verb = "submit" if what == "submissions" else "upload"
+        rates_of_payer = (
+            (f"{verb}:key:{payer.key}", self._settings.submissions_per_key if payer.key is not None else None),
+            (f"{verb}:tenant:{payer.tenant_id}", self._settings.submissions_per_tenant),
         )
-        return [(key, per_minute) for key, per_minute in mine if per_minute is not None]
+        return [(key, per_minute) for key, per_minute in rates_of_payer if per_minute is not None]
 
     async def _check_depth(self, connection: Connection, queues: Mapping[str, int], count: int) -> None:
         most = self._settings.queue_depth_limit
         if most is None:
             return
         for queue, tasks in queues.items():
-            more = tasks * count
-            if more > most:
-                said = f"{more} tasks are more than the {most} that may wait in a queue: they can never be let in."
-                raise Invalid("batch_too_large", f"{said} Ask for fewer at once.")
-            if await run_reads.depth(connection, queue, most) + more > most:
+            added = tasks * count
+            if added > most:
+                sentence = f"{added} tasks exceed the {most} that may wait in a queue and can never be accepted."
+                raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")
+            if await run_reads.depth(connection, queue, most) + added > most:
                 raise _queue_full(most)
 
     async def _hold_depth(self, connection: Connection, queues: Collection[str]) -> None:
-        """After the writing, one submission after another: whoever looked at the same time sees the other's tasks."""
+        """Check the depths again after the write, under a lock for each queue: concurrent submissions then see each
+        other's tasks.
+        """
         most = self._settings.queue_depth_limit
         if most is None:
             return
@@ -180,17 +186,17 @@ def _fields(quota: Quota, what: What) -> dict[str, str]:
 
 
 def _rate_limited(quota: Quota, what: What) -> TooMany:
-    said = f"At most {quota.limit} {what} a minute."
-    return TooMany("rate_limited", said, policy=what, most=quota.limit, window=60, retry_after=quota.wait)
+    sentence = f"At most {quota.limit} {what} a minute."
+    return TooMany("rate_limited", sentence, policy=what, most=quota.limit, window=60, retry_after=quota.wait)
 
 
 def _queue_full(most: int) -> TooMany:
-    said = f"At most {most} tasks may wait in the queue: try again later."
-    return TooMany("queue_full", said, policy="queue", most=most, retry_after=_SHED_SECONDS)
+    sentence = f"At most {most} tasks may wait in the queue: try again later."
+    return TooMany("queue_full", sentence, policy="queue", most=most, retry_after=_FULL_QUEUE_SECONDS)
 
 
 async def queues_waited_in(connection: Connection, job_id: UUID) -> set[str]:
-    """Where the runnable tasks of a job wait, that was replayed for example."""
+    """The queues that a job's runnable tasks wait in. For example those of a replayed job."""
     rows = await connection.fetch(
         "SELECT DISTINCT queue FROM task WHERE job_id = $1 AND status IN ('pending', 'retry', 'waiting')", job_id
     )

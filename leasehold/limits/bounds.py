@@ -1,4 +1,7 @@
-"""How many of a thing a tenant may have: counted under a lock, in the transaction that adds the next one."""
+"""Bounds on the number of a tenant's templates, schedules, webhooks, concurrency limits and API keys.
+
+The API calls `make_room` before it inserts a row, in the same transaction, and the rows are counted under a lock.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Literal
 from leasehold.db.database import Connection, lock_name
 from leasehold.domain.errors import Conflict
 
-#: What is bounded, and what counts of it. Each is the name of a table, too.
+#: {table: condition of the rows that count}
 _COUNTS = {
     "template": "true",
     "schedule": "true",
@@ -30,9 +33,10 @@ async def make_room(
     tenant_id: str,
     most: int,
 ) -> None:
-    """Before one more is inserted, in the same transaction: whoever else adds one to this tenant waits for its end.
+    """Check that the tenant has fewer than `most` rows. Then insert one, in the same transaction.
 
-    Raises Conflict `too_many_templates`, `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`.
+    Another transaction that adds a row for this tenant waits until this one ends. Raises Conflict `too_many_templates`,
+    `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`.
     """
     await lock_name(connection, f"{thing} of {tenant_id}")
     counted = await connection.fetchval(

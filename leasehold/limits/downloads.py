@@ -1,6 +1,7 @@
-"""Downloads of an API key, counted for all API processes: how many at once, how often, how many bytes.
+"""Limits on the downloads of an API key, over all API processes: how many at once, how often, how many bytes.
 
-A row is written when a download is let in, charged with all its bytes; at its end with those that were sent.
+A row stands for each download. It is charged with the object's full size at the start, and with the bytes that were
+sent at the end.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from leasehold.domain.errors import TooMany
 from leasehold.domain.ids import new_id
 
 GB = 1_000_000_000
-#: The longest that one may take, in seconds.
+#: The longest that one download may take, in seconds.
 MOST_SECONDS = 300
 MOST_AT_ONCE = 10
 #: (requests, within seconds)
@@ -21,7 +22,7 @@ RATES = ((5, 10), (20, 60))
 #: (bytes, within seconds)
 QUOTAS = ((1 * GB, 3600), (6 * GB, 86_400))
 
-# One row a window: how much lies in it, and when the oldest of that leaves it.
+# A row for each window: the requests and bytes in it, and the seconds until the oldest download leaves it.
 _SEEN = """
 -- downloads_seen
 SELECT w.seconds, count(d.id) AS requests, coalesce(sum(d.bytes), 0)::bigint AS bytes,
@@ -52,39 +53,48 @@ class _Window:
 
 
 async def begin(connection: Connection, tenant_id: str, key_prefix: str, size: int) -> UUID:
-    """Let a download of `size` bytes in.
+    """Charge a download of `size` bytes and return its id, for `end`.
 
     Raises TooMany: `too_many_downloads` (a rate), `too_many_at_once`, or `download_quota_exceeded`.
     """
-    windows = sorted({seconds for _, seconds in (*RATES, *QUOTAS)})
+    lengths = sorted({seconds for _, seconds in (*RATES, *QUOTAS)})
     async with connection.transaction():
         await lock_name(connection, f"download {key_prefix}")
-        rows = await connection.fetch(_SEEN, tenant_id, key_prefix, windows)
-        seen = {row["seconds"]: _Window(row["requests"], row["bytes"], row["wait"]) for row in rows}
-        _check(seen, size)
+        rows = await connection.fetch(_SEEN, tenant_id, key_prefix, lengths)
+        _check({row["seconds"]: _Window(row["requests"], row["bytes"], row["wait"]) for row in rows}, size)
         if await connection.fetchval(_AT_ONCE, tenant_id, key_prefix) >= MOST_AT_ONCE:
-            said = f"At most {MOST_AT_ONCE} downloads at once."
-            raise TooMany("too_many_at_once", said, policy="downloads", most=MOST_AT_ONCE, retry_after=5)
+            sentence = f"At most {MOST_AT_ONCE} downloads at once."
+            raise TooMany("too_many_at_once", sentence, policy="downloads", most=MOST_AT_ONCE, retry_after=5)
         download_id = new_id()
         await connection.execute(_INSERT, download_id, tenant_id, key_prefix, size, MOST_SECONDS + 10)
     return download_id
 
 
-def _check(seen: dict[int, _Window], size: int) -> None:
+def _check(windows: dict[int, _Window], size: int) -> None:
     for most, seconds in RATES:
-        if seen[seconds].requests >= most:
-            said = f"At most {most} downloads in {seconds} seconds."
-            wait = seen[seconds].wait
-            raise TooMany("too_many_downloads", said, policy="downloads", most=most, window=seconds, retry_after=wait)
+        if windows[seconds].requests >= most:
+            raise TooMany(
+                "too_many_downloads",
+                f"At most {most} downloads in {seconds} seconds.",
+                policy="downloads",
+                most=most,
+                window=seconds,
+                retry_after=windows[seconds].wait,
+            )
     for quota, seconds in QUOTAS:
-        if seen[seconds].bytes + size > quota:
-            said = f"At most {quota // GB} GB in {seconds // 3600} hours."
-            wait = seen[seconds].wait
-            raise TooMany("download_quota_exceeded", said, policy="bytes", most=quota, window=seconds, retry_after=wait)
+        if windows[seconds].bytes + size > quota:
+            raise TooMany(
+                "download_quota_exceeded",
+                f"At most {quota // GB} GB in {seconds // 3600} hours.",
+                policy="bytes",
+                most=quota,
+                window=seconds,
+                retry_after=windows[seconds].wait,
+            )
 
 
 async def end(connection: Connection, tenant_id: str, download_id: UUID, sent: int) -> None:
-    """Charge what was sent."""
+    """End the download and charge only the `sent` bytes."""
     await connection.execute(
         "UPDATE download SET bytes = $3, finished_at = clock_timestamp() WHERE id = $1 AND tenant_id = $2",
         download_id,
@@ -94,7 +104,7 @@ async def end(connection: Connection, tenant_id: str, download_id: UUID, sent: i
 
 
 async def forget_downloads(connection: Connection, limit: int = 1000) -> None:
-    """Those that no quota counts any more."""
+    """Delete at most `limit` rows that no rate or quota counts any more."""
     await connection.execute(
         "DELETE FROM download WHERE id IN (SELECT id FROM download"
         " WHERE started_at < statement_timestamp() - interval '25 hours' ORDER BY started_at LIMIT $1)",

@@ -1,7 +1,8 @@
-"""Files that external workers hand in: where each may be sent, and whether what came is what was announced.
+"""Files that external workers upload for an attempt: announcing them, verifying them, completing the attempt with them.
 
-A file of an attempt has a key of its own epoch, and the upload of it names its task and epoch. So a worker whose lease
-was lost can write only where nobody reads, and what an attempt leaves without completing is given up when it ends.
+The key of a file contains the attempt's epoch. So a worker that lost its lease can write only to keys that nobody
+reads. The upload row of a file names the task and the epoch. So housekeeping deletes the files of an attempt that ended
+without naming them.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from leasehold.storage.store import ObjectStore
 from leasehold.transitions import settlements
 from leasehold.transitions.settlements import Completion, Output, Settled
 
-#: Completions of one tenant whose files one process reads at once: reading them is the store's work, and others' turn.
-_READ_AT_ONCE = 2
+#: Completions of one tenant whose files one process verifies at once. More would slow the object store for others.
+_VERIFIED_AT_ONCE = 2
 
 _HELD = """
 -- external_held
@@ -39,7 +40,7 @@ _TAKE = """
 -- external_files_take
 DELETE FROM upload WHERE tenant_id = $1 AND task_id = $2 AND epoch = $3 AND open AND key = ANY($4::text[]) RETURNING key
 """
-# The job's lock comes first in whatever ends an attempt, so that none of these is taken by a completion meanwhile.
+# Every statement that ends an attempt locks the job first. So no completion can take one of these files meanwhile.
 _GIVE_UP = """
 -- external_files_give_up
 UPDATE upload u SET open = false, bytes = 0, most = -1, look_at = clock_timestamp()
@@ -53,7 +54,7 @@ WHERE u.key IN (
 
 @dataclass(frozen=True, slots=True)
 class Announced:
-    """A file that is about to be sent; `name` is unique within its step."""
+    """A file that the external worker will upload. `name` is unique within its step."""
 
     name: str
     size: int
@@ -62,14 +63,14 @@ class Announced:
 
 @dataclass(frozen=True, slots=True)
 class HandedIn:
-    """A file that was sent, and what its bytes are."""
+    """A file that the external worker has uploaded, with the sha256 that it declares."""
 
     name: str
     sha256: str
 
 
-async def _place(connection: Connection, tenant_id: str, lease: Lease) -> str | None:
-    """The prefix of the attempt's files. None: the lease is not the task's."""
+async def _prefix_of(connection: Connection, tenant_id: str, lease: Lease) -> str | None:
+    """The prefix of the keys of the attempt's files. None: the lease is not the task's any more."""
     row = await connection.fetchrow(_HELD, lease.task_id, tenant_id, lease.owner, lease.epoch)
     if row is None:
         return None
@@ -83,6 +84,7 @@ async def _announced(connection: Connection, tenant_id: str, lease: Lease) -> di
 
 
 async def _take(connection: Connection, tenant_id: str, lease: Lease, keys: Sequence[str]) -> set[str]:
+    """Delete the upload rows of these keys. Return the keys that had one."""
     rows = await connection.fetch(_TAKE, tenant_id, lease.task_id, lease.epoch, list(keys))
     return {row["key"] for row in rows}
 
@@ -90,21 +92,22 @@ async def _take(connection: Connection, tenant_id: str, lease: Lease, keys: Sequ
 async def announce(
     connection: Connection, settings: Settings, tenant_id: str, lease: Lease, files: Sequence[Announced]
 ) -> list[str] | None:
-    """The keys to which the files may be sent for `upload_url_seconds`. In a transaction. None: the lease is lost.
+    """The keys that the files may be uploaded to for `upload_url_seconds`, in the order of `files`. None: the lease is
+    lost. Call it in a transaction.
 
     Raises Invalid `file_mismatch`, `files_too_large` or `too_many_files`, and TooMany `upload_quota_exceeded`.
     """
-    place = await _place(connection, tenant_id, lease)
-    if place is None:
+    prefix = await _prefix_of(connection, tenant_id, lease)
+    if prefix is None:
         return None
-    there = await _announced(connection, tenant_id, lease)
-    wanted = {output_key(place, file.name): file for file in files}
-    for key, file in wanted.items():
-        if there.get(key, file.size) != file.size:
+    announced = await _announced(connection, tenant_id, lease)
+    by_key = {output_key(prefix, file.name): file for file in files}
+    for key, file in by_key.items():
+        if announced.get(key, file.size) != file.size:
             raise Invalid("file_mismatch", f"{file.name} was announced with another size: give it another name.")
-    _check_bounds(settings, there | {key: file.size for key, file in wanted.items()})
-    await _take(connection, tenant_id, lease, list(wanted))  # those that are announced again
-    for key, file in wanted.items():
+    _check_bounds(settings, announced | {key: file.size for key, file in by_key.items()})
+    await _take(connection, tenant_id, lease, list(by_key))  # rows of files that are announced again
+    for key, file in by_key.items():
         await uploads.open_upload(
             connection,
             settings,
@@ -116,7 +119,7 @@ async def announce(
             exact=True,
             attempt=(lease.task_id, lease.epoch),
         )
-    return [output_key(place, file.name) for file in files]
+    return [output_key(prefix, file.name) for file in files]
 
 
 def _check_bounds(settings: Settings, sizes: dict[str, int]) -> None:
@@ -128,65 +131,67 @@ def _check_bounds(settings: Settings, sizes: dict[str, int]) -> None:
 
 
 class Files:
-    """Checks what was handed in. One a process."""
+    """Verifies uploaded files against their declarations. One object for each API process."""
 
     def __init__(self, pool: Pool, store: ObjectStore) -> None:
         self._pool = pool
         self._store = store
-        self._turns: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._semaphores: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by tenant
 
     async def check(self, tenant_id: str, lease: Lease, files: Sequence[HandedIn]) -> list[Output]:
-        """The files as outputs, once their bytes have been read; no connection is held meanwhile. Empty where the
-        lease is not the task's (any more): then nothing is read, and completing says what that means.
+        """Read the files' bytes from the store, and return the files as outputs. No connection is held meanwhile.
 
-        Raises Invalid `file_not_announced`, `file_missing` or `file_mismatch`.
+        When the lease is not the task's any more, the result is empty and nothing is read: `complete` then reports the
+        lost lease. Raises Invalid `file_not_announced`, `file_missing` or `file_mismatch`.
         """
         if not files:
             return []
         async with self._pool.acquire() as connection:
-            # In this order: who holds the lease after it has looked has had its own files in sight.
+            # Read the sizes before the lease is checked: a lease that is valid then was valid when they were read.
             sizes = await _announced(connection, tenant_id, lease)
-            place = await _place(connection, tenant_id, lease)
-            if place is None:
+            prefix = await _prefix_of(connection, tenant_id, lease)
+            if prefix is None:
                 return []
-        keys = [output_key(place, file.name) for file in files]
+        keys = [output_key(prefix, file.name) for file in files]
         for file, key in zip(files, keys, strict=True):
             if key not in sizes:
                 raise _not_announced(file.name)
-        async with self._turn(tenant_id):
-            return [await self._read(file, key, sizes[key]) for file, key in zip(files, keys, strict=True)]
+        async with self._one_of_few(tenant_id):
+            return [await self._verify(file, key, sizes[key]) for file, key in zip(files, keys, strict=True)]
 
     @asynccontextmanager
-    async def _turn(self, tenant_id: str) -> AsyncIterator[None]:
-        turn = self._turns.get(tenant_id)
-        if turn is None:
-            turn = self._turns[tenant_id] = asyncio.Semaphore(_READ_AT_ONCE)
-        async with turn:
+    async def _one_of_few(self, tenant_id: str) -> AsyncIterator[None]:
+        """Wait until fewer than _VERIFIED_AT_ONCE completions of the tenant are in this block."""
+        semaphore = self._semaphores.get(tenant_id)
+        if semaphore is None:
+            semaphore = self._semaphores[tenant_id] = asyncio.Semaphore(_VERIFIED_AT_ONCE)
+        async with semaphore:
             yield
 
-    async def _read(self, file: HandedIn, key: str, size: int) -> Output:
+    async def _verify(self, file: HandedIn, key: str, size: int) -> Output:
         try:
-            found = await self._store.digest(key, max_bytes=size)
+            stored = await self._store.digest(key, max_bytes=size)
         except ObjectMissing:
-            raise Invalid("file_missing", f"{file.name} has not been sent.") from None
+            raise Invalid("file_missing", f"{file.name} has not been uploaded.") from None
         except ObjectTooLarge:
             raise Invalid("file_mismatch", f"{file.name} has more bytes than announced.") from None
-        if (found.size, found.sha256) != (size, file.sha256):
-            raise Invalid("file_mismatch", f"What was sent as {file.name} has another size or SHA-256.")
-        return Output(file.name, key, found.size, found.sha256, found.content_type)
+        if (stored.size, stored.sha256) != (size, file.sha256):
+            raise Invalid("file_mismatch", f"The object uploaded as {file.name} has another size or SHA-256.")
+        return Output(file.name, key, stored.size, stored.sha256, stored.content_type)
 
 
 def _not_announced(name: str) -> Invalid:
-    return Invalid("file_not_announced", f"No URL was given out for {name} in this epoch.")
+    return Invalid("file_not_announced", f"The API issued no upload URL for {name} in this epoch.")
 
 
 async def complete(connection: Connection, tenant_id: str, done: Completion) -> Settled:
-    """running -> succeeded, with the files that `Files.check` has read; in a transaction that has the job's lock.
+    """running -> succeeded, with the files that `Files.check` has verified. Call it in a transaction that has locked
+    the job.
 
-    A completion whose answer was lost is answered as `settlements.complete` does: its files are taken already. Raises
-    Invalid `file_not_announced` where another completion of the attempt, or its end, was faster.
+    A repetition, after the first answer was lost, is answered by `settlements.complete`: its files are taken already.
+    Raises Invalid `file_not_announced` when another completion of the attempt, or its end, was faster.
     """
-    held = bool(done.outputs) and await _place(connection, tenant_id, done.lease) is not None
+    held = bool(done.outputs) and await _prefix_of(connection, tenant_id, done.lease) is not None
     if held:
         taken = await _take(connection, tenant_id, done.lease, [output.key for output in done.outputs])
         for output in done.outputs:
@@ -196,5 +201,7 @@ async def complete(connection: Connection, tenant_id: str, done: Completion) -> 
 
 
 async def give_up(connection: Connection, limit: int = 1000) -> None:
-    """Uploads of attempts that have ended without naming them: what lies there is deleted, now and later."""
+    """Abandon at most `limit` uploads of attempts that ended without naming them. The sweeper then deletes their
+    objects, also those that arrive later.
+    """
     await connection.execute(_GIVE_UP, limit)

@@ -1,4 +1,7 @@
-"""Rates shared by all processes: GCRA, one row a key and one guarded statement a request."""
+"""Rate limits that all processes share, by the algorithm GCRA: one row for each key, one guarded statement a request.
+
+Admission and the endpoints charge them. A request of a key adds a debt, in seconds, which time pays off.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,8 @@ from dataclasses import dataclass
 
 from leasehold.db.database import Connection
 
-# The row says when the debt is paid: `full_at`. A request adds its share of a minute; it is let through unless that
-# would put the debt beyond the burst.
+# `full_at` is when the debt will be paid off. $2 is the debt that the request adds; it is refused if the debt would
+# then exceed the burst, $3.
 _TAKE = """
 -- rate
 INSERT INTO rate_bucket AS b (key, full_at)
@@ -20,9 +23,13 @@ RETURNING extract(epoch FROM full_at - clock_timestamp())::float8
 """
 
 
+#: The largest debt: a minute's requests may come at once.
+_BURST_SECONDS = 60.0
+
+
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """`remaining`: requests that would be let through at once. `wait`: seconds until the next one is, 0 if now."""
+    """`remaining`: further requests that would be allowed now. `wait`: seconds until one is allowed; 0: now."""
 
     limit: int
     remaining: int
@@ -34,33 +41,37 @@ class Quota:
 
 
 async def take(connection: Connection, key: str, per_minute: int, count: int = 1) -> Quota:
-    """Ask for `count` requests of `key` together, at `per_minute` in the long run and as many at once.
+    """Charge `count` requests of `key`, all or none. The rate is `per_minute`, and a burst may use a whole minute's.
 
-    `count` is at most `per_minute`: more together would never be let through.
+    `count` is at most `per_minute`: more at once would never be allowed.
     """
-    assert count <= per_minute, "more than a minute's share can never be let through"
-    share, burst = 60.0 * count / per_minute, 60.0
-    debt = await connection.fetchval(_TAKE, key, share, burst)
+    assert count <= per_minute, "a charge above a whole minute's rate can never be allowed"
+    added_debt = 60.0 * count / per_minute
+    debt = await connection.fetchval(_TAKE, key, added_debt, _BURST_SECONDS)
     if debt is not None:
-        return Quota(per_minute, max(int((burst - debt) * per_minute / 60.0), 0), 0.0)
-    return Quota(per_minute, 0, max(await _owed(connection, key) + share - burst, 0.001))
+        return Quota(per_minute, _remaining(debt, per_minute), 0.0)
+    return Quota(per_minute, 0, max(await _debt(connection, key) + added_debt - _BURST_SECONDS, 0.001))
 
 
-async def look(connection: Connection, key: str, per_minute: int) -> Quota:
-    """What one request would meet now; it is not counted."""
-    share, burst = 60.0 / per_minute, 60.0
-    owed = max(await _owed(connection, key), 0.0)
-    return Quota(per_minute, max(int((burst - owed) * per_minute / 60.0), 0), max(owed + share - burst, 0.0))
+async def peek(connection: Connection, key: str, per_minute: int) -> Quota:
+    """The quota that one request would get now. Nothing is charged."""
+    added_debt = 60.0 / per_minute
+    debt = max(await _debt(connection, key), 0.0)
+    return Quota(per_minute, _remaining(debt, per_minute), max(debt + added_debt - _BURST_SECONDS, 0.0))
 
 
-async def _owed(connection: Connection, key: str) -> float:
-    owed: float | None = await connection.fetchval(
+def _remaining(debt: float, per_minute: int) -> int:
+    return max(int((_BURST_SECONDS - debt) * per_minute / 60.0), 0)
+
+
+async def _debt(connection: Connection, key: str) -> float:
+    debt: float | None = await connection.fetchval(
         "SELECT extract(epoch FROM full_at - clock_timestamp())::float8 FROM rate_bucket WHERE key = $1", key
     )
-    return owed or 0.0
+    return debt or 0.0
 
 
-async def give_back(connection: Connection, key: str, per_minute: int, count: int) -> None:
+async def refund(connection: Connection, key: str, per_minute: int, count: int) -> None:
     """Undo a `take` of `count`."""
     await connection.execute(
         "UPDATE rate_bucket SET full_at = full_at - make_interval(secs => $2::float8) WHERE key = $1",
@@ -70,7 +81,7 @@ async def give_back(connection: Connection, key: str, per_minute: int, count: in
 
 
 async def forget_rates(connection: Connection, limit: int = 1000) -> None:
-    """Buckets without debt are as good as none."""
+    """Delete at most `limit` rows without debt: a missing row means the same."""
     await connection.execute(
         "DELETE FROM rate_bucket WHERE key IN (SELECT key FROM rate_bucket WHERE full_at < statement_timestamp()"
         " ORDER BY full_at LIMIT $1)",

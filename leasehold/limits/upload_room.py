@@ -1,7 +1,7 @@
-"""How much of a tenant's bound on unfinished uploads is in use, remembered by each API process for a moment.
+"""The part of a tenant's bound on unfinished uploads that is in use. Each API process remembers it for a moment.
 
-Counting a tenant's uploads under a lock lets one upload of the tenant begin after another: a commit each. Far from the
-bound nobody needs that: the process counts without the lock, and reckons with what it counted until it counts again.
+An exact count needs a lock, which lets a tenant's uploads begin only one after another. Far from the bound no exact
+count is needed: the process counts without a lock, and adds each new upload to its count until it counts again.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from time import monotonic
 
 from leasehold.db.database import Connection
 
-#: An unfinished upload counts at least this much, so that a tenant's rows are bounded, too.
+#: An unfinished upload counts at least this many bytes. So the bound on bytes bounds the rows, too.
 LEAST_COUNTED = 1024 * 1024
-#: A count is good for so long, in seconds.
+#: Seconds for which a process uses a count.
 FRESH_SECONDS = 1.0
-#: Up to this part of the bound a tenant is far from it. Each process may let in as much by itself while its count is
-#: fresh, so that three of them at once stay below the bound.
+#: A tenant is far from its bound up to this part of it. Each process may admit as much by itself while its count is
+#: fresh: three processes together stay below the bound.
 _FAR = 0.25
-#: Tenants that are remembered.
+#: Tenants that a process remembers.
 _MOST_TENANTS = 10_000
 
 _COUNT = """
@@ -48,7 +48,7 @@ class UploadRoom:
         self._counts: OrderedDict[str, _Count] = OrderedDict()
 
     async def is_far(self, connection: Connection, tenant_id: str, size: int) -> bool:
-        """Whether the tenant stays far from its bound with `size` bytes more. If so, they are reckoned with."""
+        """Whether the tenant stays far from its bound with `size` bytes more. If so, they are added to the count."""
         known = self._counts.get(tenant_id)
         if known is None or known.until <= monotonic():
             known = self._counts[tenant_id] = _Count(await count(connection, tenant_id), monotonic() + FRESH_SECONDS)

@@ -1,7 +1,8 @@
-"""Uploads under way: how many bytes a tenant may have unfinished, and what becomes of those that nobody finishes.
+"""Unfinished uploads: the bytes that a tenant may have of them, and the removal of those that nobody completes.
 
-A client sends straight to the store, so only a look tells what came. Every address that is handed out has a row before
-it has an object; the row stays until nothing that was begun in time can still arrive.
+A client sends straight to the object store, so the API must inspect the store to learn what arrived. Each key that a
+client may write to has a row before it has an object. The sweeper inspects the keys (`inspect`), and keeps a row until
+no transfer that began in time can still arrive.
 """
 
 from __future__ import annotations
@@ -25,19 +26,19 @@ from leasehold.transitions.quarantine import not_in
 
 log = structlog.get_logger(__name__)
 
-#: The duty that looks at them.
+#: The duty that inspects them.
 UPLOADS = "uploads"
-#: Between two looks at an object that may still change.
-LOOK_SECONDS = 60
-#: A URL counts as dead this long after its end: clocks differ.
+#: Seconds between two inspections of an object that may still change.
+INSPECTION_SECONDS = 60
+#: A URL counts as expired this many seconds after its end: clocks differ.
 _GRACE_SECONDS = 60
-#: What was begun while the URL lived may arrive for so long.
+#: A transfer that began before its URL expired may take this long.
 _SLOWEST = timedelta(days=1)
 _RETRY_SECONDS = 60.0
 _NO_ATTEMPT = (None, None)
-#: No writer of ours needs longer for one object.
+#: No writer of the platform needs longer for one object.
 _PARTS_LIVE = timedelta(hours=1)
-#: Where the outputs of jobs lie. The bucket may hold more than ours.
+#: The prefix of the outputs of jobs. The bucket may hold objects of others.
 _JOBS = "jobs/"
 
 _OPEN = """
@@ -57,14 +58,14 @@ WHERE key = $1 AND tenant_id = $2 AND open
               AND expires_at > clock_timestamp() + make_interval(secs => $3))
 RETURNING key
 """
-# `most` -1: whatever lies there goes, now and when it can no longer be written.
+# `most` -1: the sweeper deletes any object at the key, at once and again after the last possible transfer.
 _CLOSE = """
 -- upload_close
 UPDATE upload SET open = false, bytes = 0, most = least(most, $3),
     look_at = CASE WHEN $3 < 0 THEN clock_timestamp() ELSE greatest(look_at, writable_until + $4::interval) END
 WHERE key = $1 AND tenant_id = $2
 """
-# An object of that very size is all that can ever lie there.
+# The store accepts only objects of the declared size here: no inspection is needed.
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
 _DUE = f"""
 -- uploads_due
@@ -72,7 +73,8 @@ SELECT key, tenant_id, open, most, writable_until + $1::interval < clock_timesta
        forget_at < clock_timestamp() AS over
 FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "text")} ORDER BY look_at LIMIT $2
 """
-# What is declared counts as declared while it may be sent, and what lies there when it may not.
+# While the client may send, an upload counts with the larger of its declared and its stored bytes; then with the
+# stored.
 _LOOKED = """
 -- upload_looked
 UPDATE upload SET
@@ -84,7 +86,7 @@ WHERE key = $1 AND look_at < clock_timestamp()
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An upload that is to be looked at. `dead`: nobody may begin to send; `over`: and nothing can still arrive."""
+    """An upload that is due for an inspection. `dead`: no client may begin to send. `over`: no transfer can arrive."""
 
     key: str
     tenant_id: str
@@ -107,22 +109,22 @@ async def open_upload(
     attempt: tuple[UUID, int] | tuple[None, None] = _NO_ATTEMPT,
     room: UploadRoom | None = None,
 ) -> None:
-    """Write down what may be sent to `key` (or below it, with a `/` at its end) for `seconds`, before it is.
+    """Write the row of an upload to `key`, before the client gets a URL. A `/` at the end makes `key` a prefix.
 
-    `counted`: its bytes until somebody looks. `exact`: the store holds it to them. `attempt`: the task and epoch that
-    it ends with (external_files.py). `room`: what this process remembers of tenants' unfinished uploads; far from its
-    bound a tenant needs no lock then. In a transaction.
-    Raises TooMany `upload_quota_exceeded`.
+    Call it in a transaction. `counted`: the bytes it counts until the first inspection. `most`: a larger object is
+    deleted. `seconds`: how long the client may begin to send. `exact`: the store accepts exactly `counted` bytes.
+    `attempt`: the task and epoch that the upload ends with (external_files.py). `room`: this process's counts; with
+    them a tenant that is far from its bound needs no lock. Raises TooMany `upload_quota_exceeded`.
     """
     size = max(counted, LEAST_COUNTED)
     if room is None or not await room.is_far(connection, tenant_id, size):
         await _check_room(connection, tenant_id, size, settings.upload_unfinished_bytes)
-    first_look = seconds + _GRACE_SECONDS if exact or key.endswith("/") else LOOK_SECONDS
-    await connection.execute(_OPEN, key, tenant_id, counted, most, seconds, first_look, _SLOWEST, exact, *attempt)
+    first_inspection = seconds + _GRACE_SECONDS if exact or key.endswith("/") else INSPECTION_SECONDS
+    await connection.execute(_OPEN, key, tenant_id, counted, most, seconds, first_inspection, _SLOWEST, exact, *attempt)
 
 
 async def _check_room(connection: Connection, tenant_id: str, size: int, bound: int) -> None:
-    """One upload of the tenant after another, until each has committed."""
+    """Check the exact count under a lock, which each of the tenant's uploads holds until it has committed."""
     await lock_name(connection, f"uploads:{tenant_id}")
     if await count(connection, tenant_id) + size > bound:
         raise TooMany(
@@ -136,67 +138,71 @@ async def _check_room(connection: Connection, tenant_id: str, size: int, bound: 
 
 
 async def extend(connection: Connection, tenant_id: str, key: str, seconds: float) -> bool:
-    """Whether a URL for `key` may live for `seconds` from now: it is unfinished, and lives longer itself."""
-    found = await connection.fetchval(_EXTEND, key, tenant_id, seconds, _SLOWEST, LOOK_SECONDS)
-    return found is not None
+    """Let a client send to `key` for `seconds` from now. False: the upload is finished, or expires before that."""
+    extended_key = await connection.fetchval(_EXTEND, key, tenant_id, seconds, _SLOWEST, INSPECTION_SECONDS)
+    return extended_key is not None
 
 
 async def close(connection: Connection, tenant_id: str, key: str, *, keep: int | None) -> None:
-    """It is finished: no object of more than `keep` bytes stays there; None: none at all."""
+    """Finish the upload. The sweeper deletes a later object of more than `keep` bytes; None: any object."""
     if keep is not None:
         await connection.execute(_FORGET_EXACT, key, tenant_id, keep)
     await connection.execute(_CLOSE, key, tenant_id, -1 if keep is None else keep, timedelta(seconds=_GRACE_SECONDS))
 
 
 async def forget(connection: Connection, tenant_id: str, key: str) -> None:
-    """Nothing can be sent there any more."""
+    """Delete the row: no client can send to the key any more."""
     await connection.execute("DELETE FROM upload WHERE key = $1 AND tenant_id = $2", key, tenant_id)
 
 
 async def due(connection: Connection, limit: int = 100) -> list[Due]:
+    """The uploads that are due for an inspection, without quarantined ones."""
     rows = await connection.fetch(_DUE, timedelta(seconds=_GRACE_SECONDS), limit)
     return [Due(**dict(row)) for row in rows]
 
 
-#: Called with an open upload whose object is too large, and the object's size.
+#: Takes a connection, an open upload whose object is too large, and the object's size.
 OnTooLarge: TypeAlias = Callable[[Connection, Due, int], Awaitable[None]]
-#: Gives a connection for as long as it is entered.
+#: Lends a connection for a block.
 Acquire: TypeAlias = Callable[[], AbstractAsyncContextManager[Connection]]
 
 
-async def look(connections: Acquire, store: ObjectStore, one: Due, on_too_large: OnTooLarge) -> None:
-    """Look at what lies where a client may send, and delete what may not. No connection is held meanwhile."""
-    if one.key.endswith("/"):  # whoever was receiving it would have forgotten it
-        await remove_below(store, one.key)
+async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_large: OnTooLarge) -> None:
+    """Read the size of the object that a client may have sent, and delete an object that is too large.
+
+    No connection is held while the store is called.
+    """
+    if upload.key.endswith("/"):  # a prefix: the process that received the upload is dead, else it had deleted the row
+        await remove_below(store, upload.key)
         REMOVED.labels("unfinished").inc()
         async with connections() as connection:
-            await forget(connection, one.tenant_id, one.key)
+            await forget(connection, upload.tenant_id, upload.key)
         return
-    there = await store.head(one.key)
-    size = 0 if there is None else there.size
-    if there is not None and size > one.most:
-        if one.open:
+    stored = await store.head(upload.key)
+    size = 0 if stored is None else stored.size
+    if stored is not None and size > upload.most:
+        if upload.open:
             async with connections() as connection, connection.transaction():
-                await on_too_large(connection, one, size)
-        await store.delete(one.key)
-        REMOVED.labels("too large" if one.most >= 0 else "refused").inc()
-        log.info("an upload was removed", key=one.key, bytes=size)
+                await on_too_large(connection, upload, size)
+        await store.delete(upload.key)
+        REMOVED.labels("too large" if upload.most >= 0 else "refused").inc()
+        log.info("an upload was removed", key=upload.key, bytes=size)
         size = 0
     async with connections() as connection:
-        if one.over:
-            await forget(connection, one.tenant_id, one.key)
+        if upload.over:
+            await forget(connection, upload.tenant_id, upload.key)
         else:
-            await connection.execute(_LOOKED, one.key, one.dead, size, LOOK_SECONDS)
+            await connection.execute(_LOOKED, upload.key, upload.dead, size, INSPECTION_SECONDS)
 
 
 async def give_up_parts(store: ObjectStore, prefixes: Iterable[str] = ()) -> None:
-    """End multipart uploads whose writer is dead: of jobs' outputs, and below `prefixes`."""
+    """Abort the multipart uploads of dead writers, for the outputs of jobs and below `prefixes`."""
     for prefix in (*prefixes, _JOBS):
-        if ended := await store.abort_uploads(prefix, older_than=_PARTS_LIVE):
-            log.warning("multipart uploads of dead writers were given up", prefix=prefix, uploads=ended)
+        if aborted := await store.abort_uploads(prefix, older_than=_PARTS_LIVE):
+            log.warning("multipart uploads of dead writers were aborted", prefix=prefix, uploads=aborted)
 
 
 async def remove_below(store: ObjectStore, prefix: str) -> None:
-    """Delete all objects below `prefix`, those with unfinished parts included."""
+    """Delete all objects below `prefix`, and abort its unfinished multipart uploads."""
     await store.abort_uploads(prefix)
-    await store.delete(*[found.key async for found in store.list(prefix)])
+    await store.delete(*[stored.key async for stored in store.list(prefix)])

@@ -1,8 +1,8 @@
-"""What a tenant has in all: unfinished jobs, and bytes that are kept for it.
+"""The bounds on a tenant's unfinished jobs and stored bytes. Admission checks them for each submission.
 
-Counting everything for each submission would cost more than the submission. So a process remembers what it counted,
-and counts again as soon as counting has been a small share of its time. Near their bound, unfinished jobs are counted
-for each submission, one submission after another.
+A full count costs more than a submission. So a process remembers its counts, and counts again when a pause is over: the
+longer a count took, the longer the pause. Near the bound it counts a tenant's unfinished jobs for each submission,
+under a lock.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from leasehold.domain.errors import Invalid, TooMany
 from leasehold.runtime.duty_cycle import pause_after
 from leasehold.settings import Settings
 
-#: Of the time, at most, that goes into counting one tenant's.
+#: The largest share of time that a process spends on counting for one tenant.
 _SHARE = 0.05
 _LEAST_SECONDS, _MOST_SECONDS = 0.05, 60.0
-#: Tenants that are remembered.
+#: Tenants that a process remembers.
 _MOST_TENANTS = 10_000
-#: A bound up to this is near at once, a larger one from this part of it on.
+#: A tenant is always near a bound of at most _SMALL jobs. It is near a larger bound from this part of it on.
 _SMALL, _NEAR = 10_000, 0.8
-#: What is stored goes with its retention only.
+#: The retry-after in seconds. Stored bytes only shrink when something is deleted or its retention ends.
 _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 
 _JOBS = "SELECT count(*) FROM (SELECT 1 FROM job WHERE tenant_id = $1 AND finished_at IS NULL LIMIT $2) AS counted"
@@ -49,7 +49,7 @@ class _Known:
 
 
 class Usage:
-    """Bounds of 0 bound nothing, and nothing is counted for them."""
+    """The counts that this process remembers, by tenant. A bound of 0 means no bound: nothing is counted for it."""
 
     def __init__(self, settings: Settings) -> None:
         self._most_jobs = settings.unfinished_per_tenant
@@ -57,9 +57,10 @@ class Usage:
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def is_far(self, database: Connection | Lender, tenant_id: str, count: int, size: int = 0) -> bool:
-        """Whether `count` jobs more leave the tenant far from its bound. They and their `size` in bytes are counted.
+        """Whether the tenant stays far from its bound with `count` jobs more. They and their `size` in bytes are added.
 
-        Raises TooMany `storage_full` or `too_many_unfinished`, and Invalid `batch_too_large`.
+        False: check the bound again after the write (`check_exactly`). Raises TooMany `storage_full` or
+        `too_many_unfinished`, and Invalid `batch_too_large`.
         """
         if not (self._most_jobs or self._most_bytes):
             return True
@@ -69,8 +70,8 @@ class Usage:
         if self._most_bytes and (known.stored >= self._most_bytes or known.stored + size > self._most_bytes):
             raise TooMany(
                 "storage_full",
-                f"{known.stored} bytes are kept for this tenant, of at most {self._most_bytes}: nothing more is taken"
-                " until some have expired or are deleted.",
+                f"This tenant has stored {known.stored} of at most {self._most_bytes} bytes: nothing more is accepted"
+                " until objects expire or are deleted.",
                 policy="stored-bytes",
                 most=self._most_bytes,
                 retry_after=_STORAGE_WAIT,
@@ -79,8 +80,10 @@ class Usage:
         if not self._most_jobs:
             return True
         if count > self._most_jobs:
-            said = f"{count} jobs are more than the {self._most_jobs} that a tenant may have unfinished"
-            raise Invalid("batch_too_large", f"{said}: they can never be let in. Ask for fewer at once.")
+            sentence = (
+                f"{count} jobs exceed the {self._most_jobs} unfinished jobs of a tenant and can never be accepted."
+            )
+            raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")
         if self._most_jobs > _SMALL and known.jobs + count <= _NEAR * self._most_jobs:
             known.jobs += count
             return True
@@ -89,7 +92,7 @@ class Usage:
         return False
 
     async def check_exactly(self, connection: Connection, tenant_id: str) -> None:
-        """After the writing, one submission of the tenant after another. Raises TooMany `too_many_unfinished`."""
+        """Check the bound after the write, under a lock of the tenant. Raises TooMany `too_many_unfinished`."""
         if not self._most_jobs:
             return
         await lock_name(connection, f"unfinished {tenant_id}")
@@ -97,7 +100,7 @@ class Usage:
             raise _too_many(self._most_jobs)
 
     async def _recount(self, database: Connection | Lender, tenant_id: str) -> _Known:
-        async with _lent(database) as connection:
+        async with _connection(database) as connection:
             started = monotonic()
             jobs = await self._jobs(connection, tenant_id) if self._most_jobs else 0
             stored = await connection.fetchval(_BYTES, tenant_id) if self._most_bytes else 0
@@ -110,12 +113,13 @@ class Usage:
         return known
 
     async def _jobs(self, database: Connection | Lender, tenant_id: str) -> int:
-        async with _lent(database) as connection:
+        async with _connection(database) as connection:
             return int(await connection.fetchval(_JOBS, tenant_id, self._most_jobs + 1))
 
 
 @asynccontextmanager
-async def _lent(database: Connection | Lender) -> AsyncIterator[Connection]:
+async def _connection(database: Connection | Lender) -> AsyncIterator[Connection]:
+    """The caller's own connection, or one that the lender lends for the block."""
     if isinstance(database, asyncpg.Connection | PoolConnectionProxy):
         yield database
     else:
@@ -124,5 +128,5 @@ async def _lent(database: Connection | Lender) -> AsyncIterator[Connection]:
 
 
 def _too_many(most: int) -> TooMany:
-    said = f"This tenant has {most} unfinished jobs, and no more are taken: try again when some have ended."
-    return TooMany("too_many_unfinished", said, policy="unfinished", most=most, retry_after=_UNFINISHED_WAIT)
+    sentence = f"This tenant has {most} unfinished jobs, and no more are accepted: try again when some have ended."
+    return TooMany("too_many_unfinished", sentence, policy="unfinished", most=most, retry_after=_UNFINISHED_WAIT)

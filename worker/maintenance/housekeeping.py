@@ -69,7 +69,7 @@ class Housekeeping:
                     await kind.upload_too_large(connection, due, size)
 
         async def look(one: uploads.Due) -> None:
-            await uploads.look(self._connections, self._store, one, on_too_large)
+            await uploads.inspect(self._connections, self._store, one, on_too_large)
 
         async def noted(_connection: Connection, _units: Sequence[uploads.Due]) -> None:
             """Each look has written down itself what it saw."""
