@@ -1,3 +1,3 @@
-"""Keys, secrets, signatures, and requests to addresses that strangers name.
+"""API keys, sealed secrets, signatures, and requests to URLs that clients name.
 May import `domain` and `db`.
 """

@@ -1,8 +1,9 @@
-"""Which addresses belong to the public Internet. The tables are written out: Python's own differ by its version.
+"""Decides whether an IP address belongs to the public Internet. Egress refuses all others.
 
+The tables are written out, because Python's own tables differ between its versions.
 Source: IANA IPv4 and IPv6 Special-Purpose Address Registries (RFC 6890, 8190) and the IPv6 address space, as of 2025.
-A special-purpose range is refused even where the registry calls it globally reachable: anycast of protocols (AS112,
-AMT, PCP, TURN) receives no webhook and serves no file.
+A special-purpose range is refused even if the registry calls it globally reachable: anycast addresses of protocols
+(AS112, AMT, PCP, TURN) receive no webhooks and serve no files.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _SPECIAL_V4 = tuple(
     )
 )
 
-#: Public by the registries, but answered inside one cloud, to whoever asks from its own machines.
+#: Public by the registries, but a cloud answers them from inside, for its own machines.
 _CLOUDS_V4 = tuple(
     IPv4Network(text)
     for text in (
@@ -47,15 +48,15 @@ _CLOUDS_V4 = tuple(
     )
 )
 
-#: All that is assigned for unicast. What lies outside is loopback, unique local (fd00:ec2::254 of AWS, fd20:ce::254 of
-#: Google Cloud), link-local, site-local, multicast, mapped, discard-only, SRv6, or not assigned.
+#: All addresses assigned for unicast. Outside of it are loopback, unique local (fd00:ec2::254 of AWS, fd20:ce::254 of
+#: Google Cloud), link-local, site-local, multicast, mapped, discard-only, SRv6 and unassigned addresses.
 _UNICAST_V6 = IPv6Network("2000::/3")
 _SPECIAL_V6 = tuple(
     IPv6Network(text)
     for text in (
         "2001::/23",  # IETF protocol assignments: Teredo, benchmarking, AMT, AS112-v6, ORCHIDs, drone remote ids
         "2001:db8::/32",  # documentation
-        "2002::/16",  # 6to4: an IPv4 address hides in it, and nobody relays it any more (RFC 7526)
+        "2002::/16",  # 6to4: it contains an IPv4 address, and no relay serves it any more (RFC 7526)
         "2620:4f:8000::/48",  # direct delegation AS112
         "3ffe::/16",  # 6bone, returned
         "3fff::/20",  # documentation
@@ -63,12 +64,12 @@ _SPECIAL_V6 = tuple(
 )
 
 _MAPPED = IPv6Network("::ffff:0:0/96")
-#: The well-known prefix alone. Of 64:ff9b:1::/48 (local use) each network decides what it means.
+#: The well-known prefix alone. 64:ff9b:1::/48 is for local use: each network decides its meaning.
 _NAT64 = IPv6Network("64:ff9b::/96")
 
 
 def is_public(address: Address) -> bool:
-    """Whether `address` is one of the public Internet. Of IPv4-mapped and NAT64 addresses the inner one decides."""
+    """Whether `address` is public. For an IPv4-mapped or NAT64 address the IPv4 address inside decides."""
     if isinstance(address, IPv4Address):
         return not any(address in network for network in (*_SPECIAL_V4, *_CLOUDS_V4))
     if address in _MAPPED or address in _NAT64:

@@ -1,7 +1,8 @@
-"""API keys: `lh_<prefix>_<secret>`. The prefix is public and finds the row; of the secret only a hash is kept.
+"""API keys: creating, finding, rotating, expiring and revoking them. The API and `leasehold keys` call this.
 
-The secret is 256 random bits, so a plain SHA-256 is enough: there is nothing to guess that a slow hash would
-protect. The whole key is shown once, by `create_key` or `rotate_key`.
+A key is `lh_<prefix>_<secret>`. The prefix is public and finds the row. The database stores only a hash of the secret.
+SHA-256 is enough: the secret is 256 random bits, and a slow hash only protects secrets that can be guessed. Only
+`create_key` and `rotate_key` show the whole key, once.
 """
 
 from __future__ import annotations
@@ -23,14 +24,13 @@ from leasehold.domain.ids import new_id
 _KEY = re.compile(r"lh_([a-z0-9]{12})_([A-Za-z0-9_-]{43})")
 _SCOPE = re.compile(r"[a-z][a-z0-9-]*:[a-z][a-z0-9-]*")
 _PREFIX_ALPHABET = "abcdefghijklmnopqrstuvwxyz0123456789"
-#: Compared against when no row has the prefix, so that both answers take the same time. No secret hashes to it
-#: on purpose.
-_NOBODY = hashlib.sha256(b"no key has this prefix").digest()
+#: The hash to compare with when no row has the prefix: a refusal then takes the same time in both cases.
+_HASH_OF_NO_KEY = hashlib.sha256(b"no key has this prefix").digest()
 
 
 @dataclass(frozen=True, slots=True)
 class NewKey:
-    """A key at the only moment its text is known. `text` is the secret: show it once, never log it."""
+    """A new key. `text` is the whole key with its secret: show it once, and never log it."""
 
     id: UUID
     prefix: str
@@ -39,7 +39,7 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class PresentedKey:
-    """What a caller sent, taken apart."""
+    """The key that a caller sent, split into prefix and secret."""
 
     prefix: str
     secret: str = field(repr=False)
@@ -47,9 +47,9 @@ class PresentedKey:
 
 @dataclass(frozen=True, slots=True)
 class StoredKey:
-    """A key's row. `usable`: neither revoked nor expired when it was read.
+    """A key's row. `usable`: neither revoked nor expired when the row was read. `used_lately`: within a minute.
 
-    `quota_key`: what limits and quotas count its use by. Keys that were rotated from one another share one.
+    `quota_key`: rates and quotas count the key's use under it. A key and the keys rotated from it share one.
     """
 
     id: UUID
@@ -64,7 +64,7 @@ class StoredKey:
 
 
 def parse_key(text: str) -> PresentedKey | None:
-    """None for anything that is not shaped like a key."""
+    """The prefix and the secret of a key. None: `text` does not have the form of a key."""
     match = _KEY.fullmatch(text)
     return PresentedKey(match[1], match[2]) if match else None
 
@@ -74,10 +74,10 @@ def _hash(secret: str) -> bytes:
 
 
 def matches(presented: PresentedKey, stored: StoredKey | None) -> bool:
-    """Whether the secret is the stored one; takes the same time when there is no such key."""
-    known = stored.secret_hash if stored is not None else _NOBODY
-    equal = hmac.compare_digest(_hash(presented.secret), known)
-    return equal and stored is not None
+    """Whether the secret is the stored one. The call takes the same time when `stored` is None."""
+    expected = stored.secret_hash if stored is not None else _HASH_OF_NO_KEY
+    is_equal = hmac.compare_digest(_hash(presented.secret), expected)
+    return is_equal and stored is not None
 
 
 def _generate() -> tuple[str, str]:
@@ -97,14 +97,15 @@ SELECT id, prefix, coalesce(quota_key, prefix) AS quota_key, tenant_id, client_i
 FROM api_key WHERE prefix = $1
 """
 
-# Guarded, so that many processes write it once a minute and not once each.
+# The guard lets all processes together write the row once a minute.
 MARK_USED = """
 UPDATE api_key SET last_used_at = clock_timestamp()
 WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= clock_timestamp() - interval '1 minute')
 """
 
-# The old key lives on for the overlap, or until it would have expired anyway. The answer has the end that it had
-# before: its successor's. The CTE takes the row's lock, so of two rotations at once the second sees the first's end.
+# The old key works for the overlap, or until its own end if that is sooner. `ends_at` is the old key's end before this
+# statement: the new key gets it. The CTE locks the row, so the second of two concurrent rotations sees the end that the
+# first has set.
 RETIRE = """
 WITH old AS (
     SELECT id, expires_at FROM api_key
@@ -147,14 +148,15 @@ async def create_key(
     expires_at: datetime | None = None,
     quota_key: str | None = None,
 ) -> NewKey:
-    """A new key. Raises Invalid for a scope that is not of the form `area:right`, and for an empty tenant.
+    """Create a key. `quota_key`: rates and quotas count its use under this key; None: under its own prefix.
 
-    `quota_key`: the key whose limits and quotas its use counts against; None: it has its own.
+    Raises Invalid: `scope_malformed` for a scope that is not `area:right`, `key_owner_missing` without tenant or
+    client.
     """
     if not tenant_id or not client_id:
         raise Invalid("key_owner_missing", "A key needs a tenant and a client.")
-    if wrong := [scope for scope in scopes if not _SCOPE.fullmatch(scope)]:
-        raise Invalid("scope_malformed", f"Not scopes: {', '.join(wrong)}.")
+    if malformed := [scope for scope in scopes if not _SCOPE.fullmatch(scope)]:
+        raise Invalid("scope_malformed", f"Not scopes: {', '.join(malformed)}.")
     prefix, secret = _generate()
     key = NewKey(new_id(), prefix, f"lh_{prefix}_{secret}")
     await connection.execute(
@@ -164,6 +166,7 @@ async def create_key(
 
 
 async def find_key(connection: Connection, prefix: str) -> StoredKey | None:
+    """The key's row, or None."""
     row = await connection.fetchrow(FIND, prefix)
     if row is None:
         return None
@@ -181,15 +184,14 @@ async def find_key(connection: Connection, prefix: str) -> StoredKey | None:
 
 
 async def mark_used(connection: Connection, key_id: UUID) -> None:
-    """Remember that the key is in use; written at most once a minute."""
+    """Record that the key was used. The row is written at most once a minute."""
     await connection.execute(MARK_USED, key_id)
 
 
 async def rotate_key(connection: Connection, prefix: str, *, overlap: timedelta) -> NewKey:
-    """A new key with the old one's owner, scopes, quotas and end; the old one stops after `overlap`.
+    """Create a key with the old key's owner, scopes, quotas and end. The old key stops working after `overlap`.
 
-    A key that was rotated before ends with its overlap, and so does what is rotated from it then.
-
+    A key that was rotated before ends with its first overlap, and so does every key rotated from it after that.
     Raises NotFound when no usable key has the prefix.
     """
     async with connection.transaction():
@@ -207,21 +209,24 @@ async def rotate_key(connection: Connection, prefix: str, *, overlap: timedelta)
 
 
 async def expire_key(connection: Connection, prefix: str, lives: timedelta) -> datetime:
-    """The key ends after `lives`, or when it would have ended anyway: when that is. Raises NotFound."""
-    ends: datetime | None = await connection.fetchval(EXPIRE, prefix, lives)
-    if ends is None:
+    """Let the key end after `lives`, or at its own end if that is sooner. Return the end. Raises NotFound."""
+    ends_at: datetime | None = await connection.fetchval(EXPIRE, prefix, lives)
+    if ends_at is None:
         raise NotFound("key_not_found", "No usable key has this prefix.")
-    return ends
+    return ends_at
 
 
 async def list_keys(
     connection: Connection, tenant_id: str | None = None, *, ended: bool = False
 ) -> list[dict[str, Any]]:
-    """Keys without their secrets, with their `state`: active, expired or revoked; None: of all tenants."""
+    """The tenant's keys (None: all tenants') without their secrets. `state`: active, expired or revoked.
+
+    `ended`: whether to list expired and revoked keys, too.
+    """
     return [dict(row) for row in await connection.fetch(LIST, tenant_id, ended)]
 
 
 async def revoke_key(connection: Connection, prefix: str) -> None:
-    """The key stops within `api_key_cache_seconds`, for good. Repeating it is harmless. Raises NotFound."""
+    """Revoke the key for good. It stops working within `api_key_cache_seconds`. Repeating is safe. Raises NotFound."""
     if await connection.fetchval(REVOKE, prefix) is None:
         raise NotFound("key_not_found", "No key has this prefix.")

@@ -1,8 +1,9 @@
-"""Requests to addresses that clients or providers name: never to a private one.
+"""HTTP requests to URLs that clients or providers name. Egress never connects to a private address.
 
-The name is resolved once, every address it has must be global, and the connection goes to one of those very addresses:
-a name that answers differently a moment later (DNS rebinding) gains nothing. Redirects are not followed unless asked
-for, and each is checked like the first. No proxy of the environment is used. A network may be allowed by setting.
+Egress resolves the host once. Every address of the host must be public, and the connection goes to one of these
+addresses: a name that resolves differently a moment later (DNS rebinding) gains nothing. Redirects are followed only if
+the caller allows them, and each is checked like the first URL. No proxy of the environment is used. The setting
+`egress_allow` allows networks that are not public.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from leasehold.settings import Settings
 
 __all__ = ["Answer", "AnswerTooLarge", "Downloaded", "Egress", "EgressFailed", "EgressRefused", "Target", "is_public"]
 
-#: Ports of addresses that are not allowed by setting.
+#: The ports that may be used at addresses that `egress_allow` does not name.
 PORTS = frozenset({80, 443})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 _CONNECT_SECONDS = 5.0
@@ -36,13 +37,13 @@ _OK = 200
 _HEAD_BYTES = 512
 _PIECE_BYTES = 256 * 1024
 
-#: Threads of their own: a name server that does not answer holds one for half a minute, and the loop's default
-#: executor, which files and digests of everybody need, has six on two cores.
+#: Threads for name resolution alone. A silent name server holds a thread for half a minute. The loop's default executor
+#: has six threads on two cores, and all file reads and digests need them.
 _resolvers = ThreadPoolExecutor(32, "egress-resolver")
 
 
 class EgressRefused(LeaseholdError):
-    """The address may not be asked. `code`: url_malformed, host_unknown, address_private, port_refused,
+    """The URL may not be requested. `code`: url_malformed, host_unknown, address_private, port_refused or
     too_many_redirects.
     """
 
@@ -52,9 +53,8 @@ class EgressRefused(LeaseholdError):
 
 
 class EgressFailed(LeaseholdError):
-    """No answer: a connection that was refused or cut, a time limit, or more bytes than wanted.
-
-    `sent` is False only when it is certain that the other side never got the request.
+    """The request got no whole answer: the connection was refused or cut, the time limit passed, or the answer is too
+    large. `sent`: False only when the other side certainly did not get the request.
     """
 
     def __init__(self, message: str, *, sent: bool = True) -> None:
@@ -63,7 +63,7 @@ class EgressFailed(LeaseholdError):
 
 
 class AnswerTooLarge(EgressFailed):
-    """The answer has more bytes than the asker allows."""
+    """The answer has more bytes than the caller allows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Downloaded:
-    """What a download left in its file. `head`: its first bytes; nothing at all of an answer that was no 200."""
+    """A download's answer. `size` and `head` (its first bytes): of the file; 0 and empty when the status is not 200."""
 
     status: int
     headers: Mapping[str, str]
@@ -85,7 +85,7 @@ class Downloaded:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where a URL leads, with the address it will be asked at."""
+    """A checked URL, with the IP address to connect to."""
 
     url: httpx2.URL
     host: str
@@ -93,8 +93,10 @@ class Target:
 
 
 class Egress:
-    """`allowed`: networks that may be asked although they are not global, at any port. `keepalive`: connections that
-    are kept for the next request; of use only where one host is asked often.
+    """An HTTP client for URLs from outside; use it with `async with`.
+
+    `allowed`: networks that it may connect to although they are not public, at any port. `keepalive`: idle connections
+    that it keeps; useful only when one host gets many requests.
     """
 
     def __init__(self, allowed: tuple[Network, ...] = (), *, keepalive: int = 0) -> None:
@@ -117,20 +119,20 @@ class Egress:
             await self._http.aclose()
 
     async def check(self, url: str) -> Target:
-        """Where `url` leads. Raises EgressRefused."""
+        """Resolve `url` and check its addresses and its port. Raises EgressRefused."""
         going_out("a name server")
         try:
             parsed = httpx2.URL(url)
         except (httpx2.InvalidURL, ValueError):
             raise EgressRefused("url_malformed", "This is not a URL.") from None
         if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
-            raise EgressRefused("url_malformed", "Only http and https URLs without a user are asked.")
+            raise EgressRefused("url_malformed", "Only http and https URLs without a user are accepted.")
         port = parsed.port or (443 if parsed.scheme == "https" else 80)
         addresses = await _resolve(parsed.host, port)
-        if not all(self._may_be_asked(address) for address in addresses):
+        if not all(self._may_connect(address) for address in addresses):
             raise EgressRefused("address_private", "The host has an address that is not public.")
         if port not in PORTS and not all(self._is_allowed(address) for address in addresses):
-            raise EgressRefused("port_refused", "Only ports 80 and 443 are asked.")
+            raise EgressRefused("port_refused", "Only ports 80 and 443 are accepted.")
         return Target(parsed, parsed.host, str(addresses[0]))
 
     async def request(
@@ -144,9 +146,9 @@ class Egress:
         timeout: float = 15.0,
         redirects: int = 0,
     ) -> Answer:
-        """Ask, and read at most `max_bytes` of the answer, all within `timeout` seconds.
+        """Send a request and read its answer, of at most `max_bytes`, all within `timeout` seconds.
 
-        Raises EgressRefused; EgressFailed.
+        Raises EgressRefused; EgressFailed; AnswerTooLarge.
         """
         async with self._answered(method, url, headers or {}, content, timeout, redirects) as answer:
             body = bytearray()
@@ -164,9 +166,9 @@ class Egress:
         redirects: int = 0,
         headers: Mapping[str, str] | None = None,
     ) -> Downloaded:
-        """Fetch into the file `path`, in pieces, at most `max_bytes`, all within `timeout` seconds.
+        """GET `url` into the file `path`, at most `max_bytes`, all within `timeout` seconds.
 
-        Only a 200 is written. Raises EgressRefused; EgressFailed, AnswerTooLarge.
+        The file is written only when the status is 200. Raises EgressRefused; EgressFailed; AnswerTooLarge.
         """
         async with self._answered("GET", url, headers or {}, b"", timeout, redirects) as answer:
             if answer.status_code != _OK:
@@ -192,23 +194,23 @@ class Egress:
         timeout: float,
         redirects: int,
     ) -> AsyncIterator[httpx2.Response]:
-        """The answer at the end of at most `redirects` redirects, its body unread. `timeout` is for the block, too."""
+        """The answer after at most `redirects` redirects, with its body unread. `timeout` includes the block."""
         going_out("an address")
         try:
             async with asyncio.timeout(timeout):
                 for _ in range(redirects + 1):
                     target = await self.check(url)
-                    answer = await self._ask(target, method, headers, content)
+                    answer = await self._send(target, method, headers, content)
                     try:
                         if answer.status_code not in _REDIRECTS or redirects == 0:
                             yield answer
                             return
-                        to = target.url.join(answer.headers.get("location", ""))
+                        next_url = target.url.join(answer.headers.get("location", ""))
                     finally:
                         await answer.aclose()
-                    if (to.scheme, to.netloc) != (target.url.scheme, target.url.netloc):
-                        headers = {}  # what proves who asks is for the first address alone
-                    url = str(to)
+                    if (next_url.scheme, next_url.netloc) != (target.url.scheme, target.url.netloc):
+                        headers = {}  # they may hold credentials, which are for the first server alone
+                    url = str(next_url)
                     method, content = ("GET", b"") if method != "HEAD" else (method, b"")
         except TimeoutError:
             raise EgressFailed(f"no answer within {timeout:g} s") from None
@@ -216,9 +218,9 @@ class Egress:
             raise EgressFailed(f"no answer: {type(error).__name__}", sent=False) from error
         except httpx2.HTTPError as error:
             raise EgressFailed(f"no answer: {type(error).__name__}") from error
-        raise EgressRefused("too_many_redirects", "The address leads from one to the next.")
+        raise EgressRefused("too_many_redirects", "The URL redirects too often.")
 
-    async def _ask(
+    async def _send(
         self, target: Target, method: str, headers: Mapping[str, str], content: bytes | AsyncIterable[bytes]
     ) -> httpx2.Response:
         host = target.host if target.url.port is None else f"{target.host}:{target.url.port}"
@@ -229,18 +231,16 @@ class Egress:
             headers={**headers, "Host": host},
             content=content,
             timeout=httpx2.Timeout(None, connect=_CONNECT_SECONDS),
-            extensions={"sni_hostname": target.host},  # the certificate must be the name's, not the address's
+            extensions={"sni_hostname": target.host},  # the certificate must be valid for the host's name
         )
         return await http.send(request, stream=True)
 
     async def _client(self) -> httpx2.AsyncClient:
-        """Made with the first request: most processes that could make one never do."""
+        """The HTTP client. The first request makes it, because many processes never send one."""
         if self._http is not None:
             return self._http
-        return self._made(await asyncio.to_thread(_authorities))
-
-    def _made(self, authorities: ssl.SSLContext) -> httpx2.AsyncClient:
-        if self._http is None:  # another first request may have been faster
+        authorities = await asyncio.to_thread(_authorities)
+        if self._http is None:  # another first request may have made it meanwhile
             self._http = httpx2.AsyncClient(
                 verify=authorities,
                 trust_env=False,
@@ -249,7 +249,7 @@ class Egress:
             )
         return self._http
 
-    def _may_be_asked(self, address: Address) -> bool:
+    def _may_connect(self, address: Address) -> bool:
         return self._is_allowed(address) or is_public(address)
 
     def _is_allowed(self, address: Address) -> bool:
@@ -258,15 +258,15 @@ class Egress:
 
 @cache
 def _authorities() -> ssl.SSLContext:
-    """Of everybody in this process: to read them takes a tenth of a second."""
+    """The certificate authorities, shared by the whole process: reading them takes a tenth of a second."""
     return httpx2.create_ssl_context(trust_env=False)
 
 
 async def _pieces(answer: httpx2.Response, max_bytes: int) -> AsyncIterator[bytes]:
-    came = 0
+    size = 0
     async for piece in answer.aiter_bytes(_PIECE_BYTES):
-        came += len(piece)
-        if came > max_bytes:
+        size += len(piece)
+        if size > max_bytes:
             raise AnswerTooLarge(f"an answer of more than {max_bytes} bytes")
         yield piece
 
@@ -274,7 +274,7 @@ async def _pieces(answer: httpx2.Response, max_bytes: int) -> AsyncIterator[byte
 async def _resolve(host: str, port: int) -> list[Address]:
     resolving = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     try:
-        found = await asyncio.get_running_loop().run_in_executor(_resolvers, resolving)
+        entries = await asyncio.get_running_loop().run_in_executor(_resolvers, resolving)
     except (OSError, UnicodeError):
         raise EgressRefused("host_unknown", "The host has no address.") from None
-    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in found]
+    return [ipaddress.ip_address(str(entry[4][0]).partition("%")[0]) for entry in entries]

@@ -1,4 +1,7 @@
-"""OAuth 2.0 client credentials (RFC 6749, 4.4): a token for what we ask of another service on our own behalf."""
+"""OAuth 2.0 client credentials (RFC 6749, 4.4): the access token for requests of the platform to another service.
+
+Promotions of models use it, for their HTTP file service.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +23,15 @@ from leasehold.settings import Settings
 log = structlog.get_logger(__name__)
 
 _TIMEOUT_SECONDS = 15.0
+#: A token is renewed this long before its end.
 _EARLY_SECONDS = 30.0
-#: Of a token whose answer does not say how long it lives.
-_UNTOLD_SECONDS = 300.0
+#: The life of a token whose answer has no `expires_in`.
+_DEFAULT_SECONDS = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Who we are at the token endpoint."""
+    """The token endpoint, and the platform's credentials there."""
 
     url: str
     id: str
@@ -36,6 +40,7 @@ class Client:
 
     @classmethod
     def of_promotions(cls, settings: Settings) -> Client | None:
+        """The client that the `promote_*` settings describe. None: they name no token endpoint."""
         if settings.promote_token_url is None:
             return None
         return cls(
@@ -45,7 +50,7 @@ class Client:
 
 
 class Tokens:
-    """The token of one client: asked for when it is needed, and again shortly before its end."""
+    """The access token of one client. It is fetched when it is first needed, and again shortly before its end."""
 
     def __init__(self, egress: Egress, client: Client) -> None:
         self._egress = egress
@@ -54,21 +59,21 @@ class Tokens:
         self._until = 0.0
 
     async def token(self) -> str:
-        """Raises BadGateway `token_refused` or `token_endpoint_unavailable`."""
+        """A valid token. Raises BadGateway `token_refused` or `token_endpoint_unavailable`."""
         if monotonic() >= self._until:
             await self._fetch()
         return self._token
 
     def forget(self) -> None:
-        """It was refused: the next one is asked for anew."""
+        """Drop the token, after the service refused it. The next call of `token` fetches another."""
         self._until = 0.0
 
     async def _fetch(self) -> None:
-        asked_at = monotonic()
+        requested_at = monotonic()
         form = {"grant_type": "client_credentials"} | ({"scope": self._client.scope} if self._client.scope else {})
-        named = f"{quote(self._client.id, safe='')}:{quote(self._client.secret.get_secret_value(), safe='')}"
+        credentials = f"{quote(self._client.id, safe='')}:{quote(self._client.secret.get_secret_value(), safe='')}"
         headers = {
-            "Authorization": f"Basic {base64.b64encode(named.encode()).decode()}",
+            "Authorization": f"Basic {base64.b64encode(credentials.encode()).decode()}",
             "Content-Type": "application/x-www-form-urlencoded",
             "Accept": "application/json",
         }
@@ -79,19 +84,20 @@ class Tokens:
         except (EgressRefused, EgressFailed) as error:
             log.warning("the token endpoint did not answer", error=type(error).__name__)
             raise BadGateway("token_endpoint_unavailable", "The token endpoint does not answer.") from error
-        said = _record(answer.body) if answer.status == HTTPStatus.OK else {}
-        token, kind = said.get("access_token"), str(said.get("token_type", "bearer")).lower()
+        fields = _json_object(answer.body) if answer.status == HTTPStatus.OK else {}
+        token, kind = fields.get("access_token"), str(fields.get("token_type", "bearer")).lower()
         if not isinstance(token, str) or not token or not token.isprintable() or kind != "bearer":
             log.warning("the token endpoint gave no token", status=answer.status)
             raise BadGateway("token_refused", "The token endpoint gave no token.")
-        lives = said.get("expires_in")
-        seconds = float(lives) if isinstance(lives, (int, float)) else _UNTOLD_SECONDS
-        self._token, self._until = token, asked_at + max(seconds - _EARLY_SECONDS, 1.0)
+        expires_in = fields.get("expires_in")
+        seconds = float(expires_in) if isinstance(expires_in, (int, float)) else _DEFAULT_SECONDS
+        self._token, self._until = token, requested_at + max(seconds - _EARLY_SECONDS, 1.0)
 
 
-def _record(body: bytes) -> dict[str, Any]:
+def _json_object(body: bytes) -> dict[str, Any]:
+    """The body as a JSON object. {}: it is none."""
     try:
-        said = orjson.loads(body)
+        value = orjson.loads(body)
     except orjson.JSONDecodeError:
         return {}
-    return said if isinstance(said, dict) else {}
+    return value if isinstance(value, dict) else {}

@@ -1,4 +1,8 @@
-"""Secrets of clients at rest: encrypted with the installation's keys, of which the newest seals and all open."""
+"""Encryption of clients' secrets in the database, and signatures of URLs, with the installation's sealing keys.
+
+The first key of `sealing_keys` seals and signs; every key opens and verifies. To rotate, put a new key first, and
+remove an old key once no row is sealed with it.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +16,11 @@ from leasehold.settings import Settings
 
 
 class Unsealable(LeaseholdError):
-    """Sealed with a key that is not among the installation's, or damaged."""
+    """The sealed bytes are damaged, or their key is not among the installation's."""
 
 
 class Sealing:
-    """Rotation: put a new key before the others, and remove an old one once nothing is sealed with it."""
+    """The installation's sealing keys."""
 
     def __init__(self, settings: Settings) -> None:
         keys = [key.strip() for key in settings.sealing_keys.get_secret_value().split(",") if key.strip()]
@@ -29,26 +33,29 @@ class Sealing:
         return self._fernet is not None
 
     def sign(self, purpose: str, text: bytes) -> str:
-        """The same each time, fit for a URL, and of use for nothing but `purpose`. Raises Unavailable."""
+        """A signature of `text` that is valid for `purpose` only. It is deterministic and fits into a URL.
+
+        Raises Unavailable when the installation has no key.
+        """
         self._keys()
         return _signature(self._signing[0], purpose, text)
 
     def verifies(self, purpose: str, text: bytes, signature: str) -> bool:
-        """By any of the keys. Raises Unavailable."""
+        """Whether one of the keys made the signature. Raises Unavailable when the installation has no key."""
         self._keys()
-        said = signature.encode()  # of text, only ASCII can be compared
-        return any(hmac.compare_digest(_signature(key, purpose, text).encode(), said) for key in self._signing)
+        given = signature.encode()  # bytes: compare_digest refuses text that is not ASCII
+        return any(hmac.compare_digest(_signature(key, purpose, text).encode(), given) for key in self._signing)
 
     def seal(self, secret: bytes) -> bytes:
-        """Raises Unavailable when the installation has no key."""
+        """Encrypt the secret. Raises Unavailable when the installation has no key."""
         return self._keys().encrypt(secret)
 
     def open(self, sealed: bytes) -> bytes:
-        """Raises Unsealable, or Unavailable when the installation has no key."""
+        """Decrypt the secret. Raises Unsealable, or Unavailable when the installation has no key."""
         try:
             return self._keys().decrypt(sealed)
         except InvalidToken:
-            raise Unsealable("no key of this installation opens it") from None
+            raise Unsealable("no key of this installation opens this secret") from None
 
     def _keys(self) -> MultiFernet:
         if self._fernet is None:
@@ -57,5 +64,5 @@ class Sealing:
 
 
 def _signature(key: bytes, purpose: str, text: bytes) -> str:
-    own = hmac.digest(key, f"leasehold {purpose}".encode(), "sha256")  # a key for this purpose alone
-    return base64.urlsafe_b64encode(hmac.digest(own, text, "sha256")).decode().rstrip("=")
+    purpose_key = hmac.digest(key, f"leasehold {purpose}".encode(), "sha256")
+    return base64.urlsafe_b64encode(hmac.digest(purpose_key, text, "sha256")).decode().rstrip("=")

@@ -1,4 +1,7 @@
-"""Signatures of Standard Webhooks (github.com/standard-webhooks/standard-webhooks, `v1`: HMAC-SHA256)."""
+"""The secrets and signatures of webhooks, by the specification Standard Webhooks (`v1`: HMAC-SHA256).
+
+github.com/standard-webhooks/standard-webhooks
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,16 @@ _SECRET_BYTES = 32
 
 
 def new_secret() -> bytes:
+    """A random secret, for the database. Its owner gets it as `shown` writes it."""
     return secrets.token_bytes(_SECRET_BYTES)
 
 
 def shown(secret: bytes) -> str:
-    """As its owner keeps it."""
+    """The secret as text, in the form that its owner stores."""
     return PREFIX + base64.b64encode(secret).decode()
 
 
 def signature(keys: Sequence[bytes], message_id: str, timestamp: int, body: bytes) -> str:
-    """One signature a key, separated by spaces: while secrets rotate the receiver takes either."""
+    """One signature for each key, separated by spaces. During a rotation the receiver accepts either secret."""
     signed = f"{message_id}.{timestamp}.".encode() + body
     return " ".join("v1," + base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode() for key in keys)

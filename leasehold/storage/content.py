@@ -1,4 +1,4 @@
-"""Reading local files in a thread: their digest, and their bytes in pieces."""
+"""Digests and parts of local files. The functions block: the store calls them in a thread."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ CHUNK = 1024 * 1024
 
 
 def digest_of(path: Path) -> tuple[str, int]:
-    """The sha256 and the size of a file, read in pieces."""
+    """The sha256 and the size of a file. Memory stays flat: the file is read in pieces."""
     digest = hashlib.sha256()
     size = 0
     with path.open("rb") as file:

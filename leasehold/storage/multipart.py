@@ -1,4 +1,7 @@
-"""Large files, in parts: bounded memory, and nothing half done left in the store."""
+"""The upload of a large local file in parts, for ObjectStore.put.
+
+Memory is bounded: two parts are read at once. An upload that fails is aborted, so that no parts stay in the store.
+"""
 
 from __future__ import annotations
 
@@ -28,22 +31,23 @@ async def put_in_parts(
     metadata: Mapping[str, str],
     **precondition: Any,
 ) -> str | None:
-    """Upload a file; aborted on any error and on cancellation. Returns the ETag."""
-    made = await client.create_multipart_upload(
+    """Upload a file and return the ETag. Any error, and cancellation, aborts the upload."""
+    created = await client.create_multipart_upload(
         Bucket=bucket, Key=key, ContentType=content_type, Metadata=dict(metadata)
     )
-    upload = {"Bucket": bucket, "Key": key, "UploadId": made["UploadId"]}
-    turns = asyncio.Semaphore(_AT_ONCE)
+    upload = {"Bucket": bucket, "Key": key, "UploadId": created["UploadId"]}
+    semaphore = asyncio.Semaphore(_AT_ONCE)
 
-    async def part(number: int, offset: int) -> CompletedPartTypeDef:
-        async with turns:
+    async def send_part(number: int, offset: int) -> CompletedPartTypeDef:
+        async with semaphore:
             data = await asyncio.to_thread(part_of, path, offset, PART_BYTES)
-            said = await client.upload_part(**upload, PartNumber=number, Body=data)  # type: ignore[arg-type]  # the three keys above
-            return {"PartNumber": number, "ETag": said["ETag"]}
+            answer = await client.upload_part(**upload, PartNumber=number, Body=data)  # type: ignore[arg-type]  # the three keys above
+            return {"PartNumber": number, "ETag": answer["ETag"]}
 
     try:
-        parts = await gather_or_cancel(part(n + 1, offset) for n, offset in enumerate(range(0, size, PART_BYTES)))
-        done = await client.complete_multipart_upload(
+        offsets = range(0, size, PART_BYTES)
+        parts = await gather_or_cancel(send_part(number, offset) for number, offset in enumerate(offsets, 1))
+        completed = await client.complete_multipart_upload(
             **upload,  # type: ignore[arg-type]  # as above
             MultipartUpload={"Parts": parts},
             **precondition,
@@ -51,4 +55,4 @@ async def put_in_parts(
     except BaseException:
         await asyncio.shield(client.abort_multipart_upload(**upload))  # type: ignore[arg-type]  # as above
         raise
-    return done.get("ETag")
+    return completed.get("ETag")

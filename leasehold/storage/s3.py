@@ -1,4 +1,7 @@
-"""The seam to botocore: how clients are configured, and what their errors mean to us."""
+"""The S3 clients of aioboto3: their configuration, and the translation of their errors into the platform's.
+
+Every request to the store runs inside the block `request`.
+"""
 
 from __future__ import annotations
 
@@ -28,9 +31,10 @@ _REFUSED = {"PreconditionFailed", "412", "ConditionalRequestConflict", "409"}
 
 
 class PutRefused(StoreError):
-    """A conditional put met another state than it asked for (412, or 409 while another put is under way)."""
+    """The store refused a conditional put: the key is in another state (412), or another put is under way (409)."""
 
 
+#: The metric's label for each error.
 _OUTCOMES = {ObjectMissing: "missing", PutRefused: "there already", StoreUnavailable: "unavailable"}
 
 
@@ -42,7 +46,7 @@ def _config(settings: Settings) -> AioConfig:
         read_timeout=30,
         retries={"mode": "standard", "total_max_attempts": 4},
         max_pool_connections=50,
-        # Not every S3 service knows the newer trailing checksums; ours are sha256 of the whole, in the rows.
+        # Not every S3 service knows the newer trailing checksums. The platform checks the sha256 that the rows hold.
         request_checksum_calculation="when_required",
         response_checksum_validation="when_required",
     )
@@ -50,7 +54,7 @@ def _config(settings: Settings) -> AioConfig:
 
 @cache
 def _session() -> aioboto3.Session:
-    """One a process: each new one would read botocore's descriptions of S3 again, 0.1 s a client."""
+    """The process's only session: each session reads botocore's descriptions of S3, which takes 0.1 s."""
     return aioboto3.Session()
 
 
@@ -69,26 +73,26 @@ async def open_client(settings: Settings, endpoint: str | None) -> AsyncIterator
 
 
 @contextmanager
-def asked(operation: str, key: str) -> Iterator[None]:
-    """One request: measured, and errors of botocore and of the network told as ours. Messages name the key and a code:
-    never a signed URL.
+def request(operation: str, key: str) -> Iterator[None]:
+    """Enter this around one request to the store. It measures the request, and raises the errors of botocore and of the
+    network as StoreError. Messages contain the key and the store's code, and never a signed URL.
     """
     going_out("the object store")
     started, outcome = perf_counter(), "ok"
     try:
         yield
     except ClientError as error:
-        told = _told(error, key)
-        outcome = _OUTCOMES.get(type(told), "refused")
+        translated = _translated(error, key)
+        outcome = _OUTCOMES.get(type(translated), "refused")
         if outcome == "unavailable":
-            STORE.met(told, operation)
-        raise told from None
+            STORE.met(translated, operation)
+        raise translated from None
     except (BotoCoreError, aiohttp.ClientError, OSError, TimeoutError, asyncio.IncompleteReadError) as error:
         outcome = "unavailable"
         STORE.met(error, operation)
         raise StoreUnavailable(f"{key}: the object store did not answer ({type(error).__name__})") from None
     except BaseException:
-        outcome = "left"  # by its caller, before its end
+        outcome = "left"  # the caller left the block early: it was cancelled, or raised an error of its own
         raise
     else:
         STORE.answered()
@@ -97,8 +101,8 @@ def asked(operation: str, key: str) -> Iterator[None]:
 
 
 @contextmanager
-def nothing_in_range() -> Iterator[None]:
-    """An empty object has no first byte: the store answers 416, and there is nothing to read."""
+def empty_if_no_range() -> Iterator[None]:
+    """Suppress the answer 416, with which the store refuses to send the first bytes of an empty object."""
     try:
         yield
     except ClientError as error:
@@ -106,14 +110,14 @@ def nothing_in_range() -> Iterator[None]:
             raise
 
 
-def _told(error: ClientError, key: str) -> StoreError:
-    said: Any = error.response
-    code = str(said.get("Error", {}).get("Code", ""))
-    status = int(said.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+def _translated(error: ClientError, key: str) -> StoreError:
+    answer: Any = error.response
+    code = str(answer.get("Error", {}).get("Code", ""))
+    status = int(answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
     if code in _MISSING or status == 404:  # noqa: PLR2004 - HTTP's own numbers, here and below
         return ObjectMissing(key)
     if code in _REFUSED or status in (409, 412):
         return PutRefused(key)
     if status in (401, 403):
-        return StoreError(f"{key}: the object store refused our credentials ({code})")
+        return StoreError(f"{key}: the object store refused the platform's credentials ({code})")
     return StoreUnavailable(f"{key}: the object store answered {status} {code}")

@@ -1,8 +1,9 @@
-"""The one object store: any S3 service. Puts are create-only, reads are checked, memory stays flat.
+"""ObjectStore: the object store, which is any S3 service. Puts only create, reads are verified, memory stays flat.
 
-A key that exists is not overwritten: equal bytes are success (another attempt stored them), other bytes are the
-leftover of a dead attempt and are replaced only while the caller's lease is trusted. Stores that do not honour
-`If-None-Match` are found out by `probe`; there a HEAD comes first, and reproducible bytes carry the promise.
+A put to a key that exists does not overwrite it. Equal bytes are success: another attempt stored them. Other bytes are
+the leftover of a dead attempt, and the put replaces them only if the caller's `may_replace` agrees. `probe` finds out
+whether the store honours `If-None-Match`. If not, a HEAD comes before each put; a race of two attempts is then harmless
+only because a step's bytes are reproducible.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from leasehold.domain.ids import id_at, new_id
 from leasehold.settings import Settings
 from leasehold.storage.content import CHUNK, digest_of, digest_of_bytes
 from leasehold.storage.multipart import put_in_parts
-from leasehold.storage.s3 import PutRefused, asked, nothing_in_range, open_client
+from leasehold.storage.s3 import PutRefused, empty_if_no_range, open_client, request
 from leasehold.storage.streaming import Upload
 
 if TYPE_CHECKING:
@@ -38,9 +39,9 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3.type_defs import GetObjectOutputTypeDef
 
 
-#: Larger files go up in parts.
+#: Larger files are uploaded in parts.
 SINGLE_PUT_BYTES = 64 * 1024 * 1024
-#: What the slowest link we put up with moves in a second: lengthens the time limit of large transfers.
+#: The slowest link that is supported. It sets the additional time limit of large transfers.
 _SLOWEST_BYTES_PER_SECOND = 1024 * 1024
 _UNKNOWN_TYPE = "application/octet-stream"
 _PROBES = "probe/"
@@ -48,7 +49,7 @@ _PROBES = "probe/"
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """An object as the store has it. `sha256` is "" when the store does not remember it."""
+    """An object in the store. `sha256`: from the object's metadata; "" if the store did not keep it."""
 
     key: str
     size: int
@@ -58,7 +59,7 @@ class Stored:
     metadata: Mapping[str, str]
 
 
-def _never(_there: Stored) -> bool:
+def _never(_stored: Stored) -> bool:
     return False
 
 
@@ -74,7 +75,10 @@ ABSENT = "This installation has no object store: LEASEHOLD_OBJECT_STORE is none.
 
 
 class ObjectStore:
-    """Opened once a process. Raises StoreUnavailable for whatever may pass, and never a botocore error."""
+    """The store's client, opened once in each process.
+
+    Raises StoreUnavailable for errors that may pass, and other StoreErrors, but never an error of botocore.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -83,8 +87,8 @@ class ObjectStore:
         self._client: S3Client
         self._signer: S3Client
         self.conditional = settings.s3_conditional_puts == "yes"
-        self._asked = settings.s3_conditional_puts != "probe"
-        self._asking = asyncio.Lock()
+        self._is_known = settings.s3_conditional_puts != "probe"
+        self._probing = asyncio.Lock()
 
     @classmethod
     def from_settings(cls, settings: Settings) -> ObjectStore:
@@ -102,11 +106,11 @@ class ObjectStore:
 
     @property
     def is_absent(self) -> bool:
-        """There is none, and somebody said so: reading and writing raise StoreAbsent; there is nothing to delete."""
+        """Whether the installation has no store. Reads and writes then raise StoreAbsent; deletes do nothing."""
         return self._settings.object_store == "none"
 
     def require(self) -> None:
-        """Raises StoreAbsent: before anything is accepted that could not be done without."""
+        """Raises StoreAbsent without a store. Call it before accepting work that needs one."""
         if self.is_absent:
             raise StoreAbsent(ABSENT)
 
@@ -114,10 +118,10 @@ class ObjectStore:
         await self._opened.aclose()
 
     async def ensure_bucket(self) -> None:
-        """Make the bucket if it is not there."""
+        """Create the bucket if it does not exist."""
         if self.is_absent:
             return
-        with asked("bucket", self._bucket):
+        with request("bucket", self._bucket):
             async with self._limit(0):
                 try:
                     await self._client.head_bucket(Bucket=self._bucket)
@@ -128,7 +132,7 @@ class ObjectStore:
                         await self._client.create_bucket(Bucket=self._bucket)
 
     async def probe(self) -> bool:
-        """Whether the store refuses to overwrite when told so; remembered in `conditional`."""
+        """Find out whether the store honours `If-None-Match: *`, and set `conditional`."""
         if self.is_absent or self._settings.s3_conditional_puts != "probe":
             return self.conditional
         key = f"{_PROBES}{new_id()}"
@@ -141,18 +145,18 @@ class ObjectStore:
             self.conditional = False
         finally:
             await self.delete(key)
-        self._asked = True
+        self._is_known = True
         return self.conditional
 
     async def can_refuse(self) -> bool:
-        """As `probe`, which is asked once: for processes that do not probe when they start."""
-        async with self._asking:
-            return self.conditional if self._asked else await self.probe()
+        """As `probe`, but only the first call sends requests. For processes that do not probe when they start."""
+        async with self._probing:
+            return self.conditional if self._is_known else await self.probe()
 
     async def forget_probes(self, older_than: timedelta) -> None:
-        """Delete what processes that died while they probed have left."""
+        """Delete the objects of processes that died while they probed."""
         newest = f"{_PROBES}{id_at(datetime.now(UTC) - older_than)}"
-        await self.delete(*[found.key async for found in self.list(_PROBES) if found.key < newest])
+        await self.delete(*[stored.key async for stored in self.list(_PROBES) if stored.key < newest])
 
     # --- writing
 
@@ -166,33 +170,35 @@ class ObjectStore:
         may_replace: Callable[[Stored], bool] = _never,
         fresh: bool = False,
     ) -> Stored:
-        """Store bytes, or a file. Raises ObjectExists when other bytes lie there that `may_replace` does not give up.
+        """Store bytes, or a file.
 
-        `fresh`: nobody can have written the key before. Saves a look where the store cannot refuse by itself.
+        `may_replace`: decides whether existing other bytes are replaced. `fresh`: no other writer can know the key;
+        this saves the HEAD where the store does not honour `If-None-Match`.
+        Raises ObjectExists when the key has other bytes and `may_replace` returns False.
         """
         if isinstance(source, Path):
-            source, sha256, size = await asyncio.to_thread(_looked_through, source)
+            source, sha256, size = await asyncio.to_thread(_digested, source)
         else:
             sha256, size = await asyncio.to_thread(digest_of_bytes, source), len(source)
-        said = {**metadata, "sha256": sha256}
+        all_metadata = {**metadata, "sha256": sha256}
         put = self._put_in_parts if isinstance(source, Path) else self._put_once
         precondition: dict[str, Any] = {"IfNoneMatch": "*"} if self.conditional else {}
-        there = None if self.conditional or fresh else await self.head(key)
-        for _ in range(4):  # each turn lost means that another writer won one
-            if there is not None:
-                if await self._same(there, sha256, size):
-                    return there
-                if not may_replace(there):
+        existing = None if self.conditional or fresh else await self.head(key)
+        for _ in range(4):  # each further try means that another writer was faster
+            if existing is not None:
+                if await self._has_bytes(existing, sha256, size):
+                    return existing
+                if not may_replace(existing):
                     raise ObjectExists(key)
-                precondition = {"IfMatch": there.etag} if self.conditional and there.etag else {}
+                precondition = {"IfMatch": existing.etag} if self.conditional and existing.etag else {}
             try:
-                etag = await put(key, source, content_type, said, **precondition)  # type: ignore[arg-type]  # bytes or Path, as chosen above
+                etag = await put(key, source, content_type, all_metadata, **precondition)  # type: ignore[arg-type]  # bytes or Path, as chosen above
             except (PutRefused, ObjectMissing):
-                there = await self.head(key)
+                existing = await self.head(key)
                 precondition = {"IfNoneMatch": "*"}
                 continue
-            return Stored(key, size, sha256, content_type, etag, said)
-        raise StoreUnavailable(f"{key}: others keep writing it")
+            return Stored(key, size, sha256, content_type, etag, all_metadata)
+        raise StoreUnavailable(f"{key}: other writers keep changing this object")
 
     def upload(
         self,
@@ -202,19 +208,19 @@ class ObjectStore:
         metadata: Mapping[str, str] | None = None,
         only_new: bool = False,
     ) -> Upload:
-        """An object to be written piece by piece under a key that nobody else writes.
+        """An upload whose bytes the caller writes piece by piece, to a key that no other writer uses.
 
-        `only_new`: where the store can refuse to overwrite, `finish` raises PutRefused if something lies there.
+        `only_new`: if the store honours `If-None-Match`, `finish` raises PutRefused when the key exists.
         """
-        how = {"ContentType": content_type, "Metadata": dict(metadata or {})}
-        return Upload(self._client, self._bucket, key, how, self._limit, only_new=only_new)
+        attributes = {"ContentType": content_type, "Metadata": dict(metadata or {})}
+        return Upload(self._client, self._bucket, key, attributes, self._limit, only_new=only_new)
 
     async def _put_once(
         self, key: str, data: bytes, content_type: str, metadata: Mapping[str, str], **precondition: Any
     ) -> str | None:
-        with asked("put", key):
+        with request("put", key):
             async with self._limit(len(data)):
-                said = await self._client.put_object(
+                answer = await self._client.put_object(
                     Bucket=self._bucket,
                     Key=key,
                     Body=data,
@@ -222,26 +228,26 @@ class ObjectStore:
                     Metadata=dict(metadata),
                     **precondition,
                 )
-        return said.get("ETag")
+        return answer.get("ETag")
 
     async def _put_in_parts(
         self, key: str, path: Path, content_type: str, metadata: Mapping[str, str], **precondition: Any
     ) -> str | None:
         size = (await asyncio.to_thread(path.stat)).st_size
-        with asked("put", key):
+        with request("put", key):
             async with self._limit(size):
                 return await put_in_parts(
                     self._client, self._bucket, key, path, size, content_type, metadata, **precondition
                 )
 
-    async def _same(self, there: Stored, sha256: str, size: int) -> bool:
-        if there.size != size:
+    async def _has_bytes(self, existing: Stored, sha256: str, size: int) -> bool:
+        if existing.size != size:
             return False
-        if there.sha256:
-            return there.sha256 == sha256
-        # The store forgot its metadata: only the bytes can tell.
+        if existing.sha256:
+            return existing.sha256 == sha256
+        # The store did not keep the metadata: read the bytes.
         digest = hashlib.sha256()
-        async with aclosing(self._pieces(there.key)) as pieces:
+        async with aclosing(self._pieces(existing.key)) as pieces:
             async for piece in pieces:
                 digest.update(piece)
         return digest.hexdigest() == sha256
@@ -249,78 +255,79 @@ class ObjectStore:
     # --- reading
 
     async def head(self, key: str) -> Stored | None:
-        """What the store says of the object; None when there is none."""
+        """The object's size and metadata. None: no such object."""
         try:
-            with asked("head", key):
+            with request("head", key):
                 async with self._limit(0):
-                    said = await self._client.head_object(Bucket=self._bucket, Key=key)
+                    answer = await self._client.head_object(Bucket=self._bucket, Key=key)
         except ObjectMissing:
             return None
-        metadata = _lower(said.get("Metadata", {}))
+        metadata = _lower(answer.get("Metadata", {}))
         return Stored(
             key,
-            said["ContentLength"],
+            answer["ContentLength"],
             metadata.get("sha256", ""),
-            said.get("ContentType", _UNKNOWN_TYPE),
-            said.get("ETag"),
+            answer.get("ContentType", _UNKNOWN_TYPE),
+            answer.get("ETag"),
             metadata,
         )
 
     async def read_head(self, key: str, count: int) -> bytes:
-        """The first `count` bytes, or all of a shorter object. Raises ObjectMissing."""
+        """The first `count` bytes of the object, or all of a shorter one. Raises ObjectMissing."""
         return (await self.look(key, count))[1]
 
     async def look(self, key: str, count: int) -> tuple[int, bytes]:
-        """The object's size and its first `count` bytes, in one request. Raises ObjectMissing."""
-        said: list[GetObjectOutputTypeDef] = []
-        taken = bytearray()
-        async with aclosing(self._pieces(key, said.append, first=count)) as pieces:
+        """The object's whole size and its first `count` bytes, in one request. Raises ObjectMissing."""
+        answers: list[GetObjectOutputTypeDef] = []
+        head = bytearray()
+        async with aclosing(self._pieces(key, answers.append, first=count)) as pieces:
             async for piece in pieces:
-                taken += piece
-                if len(taken) >= count:  # a store that knows no ranges sends all of it
+                head += piece
+                if len(head) >= count:  # a store without ranges sends the whole object
                     break
-        return _size_of(said[0]) if said else 0, bytes(taken[:count])  # an empty object has no range to answer with
+        size = _size_of(answers[0]) if answers else 0  # the store refuses a range of an empty object
+        return size, bytes(head[:count])
 
     async def fetch_file(
         self, key: str, path: Path, *, sha256: str | None = None, max_bytes: int | None = None
     ) -> Stored:
-        """Download to `path` in pieces and return the true size and sha256.
+        """Download to `path` in pieces. The result has the size and sha256 of the bytes that arrived.
 
-        Raises ObjectMissing; ObjectCorrupt when the bytes are not those of `sha256`; ObjectTooLarge when there are
-        more than `max_bytes`. No partial file is left.
+        Raises ObjectMissing; ObjectCorrupt when the bytes do not have the digest `sha256`; ObjectTooLarge for more than
+        `max_bytes`. After an error no partial file remains.
         """
-        for last in (False, False, True):  # a transfer cut in the middle begins again
+        for is_last in (False, False, True):  # a transfer that was cut begins again
             try:
-                got = await self._download(key, path, max_bytes)
+                downloaded = await self._download(key, path, max_bytes)
                 break
             except StoreUnavailable:
-                if last:
+                if is_last:
                     raise
-        if sha256 is not None and got.sha256 != sha256:
+        if sha256 is not None and downloaded.sha256 != sha256:
             await _remove(path)
             raise ObjectCorrupt(f"{key}: its bytes are not those that were stored")
-        return got
+        return downloaded
 
     async def _download(self, key: str, path: Path, max_bytes: int | None) -> Stored:
-        answered: list[GetObjectOutputTypeDef] = []
-        digest, size, whole = hashlib.sha256(), 0, False
+        answers: list[GetObjectOutputTypeDef] = []
+        digest, size, is_whole = hashlib.sha256(), 0, False
         file = await asyncio.to_thread(path.open, "wb")
         try:
-            async with aclosing(self._pieces(key, answered.append)) as pieces:
+            async with aclosing(self._pieces(key, answers.append)) as pieces:
                 async for piece in pieces:
                     size += len(piece)
-                    if max_bytes is not None and max(size, answered[0]["ContentLength"]) > max_bytes:
+                    if max_bytes is not None and max(size, answers[0]["ContentLength"]) > max_bytes:
                         raise ObjectTooLarge(f"{key}: it has more than the {max_bytes} bytes allowed")
-                    await asyncio.to_thread(_take, file, digest, piece)
-            whole = True
+                    await asyncio.to_thread(_write, file, digest, piece)
+            is_whole = True
         finally:
             file.close()
-            if not whole:
+            if not is_whole:
                 await _remove(path)
-        return _stored(key, size, digest.hexdigest(), answered[0])
+        return _stored(key, size, digest.hexdigest(), answers[0])
 
     async def fetch_bytes(self, key: str, *, sha256: str | None = None, max_bytes: int) -> bytes:
-        """A small object, whole. Raises as `fetch_file`."""
+        """All bytes of a small object. Raises as `fetch_file`."""
         data = await self.read_head(key, max_bytes + 1)
         if len(data) > max_bytes:
             raise ObjectTooLarge(f"{key}: it has more than the {max_bytes} bytes allowed")
@@ -329,107 +336,109 @@ class ObjectStore:
         return data
 
     async def digest(self, key: str, *, max_bytes: int) -> Stored:
-        """The true size and sha256 of an object, all of whose bytes are read and none kept.
+        """Read all bytes of the object and return its real size and sha256. The bytes are not kept.
 
-        Raises ObjectMissing, and ObjectTooLarge when there are more than `max_bytes`.
+        Raises ObjectMissing, and ObjectTooLarge for more than `max_bytes`.
         """
-        answered: list[GetObjectOutputTypeDef] = []
+        answers: list[GetObjectOutputTypeDef] = []
         digest, size = hashlib.sha256(), 0
-        async with aclosing(self._pieces(key, answered.append)) as pieces:
+        async with aclosing(self._pieces(key, answers.append)) as pieces:
             async for piece in pieces:
                 size += len(piece)
-                if max(size, answered[0]["ContentLength"]) > max_bytes:
+                if max(size, answers[0]["ContentLength"]) > max_bytes:
                     raise ObjectTooLarge(f"{key}: it has more than the {max_bytes} bytes allowed")
                 await asyncio.to_thread(digest.update, piece)
-        return _stored(key, size, digest.hexdigest(), answered[0])
+        return _stored(key, size, digest.hexdigest(), answers[0])
 
     def pieces(self, key: str) -> AsyncGenerator[bytes, None]:
-        """The object in pieces of a megabyte. Raises ObjectMissing, and StoreUnavailable when it is cut."""
+        """The object in pieces of a megabyte. Raises ObjectMissing, and StoreUnavailable when the transfer is cut."""
         return self._pieces(key)
 
     async def _pieces(
         self, key: str, on_answer: Callable[[GetObjectOutputTypeDef], None] = _ignored, *, first: int = 0
     ) -> AsyncGenerator[bytes, None]:
-        """The object in pieces of a megabyte; only its `first` bytes if that is not 0."""
+        """The object in pieces of a megabyte. `first`: only that many bytes; 0: all. `on_answer` gets the headers."""
         part: dict[str, Any] = {"Range": f"bytes=0-{first - 1}"} if first else {}
-        with asked("get", key), nothing_in_range():
+        with request("get", key), empty_if_no_range():
             async with self._limit(0) as limit:
-                said = await self._client.get_object(Bucket=self._bucket, Key=key, **part)
-                on_answer(said)
-                promised, came = said["ContentLength"], 0
-                limit.reschedule(asyncio.get_running_loop().time() + self._seconds(promised))
-                gathered = bytearray()  # the network brings small pieces; our readers go to a thread with each
-                async with said["Body"] as body:
+                answer = await self._client.get_object(Bucket=self._bucket, Key=key, **part)
+                on_answer(answer)
+                expected, received = answer["ContentLength"], 0
+                limit.reschedule(asyncio.get_running_loop().time() + self._seconds(expected))
+                chunk = bytearray()  # network reads are small, and callers start a thread for each chunk
+                async with answer["Body"] as body:
                     while piece := await body.content.read(CHUNK):
-                        came += len(piece)
-                        gathered += piece
-                        if len(gathered) >= CHUNK or came >= promised:
-                            yield bytes(gathered)
-                            gathered.clear()
-                if came < promised:
+                        received += len(piece)
+                        chunk += piece
+                        if len(chunk) >= CHUNK or received >= expected:
+                            yield bytes(chunk)
+                            chunk.clear()
+                if received < expected:
                     raise StoreUnavailable(f"{key}: the transfer was cut")
 
     # --- listing and removing
 
     async def delete(self, *keys: str) -> None:
-        """Remove objects; those that are not there are no error."""
+        """Delete objects. A key without an object is no error."""
         if self.is_absent:
             return
         for key in keys:
-            with asked("delete", key), contextlib.suppress(ObjectMissing):
+            with request("delete", key), contextlib.suppress(ObjectMissing):
                 async with self._limit(0):
                     await self._client.delete_object(Bucket=self._bucket, Key=key)
 
     async def abort_uploads(self, prefix: str, *, older_than: timedelta = timedelta(0)) -> int:
-        """Give up multipart uploads below `prefix` whose writer is gone. Returns how many."""
-        newest, ended = datetime.now(UTC) - older_than, 0
+        """Abort the multipart uploads below `prefix` that began at least `older_than` ago. Returns their number."""
+        newest, aborted = datetime.now(UTC) - older_than, 0
         if self.is_absent:
             return 0
-        with contextlib.suppress(ObjectMissing), asked("list", prefix):  # some stores answer 404 where there is none
+        with contextlib.suppress(ObjectMissing), request("list", prefix):  # some stores answer 404 for an empty list
             pages = self._client.get_paginator("list_multipart_uploads")
             async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
-                for found in page.get("Uploads", []):
-                    if found["Initiated"] > newest:
+                for upload in page.get("Uploads", []):
+                    if upload["Initiated"] > newest:
                         continue
                     with contextlib.suppress(self._client.exceptions.NoSuchUpload):
                         await self._client.abort_multipart_upload(
-                            Bucket=self._bucket, Key=found["Key"], UploadId=found["UploadId"]
+                            Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
                         )
-                    ended += 1
-        return ended
+                    aborted += 1
+        return aborted
 
     async def list(self, prefix: str) -> AsyncIterator[Stored]:
-        """Every object below `prefix`; without its metadata, which a listing does not tell."""
+        """Every object below `prefix`, without its metadata: S3 listings have none."""
         if self.is_absent:
             return
-        with asked("list", prefix):
+        with request("list", prefix):
             pages = self._client.get_paginator("list_objects_v2")
             async for page in pages.paginate(Bucket=self._bucket, Prefix=prefix):
-                for said in page.get("Contents", []):
-                    yield Stored(said["Key"], said["Size"], "", "", said.get("ETag"), {})
+                for entry in page.get("Contents", []):
+                    yield Stored(entry["Key"], entry["Size"], "", "", entry.get("ETag"), {})
 
     # --- signed URLs
 
     async def sign_get(self, key: str, *, seconds: int, download_name: str | None = None) -> str:
         """A URL that reads the object for `seconds`."""
-        asked: dict[str, Any] = {"Bucket": self._bucket, "Key": key}
+        parameters: dict[str, Any] = {"Bucket": self._bucket, "Key": key}
         if download_name is not None:
-            asked["ResponseContentDisposition"] = f"attachment; filename*=UTF-8''{quote(download_name)}"
-        return await self._signer.generate_presigned_url("get_object", Params=asked, ExpiresIn=seconds)
+            parameters["ResponseContentDisposition"] = f"attachment; filename*=UTF-8''{quote(download_name)}"
+        return await self._signer.generate_presigned_url("get_object", Params=parameters, ExpiresIn=seconds)
 
     async def sign_put(
         self, key: str, *, content_type: str, seconds: int, content_length: int | None = None, only_new: bool = False
     ) -> str:
-        """A URL that writes the object for `seconds`: of that content type and, when given, that very length.
+        """A URL that writes the object for `seconds`. The client must send this content type and, if given, this
+        length.
 
-        `only_new`: where the store can refuse to overwrite, it does; whoever sends says `If-None-Match: *` then.
+        `only_new`: if the store honours `If-None-Match`, it refuses to overwrite. The client must then send the header
+        `If-None-Match: *`.
         """
-        asked: dict[str, Any] = {"Bucket": self._bucket, "Key": key, "ContentType": content_type}
+        parameters: dict[str, Any] = {"Bucket": self._bucket, "Key": key, "ContentType": content_type}
         if content_length is not None:
-            asked["ContentLength"] = content_length
+            parameters["ContentLength"] = content_length
         if only_new and self.conditional:
-            asked["IfNoneMatch"] = "*"
-        return await self._signer.generate_presigned_url("put_object", Params=asked, ExpiresIn=seconds)
+            parameters["IfNoneMatch"] = "*"
+        return await self._signer.generate_presigned_url("put_object", Params=parameters, ExpiresIn=seconds)
 
     def _limit(self, size: int) -> asyncio.Timeout:
         return asyncio.timeout(self._seconds(size))
@@ -439,7 +448,7 @@ class ObjectStore:
 
 
 class _Absent:
-    """In place of a client."""
+    """Takes the client's place when there is no store: every call raises StoreAbsent."""
 
     def __getattr__(self, name: str) -> Any:
         raise StoreAbsent(ABSENT)
@@ -449,25 +458,28 @@ async def _remove(path: Path) -> None:
     await asyncio.shield(asyncio.to_thread(path.unlink, missing_ok=True))
 
 
-def _stored(key: str, size: int, sha256: str, said: GetObjectOutputTypeDef) -> Stored:
-    kind = said.get("ContentType", _UNKNOWN_TYPE)
-    return Stored(key, size, sha256, kind, said.get("ETag"), _lower(said.get("Metadata", {})))
+def _stored(key: str, size: int, sha256: str, answer: GetObjectOutputTypeDef) -> Stored:
+    content_type = answer.get("ContentType", _UNKNOWN_TYPE)
+    return Stored(key, size, sha256, content_type, answer.get("ETag"), _lower(answer.get("Metadata", {})))
 
 
-def _size_of(said: GetObjectOutputTypeDef) -> int:
-    """Of the whole object, of which a part may have been asked for."""
-    _, _, total = said.get("ContentRange", "").rpartition("/")
-    return int(total) if total.isdecimal() else said["ContentLength"]
+def _size_of(answer: GetObjectOutputTypeDef) -> int:
+    """The size of the whole object, also when the answer has only a range of it."""
+    _, _, total = answer.get("ContentRange", "").rpartition("/")
+    return int(total) if total.isdecimal() else answer["ContentLength"]
 
 
-def _looked_through(path: Path) -> tuple[bytes | Path, str, int]:
-    """What is put, its digest and its size: the very bytes that were looked at, unless they are many."""
+def _digested(path: Path) -> tuple[bytes | Path, str, int]:
+    """The bytes to put (for a large file its path), their sha256 and their size.
+
+    The bytes of a small file are read once: a later change of the file cannot separate them from their digest.
+    """
     if path.stat().st_size > SINGLE_PUT_BYTES:
         return (path, *digest_of(path))
     data = path.read_bytes()
     return data, digest_of_bytes(data), len(data)
 
 
-def _take(file: Any, digest: Any, piece: bytes) -> None:
+def _write(file: Any, digest: Any, piece: bytes) -> None:
     file.write(piece)
     digest.update(piece)

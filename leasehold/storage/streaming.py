@@ -1,4 +1,8 @@
-"""An object whose bytes come piece by piece, its size not known before: at most two parts are in memory."""
+"""The upload of an object whose bytes come piece by piece, when its size is not known before.
+
+The API uses it to pass a request's body to the store. At most two parts are in memory: the upload sends
+one while the next one fills.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import structlog
 
 from leasehold.domain.errors import StoreError
-from leasehold.storage.s3 import asked
+from leasehold.storage.s3 import request
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
 
 log = structlog.get_logger(__name__)
 
-#: The least that S3 allows: a part is in memory while it gathers, and while it is sent. 10,000 of them are 52 GB.
+#: The smallest part that S3 allows, because parts are held in memory. 10,000 parts, the most, are 52 GB.
 PART_BYTES = 5 * 1024 * 1024
 
 
@@ -31,9 +35,9 @@ class Written:
 
 
 class Upload:
-    """`async with store.upload(key) as upload`: write, then `finish`. Left without `finish`, nothing is stored.
+    """`async with store.upload(key) as upload`: call `write`, then `finish`. Without `finish` nothing is stored.
 
-    Raises StoreUnavailable. One part is on its way while the next one gathers.
+    Raises StoreUnavailable. It sends one part while the next one fills.
     """
 
     def __init__(
@@ -41,18 +45,18 @@ class Upload:
         client: S3Client,
         bucket: str,
         key: str,
-        how: dict[str, Any],
+        attributes: dict[str, Any],
         limit: Callable[[int], asyncio.Timeout],
         *,
         only_new: bool = False,
     ) -> None:
         self._client = client
-        self._named: dict[str, Any] = {"Bucket": bucket, "Key": key}
-        self._how = how  # content type and metadata
+        self._target: dict[str, Any] = {"Bucket": bucket, "Key": key}
+        self._attributes = attributes  # content type and metadata
         self._condition: dict[str, Any] = {"IfNoneMatch": "*"} if only_new else {}
         self._limit = limit
         self._upload_id: str | None = None
-        self._gathered = bytearray()
+        self._part = bytearray()
         self._parts: list[CompletedPartTypeDef] = []
         self._sending: asyncio.Task[None] | None = None
         self._digest = hashlib.sha256()
@@ -71,54 +75,54 @@ class Upload:
 
     async def write(self, piece: bytes) -> None:
         self.size += len(piece)
-        self._gathered += piece
-        if len(self._gathered) >= PART_BYTES:
-            await self._send()
+        self._part += piece
+        if len(self._part) >= PART_BYTES:
+            await self._start_part()
 
     async def finish(self) -> Written:
-        """Store what was written. Small objects go in one request."""
+        """Store the written bytes. A small object is stored in one request."""
         if self._upload_id is None:
-            body = self._taken()
+            body = self._take_part()
             self._digest.update(body)
-            with asked("put", self.key):
+            with request("put", self.key):
                 async with self._limit(len(body)):
-                    await self._client.put_object(**self._named, Body=body, **self._how, **self._condition)
+                    await self._client.put_object(**self._target, Body=body, **self._attributes, **self._condition)
         else:
-            if self._gathered:
-                await self._send()
-            await self._sent()
+            if self._part:
+                await self._start_part()
+            await self._wait_for_part()
             await self._complete()
         self._finished = True
         return Written(self.size, self._digest.hexdigest())
 
-    def _taken(self) -> bytes:
-        body = bytes(self._gathered)
-        self._gathered.clear()
+    def _take_part(self) -> bytes:
+        body = bytes(self._part)
+        self._part.clear()
         return body
 
-    async def _send(self) -> None:
-        await self._sent()
+    async def _start_part(self) -> None:
+        await self._wait_for_part()
         if self._upload_id is None:
-            with asked("put", self.key):
+            with request("put", self.key):
                 async with self._limit(0):
-                    made = await self._client.create_multipart_upload(**self._named, **self._how)
-            self._upload_id = made["UploadId"]
-        self._sending = asyncio.create_task(self._part(len(self._parts) + 1, self._taken()))
+                    created = await self._client.create_multipart_upload(**self._target, **self._attributes)
+            self._upload_id = created["UploadId"]
+        self._sending = asyncio.create_task(self._send_part(len(self._parts) + 1, self._take_part()))
 
-    async def _sent(self) -> None:
+    async def _wait_for_part(self) -> None:
         if self._sending is not None:
             sending, self._sending = self._sending, None
             await sending
 
-    async def _part(self, number: int, body: bytes) -> None:
+    async def _send_part(self, number: int, body: bytes) -> None:
         await asyncio.to_thread(self._digest.update, body)
-        with asked("put", self.key):
+        with request("put", self.key):
             async with self._limit(len(body)):
-                said = await self._client.upload_part(**self._upload(), PartNumber=number, Body=body)
-        self._parts.append({"PartNumber": number, "ETag": said["ETag"]})
+                answer = await self._client.upload_part(**self._upload(), PartNumber=number, Body=body)
+        self._parts.append({"PartNumber": number, "ETag": answer["ETag"]})
 
     async def _complete(self) -> None:
-        with asked("put", self.key):
+        with request("put", self.key):
             async with self._limit(self.size):
                 await self._client.complete_multipart_upload(
                     **self._upload(), MultipartUpload={"Parts": self._parts}, **self._condition
@@ -131,11 +135,11 @@ class Upload:
         if self._upload_id is None:
             return
         try:
-            with asked("put", self.key):
+            with request("put", self.key):
                 async with self._limit(0):
                     await self._client.abort_multipart_upload(**self._upload())
-        except StoreError as error:  # whatever made the caller leave is what they must hear of
+        except StoreError as error:  # log it only: the caller must get the error that made it leave the block
             log.warning("parts of an upload are left in the store", key=self.key, error=type(error).__name__)
 
     def _upload(self) -> dict[str, Any]:
-        return self._named | {"UploadId": self._upload_id}
+        return self._target | {"UploadId": self._upload_id}
