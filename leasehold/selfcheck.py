@@ -1,4 +1,7 @@
-"""What the parts we were given can promise: looked at when a worker starts, by `leasehold doctor`, never guessed."""
+"""Checks what PostgreSQL, the broker and the store can guarantee. Workers run it at start, and `leasehold doctor` does.
+
+Each check is a Finding: what was found, and what it means for the platform's guarantees.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ OLDEST_POSTGRES = 150_000
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """`ok` False: a promise does not hold until somebody acts. `meaning`: what it is worth to the promises."""
+    """The result of one check. `ok` False: a guarantee does not hold until an operator acts. `meaning`: the effect."""
 
     part: str
     ok: bool
@@ -31,7 +34,7 @@ class Finding:
 async def check_database(
     connection: Connection, settings: Settings, schemas: Sequence[Schema] = (CORE,)
 ) -> list[Finding]:
-    """Its version, whether it takes writes and keeps them, and whether sessions are our own."""
+    """Check PostgreSQL: its version, writes and durability, the schema, the role's rights, and advisory locks."""
     row = await connection.fetchrow(
         "SELECT current_setting('server_version_num')::int AS number, current_setting('server_version') AS version,"
         " pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on' AS read_only,"
@@ -47,31 +50,31 @@ async def check_database(
         Finding(
             "database",
             not row["read_only"],
-            "read-only" if row["read_only"] else "takes writes",
+            "read-only" if row["read_only"] else "accepts writes",
             "a demoted or read-only server can neither accept nor settle anything",
         ),
         Finding(
             "database",
             durable,
             ", ".join(f"{name} {row[name]}" for name in ("fsync", "synchronous_commit", "full_page_writes")),
-            "with any of them off, a commit that was answered may be lost with the machine",
+            "with any of them off, a crash of the machine may lose commits that clients were told of",
         ),
         *[await _check_schema(connection, schema) for schema in schemas],
         Finding(
             "role",
             True,
             "may change the schema" if row["owns"] else "reads and writes rows",
-            "who has its password can change the schema, too; LEASEHOLD_DATABASE_APP_ROLE keeps the two apart"
+            "its password also allows changing the schema; LEASEHOLD_DATABASE_APP_ROLE separates the two"
             if row["owns"]
-            else "who has its password cannot change the schema",
+            else "its password does not allow changing the schema",
         ),
         Finding(
             "presence",
             direct or not settings.presence,
             "own session" if direct else "behind a pooler",
-            "takeover from a dead worker within a second"
+            "tasks of a dead worker are taken over within a second"
             if direct and settings.presence
-            else "takeover from a dead worker only when its lease has passed; set LEASEHOLD_PRESENCE=false to agree",
+            else "tasks of a dead worker wait until their leases end; LEASEHOLD_PRESENCE=false accepts that",
         ),
     ]
 
@@ -84,45 +87,41 @@ async def _check_schema(connection: Connection, schema: Schema) -> Finding:
 
 
 def check_broker(broker: Broker, settings: Settings) -> list[Finding]:
-    """What is at the other end, as far as it tells."""
+    """Check the broker: its connection, product and version, and the queue type."""
     if settings.broker == "postgres":
-        return [Finding("broker", True, "none", "workers look into the database; a little slower, nothing less sure")]
-    said = broker.describe()
-    version = f"{said.get('product') or 'AMQP'} {said.get('version') or ''}".strip()
+        return [Finding("broker", True, "none", "workers poll the database: a little slower, with the same guarantees")]
+    properties = broker.describe()
+    version = f"{properties.get('product') or 'AMQP'} {properties.get('version') or ''}".strip()
     return [
         Finding(
             "broker",
             broker.connected,
             version if broker.connected else "not connected",
-            "without it work is accepted and found by looking, a few seconds slower",
+            "without it the API still accepts work, and workers find it by polling, a few seconds later",
         ),
         Finding(
             "broker",
             True,
             f"{settings.amqp_queue_type} queues",
-            "classic on one node, quorum on three; a lost hint is found by looking either way",
+            "use classic on one node, quorum on three; workers find the task of a lost hint by polling either way",
         ),
         Finding(
             "broker",
             True,
             "consumer_timeout is the server's (30 minutes unless set)",
-            "a step may run longer: its lease goes on, and the redelivered hint is dropped as a duplicate",
+            "a step may run longer: its lease is renewed, and the worker drops the redelivered hint as a duplicate",
         ),
     ]
 
 
 async def check_store(store: ObjectStore) -> list[Finding]:
-    """Whether it answers, takes writes, and refuses to overwrite when told so."""
+    """Check the store: whether it answers, accepts writes, and honours If-None-Match."""
     if store.is_absent:
-        return [
-            Finding("store", True, "none", "runs work; pictures, conversions, generations and steps with files do not")
-        ]
+        return [Finding("store", True, "none", "only runs without files work: no pictures, conversions or generations")]
     try:
         conditional = await store.probe()
     except StoreError as error:
-        return [
-            Finding("store", False, str(error), "steps that read or write objects are tried again until it answers")
-        ]
+        return [Finding("store", False, str(error), "steps with objects are tried again until the store answers")]
     return [
         Finding(
             "store",
@@ -130,7 +129,7 @@ async def check_store(store: ObjectStore) -> list[Finding]:
             "honours If-None-Match" if conditional else "ignores If-None-Match",
             "two writers cannot overwrite one another"
             if conditional
-            else "a HEAD comes before each put; reproducible bytes carry the promise",
+            else "a HEAD comes before each put; two writers at once are harmless because steps' bytes are reproducible",
         )
     ]
 
@@ -142,21 +141,21 @@ async def check_all(
     settings: Settings,
     schemas: Sequence[Schema] = (CORE,),
 ) -> list[Finding]:
-    """Everything; a part that is away is a finding, not an error."""
+    """Run all checks. A part that does not answer is a finding, not an error."""
     findings: list[Finding] = []
     try:
         async with lend() as connection:
             findings += await check_database(connection, settings, schemas)
     except TRY_AGAIN as error:
-        findings.append(Finding("database", False, f"away ({type(error).__name__})", "nothing works without it"))
+        findings.append(Finding("database", False, f"no answer ({type(error).__name__})", "nothing works without it"))
     findings += check_broker(broker, settings)
     findings += await check_store(store)
     return findings
 
 
 def as_log(findings: list[Finding]) -> dict[str, Any]:
-    """For one line of a log."""
+    """The findings as fields of one log line."""
     return {
-        "wrong": [f"{f.part}: {f.found}; {f.meaning}" for f in findings if not f.ok],
-        "found": [f"{f.part}: {f.found}" for f in findings if f.ok],
+        "wrong": [f"{finding.part}: {finding.found}; {finding.meaning}" for finding in findings if not finding.ok],
+        "found": [f"{finding.part}: {finding.found}" for finding in findings if finding.ok],
     }

@@ -1,6 +1,6 @@
-"""Every setting of the platform, read once from `LEASEHOLD_*` environment variables (or a `.env` file).
+"""Every setting of the platform. A process reads them once, from `LEASEHOLD_*` environment variables or a `.env` file.
 
-Times are seconds and sizes are bytes unless the name says otherwise.
+Times are in seconds and sizes in bytes, unless the name has another unit.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ MIB = 1024 * 1024
 
 
 class Settings(BaseSettings):
-    """One frozen object per process; code takes it as a parameter and never reads the environment."""
+    """The settings of a process, frozen. Code takes the object as a parameter and never reads the environment."""
 
     model_config = SettingsConfigDict(
         env_prefix="LEASEHOLD_",
@@ -24,7 +24,7 @@ class Settings(BaseSettings):
         env_file_encoding="utf-8",
         frozen=True,
         extra="ignore",
-        hide_input_in_errors=True,  # it may be a URL with a password
+        hide_input_in_errors=True,  # a value may be a URL with a password
     )
 
     # --- the database
@@ -33,12 +33,12 @@ class Settings(BaseSettings):
         description="PostgreSQL 15 to 18, as a libpq URL (postgres:// or postgresql://, sslmode, sslrootcert, ...).",
     )
     database_pool_size: int = Field(
-        8, ge=8, le=200, description="Connections to PostgreSQL of one process, API or worker, at most."
+        8, ge=8, le=200, description="The most connections to PostgreSQL of one process, API or worker."
     )
     database_app_role: str | None = Field(
         None,
-        description="Role that the API and workers connect as, where another one migrates: `leasehold migrate` lets it "
-        "read and write rows, and no more.",
+        description="Role that the API and workers connect as, if another role migrates. `leasehold migrate` lets it "
+        "read and write rows, and nothing more.",
     )
     database_timeout: float = Field(10.0, gt=0, description="The longest a statement may take.")
 
@@ -54,28 +54,32 @@ class Settings(BaseSettings):
         "classic", description="`quorum` on a cluster of three nodes; `classic` (durable) on a single one."
     )
     amqp_queue_prefix: str = Field("leasehold", description="Queues are named {prefix}.{queue}.{band}.")
-    amqp_publish_timeout: float = Field(5.0, gt=0, description="A confirm later than this counts as unknown.")
+    amqp_publish_timeout: float = Field(
+        5.0, gt=0, description="A publish without a confirm by then counts as unconfirmed."
+    )
     amqp_heartbeat: int = Field(10, ge=2, le=120, description="AMQP heartbeat interval.")
 
     # --- the object store
     object_store: Literal["s3", "none"] = Field(
-        "s3", description="`none`: nothing is stored; runs work, and what needs objects is refused."
+        "s3", description="`none`: there is no store. Runs work; requests and steps that need objects are refused."
     )
     s3_endpoint: str | None = Field(None, description="URL of the S3 service; unset means AWS.")
     s3_public_endpoint: str | None = Field(
-        None, description="What clients use in signed URLs, where it differs from s3_endpoint."
+        None, description="URL of the S3 service in signed URLs, if clients need another one than s3_endpoint."
     )
-    s3_region: str = Field("us-east-1", description="Region that signatures name.")
-    s3_bucket: str = Field("leasehold", description="Bucket of all objects.")
+    s3_region: str = Field("us-east-1", description="Region in the signatures of requests.")
+    s3_bucket: str = Field("leasehold", description="Bucket for all objects.")
     s3_access_key: SecretStr = Field(SecretStr("leasehold"), description="Access key id.")
     s3_secret_key: SecretStr = Field(SecretStr("leasehold-secret"), description="Secret access key.")
     s3_ca_file: str | None = Field(
         None,
-        description="PEM file of the authorities that the S3 service's certificate must be of; unset: certifi's.",
+        description="PEM file of the authorities that may sign the S3 service's certificate; unset: certifi's.",
     )
-    s3_addressing: Literal["path", "virtual"] = Field("path", description="Bucket in the path or the host.")
+    s3_addressing: Literal["path", "virtual"] = Field(
+        "path", description="Whether URLs have the bucket in the path or the host."
+    )
     s3_conditional_puts: Literal["probe", "yes", "no"] = Field(
-        "probe", description="Whether the store honours If-None-Match; `probe` finds out at start-up."
+        "probe", description="Whether the store honours If-None-Match; `probe`: the process tests it at start."
     )
     s3_operation_timeout: float = Field(60.0, gt=0, description="The longest one store operation may take.")
 
@@ -83,109 +87,109 @@ class Settings(BaseSettings):
     api_host: str = Field("127.0.0.1", description="Address that the API listens on.")
     api_port: int = Field(8000, ge=0, le=65535, description="Port that the API listens on.")
     public_url: str | None = Field(None, description="The API's own URL as clients see it.")
-    cdn_base_url: str | None = Field(None, description="If set, final_url is this plus the key, else a signed GET.")
+    cdn_base_url: str | None = Field(None, description="If set, final_url is this plus the key; else a signed URL.")
     upload_url_seconds: int = Field(300, ge=10, le=900, description="Life of a signed upload URL.")
     download_url_seconds: int = Field(3600, ge=60, le=86_400, description="Life of a signed download URL.")
-    api_key_cache_seconds: float = Field(15.0, ge=0, le=30, description="A revoked key stops within this time.")
+    api_key_cache_seconds: float = Field(15.0, ge=0, le=30, description="A revoked key stops working within this.")
 
-    # --- what protects the fleet from its clients
+    # --- limits of clients
     submissions_per_key: int | None = Field(
-        None, ge=1, description="Jobs of any kind that one API key may submit a minute, and uploads that it may begin."
+        None, ge=1, description="Jobs of all kinds that one API key may submit a minute, and uploads that it may begin."
     )
     submissions_per_tenant: int | None = Field(
-        None, ge=1, description="The same for a tenant; its schedules' ticks count, too."
+        None, ge=1, description="The same for a tenant. The firings of its schedules count, too."
     )
     queue_depth_limit: int | None = Field(
-        None, ge=1, le=1_000_000, description="Tasks that may wait in a queue: jobs beyond are refused."
+        None, ge=1, le=1_000_000, description="Tasks that may wait in a queue; more jobs are refused."
     )
     unfinished_per_tenant: int = Field(
         1_000_000, ge=0, description="Unfinished jobs that a tenant may have; 0: no bound."
     )
     stored_bytes_per_tenant: int = Field(
-        1024 * 1024 * MIB, ge=0, description="Bytes kept for a tenant, originals and outputs; 0: no bound."
+        1024 * 1024 * MIB, ge=0, description="Bytes stored for a tenant, originals and outputs; 0: no bound."
     )
     templates_per_tenant: int = Field(1000, ge=1, description="Versions of templates that a tenant may write.")
     schedules_per_tenant: int = Field(1000, ge=1, description="Schedules that a tenant may have.")
     webhooks_per_tenant: int = Field(50, ge=1, description="Webhooks that a tenant may have.")
     limits_per_tenant: int = Field(500, ge=1, description="Concurrency limits declared for a tenant, or for `*`.")
-    keys_per_tenant: int = Field(1000, ge=1, description="API keys of a tenant that work at one time.")
+    keys_per_tenant: int = Field(1000, ge=1, description="API keys of a tenant that are valid at the same time.")
 
     schema_max_size: int = Field(
-        10_000, ge=1, le=1_000_000, description="Parts of a template's payload_schema with its references written out."
+        10_000, ge=1, le=1_000_000, description="Parts of a template's payload_schema, with all references expanded."
     )
     evaluation_cpu_seconds: float = Field(
-        0.25, ge=0.01, le=10, description="CPU time that checking a payload against a client's schema may take."
+        0.25, ge=0.01, le=10, description="CPU time for checking one payload against a client's schema."
     )
     evaluation_wall_seconds: float = Field(
-        5.0, ge=0.1, le=60, description="The same by the clock on the wall, for a machine that is too busy."
+        5.0, ge=0.1, le=60, description="Elapsed time for the same; it matters when the machine is overloaded."
     )
     evaluation_memory_bytes: int = Field(
         256 * MIB, ge=128 * MIB, description="Address space of each of the two processes that check payloads."
     )
     evaluations_waiting: int = Field(
-        256, ge=1, le=10_000, description="Payloads of one tenant that wait to be checked in one process."
+        256, ge=1, le=10_000, description="Payloads of one tenant that may wait for their check in one process."
     )
     batch_max_tasks: int = Field(
         5000,
         ge=1,
         le=100_000,
-        description="Runs times steps of one POST /v1/runs/batch: they are written in one commit.",
+        description="Runs times steps of one POST /v1/runs/batch. PostgreSQL writes them in one commit.",
     )
     bulk_writes_at_once: int = Field(
         3,
         ge=1,
         le=100,
-        description="Batches of runs, backfills and replays of many dead letters that one API process writes at once: "
-        "each keeps a connection to PostgreSQL. One connection is always left to other requests.",
+        description="Bulk writes of one API process at once: batches of runs, backfills, and replays of many dead "
+        "letters. Each holds a connection to PostgreSQL; one connection always remains for other requests.",
     )
-    bulk_writes_per_tenant: int = Field(2, ge=1, le=100, description="Of these, those of one tenant; others wait.")
+    bulk_writes_per_tenant: int = Field(2, ge=1, le=100, description="Bulk writes of one tenant at once; others wait.")
     bulk_writes_waiting: int = Field(
-        16, ge=0, le=10_000, description="Those of one tenant that wait in one process; more get 429."
+        16, ge=0, le=10_000, description="Bulk writes of one tenant that may wait in one process; more get 429."
     )
     bulk_writes_wait_seconds: float = Field(
-        10.0, gt=0, le=60, description="One that has waited for so long gets 429 `bulk_writes_waiting`."
+        10.0, gt=0, le=60, description="A bulk write that has waited this long gets 429 `bulk_writes_waiting`."
     )
     backfill_max_days: int = Field(
-        3660, ge=1, le=36_600, description="How far back the range of a schedule's backfill may begin."
+        3660, ge=1, le=36_600, description="How many days back a schedule's backfill may begin."
     )
     json_max_depth: int = Field(100, ge=10, le=200, description="Levels of lists and objects in a JSON body.")
 
     trusted_proxies: str = Field(
         "",
-        description="Networks of proxies, comma-separated: X-Forwarded-For counts only from them.",
+        description="Networks of proxies, comma-separated. The API believes X-Forwarded-For only from them.",
     )
     api_connections: int = Field(
-        1000, ge=10, le=100_000, description="Connections that one API process has at once; more get 503 `busy`."
+        1000, ge=10, le=100_000, description="Connections to one API process at once; more get 503 `busy`."
     )
     api_body_bytes: int = Field(
-        128 * MIB, ge=2 * MIB, description="Bytes of request bodies that one API process has in memory at once."
+        128 * MIB, ge=2 * MIB, description="Bytes of request bodies in the memory of one API process at once."
     )
     api_header_seconds: float = Field(
-        10.0, gt=0, le=120, description="A connection whose request's head is not whole by then is closed."
+        10.0, gt=0, le=120, description="The API closes a connection that has not sent its request's head by then."
     )
     upload_unfinished_bytes: int = Field(
         4096 * MIB,
         ge=MIB,
-        description="Uploads that one tenant may have unfinished: what is declared, else the most it may be.",
+        description="Bytes of a tenant's unfinished uploads: the declared sizes, else the largest allowed ones.",
     )
     upload_unfinished_seconds: int = Field(
-        3300, ge=900, le=86_400, description="An upload that nobody completes is deleted after this."
+        3300, ge=900, le=86_400, description="An upload that was not completed by then is deleted."
     )
     upload_require_length: bool = Field(
-        False, description="Refuse uploads that do not declare their content_length: the store holds them to it."
+        False, description="Refuse uploads without a content_length. The store then accepts only that size."
     )
 
-    external_files: int = Field(100, ge=1, le=1000, description="Files that one attempt of an external step hands in.")
+    external_files: int = Field(100, ge=1, le=1000, description="Files that one attempt of an external step may have.")
     external_files_bytes: int = Field(
-        256 * MIB, ge=1, le=5 * 1024 * MIB, description="Bytes of the files that one such attempt hands in, in all."
+        256 * MIB, ge=1, le=5 * 1024 * MIB, description="Bytes of all files of one such attempt together."
     )
 
     # --- addresses and secrets of clients
     egress_allow: str = Field(
-        "", description="Networks that webhooks and providers may be in although they are private, comma-separated."
+        "", description="Private networks that webhooks and providers may be in, comma-separated."
     )
     sealing_keys: SecretStr = Field(
-        SecretStr(""), description="Fernet keys that seal clients' secrets, comma-separated, the newest first."
+        SecretStr(""), description="Fernet keys that encrypt clients' secrets, comma-separated, the newest first."
     )
 
     # --- pictures
@@ -197,70 +201,70 @@ class Settings(BaseSettings):
     picture_max_frames: int = Field(300, gt=0, description="Most frames of an animation.")
     picture_heic: bool = Field(
         default_factory=lambda: find_spec("pi_heif") is not None,
-        description="Whether HEIC is taken: workers have the extra `heic`. Unset: whether this process has it.",
+        description="Accept HEIC: workers need the extra `heic`. Unset: whether this process has it.",
     )
 
     media_retention_days: int | None = Field(
-        None, ge=1, le=3650, description="Days that a picture is kept after it is READY or FAILED; unset: for good."
+        None, ge=1, le=3650, description="Days that a picture is kept after it is READY or FAILED; unset: forever."
     )
 
     # --- conversion
     conversion_toolchain: Literal["open", "kneron"] = Field(
-        "open", description="`kneron` needs workers with the vendor's package `ktc` and takes .tflite, too."
+        "open", description="`kneron` needs workers with the vendor's package `ktc`, and also accepts .tflite."
     )
     conversion_tflite: bool = Field(
-        False, description="Whether .tflite is taken by the open toolchain: workers have the extra `tflite`."
+        False, description="Accept .tflite in the open toolchain: workers need the extra `tflite`."
     )
     conversion_signing_key: SecretStr = Field(
-        SecretStr(""), description="Ed25519 key that packages are signed with: `leasehold signing-key` makes one."
+        SecretStr(""), description="Ed25519 key that signs packages; `leasehold signing-key` makes one."
     )
     promote_bucket: str | None = Field(None, description="Bucket of the same store that models are promoted to.")
     promote_url: str | None = Field(
         None,
-        description="Or an HTTP file service: {promote_url}/{key} is PUT; egress_allow lets private ones be asked.",
+        description="Or an HTTP file service: models are PUT to {promote_url}/{key}. A private one needs egress_allow.",
     )
     promote_token: SecretStr = Field(SecretStr(""), description="Bearer token for that file service.")
     promote_token_url: str | None = Field(
-        None, description="Or an OAuth 2.0 token endpoint that gives one for client credentials."
+        None, description="Or an OAuth 2.0 token endpoint that gives a token for client credentials."
     )
-    promote_client_id: str = Field("", description="Who asks that endpoint.")
-    promote_client_secret: SecretStr = Field(SecretStr(""), description="And its secret.")
-    promote_scope: str = Field("", description="The scopes that are asked for there, separated by spaces.")
+    promote_client_id: str = Field("", description="Client id for promote_token_url.")
+    promote_client_secret: SecretStr = Field(SecretStr(""), description="Client secret for promote_token_url.")
+    promote_scope: str = Field("", description="Scopes of the token, separated by spaces.")
     conversion_deadline_seconds: int = Field(
         21_600, ge=60, description="A conversion that has not ended by then fails, and its user may send another."
     )
     conversion_posts_per_key: int | None = Field(
-        60, ge=1, description="Conversions that one API key may send, promote or cancel a minute; unset: no bound."
+        60, ge=1, description="Conversions that one API key may submit, promote or cancel a minute; unset: no bound."
     )
     conversion_reads_per_key: int | None = Field(
-        6000, ge=1, description="Reads of conversions and lists that one API key may do a minute; unset: no bound."
+        6000, ge=1, description="Reads of conversions and lists by one API key a minute; unset: no bound."
     )
 
     # --- generation
-    generation_provider: str = Field("", description="The provider of requests that name none.")
-    generation_jimeng_url: str = Field("https://visual.volcengineapi.com", description="Of the provider `jimeng`.")
-    generation_ark_url: str = Field("https://ark.cn-beijing.volces.com", description="Of the provider `ark`.")
-    generation_replicate_url: str = Field("https://api.replicate.com", description="Of the provider `replicate`.")
+    generation_provider: str = Field("", description="Provider for requests that name none.")
+    generation_jimeng_url: str = Field("https://visual.volcengineapi.com", description="URL of the provider `jimeng`.")
+    generation_ark_url: str = Field("https://ark.cn-beijing.volces.com", description="URL of the provider `ark`.")
+    generation_replicate_url: str = Field("https://api.replicate.com", description="URL of the provider `replicate`.")
     generation_http_providers: str = Field(
-        "", description="Further providers, declared: a JSON list, or the path of a file that holds one."
+        "", description="Declarations of further providers: a JSON list, or the path of a file with one."
     )
     generation_credentials: dict[str, SecretStr] = Field(
-        {}, description='The installation\'s own, for requests that bring none: {"ark": "..."}.'
+        {}, description='Credentials by provider, for requests that bring none: {"ark": "..."}.'
     )
     generation_limits: dict[str, int] = Field(
-        {}, description='Generations that a provider has under way at once, of all tenants: {"ark": 20}.'
+        {}, description='Generations at once by provider, of all tenants together: {"ark": 20}.'
     )
     generation_per_server: int = Field(
         3,
         ge=0,
-        description="Generations that one server_id has under way at once, and each tenant without one; 0: no bound.",
+        description="Generations at once of one server_id, and of each tenant without a server_id; 0: no bound.",
     )
-    generation_default_server: str = Field("default", description="Whose share tasks without a server_id count as.")
-    generation_image_seconds: int = Field(3600, ge=1, description="An image that is not made by then fails.")
-    generation_video_seconds: int = Field(86_400, ge=1, description="A video that is not made by then fails.")
+    generation_default_server: str = Field("default", description="The server_id that tasks without one count under.")
+    generation_image_seconds: int = Field(3600, ge=1, description="An image that is not finished by then fails.")
+    generation_video_seconds: int = Field(86_400, ge=1, description="A video that is not finished by then fails.")
     generation_keep_seconds: int = Field(86_400, ge=60, description="How long results are kept.")
-    generation_image_poll_seconds: float = Field(10.0, gt=0, description="How often an image is asked for.")
-    generation_video_poll_seconds: float = Field(15.0, gt=0, description="How often a video is asked for.")
+    generation_image_poll_seconds: float = Field(10.0, gt=0, description="How often a worker polls for an image.")
+    generation_video_poll_seconds: float = Field(15.0, gt=0, description="How often a worker polls for a video.")
     generation_image_max_bytes: int = Field(64 * MIB, gt=0, description="Largest image that is stored.")
     generation_video_max_bytes: int = Field(2048 * MIB, gt=0, description="Largest video that is stored.")
     generation_source_max_bytes: int = Field(20 * MIB, gt=0, description="Largest source image of /v1/upload/images.")
@@ -273,78 +277,87 @@ class Settings(BaseSettings):
         "", description="Queues this worker serves, comma-separated; empty: all that its pipelines declare."
     )
     worker_labels: str = Field(
-        "", description="Labels of this worker, comma-separated: it also does work that is pinned to one of them."
+        "", description="Labels of this worker, comma-separated. It also does work that is pinned to one of them."
     )
     worker_concurrency: int = Field(
         128,
         ge=1,
         le=4096,
-        description="Inline steps at once in one worker, of one tenant; an eighth more of all tenants.",
+        description="Inline steps of one tenant at once in one worker; an eighth more for all tenants together.",
     )
     worker_reserve: int | None = Field(
         None,
         ge=0,
         le=4096,
-        description="Further inline steps at once, each for a tenant that runs none yet in this worker; "
-        "unset: as many as worker_concurrency.",
+        description="Additional inline steps at once, each for a tenant that has none in this worker; unset: as many "
+        "as worker_concurrency.",
     )
     webhook_slots: int = Field(
         32,
         ge=1,
         le=1024,
-        description="Webhook deliveries at once in one worker, and as many again, each of a tenant that has none "
-        "under way; they take no inline slots.",
+        description="Webhook deliveries at once in one worker, and as many again, each for a tenant that has none. "
+        "They use no inline slots.",
     )
-    webhook_per_tenant: int = Field(4, ge=1, le=1024, description="Of these, deliveries of one tenant.")
-    webhook_per_host: int = Field(4, ge=1, le=1024, description="Of these, deliveries to one host.")
-    webhook_seconds: float = Field(15.0, gt=0, le=50, description="The longest that one delivery may take, in all.")
+    webhook_per_tenant: int = Field(4, ge=1, le=1024, description="Deliveries of one tenant at once in one worker.")
+    webhook_per_host: int = Field(4, ge=1, le=1024, description="Deliveries to one host at once in one worker.")
+    webhook_seconds: float = Field(15.0, gt=0, le=50, description="The longest that one webhook delivery may take.")
     worker_threads: int = Field(
-        16, ge=1, le=1024, description="Handlers at once that are plain functions, each in a thread of the worker."
+        16,
+        ge=1,
+        le=1024,
+        description="Handlers that are plain functions, at once; each runs in a thread of the worker.",
     )
     loop_blocked_seconds: float = Field(
-        0.1, gt=0, description="A handler that keeps the worker's event loop longer than this is named in a warning."
+        0.1, gt=0, description="The worker logs a warning about a handler that blocks its event loop longer than this."
     )
-    worker_children: int = Field(0, ge=0, le=256, description="Child processes for isolated steps; 0: one a core.")
-    lease_seconds: float = Field(30.0, gt=0, description="Life of a lease unless it is renewed.")
+    worker_children: int = Field(
+        0, ge=0, le=256, description="Child processes for isolated steps; 0: as many as the machine has cores."
+    )
+    lease_seconds: float = Field(30.0, gt=0, description="How long a lease lasts unless it is renewed.")
     renew_seconds: float = Field(10.0, gt=0, description="How often leases are renewed.")
     trust_margin_seconds: float = Field(5.0, gt=0, description="A worker stops trusting a lease this early.")
-    drain_seconds: float = Field(25.0, ge=0, description="On SIGTERM: time to finish before giving leases back.")
+    drain_seconds: float = Field(
+        25.0, ge=0, description="On SIGTERM: time for running steps before leases are released."
+    )
     isolation: Literal["required", "best_effort"] = Field(
         "required",
-        description="Where the kernel lacks a fence around what parses clients' bytes (seccomp, Landlock): `required`"
-        " refuses queues with isolated steps; `best_effort` runs them with what there is, and warns at each start.",
+        description="If the kernel lacks seccomp or Landlock, which confine the parsers of clients' bytes: `required`"
+        " refuses queues with isolated steps; `best_effort` runs them with less protection, and warns at each start.",
     )
-    poll_seconds: float = Field(1.0, gt=0, description="How often a worker looks for work that no hint told of.")
+    poll_seconds: float = Field(1.0, gt=0, description="How often a worker polls for due tasks that it got no hint of.")
     sweep_seconds: float = Field(2.0, gt=0, description="How often the elected sweeper runs.")
     presence: bool = Field(
-        True, description="Hold an advisory lock per worker for instant takeover; turn off behind a pooler."
+        True, description="Each worker holds an advisory lock, for instant takeover. Turn it off behind a pooler."
     )
-    max_losses: int = Field(5, ge=1, le=100, description="Attempts lost with their workers before a task fails.")
+    max_losses: int = Field(5, ge=1, le=100, description="Attempts lost with dead workers before a task fails.")
     schedule_failures_limit: int = Field(
-        5, ge=1, le=100, description="Firings in a row that fail, or are refused for good, before a schedule is paused."
+        5, ge=1, le=100, description="Failed or finally refused firings in a row before a schedule is paused."
     )
-    work_dir: str | None = Field(None, description="Where attempts keep files; unset means the system's.")
+    work_dir: str | None = Field(None, description="Folder for the files of attempts; unset: the system's.")
 
     failpoints: str = Field("", description="For tests of failure only: see leasehold/runtime/failpoints.py.")
 
-    # --- what is kept, and how it is told
+    # --- retention, logs, metrics, traces
     retention_days: int = Field(
         7,
         ge=1,
         le=3650,
-        description="Days that finished jobs are kept, and events; those of a job that is kept for longer go with it.",
+        description="Days that finished jobs and events are kept. A job that is kept longer keeps its events.",
     )
     log_format: Literal["auto", "json", "console"] = Field("auto", description="`auto`: console on a terminal.")
-    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="Least level logged.")
-    metrics: bool = Field(True, description="Count and measure; off, nothing is counted and /metrics is not served.")
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="The lowest level that is logged."
+    )
+    metrics: bool = Field(True, description="Collect metrics; off: nothing is counted and /metrics is not served.")
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="Port of a process's own /metrics listener; 0 takes a free one; unset: none."
+        None, ge=0, le=65535, description="Port for a separate /metrics listener; 0: a free port; unset: no listener."
     )
     metrics_host: str = Field(
-        "127.0.0.1", description="Address of that listener. It asks for no key: bind it where only Prometheus comes."
+        "127.0.0.1", description="Address of that listener. It needs no key: only Prometheus should reach the address."
     )
-    traces: bool = Field(False, description="Make OpenTelemetry spans; OTEL_* variables say where they go.")
-    metrics_public: bool = Field(False, description="Serve /metrics on the API's public port, too, without a key.")
+    traces: bool = Field(False, description="Make OpenTelemetry spans; OTEL_* variables name their destination.")
+    metrics_public: bool = Field(False, description="Also serve /metrics on the API's public port, without a key.")
 
     @field_validator("trusted_proxies")
     @classmethod

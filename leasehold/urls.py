@@ -1,7 +1,8 @@
-"""One reading of the URLs of servers, for every connection: what is not known is refused at start, by name.
+"""Parses and checks the URLs of PostgreSQL and RabbitMQ. A process with a wrong URL refuses to start.
 
-PostgreSQL's are libpq's, with its meaning of `sslmode`; RabbitMQ's are those of its URI specification. No message says
-more of a URL than the names of its parameters: the rest may hold a password.
+PostgreSQL's URLs are libpq's, with libpq's meaning of `sslmode`. RabbitMQ's follow its URI specification. An unknown
+parameter is refused by name. A message contains only names of parameters, because the rest of a URL may hold a
+password.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _AMQP_FILES = ("cafile", "cacertfile", "certfile", "keyfile")
 
 @dataclass(frozen=True, slots=True)
 class DatabaseUrl:
-    """Where PostgreSQL is. `dsn`: what asyncpg is given; `hosts`: as they are asked, each with its port."""
+    """The address of PostgreSQL. `dsn`: for asyncpg. `hosts`: (host, port) in the order in which they are tried."""
 
     dsn: str = field(repr=False)
     hosts: tuple[tuple[str, int], ...]
@@ -38,14 +39,14 @@ class DatabaseUrl:
 
 @dataclass(frozen=True, slots=True)
 class BrokerUrl:
-    """Where RabbitMQ is. `tls`: of `amqps`."""
+    """The address of RabbitMQ. `tls`: for the scheme `amqps`; None: no TLS."""
 
     url: str = field(repr=False)
     tls: ssl.SSLContext | None
 
 
 def check_urls(settings: Settings) -> None:
-    """What a process does before anything else. Raises BadSetting."""
+    """Check the URLs and certificate files of the settings. Every process calls it first. Raises BadSetting."""
     database_url(settings.database_url.get_secret_value())
     if settings.broker == "amqp":
         broker_url(settings.amqp_url.get_secret_value())
@@ -54,7 +55,7 @@ def check_urls(settings: Settings) -> None:
 
 
 def refuse_bad_urls(settings: Settings) -> None:
-    """As `check_urls`, for a process: it ends with the sentence, and no traceback."""
+    """As `check_urls`, but a wrong setting ends the process, with the message and without a traceback."""
     try:
         check_urls(settings)
     except BadSetting as error:
@@ -63,14 +64,14 @@ def refuse_bad_urls(settings: Settings) -> None:
 
 @lru_cache(maxsize=16)
 def database_url(text: str) -> DatabaseUrl:
-    """Read LEASEHOLD_DATABASE_URL. Raises BadSetting."""
+    """Parse LEASEHOLD_DATABASE_URL. Raises BadSetting."""
     name = "LEASEHOLD_DATABASE_URL"
     parts = _split(name, text, ("postgresql", "postgres"))
     query = _query(name, parts, _POSTGRES)
     mode = query.get("sslmode", "prefer")
     if mode not in _SSL_MODES:
         raise BadSetting(name, f"sslmode is one of {', '.join(_SSL_MODES)}")
-    if query.get("sslrootcert") == "system":  # as libpq 16: the system's authorities, and the name must be theirs
+    if query.get("sslrootcert") == "system":  # as libpq 16: the system's authorities, with verify-full
         if query.get("sslmode", "verify-full") != "verify-full":
             raise BadSetting(name, "sslrootcert=system needs sslmode=verify-full")
         query |= {"sslmode": "verify-full", "sslrootcert": _system_authorities(name)}
@@ -86,12 +87,12 @@ def database_url(text: str) -> DatabaseUrl:
 
 @lru_cache(maxsize=16)
 def broker_url(text: str) -> BrokerUrl:
-    """Read LEASEHOLD_AMQP_URL. Raises BadSetting."""
+    """Parse LEASEHOLD_AMQP_URL. Raises BadSetting."""
     name = "LEASEHOLD_AMQP_URL"
     parts = _split(name, text, ("amqp", "amqps"))
     query = _query(name, parts, _AMQP)
     if len(_hosts(name, parts, {})) > 1:
-        raise BadSetting(name, "one host is asked; several URLs are not taken")
+        raise BadSetting(name, "the URL must name one host; several are not accepted")
     if parts.scheme == "amqp":
         if unused := sorted(query.keys() - {"auth"}):
             raise BadSetting(name, f"{', '.join(unused)} need the scheme amqps")
@@ -99,8 +100,8 @@ def broker_url(text: str) -> BrokerUrl:
     if query.get("verify", "verify_peer") not in ("verify_peer", "verify_none"):
         raise BadSetting(name, "verify is one of verify_peer, verify_none")
     _check_files(name, query, _AMQP_FILES)
-    kept = {key: value for key, value in query.items() if key == "auth"}
-    return BrokerUrl(urlunsplit(parts._replace(query=urlencode(kept))), _broker_tls(name, query))
+    plain_query = {key: value for key, value in query.items() if key == "auth"}
+    return BrokerUrl(urlunsplit(parts._replace(query=urlencode(plain_query))), _broker_tls(name, query))
 
 
 def _broker_tls(name: str, query: Mapping[str, str]) -> ssl.SSLContext:
@@ -122,48 +123,48 @@ def _split(name: str, text: str, schemes: tuple[str, ...]) -> SplitResult:
     except ValueError:
         raise BadSetting(name, "this is not a URL") from None
     if parts.scheme not in schemes:
-        raise BadSetting(name, f"the URL begins with {schemes[0]}:// or {schemes[1]}://")
+        raise BadSetting(name, f"the URL must begin with {schemes[0]}:// or {schemes[1]}://")
     if parts.fragment:
-        raise BadSetting(name, "the URL has a #: in a user or password write it as %23")
+        raise BadSetting(name, "the URL contains a #: write it as %23 in a user name or password")
     return parts
 
 
 def _query(name: str, parts: SplitResult, known: frozenset[str]) -> dict[str, str]:
-    """The parameters. One that is not known would be a typing error in `sslmode` as likely as not."""
+    """The parameters of the URL. An unknown one is refused: it may be a misspelt `sslmode`."""
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     names = [key for key, _ in pairs]
     if ("@" in parts.query and "@" not in parts.netloc) or not all(key.isidentifier() for key in names):
-        raise BadSetting(name, "what follows the ? are no parameters: in a user or password write it as %3F")
+        raise BadSetting(name, "no parameters follow the ?: write it as %3F in a user name or password")
     if unknown := sorted(set(names) - known):
         raise BadSetting(name, f"no such parameter: {', '.join(unknown)}; known are {', '.join(sorted(known))}")
-    if twice := sorted({key for key in names if names.count(key) > 1}):
-        raise BadSetting(name, f"{', '.join(twice)} is there twice")
+    if repeated := sorted({key for key in names if names.count(key) > 1}):
+        raise BadSetting(name, f"the URL has {', '.join(repeated)} more than once")
     return dict(pairs)
 
 
 def _hosts(name: str, parts: SplitResult, query: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
-    """Several are told apart by commas. A password with a comma or a colon in it is no host."""
+    """(host, port) of each host. Commas separate hosts; commas and colons in the password do not count."""
     ports = query.get("port", "5432").split(",")
-    listed = parts.netloc.rpartition("@")[2] or query.get("host", "")
-    found: list[tuple[str, int]] = []
-    for at, one in enumerate(listed.split(",") if listed else ()):
-        host, colon, port = one.rpartition(":")
-        if not colon or one.endswith("]") or one.startswith("/"):  # [::1] has no port; a socket's directory has none
-            host, port = one, ports[at] if at < len(ports) else ports[-1]
-        if not port.isdecimal() or not 0 < int(port) < 65536:  # noqa: PLR2004 - what a port is
+    host_list = parts.netloc.rpartition("@")[2] or query.get("host", "")
+    hosts: list[tuple[str, int]] = []
+    for place, entry in enumerate(host_list.split(",") if host_list else ()):
+        host, colon, port = entry.rpartition(":")
+        if not colon or entry.endswith("]") or entry.startswith("/"):  # neither [::1] nor a socket's folder has a port
+            host, port = entry, ports[place] if place < len(ports) else ports[-1]
+        if not port.isdecimal() or not 0 < int(port) < 65536:  # noqa: PLR2004 - the range of ports
             raise BadSetting(name, "a port is a number from 1 to 65535, after the host and a colon")
-        found.append((host.strip("[]"), int(port)))
-    return tuple(found)
+        hosts.append((host.strip("[]"), int(port)))
+    return tuple(hosts)
 
 
 def _check_files(name: str, query: Mapping[str, str], keys: Iterable[str]) -> None:
     for key in keys:
         if key in query:
-            _readable(f"{name}: {key}", query[key])
+            _check_readable(f"{name}: {key}", query[key])
 
 
-def _readable(name: str, path: str) -> None:
-    """Raises BadSetting: an error of the file system would be taken for a server that is away."""
+def _check_readable(name: str, path: str) -> None:
+    """Raises BadSetting. Without this check an OSError of the file would look like a server that does not answer."""
     try:
         with Path(path).open("rb"):
             return
@@ -172,7 +173,7 @@ def _readable(name: str, path: str) -> None:
 
 
 def _load_authorities(name: str, path: str) -> None:
-    _readable(name, path)
+    _check_readable(name, path)
     try:
         ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT).load_verify_locations(cafile=path)
     except OSError:
@@ -190,7 +191,7 @@ def _load_certificate(
 
 
 def _system_authorities(name: str) -> str:
-    found = ssl.get_default_verify_paths().cafile
-    if found is None:
-        raise BadSetting(name, "this system has no file of authorities: name one as sslrootcert")
-    return found
+    path = ssl.get_default_verify_paths().cafile
+    if path is None:
+        raise BadSetting(name, "this system has no file of certificate authorities: set sslrootcert to a file")
+    return path

@@ -1,1 +1,1 @@
-"""How our processes run: loops, failpoints, the garbage collector. Knows nothing of jobs."""
+"""Parts of every process: loops, retries, failpoints, the garbage collector. They know nothing of jobs."""

@@ -1,4 +1,8 @@
-"""How often something is done that reads all that has gone through since the last vacuum, and so may take long."""
+"""The duty cycle of slow statements: the longer a statement took, the longer the pause before it runs again.
+
+Some statements read all rows that were deleted since the last vacuum. Their cost grows with the load, so they get a
+share of time, not a fixed interval.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +11,15 @@ from time import monotonic
 
 
 def pause_after(took: float, *, share: float, least: float, most: float) -> float:
-    """Seconds to the next time, for it to be `share` of the time: at least `least`, but never more than `most`."""
+    """The pause in seconds after work that took `took` seconds, so that the work uses at most `share` of the time.
+
+    The pause is at least `least`, but never more than `most`.
+    """
     return min(max(least, took / share), most)
 
 
 class Pauses:
-    """A clock for such work: `due` at first, and again when the pause after `done` is over."""
+    """A clock for such work. The work is due at first, and again when the pause after `done` is over."""
 
     def __init__(self, *, share: float, least: float, most: float, clock: Callable[[], float] = monotonic) -> None:
         self._share, self._least, self._most = share, least, most
@@ -24,12 +31,12 @@ class Pauses:
         return self._clock() >= self._due_at
 
     def done(self, began: float) -> float:
-        """The work that began at `began`, of the same clock, is over. Returns the pause, in seconds."""
+        """Record that the work has ended. `began`: its start on the same clock. Returns the pause in seconds."""
         now = self._clock()
         pause = pause_after(now - began, share=self._share, least=self._least, most=self._most)
         self._due_at = now + pause
         return pause
 
     def forget(self) -> None:
-        """It is due again."""
+        """Make the work due at once."""
         self._due_at = float("-inf")

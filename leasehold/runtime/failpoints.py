@@ -1,7 +1,8 @@
-"""Named points where a test may make a process die, stop, hang or fail: `LEASEHOLD_FAILPOINTS=name:act[:n],...`.
+"""Failpoints: named points in the code where a test makes the process die, stop, hang or fail.
 
-`act` is kill (SIGKILL to itself), stop (SIGSTOP: a zombie once it goes on), sleep (blocks the thread for a minute) or
-raise; it happens the `n`-th time the point is reached (1 unless said), once. Unset, a point costs one comparison.
+`LEASEHOLD_FAILPOINTS=name:act[:n],...`. `act` is kill (SIGKILL to itself), stop (SIGSTOP: the process acts with lost
+leases once it continues), sleep (blocks the thread for a minute) or raise. The act happens once, the `n`-th time that
+the process reaches the point; `n` is 1 if left out. Without the setting a point costs one comparison.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 
 from leasehold.domain.errors import DeclarationError, LeaseholdError
 
-#: Every point there is, and where it lies.
+#: {point: the program it lies in, and its moment}
 POINTS = {
     "after_hint": "worker: a hint arrived, nothing was claimed",
     "after_claim": "worker: the claim is committed",
@@ -35,7 +36,7 @@ _MOMENT_SECONDS = 0.02
 
 
 class FailpointReached(LeaseholdError):
-    """What an armed `raise` raises."""
+    """The error that the act `raise` raises."""
 
 
 @dataclass
@@ -48,26 +49,26 @@ _armed: dict[str, _Armed] = {}
 
 
 def arm(spec: str) -> None:
-    """Replace what is armed by `spec`. Raises DeclarationError for a point or an act that does not exist."""
+    """Arm the failpoints of `spec`, and no others. Raises DeclarationError for an unknown point or act."""
     _armed.clear()
     for part in filter(None, (item.strip() for item in spec.split(","))):
         name, _, rest = part.partition(":")
         act, _, count = rest.partition(":")
         if name not in POINTS or act not in _ACTS or not (count or "1").isdigit():
             raise DeclarationError(
-                f"no such failpoint: {part!r}; name one of {', '.join(POINTS)} and {', '.join(_ACTS)}"
+                f"no such failpoint: {part!r}; points are {', '.join(POINTS)}; acts are {', '.join(_ACTS)}"
             )
         _armed[name] = _Armed(act, int(count or "1"))
 
 
 def reach(name: str) -> None:
-    """This code reached point `name`."""
+    """The code calls this at the point `name`. An armed failpoint acts."""
     if _armed:
         _reach(name)
 
 
 def reach_during(name: str) -> None:
-    """Point `name` lies in the middle of what this coroutine now waits for: reach it in a moment."""
+    """As `reach`, a moment later: for a point in the middle of the operation that the caller awaits next."""
     if _armed:
         asyncio.get_running_loop().call_later(_MOMENT_SECONDS, _reach, name)
 

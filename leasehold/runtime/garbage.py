@@ -1,21 +1,22 @@
-"""Python's collector of cycles, told what a server is like."""
+"""The settings of Python's garbage collector for a server process. Every program calls `freeze_loaded` at start."""
 
 from __future__ import annotations
 
 import gc
 
-#: New objects until the young are looked through. The default is 700; one batch of claims makes many times as many.
-#: What lies there meanwhile is a few megabytes.
+#: New objects after which Python collects the youngest generation. Its default of 700 is too small: a batch of claims
+#: makes many times as many. Until a collection, garbage takes a few megabytes.
 _YOUNG = 20_000
-_TURNS = 20
+#: Collections of a generation after which Python collects the next one, too.
+_OLDER = 20
 
 
 def freeze_loaded() -> None:
-    """Call once a process has loaded what it needs: that stays for good, and no collection looks at it any more.
+    """Exclude all objects that exist now from later collections. Call it when the process has imported its modules.
 
-    Before, collecting took a worker a fifth of its time: each scrape of its metrics was followed by a look through all
-    that had been imported.
+    Without it a worker spent a fifth of its time on collections: each scrape of its metrics made Python scan all
+    imported modules.
     """
     gc.collect()
     gc.freeze()
-    gc.set_threshold(_YOUNG, _TURNS, _TURNS)
+    gc.set_threshold(_YOUNG, _OLDER, _OLDER)

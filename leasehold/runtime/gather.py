@@ -1,4 +1,4 @@
-"""Several coroutines at once, all or nothing: the first error ends the rest before it is raised."""
+"""Running several coroutines at once, all or nothing: after the first error the others are cancelled."""
 
 from __future__ import annotations
 
@@ -10,7 +10,11 @@ _T = TypeVar("_T")
 
 
 async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> list[_T]:
-    """Results in order. Unlike a TaskGroup it raises the first error itself, which callers match by type."""
+    """Run the coroutines and return their results in order. After the first error, cancel the others, wait until they
+    have ended, and raise the error.
+
+    A TaskGroup would raise an ExceptionGroup, but callers match the error by its type.
+    """
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         return await asyncio.gather(*tasks)

@@ -1,6 +1,7 @@
-"""No connection is held while a task waits for the outside: a silent server would take the pool away from everybody.
+"""A check that no task holds a pooled connection during outbound I/O.
 
-The pool notes what it lends to a task, and each way out (HTTP, the object store, the broker) asks here first.
+A silent server would otherwise empty the pool for all other tasks. The pool calls `lent` for each connection; HTTP, the
+object store and the broker call `going_out` before they send.
 """
 
 from __future__ import annotations
@@ -26,31 +27,31 @@ HELD = counter(
     ["to"],
 )
 
-#: Tests set it: then a connection that is held is an error, and not a line of the log.
+#: Tests set it. A held connection then raises ConnectionHeld instead of being logged.
 strict = False
 
 
 class ConnectionHeld(LeaseholdError):
-    """Outbound I/O began while this task held a pooled connection: the code must give it back before."""
+    """Outbound I/O began while this task held a pooled connection. The code must release the connection before it."""
 
 
 def lent(connection: _Lent) -> None:
-    """The pool has lent `connection` to this task, until its release."""
+    """Record that the pool has lent `connection` to this task, until its release."""
     _lent.set((*_still_held(), connection))
 
 
 def going_out(to: str) -> None:
-    """This task begins outbound I/O. A connection in its hands is counted and logged.
+    """Call this before outbound I/O. If this task holds a pooled connection, that is counted and logged.
 
-    Raises ConnectionHeld in tests.
+    Raises ConnectionHeld instead in tests.
     """
     if _lent.get() and _still_held():
         HELD.labels(to).inc()
         if strict:
-            raise ConnectionHeld(f"a pooled connection is held while {to} is asked")
+            raise ConnectionHeld(f"a pooled connection is held during a request to {to}")
         log.error("a pooled connection is held during outbound I/O", to=to)
 
 
 def _still_held() -> tuple[_Lent, ...]:
-    # A proxy that was released leads nowhere; asyncpg has no public way to ask.
-    return tuple(one for one in _lent.get() if getattr(one, "_con", None) is not None)
+    # A released proxy has no connection. asyncpg has no public way to ask for that.
+    return tuple(proxy for proxy in _lent.get() if getattr(proxy, "_con", None) is not None)

@@ -1,4 +1,4 @@
-"""Going through what a client sent by the thousand without keeping everybody else of the process waiting."""
+"""Iterating over a client's thousands of items without blocking the event loop for other requests."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from typing import TypeVar
 
 _T = TypeVar("_T")
 
-#: Items that are handled, or written by one statement, before the event loop serves others: a few milliseconds.
+#: Items between two pauses, also the items of one statement. Handling them takes a few milliseconds.
 PIECE = 100
 
 
 async def paced(items: Sequence[_T]) -> AsyncIterator[_T]:
-    """Each item; the event loop serves others after every `PIECE` of them."""
-    for place, item in enumerate(items, 1):
+    """Yield each item. After every `PIECE` items let the event loop run other tasks."""
+    for number, item in enumerate(items, 1):
         yield item
-        if place % PIECE == 0:
+        if number % PIECE == 0:
             await asyncio.sleep(0)

@@ -1,8 +1,9 @@
-"""`Periodic`: the one loop of everything that a process does again and again, whatever a turn of it meets.
+"""Periodic: the loop of a duty, which is work that a process repeats for as long as it runs.
 
-A turn may fail in two ways. Something that it needs is away (the database, the store, the broker): it is tried again,
-and is part of an outage that the whole process tells of once (see outages). Or it raises what nobody foresaw: that is
-logged with its traceback once, counted, and tried again after growing pauses. Neither ends the loop, or the process.
+A turn of the duty can fail in two ways, and neither ends the loop. If PostgreSQL, the store or the broker does not
+answer, the turn is tried again; the process logs one outage for all its duties (telemetry/outages.py). If the turn
+raises any other error, the error is counted, logged with its traceback once, and the turn is tried again after growing
+pauses.
 """
 
 from __future__ import annotations
@@ -21,16 +22,16 @@ from leasehold.telemetry.outages import BROKER, DATABASE, STORE, Outage
 
 log = structlog.get_logger(__name__)
 
-#: What says that something is away, and nothing about the work.
+#: Errors that mean an outage, and say nothing about the duty's own work.
 AWAY: tuple[type[BaseException], ...] = (*TRY_AGAIN, StoreError, BrokerUnavailable)
-#: The longest pause, in seconds, after turns that failed as nobody foresaw.
+#: The longest pause, in seconds, after failures that are no outage.
 LONGEST_PAUSE = 60.0
-#: Seconds between two lines about a failure that goes on.
+#: Seconds between two log lines about a failure that continues.
 _REMINDER = 60.0
 
 
 class Periodic:
-    """`turn` does the work once. It returns the seconds until the next turn, or None for `every`."""
+    """The loop of one duty. `turn` does the work once and returns the seconds until the next turn; None: `every`."""
 
     def __init__(
         self,
@@ -46,82 +47,83 @@ class Periodic:
         self._clock = clock
         self._failures = 0
         self._failing_since = 0.0
-        self._said_at = 0.0
-        self._known: set[str] = set()
+        self._logged_at = 0.0
+        self._logged_kinds: set[str] = set()
         ERRORS.labels(name)
-        STUCK.labels(name)  # at 0 from the start, so that an alert sees the first
+        STUCK.labels(name)  # both exist at 0 from the start: an alert must see the first increase
 
     async def run(self) -> None:
-        """For ever; ends only when its task is cancelled."""
+        """Run turns until the task is cancelled."""
         while True:
             pause = await self.once()
             await asyncio.sleep(pause)
 
     async def once(self) -> float:
-        """One turn, and the seconds until the next. Raises nothing but the cancellation of its own task."""
+        """Run one turn and return the seconds until the next. Raises only the cancellation of its own task."""
         try:
             pause = await self._turn()
         except AWAY as error:
-            bad_value = isinstance(error, TRY_AGAIN) and not may_try_again(error)
-            return self._failed(error) if bad_value else self._waits(error)
-        except Exception as error:  # noqa: BLE001 - whatever it is: the other duties go on, and so does this one
-            return self._failed(error)
+            is_bad_value = isinstance(error, TRY_AGAIN) and not may_try_again(error)
+            return self._after_failure(error) if is_bad_value else self._after_outage(error)
+        except Exception as error:  # noqa: BLE001 - no error may end this duty, or the others
+            return self._after_failure(error)
         except asyncio.CancelledError as error:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            return self._waits(error)  # a library's own: aio-pika answers so when a connection ends under a publish
-        if self._known:
+            return self._after_outage(error)  # aio-pika raises it when the connection ends during a publish
+        if self._logged_kinds:
             log.info("a duty works again", duty=self.name, after_seconds=round(self._clock() - self._failing_since, 1))
         self._failures = 0
-        self._known.clear()
+        self._logged_kinds.clear()
         return self._every if pause is None else pause
 
-    def _waits(self, error: BaseException) -> float:
-        """Said once an outage, whoever else notices it."""
+    def _after_outage(self, error: BaseException) -> float:
+        """The pause after a turn that met an outage. The process logs the outage once for all duties."""
         self._failures += 1
         outage_of(error).met(error, self.name)
         return min(self._every, _doubled(self._failures))
 
-    def _failed(self, error: BaseException) -> float:
+    def _after_failure(self, error: BaseException) -> float:
+        """The pause after a turn that raised an error of its own. Each kind is logged once with its traceback."""
         ERRORS.labels(self.name).inc()
-        speaks = self._speaks()
+        is_reminder_due = self._count_failure()
         kind = kind_of(error)
-        if kind not in self._known:
-            self._known.add(kind)
+        if kind not in self._logged_kinds:
+            self._logged_kinds.add(kind)
             log.error("a duty failed; it goes on", duty=self.name, error=type(error).__name__, exc_info=error)
-        elif speaks:
+        elif is_reminder_due:
             log.error("a duty still fails", duty=self.name, error=type(error).__name__, times=self._failures)
         return min(max(self._every, _doubled(self._failures)), LONGEST_PAUSE)
 
-    def _speaks(self) -> bool:
-        """Count a failure; whether it is time for a line about it."""
+    def _count_failure(self) -> bool:
+        """Count a failure. Whether the next log line about it is due."""
         now = self._clock()
         self._failures += 1
-        if not self._known:
+        if not self._logged_kinds:
             self._failing_since = now
-        elif now - self._said_at < _REMINDER:
+        elif now - self._logged_at < _REMINDER:
             return False
-        self._said_at = now
+        self._logged_at = now
         return True
 
 
-_told: set[str] = set()
+_logged_kinds: set[str] = set()
 #: The most kinds of errors whose tracebacks a process logs.
-_MOST_TOLD = 1000
+_MOST_LOGGED = 1000
 
 
 def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
-    """The error, for its traceback, if this process has logged none of one of its kind in the duty."""
+    """The error, if the process should log its traceback: the first of its kind in this duty. Else None."""
     kind = f"{duty} {kind_of(error)}"
-    if kind in _told or len(_told) >= _MOST_TOLD:
+    if kind in _logged_kinds or len(_logged_kinds) >= _MOST_LOGGED:
         return None
-    _told.add(kind)
+    _logged_kinds.add(kind)
     return error
 
 
 def unforeseen(duty: str, error: BaseException) -> None:
-    """Of a loop that is no Periodic and must not end either: count the error, and log it."""
+    """Count and log an error of a loop that is no Periodic, but must not end either."""
     ERRORS.labels(duty).inc()
     traceback = first_of_kind(duty, error)
     log.error("a duty failed; it goes on", duty=duty, error=type(error).__name__, exc_info=traceback)
@@ -132,13 +134,13 @@ def _doubled(failures: int) -> float:
 
 
 def outage_of(error: BaseException) -> Outage:
-    """Of what `error` says that it is away."""
+    """The outage that `error` belongs to: of the store, the broker or the database."""
     if isinstance(error, StoreError):
         return STORE
     return BROKER if isinstance(error, BrokerUnavailable | asyncio.CancelledError) else DATABASE
 
 
 def kind_of(error: BaseException) -> str:
-    """Equal for errors of one type from one place."""
+    """A text that is equal for errors of one type from one line of code."""
     frames = extract_tb(error.__traceback__)
     return f"{type(error).__qualname__} {frames[-1].filename}:{frames[-1].lineno}" if frames else repr(type(error))

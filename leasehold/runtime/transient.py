@@ -1,4 +1,4 @@
-"""Errors of the database that pass: the same statement may be tried again on a new connection."""
+"""Transient errors of PostgreSQL: the same statement may succeed on a new connection."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ import asyncpg
 
 _T = TypeVar("_T")
 
-#: Losing the connection, being told to go away, a read-only (demoted) server, a serialisation or deadlock
-#: victim: the statement may be tried again on a new connection.
+#: A lost connection, a server that shuts down or is read-only (demoted), a deadlock or serialisation failure.
 TRY_AGAIN: tuple[type[BaseException], ...] = (
     OSError,
     TimeoutError,
     asyncpg.InterfaceError,
-    asyncpg.InternalClientError,  # the connection broke between two of asyncpg's states, and is useless now
+    asyncpg.InternalClientError,  # the connection broke inside asyncpg and cannot be used any more
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.CannotConnectNowError,
@@ -28,14 +27,17 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
 
 
 def may_try_again(error: BaseException) -> bool:
-    """Whether the error is one of TRY_AGAIN, in fact and not only by its type. asyncpg reports a value that it cannot
-    encode as an InterfaceError, too: that statement fails however often it is repeated.
+    """Whether a repetition may succeed. False for one kind of TRY_AGAIN: asyncpg raises an InterfaceError also for a
+    value that it cannot encode, and such a statement always fails.
     """
     return isinstance(error, TRY_AGAIN) and not isinstance(error, ValueError)
 
 
 async def until_answered(work: Callable[[], Awaitable[_T]], *, within: float, pause: float = 0.2) -> _T:
-    """Repeat idempotent `work` through TRY_AGAIN errors for at most `within` seconds, then raise the last one."""
+    """Run `work`, and repeat it after TRY_AGAIN errors for at most `within` seconds; then raise the last error.
+
+    `work` must be idempotent. `pause`: seconds between two tries.
+    """
     deadline = asyncio.get_running_loop().time() + within
     while True:
         try:

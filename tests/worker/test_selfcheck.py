@@ -29,7 +29,7 @@ async def test_a_sound_installation_has_nothing_wrong_but_what_the_tests_chose(s
     findings = await doctor.examine(settings)
     assert set(wrong(findings)) <= {TESTS_SERVER}
     found = " ".join(finding.found for finding in findings)
-    for said in ("PostgreSQL", "takes writes", "migrated", "own session", "RabbitMQ", "ignores If-None-Match"):
+    for said in ("PostgreSQL", "accepts writes", "migrated", "own session", "RabbitMQ", "ignores If-None-Match"):
         assert said in found
 
 
