@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
+import httpx2
+
 from leasehold.embedded.process import end
 
 ROOT = Path(__file__).parents[2]
@@ -110,3 +112,14 @@ class Serving:
                 assert self.process.returncode is None, said[-4000:]
                 await asyncio.sleep(0.05)
         return said
+
+    async def answers(self, url: str) -> None:
+        """Wait until the API there does."""
+        async with httpx2.AsyncClient() as client, asyncio.timeout(PATIENCE):
+            while True:
+                assert self.process.returncode is None, self.said()[-4000:]
+                try:
+                    if (await client.get(f"{url}/livez")).is_success:
+                        return
+                except httpx2.TransportError:
+                    await asyncio.sleep(0.05)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 import tarfile
@@ -10,11 +9,10 @@ import zipfile
 from dataclasses import replace
 from pathlib import Path
 
-import httpx2
 import pytest
 
 from leasehold.embedded.ports import free_port
-from tests.packaging.built import PATIENCE, ROOT, Environment, Programs, Serving, build, install
+from tests.packaging.built import ROOT, Environment, Programs, build, install
 from tests.support.bucket import Bucket
 from tests.support.databases import Databases
 
@@ -179,7 +177,7 @@ async def test_every_program_runs_the_users_own_module_beside_files_of_our_names
         settings=programs.settings | {"API_PORT": str(port), "URL": url, "API_KEY": key.strip()},
     )
     async with programs.serve("api") as api, programs.serve("worker") as worker:
-        await answers(url, api)
+        await api.answers(url)
         await worker.says('"serving"')
         await runs_succeed(programs)
 
@@ -218,14 +216,3 @@ async def runs_succeed(programs: Programs) -> None:
         ended = json.loads(await programs.run("submit", pipeline, "--watch", "--json"))
         assert ended["status"] == "succeeded"
         assert ended["result"] == {step: value}
-
-
-async def answers(url: str, serving: Serving) -> None:
-    async with httpx2.AsyncClient() as client, asyncio.timeout(PATIENCE):
-        while True:
-            assert serving.process.returncode is None, serving.said()
-            try:
-                if (await client.get(f"{url}/livez")).is_success:
-                    return
-            except httpx2.TransportError:
-                await asyncio.sleep(0.05)
