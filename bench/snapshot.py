@@ -68,7 +68,7 @@ async def _measured(installation: Installation, connection: Connection) -> dict[
     polls = Polls()
     for _ in range(_MEASURED // _BATCH // 2):
         began = perf_counter()
-        looked = await polls.take(connection, terms(), ["default"], _BATCH, 0.0, Rooms())
+        looked = await polls.claim(connection, terms(), ["default"], _BATCH, 0.0, Rooms())
         spent["a look"].append(perf_counter() - began)
         await complete(connection, looked.claimed)
     for tasks in await pending(connection, _BATCH):

@@ -139,7 +139,7 @@ async def _work(installation: Installation, batches: int) -> None:
             for number in range(batches):
                 await asyncio.sleep(began + number / _BATCHES_A_SECOND - loop.time())
                 await submitting.fill(noop, _BATCH)
-                taken = (await polls.take(connection, given, ["default"], _BATCH, 0.0, Rooms())).claimed
+                taken = (await polls.claim(connection, given, ["default"], _BATCH, 0.0, Rooms())).claimed
                 if len(taken) != _BATCH:
                     raise RuntimeError(f"a look found {len(taken)} of {_BATCH}")
                 await claims.renew(connection, given.owner, [one.lease for one in taken], given.ttl)

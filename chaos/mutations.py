@@ -65,7 +65,7 @@ def fence() -> None:
 
 def ack() -> None:
     """A hint is acknowledged as soon as it is there, before the claim and the commit."""
-    slot_pool = __import__("leasehold.worker.claiming.slots", fromlist=["SlotPool"]).SlotPool
+    slot_pool = __import__("leasehold.worker.claiming.slot_pool", fromlist=["SlotPool"]).SlotPool
     follow = slot_pool._follow  # noqa: SLF001 - the order of its two acts is what is mutated
 
     async def acknowledged_first(self: Any, delivery: Delivery) -> None:

@@ -1,4 +1,4 @@
-"""The worker's process: settings, logs, signals. SIGTERM or SIGINT drains; a second one stops at once."""
+"""The worker's process: settings, logs, signals. SIGTERM or SIGINT drains the worker; a second one stops it at once."""
 
 from __future__ import annotations
 
@@ -24,21 +24,25 @@ log = structlog.get_logger(__name__)
 
 
 async def serve(settings: Settings) -> None:
-    """Run one worker until it is told to stop and has drained."""
-    told = asyncio.Event()
-    again = asyncio.Event()
+    """Run one worker until a signal or an operator stops it and it has drained. Raises what failed the worker."""
+    first_signal = asyncio.Event()
+    second_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
+
+    def on_signal() -> None:
+        (second_signal if first_signal.is_set() else first_signal).set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, lambda: again.set() if told.is_set() else told.set())
+        loop.add_signal_handler(number, on_signal)
     async with Worker(settings) as worker:
         freeze_loaded()
-        await _first(told.wait(), worker.retired.wait(), worker.broken())
-        await _first(worker.drain(), again.wait(), worker.broken())
+        await _first_of(first_signal.wait(), worker.retired.wait(), worker.failed())
+        await _first_of(worker.drain(), second_signal.wait(), worker.failed())
     log.info("stopped")
 
 
-async def _first(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Wait for one of them, end the others, and raise what it raised."""
+async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
+    """Wait until one coroutine ends, cancel the others, and raise what the first raised."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -61,5 +65,5 @@ def main() -> None:
     try:
         uvloop.run(serve(settings))
     except DeclarationError as error:
-        log.error("not started", reason=str(error))  # noqa: TRY400 - the reason is all that there is to say
+        log.error("not started", reason=str(error))  # noqa: TRY400 - the reason says it all; a traceback would hide it
         raise SystemExit(1) from error

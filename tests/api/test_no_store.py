@@ -9,7 +9,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import StoreAbsent
 from leasehold.settings import Settings
 from leasehold.storage import ObjectStore
-from leasehold.worker.attempts.runner import _as_step_error
+from leasehold.worker.attempts.failures import as_step_error
 from tests.api.conftest import MakeKey, client_of, serving
 from tests.api.media_api import problem
 
@@ -54,7 +54,7 @@ async def test_housekeeping_has_nothing_to_delete_and_reading_and_writing_say_wh
             await work
     with pytest.raises(StoreAbsent) as refused:
         await store.put("a", b"x", content_type="a/b", metadata={})
-    failed = _as_step_error(refused.value)
+    failed = as_step_error(refused.value)
     assert (failed.code, failed.retryable) == ("store_not_configured", False)
     await store.close()
 

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from leasehold.broker.base import Delivery
-from leasehold.worker.claiming.slots import SlotPool
+from leasehold.worker.claiming.slot_pool import SlotPool
 from leasehold.worker.main import main
 
 _UNTIL_THE_BROKER_KNOWS = 0.3  # seconds

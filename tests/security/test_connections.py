@@ -256,9 +256,10 @@ OPENERS = {
     "api/process/submissions.py": 1,
     "leasehold/broker/postgres.py": 1,  # for two sessions
     "leasehold/db/database.py": 3,
-    "worker/attempts/heartbeat.py": 1,
-    "worker/claiming/batchers.py": 2,
-    "worker/worker.py": 1,
+    "worker/leases/claim_batcher.py": 1,
+    "worker/leases/heartbeat.py": 1,
+    "worker/leases/settlement_batcher.py": 1,
+    "worker/parts.py": 1,
 }
 _OPENS = {"connect", "connected", "create_pool", "make_pool", "create_async_engine"}
 

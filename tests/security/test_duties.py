@@ -134,7 +134,7 @@ async def test_a_schedule_that_cannot_be_fired_fails_alone_and_says_why(
     said = await until(lambda: rows.fetchval("SELECT last_error FROM schedule WHERE id = $1", bad))
     assert said["code"] == code
     assert await runs_of(rows, bad) == 0
-    assert not worker._broken.done()
+    assert not worker._failure.done()
 
 
 async def test_a_schedule_that_keeps_failing_is_tried_with_growing_pauses_and_paused_in_the_end(
@@ -514,8 +514,8 @@ async def test_errors_that_nobody_foresaw_in_many_duties_end_neither_the_worker_
     for table in ("rate_bucket", "idempotency", "download", "source_image", "webhook", "progress", "gate"):
         await rows.execute(f"ALTER TABLE {table} RENAME TO {table}_of_tomorrow")
     claimed = await verbs.leased(ELSEWHERE)
-    worker._reporter.say(claimed.lease, 1.0, "said into a table that is not there")
-    worker._admitter.left(claimed.job_id)
+    worker.parts.reporter.report(claimed.lease, 1.0, "said into a table that is not there")
+    worker.parts.admitter.left(claimed.job_id)
     await verbs.lapse(claimed.lease.task_id)
     await until(partial(rows.fetchval, FREED, claimed.lease.task_id))
     await rows.execute("ALTER TABLE gate_of_tomorrow RENAME TO gate")
@@ -523,7 +523,7 @@ async def test_errors_that_nobody_foresaw_in_many_duties_end_neither_the_worker_
     good = await schedule(rows)
     await until(lambda: runs_of(rows, good))
     await until(lambda: rows.fetchval("SELECT bool_and(finished_at IS NOT NULL) FROM job WHERE pipeline = 'scripted'"))
-    assert not worker._broken.done()
+    assert not worker._failure.done()
     ended = {loop.get_name() for loop in worker._loops if loop.done()}
     assert ended <= {"self-check", "isolated queues"}  # these are done once
 
@@ -545,7 +545,7 @@ async def test_a_heartbeat_or_a_look_that_fails_as_nobody_foresaw_goes_on(
         good = await schedule(rows)
         await until(lambda: runs_of(rows, good))
         await until(lambda: rows.fetchval("SELECT bool_and(status = 'succeeded') FROM job"))
-        assert not worker._broken.done()
+        assert not worker._failure.done()
 
 
 async def test_beside_a_store_that_hangs_leases_are_taken_over_and_schedules_fire(
@@ -578,7 +578,7 @@ async def test_beside_a_store_that_hangs_leases_are_taken_over_and_schedules_fir
             "SELECT count(*) FROM pg_stat_activity WHERE state = 'idle in transaction' AND datname = current_database()"
         )
         assert await rows.fetchval(idle) == 0
-        assert not worker._broken.done()
+        assert not worker._failure.done()
         for writer in silent:
             writer.transport.abort()
         server.close()

@@ -64,7 +64,7 @@ async def test_a_worker_without_a_fence_refuses_isolated_queues_in_one_line_and_
             assert (await end_of(Rows(connection), inline.id))["status"] == "succeeded"
             await worker.complete.wait()
             assert worker.queues == {"partly-inline"}
-            assert worker._children.pids == frozenset()
+            assert worker.parts.children.pids == frozenset()
             registered = await connection.fetchval("SELECT queues FROM worker WHERE id = $1", worker.id)
             assert registered == ["partly-inline"]
             assert (await Rows(connection).job(isolated.id))["finished_at"] is None

@@ -205,7 +205,10 @@ async def test_through_a_worker_one_tenants_run_finds_nothing_of_anothers(settin
         "poll_seconds": 0.1,
         "pipelines": "tests.security.hostile:pipelines",
     }
-    async with Worker(settings.model_copy(update=changes), pipelines()) as worker, worker._pool.acquire() as connection:
+    async with (
+        Worker(settings.model_copy(update=changes), pipelines()) as worker,
+        worker.parts.pool.acquire() as connection,
+    ):
         rows = Rows(connection)  # type: ignore[arg-type]  # a pool's connection does what is asked of it here
         found = []
         for tenant, attack in (("a", "leave"), ("b", "find"), ("a", "find"), ("b", "find")):

@@ -12,7 +12,7 @@ from leasehold.domain.verdicts import Done, File
 from leasehold.storage.store import ObjectStore
 from leasehold.worker.attempts.inputs import Source, fetch
 from leasehold.worker.attempts.output_cache import OutputCache
-from leasehold.worker.attempts.publishing import store_outputs
+from leasehold.worker.attempts.publishing import publish_outputs
 from tests.storage.test_writers import held
 
 STEP = Step("made", writes="made.txt", isolated=True)
@@ -21,7 +21,7 @@ STEP = Step("made", writes="made.txt", isolated=True)
 async def stored(store: ObjectStore, kept: OutputCache | None, directory: Path) -> Source:
     path = directory / "made.txt"
     path.write_bytes(b"made")
-    completion = await store_outputs(
+    completion = await publish_outputs(
         store, kept, "prefix", STEP, Done({"made.txt": File(path, "text/plain")}), "digest", held(1)
     )
     (output,) = completion.outputs

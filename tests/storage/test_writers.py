@@ -10,18 +10,18 @@ import pytest
 from leasehold.domain.errors import ObjectExists
 from leasehold.domain.lease import Lease
 from leasehold.storage.store import ObjectStore
-from leasehold.worker.attempts.heartbeat import Held
-from leasehold.worker.attempts.publishing import replaceable, signed
+from leasehold.worker.attempts.publishing import replaceable, writer_of
+from leasehold.worker.leases.held_lease import HeldLease
 
 TASK = uuid4()
 
 
-def held(epoch: int, task: UUID = TASK, *, seconds: float = 60.0) -> Held:
-    return Held(Lease(task, uuid4(), epoch, epoch, monotonic() + seconds), monotonic() + 60.0)
+def held(epoch: int, task: UUID = TASK, *, seconds: float = 60.0) -> HeldLease:
+    return HeldLease(Lease(task, uuid4(), epoch, epoch, monotonic() + seconds), monotonic() + 60.0)
 
 
-async def write(store: ObjectStore, by: Held, data: bytes) -> None:
-    await store.put("k", data, content_type="text/plain", metadata=signed(by.lease), may_replace=replaceable(by))
+async def write(store: ObjectStore, by: HeldLease, data: bytes) -> None:
+    await store.put("k", data, content_type="text/plain", metadata=writer_of(by.lease), may_replace=replaceable(by))
 
 
 async def test_a_predecessor_whose_lease_was_taken_early_replaces_nothing(store: ObjectStore) -> None:

@@ -8,7 +8,7 @@ from leasehold.worker.attempts.output_cache import OutputCache
 
 def keep(kept: OutputCache, key: str, data: bytes) -> str:
     sha256 = digest_of_bytes(data)
-    kept.keep(key, sha256, data)
+    kept.add(key, sha256, data)
     return sha256
 
 

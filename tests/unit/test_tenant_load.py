@@ -19,7 +19,7 @@ def test_where_a_tenant_is_alone_each_look_may_count(tenant_load: TenantLoad, cl
     """None does; the first that finds another tenant's work shall know whose turn it is."""
     asked_at = clock.now
     clock.now += 1
-    tenant_load.looked(asked_at, None)
+    tenant_load.polled(asked_at, None)
     assert tenant_load.running() is None
 
 
@@ -29,10 +29,10 @@ def test_looks_go_by_what_was_counted_the_longer_the_longer_it_took(
 ) -> None:
     asked_at = clock.now
     clock.now += took
-    tenant_load.looked(asked_at, {"t": 3})
+    tenant_load.polled(asked_at, {"t": 3})
     clock.now += pause * 0.99
     assert tenant_load.running() == {"t": 3}
-    tenant_load.looked(clock.now, None)  # a look that went by it
+    tenant_load.polled(clock.now, None)  # a look that went by it
     assert tenant_load.running() == {"t": 3}
     clock.now += pause * 0.02
     assert tenant_load.running() is None

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from time import monotonic
+from types import SimpleNamespace
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -20,8 +22,8 @@ from leasehold.settings import Settings
 from leasehold.transitions import workers
 from leasehold.transitions.claims import LeaseTerms
 from leasehold.transitions.settlements import Failure, fail
-from leasehold.worker.attempts.heartbeat import Heartbeat
-from leasehold.worker.claiming.batchers import ClaimBatcher
+from leasehold.worker.leases.claim_batcher import ClaimBatcher
+from leasehold.worker.leases.heartbeat import Heartbeat
 from tests.factories import Rows
 
 SECONDS = 20.0
@@ -70,9 +72,11 @@ async def held_and_renewed(heartbeat: Heartbeat, rows: Rows) -> tuple[Lease, asy
     lease = (await rows.leased()).lease
     first = (await rows.task(lease.task_id))["lease_until"]
     stopped = asyncio.Event()
-    heartbeat.hold(lease, 600).on_stop(stopped.set, lambda: None)
+    heartbeat.hold(lease, 600).subscribe(stopped.set, lambda: None)
     async with asyncio.timeout(SECONDS):
-        while (await rows.task(lease.task_id))["lease_until"] == first or not heartbeat.sure(lease.task_id):
+        while (await rows.task(lease.task_id))["lease_until"] == first or not heartbeat.ownership_confirmed(
+            lease.task_id
+        ):
             await asyncio.sleep(0.02)
     return lease, stopped
 
@@ -99,15 +103,15 @@ async def test_what_a_worker_holds_is_not_sure_while_the_database_does_not_answe
     heartbeat: Heartbeat, link: Link, rows: Rows
 ) -> None:
     lease, _ = await held_and_renewed(heartbeat, rows)
-    assert heartbeat.sure(lease.task_id)
+    assert heartbeat.ownership_confirmed(lease.task_id)
     link.hold(["leasehold heartbeat"])
     async with asyncio.timeout(SECONDS):
-        while heartbeat.sure(lease.task_id):
+        while heartbeat.ownership_confirmed(lease.task_id):
             await asyncio.sleep(0.02)
     link.heal()
     link.reset()
     async with asyncio.timeout(SECONDS):
-        while not heartbeat.sure(lease.task_id):
+        while not heartbeat.ownership_confirmed(lease.task_id):
             await asyncio.sleep(0.02)
 
 
@@ -116,9 +120,9 @@ async def test_a_lease_that_may_have_passed_is_not_sure_before_the_heartbeat_has
 ) -> None:
     """The process stood still for longer than its lease, and the first thing that it reads then is a hint."""
     lease, _ = await held_and_renewed(heartbeat, rows)
-    assert heartbeat.sure(lease.task_id)
+    assert heartbeat.ownership_confirmed(lease.task_id)
     heartbeat._held[lease.task_id].trusted_until = 0.0
-    assert not heartbeat.sure(lease.task_id)
+    assert not heartbeat.ownership_confirmed(lease.task_id)
 
 
 async def test_what_somebody_may_be_taking_this_moment_is_not_sure(
@@ -133,11 +137,11 @@ async def test_what_somebody_may_be_taking_this_moment_is_not_sure(
             await sweeper.execute("SELECT FROM task WHERE id = $1 FOR UPDATE", lease.task_id)
             link.reset()
             await asyncio.sleep(0.8)  # it is back, and has asked
-            assert not heartbeat.sure(lease.task_id)
+            assert not heartbeat.ownership_confirmed(lease.task_id)
     finally:
         await sweeper.close()
     async with asyncio.timeout(SECONDS):
-        while not heartbeat.sure(lease.task_id):
+        while not heartbeat.ownership_confirmed(lease.task_id):
             await asyncio.sleep(0.02)
     assert (await rows.task(lease.task_id))["lease_until"] > before
 
@@ -147,15 +151,16 @@ async def test_the_hint_of_a_task_that_was_taken_from_us_unnoticed_is_claimed_an
 ) -> None:
     """The database was away: our presence ended, the sweeper freed the task, and its hint came before we heard."""
     (announced,) = await rows.submit()
-    holds = sure = False
-    batcher = ClaimBatcher(settings, rows.terms, lambda _task: holds, lambda _task: sure, most=8)
+    holds = confirmed = False
+    heartbeat: Any = SimpleNamespace(holds=lambda _task: holds, ownership_confirmed=lambda _task: confirmed)
+    batcher = ClaimBatcher(settings, rows.terms, heartbeat, most=8)
     batcher.start()
     try:
         holds = True
         asked = asyncio.create_task(batcher.claim(announced.hint.task_id))
         await asyncio.sleep(0.3)
         assert not asked.done()
-        holds, sure = False, True
+        holds, confirmed = False, True
         assert await asyncio.wait_for(asked, SECONDS) is not None
     finally:
         await batcher.close()
@@ -168,11 +173,11 @@ async def test_the_hint_of_a_task_that_we_have_settled_unheard_and_that_is_due_a
     lease, _ = await held_and_renewed(heartbeat, rows)
     held = heartbeat.hold(lease, 600)
     held.settling = True
-    batcher = ClaimBatcher(settings, rows.terms, heartbeat.holds, heartbeat.sure, most=8)
+    batcher = ClaimBatcher(settings, rows.terms, heartbeat, most=8)
     batcher.start()
     try:
         assert heartbeat.holds(lease.task_id)
-        assert not heartbeat.sure(lease.task_id)
+        assert not heartbeat.ownership_confirmed(lease.task_id)
         asked = asyncio.create_task(batcher.claim(lease.task_id))
         await asyncio.sleep(0.1)
         assert not asked.done()
@@ -199,7 +204,7 @@ async def test_a_claim_that_was_heard_of_too_late_to_be_trusted_is_not_begun(hea
     lease = replace((await rows.leased()).lease, trusted_until=monotonic())
     stopped: list[str] = []
     held = heartbeat.hold(lease, 600)
-    held.on_stop(lambda: stopped.append("at once"), lambda: None)
+    held.subscribe(lambda: stopped.append("at once"), lambda: None)
     assert stopped == ["at once"]
     assert not heartbeat.holds(lease.task_id)
 

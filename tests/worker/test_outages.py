@@ -67,7 +67,7 @@ async def test_a_restart_of_the_broker_is_one_line_when_it_goes_and_one_when_it_
     async with Worker(changed) as worker:
         async with asyncio.timeout(30):
             await worker.complete.wait()
-            while not worker._broker.connected:
+            while not worker.parts.broker.connected:
                 await asyncio.sleep(0.05)
         with capture_logs() as lines:
             await rabbitmq_node.kill()
@@ -75,7 +75,7 @@ async def test_a_restart_of_the_broker_is_one_line_when_it_goes_and_one_when_it_
             assert outages.BROKER.lasts
             await rabbitmq_node.start()
             async with asyncio.timeout(60):
-                while outages.BROKER.lasts or not worker._broker.connected:
+                while outages.BROKER.lasts or not worker.parts.broker.connected:
                     await asyncio.sleep(0.05)
     events = [line["event"] for line in lines if line["event"] != "self-check"]
     assert events == ["the broker is away; trying again until it is back", "the broker is back"], events

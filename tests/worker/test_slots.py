@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from time import monotonic
+from types import SimpleNamespace
 from typing import Any
 from uuid import UUID
 
@@ -16,8 +17,9 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
 from leasehold.transitions.claims import Claimed, Polled
+from leasehold.worker.claiming.claimer import Claimer
 from leasehold.worker.claiming.shares import Rooms
-from leasehold.worker.claiming.slots import SlotPool, claim_with_takeover
+from leasehold.worker.claiming.slot_pool import SlotPool
 
 SECONDS = 10.0
 NEVER = 3600.0
@@ -28,13 +30,19 @@ def slot_pool_of(claim: Any, claim_due: Any, run: Any) -> SlotPool:
     return SlotPool(
         ["q"],
         1,
-        claim=claim,
-        claim_due=claim_due,
-        run=run,
+        claimer=claimer_of(claim, claim_due),
+        runner=runner_of(run),
         broker=make_broker(Settings(_env_file=None, broker="postgres")),
         poll_seconds=NEVER,
-        holds=lambda _task: False,
     )
+
+
+def claimer_of(claim: Any, poll: Any) -> Any:
+    return SimpleNamespace(claim=claim, poll=poll, holds=lambda _task: False)
+
+
+def runner_of(run: Any) -> Any:
+    return SimpleNamespace(run=run)
 
 
 async def test_a_hint_that_comes_during_a_look_that_finds_nothing_is_followed_at_once() -> None:
@@ -72,17 +80,19 @@ async def test_a_task_that_the_sweeper_freed_during_the_first_claim_is_claimed_b
     asked: list[tuple[UUID, ...]] = []
     given = object()
 
-    async def claim(_task: UUID, gone: tuple[UUID, ...]) -> Any:
+    async def claim(_task: UUID, gone: tuple[UUID, ...] = ()) -> Any:
         asked.append(gone)
         return given if len(asked) > 1 else None
 
-    async def nobody(_task: UUID) -> None:
-        return None
+    class OfNobody(Claimer):
+        async def _dead_owner(self, task_id: UUID) -> None:
+            return None
 
-    async def no_ack() -> None: ...
-
+    batcher: Any = SimpleNamespace(claim=claim)
+    nothing: Any = None
+    claimer = OfNobody(nothing, batcher, nothing, nothing, most=1, takes_over=True)
     delivery = Delivery(Hint(new_id(), "q"), no_ack, redelivered=True)
-    assert await claim_with_takeover(delivery, claim, nobody) is given
+    assert await claimer.claim(delivery) is given
     assert asked == [(), ()]
 
 
@@ -143,7 +153,7 @@ async def test_a_crew_ends_though_it_is_told_to_look_at_that_very_moment(turns: 
     await asyncio.wait_for(looked.wait(), SECONDS)
     for _ in range(5):  # it waits now
         await asyncio.sleep(0)
-    slot_pool.look()
+    slot_pool.poll_soon()
     for _ in range(turns):
         await asyncio.sleep(0)
     async with asyncio.timeout(SECONDS):
@@ -172,12 +182,10 @@ async def test_a_crowded_pool_polls_for_a_newcomer_s_task_before_its_hint_is_ove
         ["q"],
         4,
         reserve=4,
-        claim=claim,
-        claim_due=claim_due,
-        run=run,
+        claimer=claimer_of(claim, claim_due),
+        runner=runner_of(run),
         broker=make_broker(Settings(_env_file=None, broker="postgres")),
         poll_seconds=1.0,
-        holds=lambda _task: False,
     )
     slot_pool.start()
     try:
@@ -186,7 +194,7 @@ async def test_a_crowded_pool_polls_for_a_newcomer_s_task_before_its_hint_is_ove
             slot_pool.deliver(Delivery(Hint(new_id(), "q", tenant="flood"), no_ack))
         await asyncio.sleep(0)
         polled.clear()
-        slot_pool.look()
+        slot_pool.poll_soon()
         await asyncio.wait_for(polled.wait(), SECONDS)
     finally:
         await slot_pool.close()

@@ -71,12 +71,12 @@ class Gatekeeper:
     async def all_ahead(self) -> dict[str, Speculation]:
         """By step."""
         await self.asked.wait()
-        return {step: ahead for (_, step), ahead in self.attempts._ahead.items()}
+        return {step: ahead for (_, step), ahead in self.attempts._speculations.items()}
 
 
 @pytest.fixture
 def store(worker: Worker) -> Gatekeeper:
-    attempts = worker._runner._isolated
+    attempts = worker.parts.isolated
     keeper = Gatekeeper(attempts._store, attempts, asyncio.Event(), asyncio.Event())
     attempts._store = keeper  # type: ignore[assignment]  # it does what is asked of a store here
     return keeper
@@ -92,7 +92,7 @@ async def nothing_left(attempts: IsolatedAttempts, directory: Path) -> None:
     async with asyncio.timeout(SECONDS):
         while await asyncio.to_thread(lambda: list(directory.rglob("*.txt"))):
             await asyncio.sleep(0.02)
-    assert not attempts._ahead
+    assert not attempts._speculations
 
 
 async def test_the_next_step_has_run_before_the_first_is_stored_and_is_not_run_again(
@@ -215,7 +215,7 @@ async def test_without_links_the_next_step_begins_when_it_is_claimed(
     def refuse(*_: Any, **__: Any) -> None:
         raise OSError("no links here")
 
-    monkeypatch.setattr("leasehold.worker.attempts.isolated.os.link", refuse)
+    monkeypatch.setattr("leasehold.worker.attempts.directories.os.link", refuse)
     assert (await end_of(rows, (await begin(rows)).id))["status"] == "succeeded"
 
 
@@ -237,7 +237,7 @@ async def test_it_serves_only_an_attempt_that_would_do_the_very_same() -> None:
     )  # fmt: skip
     sources = [Source("first", "a.txt", "key", "abc")]
     ahead = Speculation(uuid4(), {"n": 1}, Path("/nowhere"), {"a.txt": Path("/nowhere/in/0")}, {"a.txt": "abc"})
-    assert ahead.serves(claimed, sources)
+    assert ahead.fits(claimed, sources)
     others = [
         (replace(claimed, params={"n": 2}), sources),
         (replace(claimed, lease=replace(claimed.lease, epoch=2)), sources),
@@ -247,4 +247,4 @@ async def test_it_serves_only_an_attempt_that_would_do_the_very_same() -> None:
         (claimed, [*sources, Source("first", "c.txt", "key", "abc")]),
         (claimed, []),
     ]
-    assert not any(ahead.serves(*other) for other in others)
+    assert not any(ahead.fits(*other) for other in others)

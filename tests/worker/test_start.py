@@ -54,7 +54,7 @@ async def test_handlers_that_do_not_load_end_the_worker_but_not_what_it_runs(
     async with starting(settings, tmp_path, "unfit") as worker:
         with pytest.raises(DeclarationError, match="a library is missing"):
             async with asyncio.timeout(20):
-                await worker.broken()
+                await worker.failed()
         assert worker.queues == {"late-inline"}
         ended = await rows.job(long.id)
         assert ended["status"] == "succeeded"

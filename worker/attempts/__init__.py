@@ -1,1 +1,1 @@
-"""One attempt: fetch inputs, run the handler, publish outputs, settle; and keep its lease meanwhile."""
+"""One attempt: fetch inputs, run the handler, publish outputs, settle. Knows leases, and nothing of slots or hints."""

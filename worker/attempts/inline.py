@@ -1,9 +1,12 @@
-"""Running an inline handler: in the worker's own loop, with its time limit."""
+"""Attempts at inline steps: the handler runs in the worker's own event loop, or in a thread if it is a plain function.
+
+The runner calls `InlineAttempts.perform`. The handler gets an `InlineAttempt`.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -20,23 +23,25 @@ from leasehold.domain.lease import Lease
 from leasehold.domain.object_keys import output_key
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.verdicts import Done, FanOut, Snooze
+from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import notes
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, FanningOut, Output, Part, Snoozing
-from leasehold.worker.attempts.heartbeat import Held
-from leasehold.worker.attempts.inputs import sources_of
+from leasehold.worker.attempts.directories import Directories
+from leasehold.worker.attempts.inputs import item_of, sources_of
 from leasehold.worker.attempts.plain import in_thread, is_plain
-from leasehold.worker.attempts.publishing import replaceable, signed
+from leasehold.worker.attempts.publishing import replaceable, writer_of
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.stalls import Watched
 from leasehold.worker.attempts.threads import Threads
+from leasehold.worker.leases.held_lease import HeldLease
 
-#: An inline handler keeps what it reads in memory; larger inputs belong to isolated steps.
+#: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
-#: How long a plain handler waits for a thread, with its lease in hand, and then without it.
+#: A plain handler waits this long for a free thread. Then the attempt snoozes for as long again.
 _THREAD_SECONDS = 5.0
-#: The most parts that one step may spread into.
+#: The most parts that one step may fan out into.
 MAX_ITEMS = 1000
 
 
@@ -48,12 +53,12 @@ class InlineAttempt:
         claimed: Claimed,
         pipeline: Pipeline,
         step: Step,
-        held: Held,
+        held: HeldLease,
         store: ObjectStore,
         pool: Pool,
         reporter: Reporter,
         opened: Any,
-        directory: Callable[[], Path],
+        directories: Directories,
     ) -> None:
         self._claimed = claimed
         self._pipeline = pipeline
@@ -62,7 +67,7 @@ class InlineAttempt:
         self._store = store
         self._pool = pool
         self._reporter = reporter
-        self._directory = directory
+        self._directories = directories
         self.opened = opened
         self.params = _params(pipeline, claimed)
         self.outputs: dict[str, Output] = {}
@@ -99,7 +104,7 @@ class InlineAttempt:
     @property
     def directory(self) -> Path:
         self.used_directory = True
-        directory = self._directory()
+        directory = self._directories.of(self.lease)
         directory.mkdir(parents=True, exist_ok=True)
         return directory
 
@@ -116,27 +121,21 @@ class InlineAttempt:
         raise ObjectMissing(f"step {self.step} reads nothing named {name!r}")
 
     async def write(self, name: str, data: bytes, content_type: str) -> None:
-        if not self._held.trusted():
-            raise LeaseLost
-        stored = await self._store.put(
-            output_key(self._claimed.output_prefix, name),
-            data,
-            content_type=content_type,
-            metadata=signed(self.lease),
-            may_replace=replaceable(self._held),
-        )
-        self.outputs[name] = Output(name, stored.key, stored.size, stored.sha256, stored.content_type)
+        await self._publish(name, data, content_type)
 
     async def write_file(self, name: str, path: Path, content_type: str) -> None:
+        await self._publish(name, path, content_type)
+
+    async def _publish(self, name: str, source: bytes | Path, content_type: str) -> None:
         if not self._held.trusted():
             raise LeaseLost
         stored = await self._store.put(
             output_key(self._claimed.output_prefix, name),
-            path,
+            source,
             content_type=content_type,
-            metadata=signed(self.lease),
+            metadata=writer_of(self.lease),
             may_replace=replaceable(self._held),
-            fresh=self.lease.epoch == 1,
+            fresh=self.lease.epoch == 1 and isinstance(source, Path),
         )
         self.outputs[name] = Output(name, stored.key, stored.size, stored.sha256, stored.content_type)
 
@@ -158,10 +157,10 @@ class InlineAttempt:
 
     @property
     def log(self) -> Any:
-        return structlog.get_logger(self.pipeline.module)  # job, task and step are in the context already
+        return structlog.get_logger(self.pipeline.module)  # the log context names job, task and step already
 
     def progress(self, percent: float, summary: str = "") -> None:
-        self._reporter.say(self.lease, float(percent), summary)
+        self._reporter.report(self.lease, float(percent), summary)
 
     def checkpoint(self) -> None:
         if self._held.cancelled:
@@ -191,53 +190,90 @@ def _params(pipeline: Pipeline, claimed: Claimed) -> Any:
         raise Permanent("bad_params", f"the parameters do not fit pipeline {pipeline.name}") from error
 
 
-async def item_of(pool: Pool, claimed: Claimed) -> Any:
-    async with pool.acquire() as connection:
-        return await connection.fetchval("SELECT value FROM item WHERE task_id = $1", claimed.lease.task_id)
+class InlineAttempts:
+    """The worker has one. `opened`: for each pipeline with an opener, what the opener gave this worker."""
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        pool: Pool,
+        reporter: Reporter,
+        directories: Directories,
+        opened: Mapping[str, Any],
+        settings: Settings,
+    ) -> None:
+        self._store = store
+        self._pool = pool
+        self._reporter = reporter
+        self._directories = directories
+        self._opened = opened
+        self._threads = Threads(settings.worker_threads)
+        self._blocked_after = settings.loop_blocked_seconds
+
+    async def perform(
+        self, claimed: Claimed, pipeline: Pipeline, step: Step, held: HeldLease, seconds: float
+    ) -> Completion | Snoozing | FanningOut:
+        """Raises what the handler raises, and StepTimeout after `seconds`."""
+        attempt = InlineAttempt(
+            claimed,
+            pipeline,
+            step,
+            held,
+            self._store,
+            self._pool,
+            self._reporter,
+            opened=self._opened.get(pipeline.name),
+            directories=self._directories,
+        )
+        try:
+            return await self._call(attempt, seconds)
+        finally:
+            if attempt.used_directory:
+                await self._directories.remove(claimed.lease)
+
+    async def _call(self, attempt: InlineAttempt, seconds: float) -> Completion | Snoozing | FanningOut:
+        """Call the handler. A plain handler that finds no free thread snoozes."""
+        handler = attempt.pipeline.handlers[attempt.step]
+        plain = is_plain(handler)
+        if plain and not await self._threads.reserve(_THREAD_SECONDS):
+            return Snoozing(attempt.lease, _THREAD_SECONDS)
+        try:
+            async with asyncio.timeout(seconds) as limit:
+                work = in_thread(handler, attempt, self._threads) if plain else handler(attempt)
+                returned = await Watched(work, attempt.pipeline.name, attempt.step, self._blocked_after)
+        except TimeoutError:
+            if not limit.expired():
+                raise  # the handler's own TimeoutError
+            raise StepTimeout("step_timeout", f"the step ran longer than {seconds:g} s") from None
+        return _settlement(attempt, returned)
 
 
-async def perform(
-    attempt: InlineAttempt, seconds: float, threads: Threads, blocked_after: float
-) -> Completion | Snoozing | FanningOut:
-    """Raises what the handler raises, and StepTimeout after `seconds`. A plain handler that finds no thread snoozes."""
-    handler = attempt.pipeline.handlers[attempt.step]
-    plain = is_plain(handler)
-    if plain and not await threads.keep(_THREAD_SECONDS):
-        return Snoozing(attempt.lease, _THREAD_SECONDS)
-    try:
-        async with asyncio.timeout(seconds) as limit:
-            work = in_thread(handler, attempt, threads) if plain else handler(attempt)
-            said = await Watched(work, attempt.pipeline.name, attempt.step, blocked_after)
-    except TimeoutError:
-        if not limit.expired():
-            raise  # the handler's own
-        raise StepTimeout("step_timeout", f"the step ran longer than {seconds:g} s") from None
-    return _settlement(attempt, said)
+def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozing | FanningOut:
+    if returned is None or isinstance(returned, Mapping):
+        returned = Done(value=returned)
+    match returned:
+        case Done(files=files) if files:
+            reason = "an inline step cannot return files: store them with `write` or `write_file`"
+            raise Permanent("bad_answer", f"the handler of {attempt.step} returned files; {reason}")
+        case Done(value=value):
+            return Completion(attempt.lease, list(attempt.outputs.values()), value)
+        case Snooze():
+            return Snoozing(attempt.lease, _seconds_until(returned.until), returned.note)
+        case FanOut():
+            return FanningOut(attempt.lease, _parts(attempt.pipeline, returned))
+    allowed = "Done, Snooze, FanOut, a mapping or None"
+    raise Permanent("bad_answer", f"the handler of {attempt.step} returned a {type(returned).__name__}, not {allowed}")
 
 
-def _settlement(attempt: InlineAttempt, said: object) -> Completion | Snoozing | FanningOut:
-    if said is None or isinstance(said, Mapping):
-        said = Done(value=said)
-    if isinstance(said, Done) and not said.files:
-        return Completion(attempt.lease, list(attempt.outputs.values()), said.value)
-    if isinstance(said, Snooze):
-        return Snoozing(attempt.lease, _seconds_until(said.until), said.note)
-    if isinstance(said, FanOut):
-        return FanningOut(attempt.lease, _parts(attempt.pipeline, said))
-    raise Permanent(
-        "bad_answer",
-        f"the handler of {attempt.step} returned a {type(said).__name__}, not Done, Snooze, FanOut, a mapping or None",
-    )
-
-
-def _parts(pipeline: Pipeline, said: FanOut) -> list[Part]:
-    step = pipeline.by_name.get(said.step)
+def _parts(pipeline: Pipeline, fan_out: FanOut) -> list[Part]:
+    step = pipeline.by_name.get(fan_out.step)
     if step is None or not step.part:
-        raise Permanent("bad_answer", f"{said.step!r} is not declared as a part of pipeline {pipeline.name}")
-    if not 1 <= len(said.items) <= MAX_ITEMS:
-        raise Permanent("bad_answer", f"a step spreads into 1 to {MAX_ITEMS} parts, not {len(said.items)}")
+        raise Permanent("bad_answer", f"pipeline {pipeline.name} declares no part {fan_out.step!r}")
+    if not 1 <= len(fan_out.items) <= MAX_ITEMS:
+        raise Permanent("bad_answer", f"a step fans out into 1 to {MAX_ITEMS} parts, not {len(fan_out.items)}")
     handler = f"{pipeline.name}.{step.name}"
-    return [Part(step.name, step.queue, step.max_attempts, handler, item) for item in said.items]
+    return [Part(step.name, step.queue, step.max_attempts, handler, item) for item in fan_out.items]
 
 
 def _seconds_until(until: datetime | timedelta) -> float:

@@ -1,4 +1,4 @@
-"""Fetching what a step reads, and knowing that it is what was written."""
+"""Fetches the inputs of an isolated step, and verifies that their bytes are the ones that were written."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import orjson
 
@@ -22,8 +23,8 @@ from leasehold.worker.attempts.output_cache import OutputCache
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """An object that a step reads, for what it declares: an input, or the step of this job that made it. `sha256` is
-    known of the latter.
+    """An object that a step reads. `read`: the declared name, an input of the job or another step. `sha256`: the digest
+    of a step's output; None for an input of the job.
     """
 
     read: str
@@ -33,7 +34,7 @@ class Source:
 
 
 async def sources_of(pool: Pool, pipeline: Pipeline, step: Step, claimed: Claimed) -> list[Source]:
-    """The step's declared reads, resolved to keys. Raises Permanent when the job lacks a declared input."""
+    """The objects behind the step's declared reads. Raises Permanent when the job lacks a declared input."""
     sources = []
     for name in step.reads:
         if name in pipeline.inputs:
@@ -42,22 +43,28 @@ async def sources_of(pool: Pool, pipeline: Pipeline, step: Step, claimed: Claime
             sources.append(Source(name, name, claimed.inputs[name], None))
     if steps := [name for name in step.reads if name not in pipeline.inputs]:
         async with pool.acquire() as connection:
-            made = await artifacts_of(connection, claimed.job_id, steps)
-        sources += [Source(artifact.step, artifact.name, artifact.key, artifact.sha256) for artifact in made]
+            artifacts = await artifacts_of(connection, claimed.job_id, steps)
+        sources += [Source(artifact.step, artifact.name, artifact.key, artifact.sha256) for artifact in artifacts]
     return sources
 
 
-async def fetch(
-    store: ObjectStore, kept: OutputCache, sources: list[Source], directory: Path, max_bytes: int
-) -> dict[str, tuple[Path, str]]:
-    """Download all at once, but what is kept here: name -> (file, sha256).
+async def item_of(pool: Pool, claimed: Claimed) -> Any:
+    """The item of a fan-out that this part works on."""
+    async with pool.acquire() as connection:
+        return await connection.fetchval("SELECT value FROM item WHERE task_id = $1", claimed.lease.task_id)
 
-    Raises Permanent for an object that is missing (it will not come), or larger than `max_bytes`: whoever holds a
-    signed upload URL may have put anything there meanwhile.
+
+async def fetch(
+    store: ObjectStore, cache: OutputCache, sources: list[Source], directory: Path, max_bytes: int
+) -> dict[str, tuple[Path, str]]:
+    """Download all sources at once, except those in `cache`: name -> (file, sha256).
+
+    Raises Permanent for an object that is missing: it will not come. Raises Permanent also for one larger than
+    `max_bytes`: the holder of a signed upload URL may have replaced the object since.
     """
 
-    async def one(source: Source, path: Path) -> tuple[Path, str]:
-        data = kept.find(source.key, source.sha256)
+    async def fetch_source(source: Source, path: Path) -> tuple[Path, str]:
+        data = cache.find(source.key, source.sha256)
         if data is not None and source.sha256 is not None and len(data) <= max_bytes:
             await asyncio.to_thread(path.write_bytes, data)
             return path, source.sha256
@@ -70,17 +77,19 @@ async def fetch(
         return path, stored.sha256
 
     paths = [directory / str(number) for number in range(len(sources))]
-    fetched = await gather_or_cancel(one(source, path) for source, path in zip(sources, paths, strict=True))
+    fetched = await gather_or_cancel(fetch_source(source, path) for source, path in zip(sources, paths, strict=True))
     return {source.name: file for source, file in zip(sources, fetched, strict=True)}
 
 
 def work_digest(step: Step, claimed: Claimed, inputs: Mapping[str, str]) -> str:
-    """What the outputs are a function of: the handler's version, the parameters and the bytes it reads."""
-    said = {
+    """The digest of everything that determines the outputs: the step's version, its parameters, and the digests of its
+    inputs (name -> sha256).
+    """
+    work = {
         "pipeline": claimed.pipeline,
         "step": step.name,
         "version": step.version,
         "params": claimed.params,
         "inputs": dict(inputs),
     }
-    return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()
+    return hashlib.sha256(orjson.dumps(work, option=orjson.OPT_SORT_KEYS)).hexdigest()

@@ -1,10 +1,11 @@
-"""Attempts at isolated steps: fetch, run in a child, store, and begin what comes next ahead."""
+"""Attempts at isolated steps: fetch the inputs, run the handler in a child process, publish the outputs.
+
+While the outputs are published, the attempt may start the next steps speculatively (speculation.py).
+"""
 
 from __future__ import annotations
 
 import asyncio
-import os
-import shutil
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,22 +24,24 @@ from leasehold.telemetry.logs import say_with_every_line
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion
 from leasehold.worker import metrics
-from leasehold.worker.attempts import inline
-from leasehold.worker.attempts.heartbeat import Held
-from leasehold.worker.attempts.inputs import Source, fetch, sources_of, work_digest
+from leasehold.worker.attempts.directories import Directories
+from leasehold.worker.attempts.inputs import Source, fetch, item_of, sources_of, work_digest
 from leasehold.worker.attempts.output_cache import OutputCache
-from leasehold.worker.attempts.publishing import adopt, store_outputs
+from leasehold.worker.attempts.publishing import find_published, publish_outputs
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.speculation import Speculation, steps_after
+from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.worker.sandbox.children import Children
 
 log = structlog.get_logger(__name__)
 
-#: What an attempt reads: name -> (file, sha256).
+#: The inputs of an attempt: name -> (file, sha256).
 Fetched = Mapping[str, tuple[Path, str]]
 
 
 class IsolatedAttempts:
+    """The worker has one; the runner calls it."""
+
     def __init__(
         self,
         *,
@@ -46,96 +49,87 @@ class IsolatedAttempts:
         pool: Pool,
         children: Children,
         reporter: Reporter,
-        work_dir: Path,
+        directories: Directories,
         settings: Settings,
     ) -> None:
         self._store = store
-        self._kept = OutputCache()
         self._pool = pool
         self._children = children
         self._reporter = reporter
-        self._work_dir = work_dir
+        self._directories = directories
         self._settings = settings
-        self._ahead: dict[tuple[UUID, str], Speculation] = {}  # by job and step
-
-    def directory(self, claimed: Claimed) -> Path:
-        """Where the attempt keeps its files."""
-        ahead = self._ahead.get((claimed.job_id, claimed.step))
-        if ahead is not None and ahead.taken_by == claimed.lease.task_id:
-            return ahead.directory
-        return self._work_dir / f"{claimed.lease.task_id}-{claimed.lease.epoch}"
+        self._output_cache = OutputCache()
+        self._speculations: dict[tuple[UUID, str], Speculation] = {}  # by job and step
 
     async def perform(
         self,
         claimed: Claimed,
         pipeline: Pipeline,
         step: Step,
-        held: Held,
+        held: HeldLease,
         timeout: float,
-        may_go_on: Callable[[], bool],
+        may_continue: Callable[[], bool],
     ) -> Completion:
-        """Raises what the handler, the child and the store raise. What it begins ahead, if its worker `may_go_on` with
-        the next step, is there until `forget`.
+        """Raises what the handler, the child and the store raise. The attempt starts speculations only while
+        `may_continue` answers True; they stay until `forget`.
         """
         sources = await sources_of(self._pool, pipeline, step, claimed)
-        say = partial(self._reporter.say, claimed.lease)
-        ahead = self._taken(claimed, sources, say)
-        directory = self.directory(claimed)
+        on_progress = partial(self._reporter.report, claimed.lease)
+        speculation = self._take_speculation(claimed, sources, on_progress)
         try:
-            if ahead is None:
-                fetched = await self._fetch(sources, step, directory)
-            else:
-                fetched = {name: (path, ahead.sha256[name]) for name, path in ahead.files.items()}
+            fetched = await self._inputs(claimed, step, sources, speculation)
             failpoints.reach("after_download")
             digest = work_digest(step, claimed, {name: sha256 for name, (_, sha256) in fetched.items()})
             if claimed.lease.epoch > 1:
-                adopted = await adopt(self._store, claimed.output_prefix, step, digest, held)
-                if adopted is not None:
+                published = await find_published(self._store, claimed.output_prefix, step, digest, held)
+                if published is not None:
                     metrics.ADOPTED.labels(claimed.pipeline, step.name).inc()
-                    return adopted
+                    return published
             failpoints.reach_during("mid_process")
             with traces.span("run"):
-                if ahead is not None:
-                    done = await ahead.running
+                if speculation is not None:
+                    done = await speculation.running
                 else:
                     files = {name: path for name, (path, _) in fetched.items()}
-                    done = await self._run(claimed, pipeline, step, files, directory, timeout, say)
-            if (finisher := pipeline.finishers.get(step.name)) is not None:
-                paths = {name: file.path for name, file in done.files.items()}
-                await asyncio.to_thread(finisher, self._settings, paths)
-            begun = self._begin(claimed, pipeline, step, sources, fetched, done) if may_go_on() else []
-            with traces.span("store"):
-                kept = self._kept if any(step.name in other.reads for other in pipeline.steps) else None
-                completion = await store_outputs(self._store, kept, claimed.output_prefix, step, done, digest, held)
-            made = {output.name: output.sha256 for output in completion.outputs}
-            for one in begun:
-                one.sha256 |= {name: sha256 for name, sha256 in made.items() if name in one.files}
+                    directory = self._directories.of(claimed.lease)
+                    done = await self._run(claimed, pipeline, step, files, directory, timeout, on_progress)
+            await self._finish(pipeline, step, done)
+            started = self._speculate(claimed, pipeline, step, sources, fetched, done) if may_continue() else []
+            completion = await self._publish(claimed, pipeline, step, done, digest, held)
+            for next_step in started:
+                next_step.complete_digests({output.name: output.sha256 for output in completion.outputs})
             failpoints.reach("after_upload")
             return completion
         finally:
-            if ahead is not None:
-                del self._ahead[claimed.job_id, claimed.step]
-                ahead.running.cancel()
-            await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))
+            if speculation is not None:
+                del self._speculations[claimed.job_id, claimed.step]
+                speculation.running.cancel()
+            await self._directories.remove(claimed.lease)
 
-    def forget(self, claimed: Claimed, following: Claimed | None) -> None:
-        """The attempt is settled: what was begun ahead for it, or by it, is discarded, unless the job goes on here with
-        the step that its completion has claimed.
+    def forget(self, claimed: Claimed, next_step: Claimed | None) -> None:
+        """The attempt is settled: discard its own speculation and those that it started. Exception: the job goes on in
+        this worker with `next_step`; then the speculations of later steps belong to that attempt.
         """
-        for key, ahead in list(self._ahead.items()):
-            if key != (claimed.job_id, claimed.step) and ahead.begun_by != claimed.lease.task_id:
+        for (job_id, step), speculation in list(self._speculations.items()):
+            is_own = (job_id, step) == (claimed.job_id, claimed.step)
+            if not is_own and speculation.started_by != claimed.lease.task_id:
                 continue
-            if following is not None and key[0] == following.job_id and key[1] != claimed.step:
-                ahead.begun_by = following.lease.task_id
+            if next_step is not None and job_id == next_step.job_id and step != claimed.step:
+                speculation.started_by = next_step.lease.task_id
             else:
-                del self._ahead[key]
-                ahead.discard()
+                del self._speculations[job_id, step]
+                speculation.discard()
 
-    async def _fetch(self, sources: list[Source], step: Step, directory: Path) -> Fetched:
-        (directory / "in").mkdir(parents=True)
-        (directory / "out").mkdir()
+    # --- the steps of `perform`
+
+    async def _inputs(
+        self, claimed: Claimed, step: Step, sources: list[Source], speculation: Speculation | None
+    ) -> Fetched:
+        if speculation is not None:
+            return {name: (path, speculation.sha256[name]) for name, path in speculation.files.items()}
+        directory = self._directories.make(claimed.lease)
         with traces.span("fetch"):
-            return await fetch(self._store, self._kept, sources, directory / "in", step.limits.file_bytes)
+            return await fetch(self._store, self._output_cache, sources, directory / "in", step.limits.file_bytes)
 
     async def _run(
         self,
@@ -155,67 +149,75 @@ class IsolatedAttempts:
             directory=directory / "out",
             timeout=timeout,
             limits=step.limits,
-            item=await inline.item_of(self._pool, claimed) if step.part else None,
+            item=await item_of(self._pool, claimed) if step.part else None,
             on_progress=on_progress,
         )
 
-    def _taken(
+    async def _finish(self, pipeline: Pipeline, step: Step, done: Done) -> None:
+        """Run the step's finisher, if it has one: code of the worker's own, with secrets that no child gets."""
+        finisher = pipeline.finishers.get(step.name)
+        if finisher is not None:
+            paths = {name: file.path for name, file in done.files.items()}
+            await asyncio.to_thread(finisher, self._settings, paths)
+
+    async def _publish(
+        self, claimed: Claimed, pipeline: Pipeline, step: Step, done: Done, digest: str, held: HeldLease
+    ) -> Completion:
+        is_read_later = any(step.name in other.reads for other in pipeline.steps)
+        cache = self._output_cache if is_read_later else None
+        with traces.span("store"):
+            return await publish_outputs(self._store, cache, claimed.output_prefix, step, done, digest, held)
+
+    # --- speculative execution
+
+    def _take_speculation(
         self, claimed: Claimed, sources: list[Source], on_progress: Callable[[float, str], None]
     ) -> Speculation | None:
-        ahead = self._ahead.get((claimed.job_id, claimed.step))
-        if ahead is None:
+        """The speculative execution of this very step with these very inputs, if there is one."""
+        speculation = self._speculations.get((claimed.job_id, claimed.step))
+        if speculation is None:
             return None
-        if not ahead.serves(claimed, sources):
-            del self._ahead[claimed.job_id, claimed.step]
-            ahead.discard()
+        if not speculation.fits(claimed, sources):
+            del self._speculations[claimed.job_id, claimed.step]
+            speculation.discard()
             return None
-        ahead.take(claimed, on_progress)
-        return ahead
+        speculation.take(claimed, on_progress)
+        self._directories.adopt(claimed.lease, speculation.directory)
+        return speculation
 
-    def _begin(
+    def _speculate(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, sources: list[Source], fetched: Fetched, done: Done
     ) -> list[Speculation]:
-        """Begin the step after this one, and further ones in idle children. The last comes first: the job ends with it,
-        and one of them waits until the memory of the child that has just ended is free.
+        """Start the next step, and one later step for each further idle child.
+
+        The last step starts first, because the job ends with it. The start that finds no idle child waits until the
+        child of this attempt has ended and its memory is free.
         """
-        after = [] if claimed.handler is not None else steps_after(pipeline, step)
-        begun: list[Speculation] = []
-        for one in reversed(after[: max(1, self._children.idle)]):
-            if (claimed.job_id, one.name) in self._ahead:
+        following = [] if claimed.handler is not None else steps_after(pipeline, step)
+        started: list[Speculation] = []
+        for next_step in reversed(following[: max(1, self._children.idle)]):
+            if (claimed.job_id, next_step.name) in self._speculations:
                 continue
-            known = {source.name: fetched[source.name] for source in sources if source.read in one.reads}
+            known = {source.name: fetched[source.name] for source in sources if source.read in next_step.reads}
             paths = {name: path for name, (path, _) in known.items()}
-            if step.name in one.reads:
+            if step.name in next_step.reads:
                 paths |= {name: file.path for name, file in done.files.items()}
-            directory = self._work_dir / f"{claimed.lease.task_id}-{claimed.lease.epoch}-{one.name}"
-            files = _linked(paths, directory)
-            if files is None:
+            try:
+                directory, files = self._directories.make_linked(claimed.lease, next_step.name, paths)
+            except OSError as error:  # a speculation only saves time
+                log.warning("a step cannot start speculatively", reason=str(error))
                 continue
             sha256 = {name: digest for name, (_, digest) in known.items()}
-            ahead = Speculation(claimed.lease.task_id, claimed.params, directory, files, sha256)
-            ahead.begin(self._run_ahead(claimed, pipeline, one, ahead))
-            self._ahead[claimed.job_id, one.name] = ahead
-            begun.append(ahead)
-        return begun
+            speculation = Speculation(claimed.lease.task_id, claimed.params, directory, files, sha256)
+            speculation.start(self._run_speculatively(claimed, pipeline, next_step, speculation))
+            self._speculations[claimed.job_id, next_step.name] = speculation
+            started.append(speculation)
+        return started
 
-    async def _run_ahead(self, claimed: Claimed, pipeline: Pipeline, step: Step, ahead: Speculation) -> Done:
+    async def _run_speculatively(
+        self, claimed: Claimed, pipeline: Pipeline, step: Step, speculation: Speculation
+    ) -> Done:
         say_with_every_line({"job_id": claimed.job_id, "step": step.name, "ahead": True})
         timeout = step.timeout.total_seconds()
-        return await self._run(claimed, pipeline, step, ahead.files, ahead.directory, timeout, ahead.progress)
-
-
-def _linked(paths: Mapping[str, Path], directory: Path) -> dict[str, Path] | None:
-    """The same files once more, for those of the attempt before go with it; None, and no `directory`, where that cannot
-    be done.
-    """
-    linked = {name: directory / "in" / str(number) for number, name in enumerate(paths)}
-    try:
-        (directory / "in").mkdir(parents=True)
-        (directory / "out").mkdir()
-        for name, path in linked.items():
-            os.link(paths[name], path, follow_symlinks=False)
-    except OSError as error:  # to begin ahead would only have saved time
-        log.warning("a step is not begun ahead", reason=str(error))
-        shutil.rmtree(directory, ignore_errors=True)
-        return None
-    return linked
+        files, directory = speculation.files, speculation.directory
+        return await self._run(claimed, pipeline, step, files, directory, timeout, speculation.progress)

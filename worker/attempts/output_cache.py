@@ -1,30 +1,30 @@
-"""Outputs of late, in memory: a job's next step usually runs in the same worker, which then need not download them."""
+"""Recent outputs in memory. A job's next step usually runs in the same worker, which then downloads nothing."""
 
 from __future__ import annotations
 
 from collections import OrderedDict
 
-#: Larger outputs are not kept: to download them costs little beside what is done with them.
+#: Larger outputs are not cached: their download costs little beside the work on them.
 MAX_OUTPUT_BYTES = 8 * 1024 * 1024
-#: All of them together; the oldest go first.
+#: The bound of the whole cache. The oldest outputs leave first.
 MAX_BYTES = 32 * 1024 * 1024
 
 
 class OutputCache:
-    """By key and digest: other bytes that were committed under the same key are not found."""
+    """Keyed by object key and digest, so a lookup never answers other bytes that were committed under the same key."""
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes
         self._bytes = 0
-        self._kept: OrderedDict[tuple[str, str], bytes] = OrderedDict()
+        self._outputs: OrderedDict[tuple[str, str], bytes] = OrderedDict()
 
-    def keep(self, key: str, sha256: str, data: bytes) -> None:
-        """`sha256`: of `data`, which the store has."""
-        self._bytes += len(data) - len(self._kept.pop((key, sha256), b""))
-        self._kept[key, sha256] = data
+    def add(self, key: str, sha256: str, data: bytes) -> None:
+        """`data` is in the store under `key`; `sha256` is its digest."""
+        self._bytes += len(data) - len(self._outputs.pop((key, sha256), b""))
+        self._outputs[key, sha256] = data
         while self._bytes > self._max_bytes:
-            self._bytes -= len(self._kept.popitem(last=False)[1])
+            self._bytes -= len(self._outputs.popitem(last=False)[1])
 
     def find(self, key: str, sha256: str | None) -> bytes | None:
-        """None also for what is of unknown digest: nobody knows whether it is still the same."""
-        return None if sha256 is None else self._kept.get((key, sha256))
+        """None also for an unknown digest (`sha256` is None): the object may have changed since."""
+        return None if sha256 is None else self._outputs.get((key, sha256))

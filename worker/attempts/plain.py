@@ -1,4 +1,4 @@
-"""Running a plain handler: in a thread, with an attempt whose methods block it."""
+"""Runs a plain handler (not `async def`) in a thread, with an attempt whose methods block that thread."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from leasehold.domain.errors import Cancelled
 from leasehold.domain.plain_attempt import PlainAttempt
 from leasehold.worker.attempts.threads import Threads
 
-_OFFERED = frozenset(name for name in dir(PlainAttempt) if not name.startswith("_"))
+_PUBLIC = frozenset(name for name in dir(PlainAttempt) if not name.startswith("_"))
 
 
 def is_plain(handler: Callable[..., Any]) -> bool:
-    """Not an `async def`, however it is wrapped."""
+    """Whether the handler is no `async def`, also below its decorators."""
     inner = inspect.unwrap(handler)
     return not inspect.iscoroutinefunction(inner) and not inspect.iscoroutinefunction(type(inner).__call__)
 
 
 class BlockingAttempt:
-    """The worker's PlainAttempt: what the attempt does in the loop is waited for in the thread."""
+    """The worker's PlainAttempt: the methods of `attempt` run in the event loop, and the handler's thread waits."""
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -31,39 +31,39 @@ class BlockingAttempt:
         self._over = False
 
     def end(self) -> None:
-        """The attempt has ended, whether the thread has heard of it or not."""
+        """The attempt has ended: from now on every use of it in the thread raises Cancelled."""
         self._over = True
 
     def __getattr__(self, name: str) -> Any:
-        if name not in _OFFERED:  # whoever prints a traceback asks for all sorts of things
+        if name not in _PUBLIC:  # tools that print tracebacks ask for many names
             raise AttributeError(name)
         if self._over:
             raise Cancelled
-        found = getattr(self._attempt, name)
-        if inspect.iscoroutinefunction(found):
-            return partial(self._wait, found)
-        if name == "progress":  # wakes somebody in the loop
-            return lambda *said: self._loop.call_soon_threadsafe(found, *said)
-        return found
+        value = getattr(self._attempt, name)
+        if inspect.iscoroutinefunction(value):
+            return partial(self._wait, value)
+        if name == "progress":  # sets an event of the loop, which only the loop's thread may do
+            return lambda *report: self._loop.call_soon_threadsafe(value, *report)
+        return value
 
-    def _wait(self, ask: Callable[..., Any], *values: Any, **named: Any) -> Any:
-        answer = asyncio.run_coroutine_threadsafe(ask(*values, **named), self._loop).result()
+    def _wait(self, method: Callable[..., Any], *positional: Any, **named: Any) -> Any:
+        result = asyncio.run_coroutine_threadsafe(method(*positional, **named), self._loop).result()
         if self._over:
             raise Cancelled
-        return answer
+        return result
 
 
 async def in_thread(handler: Callable[..., Any], attempt: Attempt, threads: Threads) -> Any:
-    """What the handler returns or raises; a thread is kept for it. Cancelled, it leaves the thread to itself."""
+    """Call the handler in a reserved thread. If the caller is cancelled, the thread runs on by itself."""
     blocking = BlockingAttempt(attempt)
     try:
-        return await threads.run(partial(_called, handler, blocking))
+        return await threads.run(partial(_call, handler, blocking))
     finally:
         blocking.end()
 
 
-def _called(handler: Callable[..., Any], attempt: BlockingAttempt) -> Any:
+def _call(handler: Callable[..., Any], attempt: BlockingAttempt) -> Any:
     try:
         return handler(attempt)
-    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # the loop would take them for the worker's own end
+    except (SystemExit, KeyboardInterrupt, GeneratorExit) as error:  # the event loop would end the worker
         raise RuntimeError(f"the handler raised {type(error).__name__}") from error

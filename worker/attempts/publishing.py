@@ -1,7 +1,7 @@
-"""Storing what a step made, and finding out that an earlier attempt has stored it already.
+"""Publishes a step's outputs to the object store, and finds outputs that an earlier attempt has published already.
 
-Every object carries the digest of the work that made it; the step's primary output goes last and carries the list
-of the others, so that its presence proves them all.
+Every object carries the digest of the work that produced it. The step's primary output is published last and carries a
+list of the others: so its presence proves them all.
 """
 
 from __future__ import annotations
@@ -24,70 +24,73 @@ from leasehold.runtime import failpoints
 from leasehold.runtime.gather import gather_or_cancel
 from leasehold.storage.store import ObjectStore, Stored
 from leasehold.transitions.settlements import Completion, Output
-from leasehold.worker.attempts.heartbeat import Held
 from leasehold.worker.attempts.output_cache import MAX_OUTPUT_BYTES, OutputCache
+from leasehold.worker.leases.held_lease import HeldLease
 
 _DIGEST = "work"
 _WRITER = "writer"
 _MANIFEST = "manifest"
-#: S3 allows 2 KB of user metadata in all; a longer manifest is left out, and nothing is adopted.
+#: S3 allows 2 KB of user metadata in all. A longer manifest is left out; then a later attempt repeats the work.
 _MANIFEST_BYTES = 1500
 
 
-def signed(lease: Lease) -> dict[str, str]:
-    """The metadata that says who wrote an object."""
+def writer_of(lease: Lease) -> dict[str, str]:
+    """The metadata that names the attempt that wrote an object."""
     return {_WRITER: f"{lease.task_id} {lease.epoch}"}
 
 
-def replaceable(held: Held) -> Callable[[Stored], bool]:
-    """Whether what lies under a key of ours is the leftover of an attempt before us.
+def replaceable(held: HeldLease) -> Callable[[Stored], bool]:
+    """A rule for the store: whether the attempt may replace the object that lies under its key already.
 
-    Trust in the lease alone would not do: one that was taken over early (its owner's presence had ended, and the owner
-    has not heard of it yet) must not replace what its successor wrote. A store that forgets metadata leaves only trust.
+    It may replace what an earlier attempt left. It may not if its lease is not trusted, or if a newer attempt wrote the
+    object: an early takeover (the owner's presence ended) reaches the old owner's heartbeat late, so trust alone would
+    let the old owner overwrite its successor's output. In a store that drops metadata, trust is all there is.
     """
 
-    def answer(there: Stored) -> bool:
-        task, _, epoch = there.metadata.get(_WRITER, "").partition(" ")
-        newer = task == str(held.lease.task_id) and epoch.isdecimal() and int(epoch) > held.lease.epoch
-        return held.trusted() and not newer
+    def may_replace(existing: Stored) -> bool:
+        task_id, _, epoch = existing.metadata.get(_WRITER, "").partition(" ")
+        is_newer = task_id == str(held.lease.task_id) and epoch.isdecimal() and int(epoch) > held.lease.epoch
+        return held.trusted() and not is_newer
 
-    return answer
+    return may_replace
 
 
-async def store_outputs(
-    store: ObjectStore, kept: OutputCache | None, prefix: str, step: Step, done: Done, digest: str, held: Held
+async def publish_outputs(
+    store: ObjectStore, cache: OutputCache | None, prefix: str, step: Step, done: Done, digest: str, held: HeldLease
 ) -> Completion:
-    """Upload every file, the primary output last, and keep what is small; raises what the store raises."""
+    """Upload every file, the primary output last. Small files go into `cache`, too. Raises what the store raises."""
 
-    async def put(name: str, file: File, metadata: dict[str, str]) -> Output:
-        small = None if kept is None else await asyncio.to_thread(_small, file.path)
+    async def publish(name: str, file: File, metadata: dict[str, str]) -> Output:
+        data = None if cache is None else await asyncio.to_thread(_read_small, file.path)
         stored = await store.put(
             output_key(prefix, name),
-            file.path if small is None else small,
+            file.path if data is None else data,
             content_type=file.content_type,
-            metadata={_DIGEST: digest, **signed(held.lease), **metadata},
+            metadata={_DIGEST: digest, **writer_of(held.lease), **metadata},
             may_replace=replaceable(held),
             fresh=held.lease.epoch == 1,
         )
-        if kept is not None and small is not None:
-            kept.keep(stored.key, stored.sha256, small)
+        if cache is not None and data is not None:
+            cache.add(stored.key, stored.sha256, data)
         return _output(name, stored)
 
     primary = step.writes
-    outputs = await gather_or_cancel(put(name, file, {}) for name, file in done.files.items() if name != primary)
+    outputs = await gather_or_cancel(publish(name, file, {}) for name, file in done.files.items() if name != primary)
     failpoints.reach("mid_upload")
     if primary is not None and primary in done.files:
         manifest = _packed(outputs, done.value)
-        outputs.append(await put(primary, done.files[primary], {_MANIFEST: manifest} if manifest else {}))
+        outputs.append(await publish(primary, done.files[primary], {_MANIFEST: manifest} if manifest else {}))
     return Completion(held.lease, outputs, done.value)
 
 
-def _small(path: Path) -> bytes | None:
+def _read_small(path: Path) -> bytes | None:
     return path.read_bytes() if path.stat().st_size <= MAX_OUTPUT_BYTES else None
 
 
-async def adopt(store: ObjectStore, prefix: str, step: Step, digest: str, held: Held) -> Completion | None:
-    """What an earlier attempt at the same work stored, if all of it is still there."""
+async def find_published(
+    store: ObjectStore, prefix: str, step: Step, digest: str, held: HeldLease
+) -> Completion | None:
+    """The completion with the outputs that an earlier attempt at the same work published, if they are all there."""
     if step.writes is None:
         return None
     try:
@@ -97,12 +100,13 @@ async def adopt(store: ObjectStore, prefix: str, step: Step, digest: str, held: 
         manifest = _unpacked(primary.metadata.get(_MANIFEST))
         if manifest is None:
             return None
-        others = [Output(**said) for said in manifest["outputs"]]
-        for other, there in zip(others, await gather_or_cancel(store.head(o.key) for o in others), strict=True):
-            if there is None or there.sha256 != other.sha256 or there.size != other.size:
+        others = [Output(**fields) for fields in manifest["outputs"]]
+        existing = await gather_or_cancel(store.head(output.key) for output in others)
+        for output, stored in zip(others, existing, strict=True):
+            if stored is None or stored.sha256 != output.sha256 or stored.size != output.size:
                 return None
     except StoreError:
-        return None  # looking was only a short cut
+        return None  # the search only saves time: the attempt does the work instead
     return Completion(held.lease, [*others, _output(step.writes, primary)], manifest["value"])
 
 
@@ -111,8 +115,8 @@ def _output(name: str, stored: Stored) -> Output:
 
 
 def _packed(outputs: list[Output], value: Any) -> str | None:
-    said = orjson.dumps({"outputs": [asdict(output) for output in outputs], "value": value})
-    packed = base64.b64encode(said).decode()
+    manifest = orjson.dumps({"outputs": [asdict(output) for output in outputs], "value": value})
+    packed = base64.b64encode(manifest).decode()
     return packed if len(packed) <= _MANIFEST_BYTES else None
 
 
@@ -120,7 +124,7 @@ def _unpacked(packed: str | None) -> dict[str, Any] | None:
     if packed is None:
         return None
     try:
-        said = orjson.loads(base64.b64decode(packed, validate=True))
+        manifest = orjson.loads(base64.b64decode(packed, validate=True))
     except ValueError:
         return None
-    return said if isinstance(said, dict) and {"outputs", "value"} <= said.keys() else None
+    return manifest if isinstance(manifest, dict) and {"outputs", "value"} <= manifest.keys() else None

@@ -1,4 +1,4 @@
-"""What running steps say of their progress, into the database: the last word of each, twice a second at most."""
+"""Writes the progress of running steps into the database: the latest report of each step, at most twice a second."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ DUTY = "progress"
 
 
 class Reporter:
+    """Attempts call `report`; a Periodic of the worker calls `turn`."""
+
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
-        self._said: dict[UUID, Progress] = {}
-        self._spoken = asyncio.Event()
+        self._latest: dict[UUID, Progress] = {}  # by task
+        self._reported = asyncio.Event()
 
-    def say(self, lease: Lease, percent: float, summary: str) -> None:
-        self._said[lease.task_id] = Progress(lease, percent, summary)
-        self._spoken.set()
+    def report(self, lease: Lease, percent: float, summary: str) -> None:
+        self._latest[lease.task_id] = Progress(lease, percent, summary)
+        self._reported.set()
 
     async def turn(self) -> None:
-        """Wait until somebody has spoken, and write it down. What cannot be written is dropped: the next word says
-        more; one that the database will not take costs the others nothing.
+        """Wait for a report, then write all. A report that PostgreSQL refuses is dropped, and costs the others nothing.
+        If the write fails, all are dropped: the next reports say more.
         """
-        await self._spoken.wait()
-        self._spoken.clear()
-        said, self._said = self._said, {}
+        await self._reported.wait()
+        self._reported.clear()
+        latest, self._latest = self._latest, {}
 
-        async def write(some: Sequence[Progress]) -> Sequence[None]:
-            await report(connection, some)
+        async def write(batch: Sequence[Progress]) -> Sequence[None]:
+            await report(connection, batch)
             return ()
 
         async with self._pool.acquire() as connection:
-            await each_of(connection, DUTY, list(said.values()), write, lambda one: one.lease.task_id)
+            await each_of(connection, DUTY, list(latest.values()), write, lambda progress: progress.lease.task_id)

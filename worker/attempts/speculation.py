@@ -1,19 +1,16 @@
-"""The step that a completion is about to claim, begun while what it reads is still being stored; and those after it
-that read nothing else, beside it, for as many as there are idle children.
+"""Speculative execution: while an attempt publishes its outputs, the job's next isolated steps run already.
 
 An isolated step is a function of its files and parameters, and changes nothing outside its directory. So it may run
-before its lease is there: what it makes counts only for an attempt that holds the lease of that very step, with the
-very same inputs; else it is thrown away. It saves a picture the time in which its child would wait for the store, and
-on a worker with little to do that of its second step.
+before this worker has its lease. Its result counts only for an attempt that holds the lease of that very step with the
+very same inputs; else the worker discards it. A picture's child need not wait for the store. Where children are idle,
+later steps that read nothing new run beside it.
 """
 
 from __future__ import annotations
 
 import asyncio
-import shutil
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -21,47 +18,50 @@ from uuid import UUID
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.verdicts import Done
 from leasehold.transitions.claims import Claimed
+from leasehold.worker.attempts.directories import remove_later
 from leasehold.worker.attempts.inputs import Source
 
 
 def steps_after(pipeline: Pipeline, step: Step) -> list[Step]:
-    """Those, in their order, that can be begun with nothing but what `step` read and made, and that nothing else stands
-    before.
+    """The steps after `step`, in order, that may start speculatively: nothing but `step` stands before them, and they
+    read nothing but what `step` read and wrote.
     """
-    known, found = {step.name, *step.reads}, []
-    one = _next(pipeline, step)
-    while one is not None and set(one.reads) <= known:
-        found.append(one)
-        one = _next(pipeline, one)
-    return found
+    readable, following = {step.name, *step.reads}, []
+    candidate = _only_next(pipeline, step)
+    while candidate is not None and set(candidate.reads) <= readable:
+        following.append(candidate)
+        candidate = _only_next(pipeline, candidate)
+    return following
 
 
-def _next(pipeline: Pipeline, step: Step) -> Step | None:
-    after = [other for other in pipeline.steps if step.name in other.needs]
-    if len(after) != 1 or after[0].needs != (step.name,):
+def _only_next(pipeline: Pipeline, step: Step) -> Step | None:
+    """The step that alone needs `step` and needs nothing else, if this worker may run it in a child at once."""
+    dependents = [other for other in pipeline.steps if step.name in other.needs]
+    if len(dependents) != 1 or dependents[0].needs != (step.name,):
         return None
-    (one,) = after
-    may = one.isolated and one.queue == step.queue and one.skip_if is None and not one.external
-    return one if may else None
+    (dependent,) = dependents
+    runs_here = dependent.isolated and dependent.queue == step.queue and not dependent.external
+    return dependent if runs_here and dependent.skip_if is None else None
 
 
 @dataclass(slots=True)
 class Speculation:
-    """`begun_by`: the task that it comes after, or after whose next. `files`: what it reads, in its own `directory`.
-    `sha256`: theirs, all of them once the task that made them has stored its outputs.
+    """One speculative execution. `started_by`: the task whose attempt started it, or the task that follows that one in
+    this worker. `files`: its inputs, in its own `directory`. `sha256`: the digests of its inputs; complete once the
+    attempt that wrote the last of them has published it.
     """
 
-    begun_by: UUID
+    started_by: UUID
     params: Mapping[str, Any]
     directory: Path
     files: Mapping[str, Path]
     sha256: dict[str, str]
     running: asyncio.Task[Done] = field(init=False)
     taken_by: UUID | None = field(default=None, init=False)
-    _listener: Callable[[float, str], None] | None = field(default=None, init=False)
+    _on_progress: Callable[[float, str], None] | None = field(default=None, init=False)
 
-    def serves(self, claimed: Claimed, sources: list[Source]) -> bool:
-        """Whether it is what this attempt would do."""
+    def fits(self, claimed: Claimed, sources: list[Source]) -> bool:
+        """Whether it does exactly what the attempt would do."""
         return (
             claimed.lease.epoch == 1
             and claimed.handler is None
@@ -70,29 +70,30 @@ class Speculation:
             and {source.name: source.sha256 for source in sources} == self.sha256
         )
 
-    def take(self, claimed: Claimed, listener: Callable[[float, str], None]) -> None:
-        """From now on it is this attempt's."""
+    def complete_digests(self, outputs: Mapping[str, str]) -> None:
+        """The attempt before has published `outputs` (name -> sha256): add those that are inputs here."""
+        self.sha256 |= {name: sha256 for name, sha256 in outputs.items() if name in self.files}
+
+    def take(self, claimed: Claimed, on_progress: Callable[[float, str], None]) -> None:
+        """The attempt takes it: report its progress from now on."""
         self.taken_by = claimed.lease.task_id
-        self._listener = listener
+        self._on_progress = on_progress
 
     def progress(self, percent: float, summary: str) -> None:
-        if self._listener is not None:
-            self._listener(percent, summary)
+        if self._on_progress is not None:
+            self._on_progress(percent, summary)
 
-    def begin(self, running: Coroutine[Any, Any, Done]) -> None:
+    def start(self, running: Coroutine[Any, Any, Done]) -> None:
         self.running = asyncio.create_task(running)
-        self.running.add_done_callback(_look_at)
+        self.running.add_done_callback(_mark_retrieved)
 
     def discard(self) -> None:
-        """Nobody wants it: its child is killed."""
+        """No attempt will take it: kill its child, then remove its directory."""
         self.running.cancel()
-        self.running.add_done_callback(self._remove)
-
-    def _remove(self, _running: asyncio.Task[Done]) -> None:
-        asyncio.get_running_loop().run_in_executor(None, partial(shutil.rmtree, self.directory, ignore_errors=True))
+        self.running.add_done_callback(lambda _running: remove_later(self.directory))
 
 
-def _look_at(running: asyncio.Task[Done]) -> None:
-    """How it ended belongs to who takes it; if nobody does, nobody shall be told that nobody looked."""
+def _mark_retrieved(running: asyncio.Task[Done]) -> None:
+    """Read the exception once: else asyncio warns of it when no attempt takes the speculation."""
     if not running.cancelled():
         running.exception()

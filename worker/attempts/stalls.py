@@ -1,4 +1,4 @@
-"""Handlers that keep the event loop to themselves: everything in this worker waits for them, so they are named."""
+"""Measures and logs handlers that block the event loop: all other attempts of the worker wait for them."""
 
 from __future__ import annotations
 
@@ -13,17 +13,19 @@ from leasehold.worker import metrics
 _T = TypeVar("_T")
 log = structlog.get_logger(__name__)
 
-#: Seconds between two warnings about one step.
-_REMINDER = 60.0
+#: Between two warnings about one step.
+_REMINDER_SECONDS = 60.0
 _warned_at: dict[tuple[str, str], float] = {}
 
 
 class Watched(Awaitable[_T], Generic[_T]):
-    """`await` it in place of `work`: each stretch between two awaits that takes longer than `most` seconds is told."""
+    """Await it in place of `work`. Each stretch between two awaits of `work` that takes longer than `most` seconds is
+    measured, and logged.
+    """
 
     def __init__(self, work: Awaitable[_T], pipeline: str, step: str, most: float) -> None:
         self._work = work
-        self._named = (pipeline, step)
+        self._labels = (pipeline, step)
         self._most = most
 
     def __await__(self) -> Generator[Any, Any, _T]:
@@ -34,24 +36,24 @@ class Watched(Awaitable[_T], Generic[_T]):
         while True:
             began = perf_counter()
             try:
-                waited = send(value) if error is None or throw is None else throw(error)
+                future = send(value) if error is None or throw is None else throw(error)
             except StopIteration as end:
                 result: _T = end.value
                 return result
             finally:
                 if (seconds := perf_counter() - began) > self._most:
-                    _blocked(*self._named, seconds)
+                    _blocked(*self._labels, seconds)
             value, error = None, None
             try:
-                value = yield waited
-            except BaseException as raised:  # noqa: BLE001 - it is for the handler: a cancellation, mostly
+                value = yield future
+            except BaseException as raised:  # noqa: BLE001 - it belongs to the handler; mostly it is a cancellation
                 error = raised
 
 
 def _blocked(pipeline: str, step: str, seconds: float) -> None:
     metrics.BLOCKED.labels(pipeline, step).observe(seconds)
     now = monotonic()
-    if now - _warned_at.get((pipeline, step), -_REMINDER) >= _REMINDER:
+    if now - _warned_at.get((pipeline, step), -_REMINDER_SECONDS) >= _REMINDER_SECONDS:
         _warned_at[pipeline, step] = now
         log.warning(
             "a handler blocked the event loop: all other attempts waited; a plain function runs in a thread",

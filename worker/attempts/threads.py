@@ -1,4 +1,4 @@
-"""Threads for handlers that are plain functions: so many and no more, and none that keeps the process from ending."""
+"""Threads for handlers that are plain functions: a bounded number, and none that keeps the process from ending."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
 class Threads:
-    """At most `most` threads, started when they are needed first. Made in the loop that `run` is called in."""
+    """At most `most` threads, each started when it is first needed. Make it in the event loop that calls `run`."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -25,8 +25,8 @@ class Threads:
         self._idle = 0
         self._loop = asyncio.get_running_loop()
 
-    async def keep(self, seconds: float) -> bool:
-        """Keep a thread for the `run` that follows at once. False: none has become free within `seconds`."""
+    async def reserve(self, seconds: float) -> bool:
+        """Reserve a thread for the `run` that follows at once. False: no thread became free within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._free.acquire()
@@ -35,13 +35,13 @@ class Threads:
         return True
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        """What `work` returns or raises, in a thread that `keep` has kept; it sees this task's context variables.
+        """Run `work` in the reserved thread, with this task's context variables. Returns or raises what `work` does.
 
-        A thread cannot be stopped. When this task is cancelled, `work` goes on in its thread, which is free again only
-        when it has ended, and what it returns is thrown away.
+        A thread cannot be stopped. When this task is cancelled, `work` goes on in its thread, and its result is
+        dropped. The thread is free again only when `work` has ended.
         """
         future: Future[Any] = Future()
-        future.add_done_callback(self._done)
+        future.add_done_callback(self._on_done)
         context = copy_context()
         if self._idle == 0 and self._started < self._most:
             self._started += 1
@@ -51,11 +51,11 @@ class Threads:
         self._work.put((future, lambda: context.run(work)))
         return await asyncio.wrap_future(future)
 
-    def _done(self, _future: Future[Any]) -> None:
+    def _on_done(self, _future: Future[Any]) -> None:
         with suppress(RuntimeError):  # the loop is closed: the process ends
-            self._loop.call_soon_threadsafe(self._vacate)
+            self._loop.call_soon_threadsafe(self._mark_free)
 
-    def _vacate(self) -> None:
+    def _mark_free(self) -> None:
         self._idle += 1
         self._free.release()
 
@@ -65,7 +65,7 @@ class Threads:
             future.set_running_or_notify_cancel()
             try:
                 result = work()
-            except BaseException as error:  # noqa: BLE001 - whatever it is, it belongs to who waits for it
+            except BaseException as error:  # noqa: BLE001 - whatever it is: it belongs to the caller of `run`
                 future.set_exception(error)
             else:
                 future.set_result(result)

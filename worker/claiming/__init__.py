@@ -1,1 +1,4 @@
-"""From a hint or a poll to a claimed lease: slots, fair shares between tenants, batches of claims."""
+"""From a hint or a poll to an attempt: slot pools, fair shares between tenants, the claimer.
+
+The walk goes one way: broker, hint router, slot pool, claimer, then the runner (attempts), then the ACK.
+"""

@@ -1,4 +1,4 @@
-"""The looks of one slot pool into the database: each goes no further back than it has to, and counts no more often."""
+"""The polls of one slot pool: each reads no further back than it has to, and counts tenants only when that is due."""
 
 from __future__ import annotations
 
@@ -6,37 +6,37 @@ from collections.abc import Sequence
 from time import monotonic
 
 from leasehold.db.database import Connection
+from leasehold.runtime.poll_window import PollWindow
 from leasehold.transitions import claims
 from leasehold.transitions.claims import LeaseTerms, Polled
-from leasehold.worker.claiming.poll_window import PollWindow
 from leasehold.worker.claiming.shares import Rooms
 from leasehold.worker.claiming.tenant_load import TenantLoad
 
 
 class Polls:
-    """Always for the same queues."""
+    """Call `claim` with the same queues every time: the window is that of these queues."""
 
     def __init__(self) -> None:
-        self._horizon = PollWindow()
-        self._turns = TenantLoad()
+        self._window = PollWindow()
+        self._load = TenantLoad()
 
-    async def take(
+    async def claim(
         self, connection: Connection, terms: LeaseTerms, queues: Sequence[str], limit: int, overdue: float, rooms: Rooms
     ) -> Polled:
-        """As `claims.poll`."""
-        asked_at, back = monotonic(), self._horizon.back()
-        looked = await claims.poll(
+        """Claim up to `limit` due tasks, as `leasehold.transitions.claims.poll` does."""
+        started_at, back = monotonic(), self._window.back()
+        polled = await claims.poll(
             connection,
             terms,
             queues,
             limit,
             overdue=overdue,
             back=back,
-            running=self._turns.running(),
+            running=self._load.running(),
             shares=rooms.of,
             other_room=rooms.other,
             other_overdue=rooms.other_overdue,
         )
-        self._horizon.looked(asked_at, whole=back is None, oldest=looked.oldest, overdue=overdue)
-        self._turns.looked(asked_at, looked.running)
-        return looked
+        self._window.polled(started_at, whole=back is None, oldest=polled.oldest, overdue=overdue)
+        self._load.polled(started_at, polled.running)
+        return polled

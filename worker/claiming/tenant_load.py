@@ -1,7 +1,7 @@
-"""How much each tenant has running, for looks to take tenants in turn.
+"""How many steps each tenant runs in the whole installation: polls serve the tenant with the fewest first.
 
-To count it is to read all that runs, and what ran since the last vacuum, which an old snapshot may hold up for hours.
-Where that takes long it is counted more seldom, and looks go by what was counted last.
+PostgreSQL counts it, by reading all running tasks and every row version since the last vacuum, which an old snapshot
+delays for hours. So the more a count costs, the more seldom a poll counts. The polls between use the last count.
 """
 
 from __future__ import annotations
@@ -9,27 +9,26 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from time import monotonic
 
-from leasehold.runtime.duty_cycle import pause_after
+from leasehold.runtime.duty_cycle import Pauses
 
-#: Looks that count take no more than this share of the time; but what they go by is never older than so many seconds.
+#: Polls that count take at most this share of the time; but a count is never older than this many seconds.
 COUNTING_SHARE = 1 / 100
 OLDEST_SECONDS = 60.0
 
 
 class TenantLoad:
+    """The last count, and when the next one is due."""
+
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
-        self._clock = clock
         self._running: Mapping[str, int] = {}
-        self._count_at = 0.0
+        self._counting = Pauses(share=COUNTING_SHARE, least=0.0, most=OLDEST_SECONDS, clock=clock)
 
     def running(self) -> Mapping[str, int] | None:
-        """What the next look goes by; None: it shall count, if several tenants have work."""
-        return None if self._clock() >= self._count_at else self._running
+        """The count that the next poll uses; None: that poll counts, if several tenants have work."""
+        return None if self._counting.due else self._running
 
-    def looked(self, asked_at: float, running: Mapping[str, int] | None) -> None:
-        """A look, asked for at `asked_at` and answered now, counted; or it did not (None)."""
-        if running is None:
-            return
-        now = self._clock()
-        self._running = running
-        self._count_at = now + pause_after(now - asked_at, share=COUNTING_SHARE, least=0.0, most=OLDEST_SECONDS)
+    def polled(self, started_at: float, running: Mapping[str, int] | None) -> None:
+        """Record a poll that ran from `started_at` until now. `running`: its count; None: it did not count."""
+        if running is not None:
+            self._running = running
+            self._counting.done(started_at)

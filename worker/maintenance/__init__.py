@@ -1,1 +1,1 @@
-"""What a worker does beside its attempts: sweep, relay, admit, forget."""
+"""What a worker does beside its attempts: takeover, relay, admissions, schedules, retention."""

@@ -14,9 +14,9 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, Pool
 from leasehold.runtime import failpoints
 from leasehold.runtime.periodic import AWAY
+from leasehold.runtime.poll_window import PollWindow
 from leasehold.transitions.quarantine import STUCK_AFTER, set_aside
 from leasehold.worker import metrics
-from leasehold.worker.claiming.poll_window import PollWindow
 
 log = structlog.get_logger(__name__)
 
@@ -35,7 +35,7 @@ class Relay:
         self._pool = pool
         self._broker = broker
         self._announcer = announcer
-        self._horizon = PollWindow(whole_every=_WHOLE_EVERY_SECONDS)
+        self._window = PollWindow(whole_every=_WHOLE_EVERY_SECONDS)
 
     async def turn(self) -> float | None:
         """Returns 0 where there may be more to send."""
@@ -68,9 +68,9 @@ class Relay:
                 log.error("a hint that cannot be sent was dropped", task_id=str(hint.hint.task_id))
 
     async def _take(self, connection: Connection) -> list[Announcement]:
-        asked_at, back = monotonic(), self._horizon.back()
+        started_at, back = monotonic(), self._window.back()
         taken = await outbox.take(connection, _BATCH, back)
-        self._horizon.looked(asked_at, whole=back is None, oldest=None, overdue=0.0)
+        self._window.polled(started_at, whole=back is None, oldest=None, overdue=0.0)
         if len(taken) == _BATCH:
-            self._horizon.forget()
+            self._window.forget()
         return taken

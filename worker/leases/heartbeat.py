@@ -1,8 +1,9 @@
-"""Keeping leases: a thread with its own loop and connection, so that busy handlers cannot lose them.
+"""The heartbeat renews this worker's leases, in a thread with its own event loop and connection: a handler that blocks
+the main loop cannot cost a lease.
 
-A lease is trusted until `monotonic(start of the last good renewal) + ttl - margin`. Past that another worker may
-have it: the attempt is stopped, and nothing of it is written. A lease whose attempt outlives its time limit is no
-longer renewed, so that a worker whose main loop hangs for ever does not keep its tasks for ever.
+A lease is trusted until `monotonic(start of the last good renewal) + ttl - margin`. After that another worker may
+hold it: the heartbeat stops the attempt, and the attempt writes nothing. The heartbeat stops renewing a lease when its
+attempt outlives the time limit: else a worker whose main loop hangs for ever would keep its tasks for ever.
 """
 
 from __future__ import annotations
@@ -11,8 +12,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Callable
-from contextvars import Context, copy_context
-from dataclasses import dataclass, field
+from contextvars import copy_context
 from time import monotonic, perf_counter
 from uuid import UUID
 
@@ -27,57 +27,20 @@ from leasehold.settings import Settings
 from leasehold.telemetry import database, outages
 from leasehold.transitions import claims, workers
 from leasehold.worker import metrics
+from leasehold.worker.leases.held_lease import HeldLease
 
 log = structlog.get_logger(__name__)
 
-#: The database is asked several times as often while leases are held.
-_SURE_SECONDS = 2.0
-#: The pause after an error that nobody foresaw.
+#: Ownership is confirmed for this long after an answer from the database. While the worker holds leases, the heartbeat
+#: asks several times as often.
+_CONFIRMED_SECONDS = 2.0
+#: The pause after an unforeseen error.
 _AFTER_ERROR_SECONDS = 1.0
 
 
-@dataclass(slots=True)
-class Held:
-    """A lease that this worker holds now."""
-
-    lease: Lease
-    renew_until: float
-    trusted_until: float = field(init=False)
-    #: Of the attempt: what is logged about its lease names the job.
-    context: Context = field(default_factory=copy_context, init=False)
-    lost: bool = field(default=False, init=False)
-    #: Its settlement is on its way: the database may have carried it out, and the task be anybody's again.
-    settling: bool = field(default=False, init=False)
-    cancelled: bool = field(default=False, init=False)
-    _stop: Callable[[], object] | None = field(default=None, init=False)
-    _ask: Callable[[], object] | None = field(default=None, init=False)
-
-    def __post_init__(self) -> None:
-        self.trusted_until = self.lease.trusted_until
-
-    def on_stop(self, stop: Callable[[], object], ask: Callable[[], object]) -> None:
-        """In the main loop: call `stop` when the lease is lost, `ask` when the job was asked to stop."""
-        self._stop, self._ask = stop, ask
-        if self.lost:
-            stop()
-        elif self.cancelled:
-            ask()
-
-    def stop(self) -> None:
-        if self._stop is not None:
-            self._stop()
-
-    def ask(self) -> None:
-        if self._ask is not None:
-            self._ask()
-
-    def trusted(self) -> bool:
-        return not self.lost and monotonic() < self.trusted_until
-
-
 class Heartbeat:
-    """Made in the main loop. Called there: `on_failure` when the heartbeat itself ends by an error, `on_drain` when
-    an operator asks this worker to stop.
+    """Make it in the main loop. It calls both callbacks there: `on_failure` when an error ends the heartbeat's thread,
+    `on_drain` when an operator asks this worker to drain.
     """
 
     def __init__(
@@ -94,30 +57,31 @@ class Heartbeat:
         self._on_failure = on_failure
         self._on_drain = on_drain
         self._main_loop = asyncio.get_running_loop()
-        self._held: dict[UUID, Held] = {}
+        self._held: dict[UUID, HeldLease] = {}
         self._lock = threading.Lock()
         self._closing = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._woken = asyncio.Event()
-        # In our context, so that what the thread logs names the worker, too.
+        # The thread runs in this context: its log lines name the worker, too.
         self._thread = threading.Thread(
             target=copy_context().run, args=(self._thread_main,), name="heartbeat", daemon=True
         )
         self._connection: asyncpg.Connection[asyncpg.Record] | None = None
         self._renewed_at = monotonic()
-        self._met = threading.Event()
-        self._answered_at = float("-inf")  # of the last question that the database has answered
-        self._doubtful = True  # our presence was interrupted, and what we hold was not confirmed since
+        self._connected = threading.Event()
+        self._answered_at = float("-inf")  # when the heartbeat asked the last question that the database answered
+        self._unconfirmed = True  # the presence was interrupted, and no renewal has confirmed the leases since
 
     def start(self) -> None:
         metrics.LEASES.set_function(lambda: len(self._held))
         self._thread.start()
 
-    async def met(self, within: float) -> None:
-        """Wait for the first contact: what is claimed before is freed by its lease alone, should we die. No longer
-        than `within` seconds: a database that is away is waited for elsewhere.
+    async def wait_for_presence(self, within: float) -> None:
+        """Wait until the heartbeat has connected once, at most `within` seconds. If the worker died before, its tasks
+        would wait for their leases to pass: without presence nobody sees a death. A database that is away is no error
+        here: the heartbeat goes on trying.
         """
-        await asyncio.to_thread(self._met.wait, within)
+        await asyncio.to_thread(self._connected.wait, within)
 
     def close(self) -> None:
         self._closing = True
@@ -125,11 +89,13 @@ class Heartbeat:
             self._loop.call_soon_threadsafe(self._woken.set)
         self._thread.join(timeout=5)
 
-    def hold(self, lease: Lease, seconds: float) -> Held:
-        """Renew `lease` from now on, for at most `seconds`. A claim that was heard of only when it could not be trusted
-        any more, or after a later one of the same task, is lost from the beginning.
+    def hold(self, lease: Lease, seconds: float) -> HeldLease:
+        """Renew `lease` from now on, for at most `seconds`.
+
+        The returned lease is lost already in two cases: the claim's answer came too late to be trusted, or the worker
+        has a newer claim of the same task.
         """
-        held = Held(lease, monotonic() + seconds)
+        held = HeldLease(lease, monotonic() + seconds)
         with self._lock:
             before = self._held.get(lease.task_id)
             is_newest = before is None or before.lease.epoch <= lease.epoch
@@ -139,80 +105,84 @@ class Heartbeat:
         if held.lost:
             metrics.LOST.inc()
             log.warning("lease lost")
-        if is_newest and before is not None and not before.lost:  # the new claim tells that the older one is not ours
+        if is_newest and before is not None and not before.lost:  # a newer claim proves that the older lease ended
             before.lost = True
-            before.stop()
+            before.notify_lost()
         return held
 
-    def drop(self, held: Held) -> None:
+    def drop(self, held: HeldLease) -> None:
         with self._lock:
             if self._held.get(held.lease.task_id) is held:
                 del self._held[held.lease.task_id]
 
     def holds(self, task_id: UUID) -> bool:
-        """Whether its lease is ours, as far as we know: the hint of a task whose lease we lost is for us, too."""
+        """Whether this worker holds the task's lease, as far as it knows. False for a lost lease: the worker may claim
+        that task again.
+        """
         with self._lock:
             held = self._held.get(task_id)
             return held is not None and not held.lost
 
     def all_held(self) -> list[UUID]:
-        """The tasks whose leases are ours, as far as we know."""
+        """The tasks whose leases this worker holds, as far as it knows."""
         with self._lock:
             return list(self._held)
 
-    def sure(self, task_id: UUID) -> bool:
-        """Whether what `holds` says of it can be relied on. While the database is away our presence has ended, and as
-        soon as it is back others may take what we hold before we hear of it; and what we are settling may be due again.
+    def ownership_confirmed(self, task_id: UUID) -> bool:
+        """Whether the answer of `holds` is reliable. It is not while the database is away: then the worker's presence
+        has ended, and other workers may take its tasks before it hears of that. It is not while the task is being
+        settled either: after the commit the task may be due again.
         """
         with self._lock:
             held = self._held.get(task_id)
             doubted = held is not None and not held.lost and (held.settling or not held.trusted())
-        return not doubted and not self._doubtful and monotonic() - self._answered_at < _SURE_SECONDS
+        return not doubted and not self._unconfirmed and monotonic() - self._answered_at < _CONFIRMED_SECONDS
 
-    # --- below: the heartbeat's own thread
+    # --- the heartbeat's own thread runs everything below
 
     def _thread_main(self) -> None:
         try:
             asyncio.run(self._run())
-        except Exception as error:  # noqa: BLE001 - whatever it is, this worker cannot keep its leases any more
+        except Exception as error:  # noqa: BLE001 - whatever it is: this worker cannot renew its leases any more
             self._main_loop.call_soon_threadsafe(self._on_failure, error)
 
     async def _run(self) -> None:
         self._loop = asyncio.get_running_loop()
         tick = min(0.5, self._settings.renew_seconds / 4)
-        distrusting = asyncio.create_task(self._keep_distrusting(tick))
+        watching_trust = asyncio.create_task(self._watch_trust(tick))
         try:
             while not self._closing:
                 await self._beat()
-                if distrusting.done():
-                    distrusting.result()
+                if watching_trust.done():
+                    watching_trust.result()
                 await self._pause(tick if self._connection is not None else 0.1)
         finally:
-            distrusting.cancel()
+            watching_trust.cancel()
             self._disconnect()
 
     async def _beat(self) -> None:
         try:
             if self._connection is None:
                 await self._connect()
-            if self._doubtful or monotonic() - self._renewed_at >= self._settings.renew_seconds:
+            if self._unconfirmed or monotonic() - self._renewed_at >= self._settings.renew_seconds:
                 await self._renew()
             asked_at = monotonic()
-            await self._hear_of_cancels()
-            self._answered_at = asked_at  # a process that stood still meanwhile reads an answer of long ago
+            await self._read_cancels()
+            # Not the time of the answer: a process that stood still reads an answer of long ago.
+            self._answered_at = asked_at
             outages.DATABASE.answered()
         except TRY_AGAIN as error:
             outages.DATABASE.met(error, "heartbeat")
             self._disconnect()
-        except Exception as error:  # noqa: BLE001 - whatever it is: leases that it keeps from renewal are lost in time
+        except Exception as error:  # noqa: BLE001 - whatever it is: leases that are not renewed are lost in time
             unforeseen("heartbeat", error)
             self._disconnect()
             await asyncio.sleep(_AFTER_ERROR_SECONDS)
 
-    async def _keep_distrusting(self, tick: float) -> None:
-        """Beside the renewals: one that gets no answer hangs for longer than a lease may be trusted."""
+    async def _watch_trust(self, tick: float) -> None:
+        """Runs beside the renewals: a renewal without an answer hangs for longer than a lease is trusted."""
         while True:
-            self._distrust()
+            self._lose_untrusted()
             await asyncio.sleep(tick)
 
     async def _pause(self, seconds: float) -> None:
@@ -221,7 +191,7 @@ class Heartbeat:
                 await self._woken.wait()
         self._woken.clear()
         if self._connection is not None and self._connection.is_closed():
-            self._disconnect()  # ended by the other side: presence is gone until we are back
+            self._disconnect()  # the server ended the session, and with it this worker's presence
 
     async def _connect(self) -> None:
         connection = await connect(self._settings, "heartbeat")
@@ -233,15 +203,15 @@ class Heartbeat:
             log.warning("behind a pooler: presence is off, takeover waits for the lease")
         elif self._settings.presence:
             await self._appear(connection)
-        self._met.set()
+        self._connected.set()
 
     async def _appear(self, connection: Connection) -> None:
-        # Refused while our own earlier session has not ended yet; there is nobody to tell us when it has.
+        # PostgreSQL refuses while this worker's earlier session has not ended. Nothing signals that end: ask again.
         while not self._closing and not await workers.appear(connection, self._worker, self._presence_key):  # noqa: ASYNC110
             await asyncio.sleep(0.05)
 
     def _disconnect(self) -> None:
-        self._doubtful = True  # somebody may take our tasks while we are away: ask at once when we are back
+        self._unconfirmed = True  # without presence other workers may take the tasks: renew first after the reconnect
         if self._connection is not None:
             self._connection.terminate()
             self._connection = None
@@ -251,25 +221,25 @@ class Heartbeat:
         assert self._connection is not None
         started = monotonic()
         with self._lock:
-            wanted = [held for held in self._held.values() if not held.lost and held.renew_until > started]
+            renewable = [held for held in self._held.values() if not held.lost and held.renew_until > started]
         if await workers.seen(self._connection, self._worker):
             self._main_loop.call_soon_threadsafe(self._on_drain)
-        if wanted:
-            leases = [held.lease for held in wanted]
-            asked = perf_counter()
+        if renewable:
+            leases = [held.lease for held in renewable]
+            began = perf_counter()
             answers = await claims.renew(self._connection, self._worker, leases, self._settings.lease_seconds)
-            metrics.took("renew", asked)
+            metrics.took("renew", began)
             by_task = {answer.task_id: answer for answer in answers}
-            for held in wanted:
-                self._heed(held, by_task[held.lease.task_id], started)
-            # Somebody who holds a row just now may be taking it from us.
+            for held in renewable:
+                self._apply(held, by_task[held.lease.task_id], started)
+            # A row that another statement locked was not renewed: that statement may be taking the task.
             if all(answer.renewed or not answer.still_ours for answer in answers):
-                self._doubtful = False
+                self._unconfirmed = False
         else:
-            self._doubtful = False
+            self._unconfirmed = False
         self._renewed_at = started
 
-    def _heed(self, held: Held, answer: claims.Renewal, started: float) -> None:
+    def _apply(self, held: HeldLease, answer: claims.Renewal, started: float) -> None:
         if answer.renewed:
             held.trusted_until = started + self._settings.lease_seconds - self._settings.trust_margin_seconds
         elif not answer.still_ours:
@@ -277,8 +247,8 @@ class Heartbeat:
         if answer.cancel:
             self._cancel(held)
 
-    async def _hear_of_cancels(self) -> None:
-        """Between renewals: a running step hears within a second that its job was asked to stop."""
+    async def _read_cancels(self) -> None:
+        """Runs at every tick, not only with renewals: a step hears within a second that a client cancelled its job."""
         assert self._connection is not None
         with self._lock:
             held = dict(self._held)
@@ -286,23 +256,23 @@ class Heartbeat:
             for task_id in await claims.to_cancel(self._connection, self._worker, held):
                 self._cancel(held[task_id])
 
-    def _cancel(self, held: Held) -> None:
+    def _cancel(self, held: HeldLease) -> None:
         if not held.cancelled:
             held.cancelled = True
-            self._main_loop.call_soon_threadsafe(held.ask)
+            self._main_loop.call_soon_threadsafe(held.notify_cancelled)
 
-    def _distrust(self) -> None:
+    def _lose_untrusted(self) -> None:
         now = monotonic()
         with self._lock:
             overdue = [held for held in self._held.values() if not held.lost and held.trusted_until <= now]
         for held in overdue:
             self._lose(held)
 
-    def _lose(self, held: Held) -> None:
+    def _lose(self, held: HeldLease) -> None:
         with self._lock:
             if self._held.get(held.lease.task_id) is not held:
                 return  # settled meanwhile
             held.lost = True
         metrics.LOST.inc()
         held.context.copy().run(log.warning, "lease lost")
-        self._main_loop.call_soon_threadsafe(held.stop)
+        self._main_loop.call_soon_threadsafe(held.notify_lost)

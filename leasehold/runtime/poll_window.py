@@ -1,0 +1,51 @@
+"""How far back a poll has to read in an index of due times.
+
+Poll n read every row that was due by its start, so poll n+1 starts there. Without a window each poll reads from the
+beginning of time. That includes every row version since the last vacuum, which an old snapshot delays for hours.
+
+Two kinds of rows fall before the window: a slow transaction makes its row visible late, and an unpaused queue returns
+with old rows. So a whole poll, which reads everything, runs now and then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import monotonic
+
+from leasehold.runtime.duty_cycle import Pauses
+
+#: Seconds between two whole polls, so the longest wait of a row that fell before the window.
+WHOLE_EVERY_SECONDS = 5.0
+#: Where much has gone through since the last vacuum, a whole poll takes long and delays every submission meanwhile.
+#: Then whole polls take at most this share of the time, but one runs at least this often (seconds).
+WHOLE_SHARE = 1 / 200
+WHOLE_AT_LEAST_EVERY_SECONDS = 60.0
+#: A row that becomes visible up to this many seconds after it was due is in the next poll's window.
+SLACK_SECONDS = 2.0
+
+
+class PollWindow:
+    """The window of one series of polls: of one slot pool, or of the relay."""
+
+    def __init__(self, clock: Callable[[], float] = monotonic, whole_every: float = WHOLE_EVERY_SECONDS) -> None:
+        self._clock = clock
+        self._read_from: float | None = None  # no row that was due before this time is left, as far as polls saw
+        self._whole = Pauses(share=WHOLE_SHARE, least=whole_every, most=WHOLE_AT_LEAST_EVERY_SECONDS, clock=clock)
+
+    def back(self) -> float | None:
+        """How many seconds back the next poll reads; None: it reads everything."""
+        if self._read_from is None or self._whole.due:
+            return None
+        return self._clock() - self._read_from
+
+    def polled(self, started_at: float, *, whole: bool, oldest: float | None, overdue: float) -> None:
+        """Record a poll that ran from `started_at` until now. It left rows that were due for less than `overdue`
+        seconds to their hints. `oldest`: seconds that the oldest row that it read had been due; None: it read no row.
+        """
+        if whole:
+            self._whole.done(started_at)
+        self._read_from = started_at - max(oldest or 0.0, overdue) - SLACK_SECONDS
+
+    def forget(self) -> None:
+        """The poll could not take all rows: the next one reads everything."""
+        self._read_from = None

@@ -1,0 +1,67 @@
+"""What an attempt's exception becomes: a failure with a code, a cause, and the pause before the next attempt."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import structlog
+
+from leasehold.domain.backoff import delay_after
+from leasehold.domain.errors import (
+    ChildCrashed,
+    ObjectCorrupt,
+    Permanent,
+    Retryable,
+    StepError,
+    StepTimeout,
+    StoreAbsent,
+    StoreError,
+    Unforeseen,
+    is_disk_full,
+)
+from leasehold.domain.pipeline import Step
+from leasehold.telemetry.redaction import redact
+from leasehold.transitions.claims import Claimed
+from leasehold.transitions.settlements import Failure
+
+log = structlog.get_logger(__name__)
+
+#: The pause after an unforeseen exception. The second one in a row is permanent (see Runner).
+_AFTER_UNFORESEEN = (timedelta(seconds=4),)
+_MOST_MESSAGE = 2000  # characters
+
+
+def as_step_error(error: Exception) -> StepError:
+    """The step error that stands for `error`, which may be of the handler, the child or the store."""
+    match error:
+        case StepError():
+            return error
+        case ObjectCorrupt():
+            return Retryable(str(error), code="input_corrupt")
+        case StoreAbsent():
+            return Permanent("store_not_configured", str(error))
+        case StoreError():
+            return Retryable(str(error), code="store_unavailable")
+        case OSError() if is_disk_full(error):
+            return Retryable("the disk of the worker is full", code="disk_full")
+        case _:
+            log.error("handler failed", exc_info=error)
+            return Retryable(f"{type(error).__name__}: {error}", code="handler_error")
+
+
+def failure_of(claimed: Claimed, step: Step, error: StepError) -> Failure:
+    """The settlement of an attempt that ended with `error`."""
+    cause = "timeout" if isinstance(error, StepTimeout) else "crash" if isinstance(error, ChildCrashed) else "error"
+    failures_before = claimed.crashes if cause == "crash" else claimed.errors
+    delay = delay_after(failures_before + 1, step.retry_ladder)
+    if isinstance(error, Unforeseen):
+        delay = delay_after(1, _AFTER_UNFORESEEN)
+    elif isinstance(error, Retryable) and error.after is not None:
+        delay = error.after
+    retryable = error.retryable and not isinstance(error, Permanent)
+    return Failure(claimed.lease, cause, error.code, _storable(error.message), retryable, delay.total_seconds())
+
+
+def _storable(message: str) -> str:
+    """PostgreSQL's text holds no NUL. A str may hold half characters (lone surrogates), which UTF-8 does not."""
+    return redact(message[:_MOST_MESSAGE]).replace("\x00", "").encode(errors="replace").decode()

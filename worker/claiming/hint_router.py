@@ -1,0 +1,42 @@
+"""Hands each hint to the slot pool of its queue: hints from the broker, and those that this worker's commits wrote."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leasehold.broker.announcer import Announcer
+from leasehold.broker.base import Delivery
+from leasehold.broker.outbox import Announcement
+from leasehold.worker.claiming.slot_pool import SlotPool
+
+
+class HintRouter:
+    """One for each worker. A slot pool gets hints from the moment it is added."""
+
+    def __init__(self, announcer: Announcer) -> None:
+        self._announcer = announcer
+        self._pools: dict[str, SlotPool] = {}
+
+    def add(self, slot_pool: SlotPool) -> None:
+        self._pools.update(dict.fromkeys(slot_pool.queues, slot_pool))
+
+    def deliver(self, delivery: Delivery) -> None:
+        """The broker's consumer calls it; it only hands over."""
+        self._pools[delivery.hint.queue].deliver(delivery)
+
+    def wake(self, queue: str) -> None:
+        """The broker may have lost hints of `queue`: its slot pool polls at once."""
+        if queue in self._pools:
+            self._pools[queue].poll_soon()
+
+    def announce(self, announcements: Sequence[Announcement]) -> None:
+        """Publish to all workers, and deliver to this one's slot pools at once: the broker's way takes longer."""
+        self._announcer.announce(announcements)
+        for announcement in announcements:
+            slot_pool = self._pools.get(announcement.hint.queue)
+            if slot_pool is not None:
+                slot_pool.deliver(Delivery(announcement.hint, _nothing_to_ack))
+
+
+async def _nothing_to_ack() -> None:
+    """A local hint has no message. The broker's copy of the hint is acknowledged when it arrives."""

@@ -1,0 +1,306 @@
+"""A slot pool serves some queues with a fixed number of slots. A slot claims a task, runs its attempt, and only then
+ACKs the hint.
+
+Hints are the fast way to work; polls are the sure way. A poll reads the database every few seconds, and whenever the
+broker may have lost hints. It finds due retries, snoozed steps, lost hints, and all work while the broker is away.
+
+Tenants share the slots (shares.py). A hint whose tenant may not take a slot now waits here unacknowledged. It delays no
+other tenant's task, although hints of others may stand behind it in the broker: a crowded pool polls for the tasks of
+tenants with fewer steps four times a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from time import monotonic, perf_counter
+from typing import Any
+
+import structlog
+
+from leasehold.broker.base import Broker, Delivery
+from leasehold.runtime import failpoints
+from leasehold.runtime.periodic import unforeseen
+from leasehold.runtime.transient import TRY_AGAIN
+from leasehold.telemetry import outages
+from leasehold.transitions.claims import Claimed
+from leasehold.worker import metrics
+from leasehold.worker.attempts.runner import Runner
+from leasehold.worker.claiming.claimer import Claimer
+from leasehold.worker.claiming.hints import Hints
+from leasehold.worker.claiming.shares import Shares
+
+log = structlog.get_logger(__name__)
+
+#: A consumer without a delivery for this long, while polls find new work, is taken for dead and rebuilt.
+_SILENCE_SECONDS = 30.0
+
+#: A crowded pool polls this often, and finds what has been due for this long: the hints of a flood stand in one line
+#: with all other tenants' hints, while a poll serves tenants in turn.
+_FAIR_SECONDS = 0.25
+#: A pool is crowded while hints wait, or while this part of its slots is busy. The broker stops handing out hints of a
+#: queue and band when as many are unacknowledged, and the smallest window is near this part (broker.consumer.SHARES).
+_CROWDED = 1 / 4
+#: A crowded pool leaves the task of a tenant that runs nothing here to its hint for this long. A hint takes
+#: milliseconds, unless a flood's hints stand before it.
+_HINT_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class _PollResult:
+    """`plenty`: more may be due. `hinted`: a hint tells of some of it; true also if no slot was free, or the poll
+    failed. `held_back`: tenants without room here have more due.
+    """
+
+    plenty: bool
+    hinted: bool
+    held_back: bool
+
+
+class SlotPool:
+    """`slots`: the most that one tenant may take. `reserve`: slots for tenants that run nothing else here."""
+
+    def __init__(
+        self,
+        queues: Sequence[str],
+        slots: int,
+        *,
+        reserve: int = 0,
+        claimer: Claimer,
+        runner: Runner,
+        broker: Broker,
+        poll_seconds: float,
+    ) -> None:
+        self.queues = tuple(queues)
+        self.slots = slots
+        self.reserve = reserve
+        self._claimer = claimer
+        self._runner = runner
+        self._broker = broker
+        self._poll_seconds = poll_seconds
+        self._shares = Shares(slots, reserve)
+        self._hints = Hints(self._shares)
+        self._attempts: set[asyncio.Task[None]] = set()
+        self._keeps_next = False  # the next free slot is kept from the hints, for a poll
+        self._full_since: float | None = None  # since when others wait while no shared slot is free
+        self._poll_requested = False
+        self._may_start = asyncio.Event()  # a hint arrived, or a slot became free
+        self._may_poll = asyncio.Event()
+        self._loops: list[asyncio.Task[None]] = []
+        self._stopping = False
+
+    def start(self) -> None:
+        self._loops = [asyncio.create_task(self._follow_hints()), asyncio.create_task(self._poll())]
+
+    def deliver(self, delivery: Delivery) -> None:
+        """A hint arrived. Only hands it over."""
+        if not self._stopping:
+            self._hints.add(delivery)
+            self._may_start.set()
+
+    def poll_soon(self) -> None:
+        """Hints may be lost: poll now for everything that is due."""
+        self._poll_requested = True
+        self._may_poll.set()
+
+    def stop_taking(self) -> None:
+        """Start nothing more. Waiting hints stay unacknowledged: the broker redelivers them to other workers."""
+        self._stopping = True
+        for loop in self._loops:
+            loop.cancel()
+        self._hints.clear()
+
+    async def finished(self) -> None:
+        """Wait until no attempt runs."""
+        while self._attempts:
+            await asyncio.wait(self._attempts)
+
+    async def close(self) -> None:
+        """Stop, and cancel the attempts that still run."""
+        self.stop_taking()
+        for attempt in self._attempts:
+            attempt.cancel()
+        await asyncio.gather(*self._loops, *self._attempts, return_exceptions=True)
+
+    @property
+    def shared(self) -> int:
+        """Slots that any tenant may take."""
+        return self._shares.slots
+
+    @property
+    def busy(self) -> int:
+        """Attempts that run now."""
+        return len(self._attempts)
+
+    # --- slots
+
+    def _occupy(self, tenant: str, work: Coroutine[Any, Any, None]) -> None:
+        self._shares.take(tenant)
+        attempt = asyncio.create_task(work)
+        self._attempts.add(attempt)
+        attempt.add_done_callback(partial(self._vacate, tenant))
+
+    def _vacate(self, tenant: str, attempt: asyncio.Task[None]) -> None:
+        self._shares.give(tenant)
+        self._attempts.discard(attempt)
+        self._may_start.set()
+        if self._keeps_next and self._shares.busy < self._shares.slots:
+            self._may_poll.set()
+        if not attempt.cancelled() and (error := attempt.exception()) is not None:
+            log.error("the worker could not finish an attempt", exc_info=error)
+
+    async def _follow_hints(self) -> None:
+        while True:
+            await self._may_start.wait()
+            self._may_start.clear()
+            while (delivery := self._hints.take()) is not None:
+                self._occupy(delivery.hint.tenant, self._follow(delivery))
+
+    async def _follow(self, delivery: Delivery) -> None:
+        """From a hint to its ACK: claim, run, settle (in `Runner.run`), acknowledge."""
+        hint = delivery.hint
+        failpoints.reach("after_hint")
+        claimed = await self._claimer.claim(delivery)
+        next_step: Claimed | None = None
+        if claimed is None:
+            metrics.HINTS.labels("duplicate" if self._claimer.holds(hint.task_id) else "stale").inc()
+        else:
+            metrics.HINTS.labels("claimed").inc()
+            next_step = await self._run(claimed, "hint", hint.headers, hint.tenant)
+            failpoints.reach("after_commit")
+        await delivery.ack()
+        await self._continue(next_step, hint.tenant)
+
+    async def _run_polled(self, claimed: Claimed) -> None:
+        """As `_follow`, for a task that a poll claimed: there is no hint to acknowledge."""
+        next_step = await self._runner.run(claimed, None, partial(self._may_continue, claimed.tenant_id))
+        failpoints.reach("after_commit")
+        await self._continue(next_step, claimed.tenant_id)
+
+    async def _continue(self, claimed: Claimed | None, tenant: str) -> None:
+        """Run the step that a completion claimed with its commit in the same slot, then that step's next, and so on."""
+        while claimed is not None:
+            claimed = await self._run(claimed, "next", None, tenant)
+
+    async def _run(
+        self, claimed: Claimed, found_by: str, headers: Mapping[str, str] | None, tenant: str
+    ) -> Claimed | None:
+        metrics.CLAIMS.labels(found_by).inc()
+        metrics.claimed(claimed.queue, claimed.was, claimed.waited)
+        return await self._runner.run(claimed, headers, partial(self._may_continue, tenant))
+
+    def _may_continue(self, tenant: str) -> bool:
+        """Whether a slot of `tenant` may go on with the job's next step. Not while the pool stops, the next slot is
+        kept for a poll, the tenant is over its share, or a tenant with fewer steps waits.
+        """
+        return (
+            not self._stopping
+            and not self._keeps_next
+            and self._shares.may_keep(tenant)
+            and not self._hints.waits_with_less(tenant)
+        )
+
+    # --- polls
+
+    async def _poll(self) -> None:
+        """Poll on request and every `_pause` seconds. Poll again at once while polls find plenty that no hint tells
+        of.
+        """
+        hintless = self._broker.name == "postgres"
+        while True:
+            requested, self._poll_requested = self._poll_requested, False
+            self._may_poll.clear()
+            hints_come = not hintless and self._broker.connected
+            # While hints arrive, a poll takes only what is overdue: else the hint and the poll claim the same task.
+            overdue = self._pause if hints_come and not requested else 0.0
+            if self._keeps_next and self._shares.busy < self._shares.slots:
+                self._keep_next(keeps=False)
+                self._full_since = None
+                await self._claim_due(overdue, most=1)
+            result = await self._claim_due(overdue)
+            again = result.plenty and not (hints_come and result.hinted)
+            self._share_full_pool(others_wait=bool(self._hints) or again)
+            if not again:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(self._pause):  # wait_for loses a cancellation before Python 3.12
+                        await self._may_poll.wait()
+            elif self._attempts and (result.held_back or self._shares.free <= 0):
+                pause = min(_FAIR_SECONDS, self._poll_seconds)
+                await asyncio.wait(self._attempts, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+
+    def _share_full_pool(self, *, others_wait: bool) -> None:
+        """If others have waited for `_FAIR_SECONDS` while no shared slot was free, keep the next free slot from the
+        hints: a poll gives it to the tenant whose turn it is. A job of many steps gives its slot up between two steps.
+        """
+        if not others_wait or self._shares.busy < self._shares.slots:
+            self._full_since = None
+        elif self._full_since is None:
+            self._full_since = monotonic()
+        since = self._full_since
+        self._keep_next(keeps=since is not None and monotonic() - since >= min(_FAIR_SECONDS, self._poll_seconds))
+
+    @property
+    def _pause(self) -> float:
+        """Seconds until the next poll."""
+        return min(_FAIR_SECONDS, self._poll_seconds) if self._crowded else self._poll_seconds
+
+    @property
+    def _crowded(self) -> bool:
+        return bool(self._hints) or self._shares.busy >= max(1, _CROWDED * self.slots)
+
+    def _keep_next(self, *, keeps: bool) -> None:
+        """Whether the next shared slot that becomes free is kept from the hints, for a poll."""
+        if keeps != self._keeps_next:
+            self._keeps_next = keeps
+            self._promise(1 if keeps else -1)
+
+    def _promise(self, slots: int) -> None:
+        """Keep so many more slots from the hints; a negative number returns them."""
+        self._shares.promised += slots
+        self._may_start.set()
+
+    async def _claim_due(self, overdue: float, most: int | None = None) -> _PollResult:
+        """Claim due tasks into the free slots. If none is free, claim for tenants that run nothing here, into the
+        reserve.
+        """
+        shares = self._shares
+        # At most half of the slots: the pool claims for one half while the attempts of the other half are settled.
+        limit = min(shares.free if shares.free > 0 else shares.reserve_free, most or max(1, self.slots // 2))
+        if limit <= 0:
+            return _PollResult(plenty=True, hinted=True, held_back=False)
+        rooms = replace(shares.rooms(limit), other_overdue=_HINT_SECONDS if self._crowded else None)
+        self._promise(limit)
+        try:
+            began = perf_counter()
+            polled = await self._claimer.poll(self.queues, limit, overdue, rooms)
+            metrics.took("look", began)
+        except TRY_AGAIN as error:
+            outages.DATABASE.met(error, "polls")
+            return _PollResult(plenty=False, hinted=True, held_back=False)
+        except Exception as error:  # noqa: BLE001 - whatever it is: the next poll may find work all the same
+            unforeseen("look", error)
+            return _PollResult(plenty=False, hinted=True, held_back=False)
+        finally:
+            self._promise(-limit)
+        metrics.CLAIMS.labels("look").inc(len(polled.claimed))
+        hinted = any(claimed.was == "pending" for claimed in polled.claimed)
+        if overdue and hinted:
+            self._check_consumer()
+        for claimed in polled.claimed:
+            metrics.claimed(claimed.queue, claimed.was, claimed.waited)
+            self._occupy(claimed.tenant_id, self._run_polled(claimed))
+        return _PollResult(
+            plenty=len(polled.claimed) == limit or polled.held_back,
+            hinted=hinted or polled.held_back,
+            held_back=polled.held_back,
+        )
+
+    def _check_consumer(self) -> None:
+        """A poll found new work whose hint never came. If no other hint came either, the consumer may be dead."""
+        last = self._broker.last_delivery_at
+        if self._broker.connected and (last is None or monotonic() - last > _SILENCE_SECONDS):
+            log.warning("polls find work without hints: the consumer is rebuilt")
+            self._broker.rebuild_consumer()

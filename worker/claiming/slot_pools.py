@@ -1,0 +1,112 @@
+"""All slot pools of a worker: how many slots for which queues, and their start and stop together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+
+from leasehold.broker.base import Broker
+from leasehold.domain.pipeline import unpinned_queue
+from leasehold.domain.registry import Pipelines
+from leasehold.settings import Settings
+from leasehold.worker import metrics
+from leasehold.worker.attempts.runner import Runner
+from leasehold.worker.claiming.claimer import Claimer
+from leasehold.worker.claiming.hint_router import HintRouter
+from leasehold.worker.claiming.slot_pool import SlotPool
+
+#: Hints in hand for each slot. The broker divides them between the bands without lending: each band's part alone must
+#: be able to fill the slots.
+_HINTS_PER_SLOT = 4
+
+
+class SlotPools:
+    """`start` begins with some queues; `start_isolated` adds the isolated ones later, when their children are ready."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        pipelines: Pipelines,
+        broker: Broker,
+        router: HintRouter,
+        claimer: Claimer,
+        runner: Runner,
+    ) -> None:
+        self._settings = settings
+        self._pipelines = pipelines
+        self._broker = broker
+        self._router = router
+        self._claimer = claimer
+        self._runner = runner
+        self._pools: list[SlotPool] = []
+
+    async def start(self, inline: frozenset[str], isolated: frozenset[str]) -> None:
+        pools = list(self._inline_pools(inline))
+        if isolated:
+            pools.append(self._isolated_pool(isolated))
+        await self._broker.consume(self._add(pools), self._router.deliver, self._router.wake)
+        for pool in pools:
+            pool.start()
+        metrics.SLOTS.labels("busy").set_function(lambda: sum(pool.busy for pool in self._pools))
+
+    def start_isolated(self, isolated: frozenset[str]) -> None:
+        pool = self._isolated_pool(isolated)
+        pool.start()
+        self._broker.consume_also(self._add([pool]))
+
+    def stop_taking(self) -> None:
+        """Start no more attempts."""
+        for pool in self._pools:
+            pool.stop_taking()
+
+    async def finished(self) -> None:
+        """Wait until no attempt runs."""
+        for pool in self._pools:
+            await pool.finished()
+
+    async def close(self) -> None:
+        """Stop, and cancel the attempts that still run."""
+        for pool in self._pools:
+            await pool.close()
+
+    def _inline_pools(self, queues: frozenset[str]) -> Iterator[SlotPool]:
+        """One pool for each pipeline with slots of its own, and one for all other queues."""
+        for pipeline in self._pipelines:
+            if pipeline.slots is not None:
+                declared = {step.queue for step in pipeline.steps}
+                own = frozenset(queue for queue in queues if unpinned_queue(queue) in declared)
+                if own:
+                    slots = getattr(self._settings, pipeline.slots)
+                    yield self._pool(own, slots, reserve=slots)
+                    queues -= own
+        if queues:
+            slots, reserve = self._settings.worker_concurrency, self._settings.worker_reserve
+            yield self._pool(queues, slots, reserve=slots if reserve is None else reserve)
+
+    def _isolated_pool(self, queues: frozenset[str]) -> SlotPool:
+        return self._pool(queues, children_of(self._settings), reserve=0)
+
+    def _pool(self, queues: Iterable[str], slots: int, *, reserve: int) -> SlotPool:
+        return SlotPool(
+            sorted(queues),
+            slots,
+            reserve=reserve,
+            claimer=self._claimer,
+            runner=self._runner,
+            broker=self._broker,
+            poll_seconds=self._settings.poll_seconds,
+        )
+
+    def _add(self, pools: list[SlotPool]) -> dict[str, int]:
+        """Route hints to these pools, too. Returns the most unacknowledged hints of each of their queues."""
+        self._pools += pools
+        for pool in pools:
+            self._router.add(pool)
+        metrics.SLOTS.labels("all").set(sum(pool.shared for pool in self._pools))
+        metrics.SLOTS.labels("reserve").set(sum(pool.reserve for pool in self._pools))
+        return {queue: _HINTS_PER_SLOT * pool.slots for pool in pools for queue in pool.queues}
+
+
+def children_of(settings: Settings) -> int:
+    """How many isolated steps the worker runs at once: as many as it has cores, unless a setting says otherwise."""
+    return settings.worker_children or os.cpu_count() or 1

@@ -1,0 +1,84 @@
+"""Claims the hinted tasks. All hints that arrive during one round trip share the next one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from time import perf_counter
+from uuid import UUID
+
+from leasehold.db.batcher import Batcher
+from leasehold.db.database import Connection, connect
+from leasehold.settings import Settings
+from leasehold.transitions import claims
+from leasehold.transitions.claims import Claimed, LeaseTerms
+from leasehold.worker import metrics
+from leasehold.worker.leases.heartbeat import Heartbeat
+
+#: The pause between two questions whether the heartbeat has confirmed the ownership of a task.
+_UNCONFIRMED_SECONDS = 0.02
+#: The database may be away for any time. A claim that gave up would keep its hint, and nobody would run the task.
+_PATIENCE = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """`dead`: owners known to have died, whose leases this claim may take over."""
+
+    task_id: UUID
+    dead: tuple[UUID, ...] = field(default=())
+
+
+class _Held(Enum):
+    """The answer for a task that this worker holds already. The statement left it out."""
+
+    HELD = auto()
+
+
+class ClaimBatcher:
+    """`async claim` for everybody; one connection and one statement behind it."""
+
+    def __init__(self, settings: Settings, terms: LeaseTerms, heartbeat: Heartbeat, most: int) -> None:
+        self._terms = terms
+        self._heartbeat = heartbeat
+        self._batcher: Batcher[_Request, Claimed | _Held | None] = Batcher(
+            lambda: connect(settings, "claims"), self._claim, name="claims", most=most, patience=_PATIENCE
+        )
+        self.start, self.close = self._batcher.start, self._batcher.close
+
+    async def claim(self, task_id: UUID, dead: tuple[UUID, ...] = ()) -> Claimed | None:
+        """None: the task is finished, not due, unknown, leased by a living worker, or held by this one. The caller
+        acknowledges the hint then.
+
+        Waits while ownership is unconfirmed. If the worker has lost the lease, or has just settled the task and it is
+        due again, acknowledging this hint would drop the only notice that the task is due.
+        """
+        while True:
+            while self._heartbeat.holds(task_id):
+                if self._heartbeat.ownership_confirmed(task_id):
+                    return None
+                await asyncio.sleep(_UNCONFIRMED_SECONDS)
+            answer = await self._batcher.ask(_Request(task_id, dead))
+            if answer is not _Held.HELD:
+                return answer
+
+    async def _claim(
+        self,
+        connection: Connection,
+        requests: Sequence[_Request],
+        repeated: bool,  # noqa: FBT001 - the Batcher's signature
+    ) -> list[Claimed | _Held | None]:
+        dead = {owner for request in requests for owner in request.dead}
+        # A task that this worker holds is not claimed again. A repetition may claim what the unanswered try claimed.
+        held = {request.task_id for request in requests if self._heartbeat.holds(request.task_id)}
+        free = {request.task_id for request in requests} - held
+        by_task: dict[UUID, Claimed] = {}
+        if free:
+            began = perf_counter()
+            rows = await claims.claim(connection, self._terms, sorted(free), sorted(dead), reclaim=repeated)
+            metrics.took("claim", began)
+            by_task = {claimed.lease.task_id: claimed for claimed in rows}
+        # `pop`: of two hints of one task only the first gets the lease.
+        return [_Held.HELD if request.task_id in held else by_task.pop(request.task_id, None) for request in requests]

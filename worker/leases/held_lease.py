@@ -1,0 +1,54 @@
+"""A lease that this worker holds, as its heartbeat and its attempt see it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import Context, copy_context
+from dataclasses import dataclass, field
+from time import monotonic
+
+from leasehold.domain.lease import Lease
+
+
+@dataclass(slots=True)
+class HeldLease:
+    """The heartbeat's thread writes `trusted_until`, `lost` and `cancelled`; the main loop reads them and runs the two
+    callbacks. The heartbeat renews the lease until the monotonic time `renew_until`.
+    """
+
+    lease: Lease
+    renew_until: float
+    trusted_until: float = field(init=False)
+    #: The attempt's context: a log line about its lease names the job.
+    context: Context = field(default_factory=copy_context, init=False)
+    lost: bool = field(default=False, init=False)
+    #: The settlement has been sent: PostgreSQL may have committed it already, and then the task is free for others.
+    settling: bool = field(default=False, init=False)
+    cancelled: bool = field(default=False, init=False)
+    _on_lost: Callable[[], object] | None = field(default=None, init=False)
+    _on_cancel: Callable[[], object] | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self.trusted_until = self.lease.trusted_until
+
+    def subscribe(self, on_lost: Callable[[], object], on_cancel: Callable[[], object]) -> None:
+        """Call in the main loop. `on_lost` runs when the lease is lost, `on_cancel` when a client cancels the job;
+        what has happened already runs its callback at once.
+        """
+        self._on_lost, self._on_cancel = on_lost, on_cancel
+        if self.lost:
+            on_lost()
+        elif self.cancelled:
+            on_cancel()
+
+    def notify_lost(self) -> None:
+        if self._on_lost is not None:
+            self._on_lost()
+
+    def notify_cancelled(self) -> None:
+        if self._on_cancel is not None:
+            self._on_cancel()
+
+    def trusted(self) -> bool:
+        """Whether the attempt may still write outputs: no other worker can have the lease yet."""
+        return not self.lost and monotonic() < self.trusted_until

@@ -1,0 +1,144 @@
+"""Settles attempts: all that end during one round trip share the next one. The commits' hints go to `announce`.
+
+A settlement is what an attempt ended with. PostgreSQL carries it out only while the attempt's lease is valid.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import TypeAlias
+from uuid import UUID
+
+from leasehold.broker.outbox import Announcement
+from leasehold.db.batcher import Batcher
+from leasehold.db.database import Connection, connect
+from leasehold.domain.lease import Lease
+from leasehold.exporter.jobs import jobs_ended
+from leasehold.settings import Settings
+from leasehold.transitions import claims, settlements
+from leasehold.transitions.claims import Claimed, LeaseTerms
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Settled, Snoozing, Verdict
+from leasehold.worker import metrics
+from leasehold.worker.leases.heartbeat import Heartbeat
+
+#: The database may be away for any time. An attempt that gave up here would only be run again.
+_PATIENCE = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Return the lease unspent: the worker is stopping."""
+
+    lease: Lease
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledgement:
+    """The attempt stopped because a client cancelled its job."""
+
+    lease: Lease
+
+
+Settlement: TypeAlias = Completion | Failure | Snoozing | Release | FanningOut | Acknowledgement
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What became of a settlement. `state`: the task's new state; None where the lease was another worker's.
+    `next`: the step that a completion claimed for this worker.
+    """
+
+    verdict: Verdict
+    state: str | None
+    next: Claimed | None = None
+
+
+class SettlementBatcher:
+    """`async settle` for every attempt; one connection behind it."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        terms: LeaseTerms,
+        heartbeat: Heartbeat,
+        announce: Callable[[Sequence[Announcement]], None],
+        most: int,
+    ) -> None:
+        self._terms = terms
+        self._heartbeat = heartbeat
+        self._announce = announce
+        self._batcher: Batcher[Settlement, Answer] = Batcher(
+            lambda: connect(settings, "settlements"), self._settle, name="settlements", most=most, patience=_PATIENCE
+        )
+        self.start, self.close = self._batcher.start, self._batcher.close
+
+    async def settle(self, settlement: Settlement) -> Answer:
+        """Returns only when PostgreSQL has answered, however long it is away."""
+        return await self._batcher.ask(settlement)
+
+    async def _settle(
+        self,
+        connection: Connection,
+        batch: Sequence[Settlement],
+        repeated: bool,  # noqa: FBT001 - the Batcher's signature
+    ) -> list[Answer]:
+        answers = await self._carry_out(connection, batch)
+        if repeated:
+            completions = [settlement for settlement in batch if isinstance(settlement, Completion)]
+            answers |= await self._recover_next(connection, completions, answers)
+        # A refused settlement may be of a cancelled job. Then acknowledge that its attempt stopped, however it ended.
+        refused = [s.lease for s in batch if not _is_settled(answers.get(s.lease.task_id))]
+        if refused:
+            acknowledged = await settlements.acknowledge_cancel(connection, refused)
+            answers |= _answers(acknowledged)
+            jobs_ended(acknowledged.ended)
+        return [answers[settlement.lease.task_id] for settlement in batch]
+
+    async def _carry_out(self, connection: Connection, batch: Sequence[Settlement]) -> dict[UUID, Answer]:
+        """One statement for each kind of settlement in the batch."""
+        completions = [settlement for settlement in batch if isinstance(settlement, Completion)]
+        failures = [settlement for settlement in batch if isinstance(settlement, Failure)]
+        snoozes = [settlement for settlement in batch if isinstance(settlement, Snoozing)]
+        released = [settlement.lease for settlement in batch if isinstance(settlement, Release)]
+        fan_outs = [settlement for settlement in batch if isinstance(settlement, FanningOut)]
+        began = perf_counter()
+        outcomes = [
+            await settlements.complete(connection, completions, self._terms) if completions else None,
+            await settlements.fail(connection, failures) if failures else None,
+            await settlements.wait_until(connection, snoozes) if snoozes else None,
+            await settlements.release(connection, released) if released else None,
+            await settlements.fan_out(connection, fan_outs) if fan_outs else None,
+        ]
+        metrics.took("settle", began)
+        answers: dict[UUID, Answer] = {}
+        for outcome in outcomes:
+            if outcome is not None:
+                answers |= _answers(outcome)
+                self._announce(outcome.announcements)
+                jobs_ended(outcome.ended)
+        return answers
+
+    async def _recover_next(
+        self, connection: Connection, completions: Sequence[Completion], answers: Mapping[UUID, Answer]
+    ) -> dict[UUID, Answer]:
+        """An earlier try may have committed these completions and claimed their next steps, although its answer was
+        lost. Claim those steps again: else no worker runs them before their leases pass.
+        """
+        task_ids = [c.lease.task_id for c in completions if c.goes_on and answers[c.lease.task_id].next is None]
+        if not task_ids:
+            return {}
+        by_task = await claims.claim_again(connection, task_ids, self._terms, self._heartbeat.all_held())
+        return {task_id: replace(answers[task_id], next=claimed) for task_id, claimed in by_task.items()}
+
+
+def _answers(outcome: Settled) -> dict[UUID, Answer]:
+    return {
+        task_id: Answer(verdict, outcome.states.get(task_id), outcome.nexts.get(task_id))
+        for task_id, verdict in outcome.verdicts.items()
+    }
+
+
+def _is_settled(answer: Answer | None) -> bool:
+    return answer is not None and answer.verdict is Verdict.SETTLED

@@ -1,0 +1,243 @@
+"""The parts of a worker. `open_parts` opens them in order and closes them in the opposite order.
+
+Each part is given what it needs when it is made. So the order below is the order of dependence:
+work directory, children, servers (database, broker, store), registration, announcer, heartbeat, batchers, runner,
+slot pools, duties.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import structlog
+
+from leasehold.broker import make_broker
+from leasehold.broker.announcer import Announcer
+from leasehold.broker.base import Broker
+from leasehold.db.database import Connection, Pool, make_pool
+from leasehold.db.pool_sizes import pool_of_worker
+from leasehold.domain.errors import StoreError
+from leasehold.domain.registry import Pipelines
+from leasehold.evaluation.evaluator import evaluating
+from leasehold.evaluation.templates import Templates
+from leasehold.exporter.exporter import Exporter, exporting
+from leasehold.kinds.metrics import questions_of
+from leasehold.pipelines import kinds_of
+from leasehold.runtime.gather import gather_or_cancel
+from leasehold.runtime.periodic import Periodic
+from leasehold.settings import Settings
+from leasehold.storage.store import ObjectStore
+from leasehold.transitions.claims import LeaseTerms
+from leasehold.worker.attempts import reporter as reports
+from leasehold.worker.attempts.directories import Directories
+from leasehold.worker.attempts.inline import InlineAttempts
+from leasehold.worker.attempts.isolated import IsolatedAttempts
+from leasehold.worker.attempts.reporter import Reporter
+from leasehold.worker.attempts.runner import Runner
+from leasehold.worker.attempts.workdir import WorkDir
+from leasehold.worker.claiming.claimer import Claimer
+from leasehold.worker.claiming.hint_router import HintRouter
+from leasehold.worker.claiming.slot_pools import SlotPools, children_of
+from leasehold.worker.leases.claim_batcher import ClaimBatcher
+from leasehold.worker.leases.heartbeat import Heartbeat
+from leasehold.worker.leases.settlement_batcher import SettlementBatcher
+from leasehold.worker.maintenance import relay as relaying
+from leasehold.worker.maintenance.admitter import Admitter
+from leasehold.worker.maintenance.duties import Duties
+from leasehold.worker.maintenance.relay import Relay
+from leasehold.worker.registration import registered
+from leasehold.worker.sandbox import isolation
+from leasehold.worker.sandbox.children import Children
+from leasehold.worker.served_queues import ServedQueues
+
+log = structlog.get_logger(__name__)
+
+#: The most tasks of one claiming or settling statement.
+_BATCH = 128
+#: How long a worker waits for its presence before it claims.
+_PRESENCE_SECONDS = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """`ready`: the queues that the worker may serve at once. `warming` yields all that it may serve, when the fences
+    around its children are known. `loops`: to be run as tasks, each with its name.
+    """
+
+    pool: Pool
+    broker: Broker
+    store: ObjectStore
+    children: Children
+    reporter: Reporter
+    admitter: Admitter
+    isolated: IsolatedAttempts
+    runner: Runner
+    slot_pools: SlotPools
+    ready: frozenset[str]
+    warming: asyncio.Task[frozenset[str]]
+    loops: dict[str, Callable[[], Coroutine[Any, Any, None]]]
+
+
+@asynccontextmanager
+async def open_parts(
+    settings: Settings,
+    pipelines: Pipelines,
+    queues: ServedQueues,
+    worker: UUID,
+    *,
+    on_failure: Callable[[BaseException], None],
+    on_drain: Callable[[], None],
+) -> AsyncIterator[Parts]:
+    """`on_failure` and `on_drain`: see Heartbeat. Raises DeclarationError when a handler cannot be loaded."""
+    async with AsyncExitStack() as stack:
+        work_dir = stack.enter_context(WorkDir(_root(settings), worker))
+        children = Children(
+            children_of(settings) if queues.isolated_pipelines else 0,
+            pipelines=sorted(queues.isolated_pipelines),
+            work_dir=work_dir,
+            source=settings.pipelines,
+        )
+        stack.push_async_callback(children.close)
+        warming = asyncio.create_task(_warm(children, queues, settings), name="warming")
+        stack.push_async_callback(_cancelled, warming)
+        pool, broker, store = await _open_servers(stack, settings, queues, warming)
+        ready = warming.result() if warming.done() else queues.inline
+        presence_key = await stack.enter_async_context(registered(pool, worker, ready))
+
+        announcer = Announcer(broker, _on_pool(pool))
+        announcer.start()
+        stack.push_async_callback(announcer.close)
+        reporter, admitter = Reporter(pool), Admitter(pool, announcer)
+        opened = await _open_pipelines(stack, settings, pipelines, queues)
+
+        heartbeat = Heartbeat(settings, worker, presence_key, on_failure, on_drain)
+        heartbeat.start()
+        stack.callback(heartbeat.close)
+        await heartbeat.wait_for_presence(_PRESENCE_SECONDS)
+        terms = LeaseTerms(worker, settings.lease_seconds, settings.trust_margin_seconds, settings.max_losses)
+        router = HintRouter(announcer)
+        settlements = SettlementBatcher(settings, terms, heartbeat, router.announce, _BATCH)
+        claims = ClaimBatcher(settings, terms, heartbeat, _BATCH)
+        for batcher in (settlements, claims):
+            batcher.start()
+            stack.push_async_callback(batcher.close)
+
+        directories = Directories(work_dir)
+        inline = InlineAttempts(
+            store=store, pool=pool, reporter=reporter, directories=directories, opened=opened, settings=settings
+        )
+        isolated = IsolatedAttempts(
+            store=store, pool=pool, children=children, reporter=reporter, directories=directories, settings=settings
+        )
+        runner = Runner(pipelines, pool, heartbeat, settlements, admitter, directories, inline, isolated)
+        claimer = Claimer(pool, claims, heartbeat, terms, most=_BATCH, takes_over=settings.presence)
+        slot_pools = SlotPools(settings, pipelines, broker, router, claimer, runner)
+
+        kinds = kinds_of(pipelines)
+        exporter = stack.enter_context(exporting(settings, worker, pool, broker, questions_of(kinds)))
+        evaluator = await stack.enter_async_context(evaluating(settings))
+        templates = Templates(pipelines, evaluator)
+        duties = Duties(settings, worker, pool, store, announcer, templates, pipelines.find("webhook"), kinds)
+        relay = Relay(pool, broker, announcer)
+        yield Parts(
+            pool=pool,
+            broker=broker,
+            store=store,
+            children=children,
+            reporter=reporter,
+            admitter=admitter,
+            isolated=isolated,
+            runner=runner,
+            slot_pools=slot_pools,
+            ready=ready,
+            warming=warming,
+            loops=_loops(exporter, duties, relay, reporter, admitter),
+        )
+
+
+def _loops(
+    exporter: Exporter, duties: Duties, relay: Relay, reporter: Reporter, admitter: Admitter
+) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
+    periodic = [
+        *duties.all(),
+        Periodic(relaying.DUTY, relay.turn, every=relaying.EVERY_SECONDS),
+        Periodic(reports.DUTY, reporter.turn, every=reports.EVERY_SECONDS),
+        Periodic("admitter", admitter.turn, every=0.0),
+    ]
+    return {"exporter": exporter.run} | {duty.name: duty.run for duty in periodic}
+
+
+async def _open_servers(
+    stack: AsyncExitStack, settings: Settings, queues: ServedQueues, warming: asyncio.Task[frozenset[str]]
+) -> tuple[Pool, Broker, ObjectStore]:
+    """Open the connections while the children load their handlers, which takes a second on other cores. Wait for the
+    children only if the worker has no inline queue to serve meanwhile.
+    """
+    broker = make_broker(settings)
+    store = ObjectStore.from_settings(settings)
+
+    async def open_all() -> Any:
+        pool = await stack.enter_async_context(make_pool(settings, "worker", pool_of_worker(settings)))
+        await broker.open()
+        stack.push_async_callback(broker.close)
+        await store.open()
+        stack.push_async_callback(store.close)
+        try:
+            await store.probe()
+        except StoreError as error:
+            # The store counts as one that ignores conditional writes until the next probe: that is slower, never wrong.
+            log.warning("the object store does not answer yet", error=str(error))
+        return pool
+
+    results = await gather_or_cancel([open_all(), *([] if queues.inline else [result_of(warming)])])
+    return results[0], broker, store
+
+
+async def _warm(children: Children, queues: ServedQueues, settings: Settings) -> frozenset[str]:
+    """Start the children. Returns the queues that the worker may serve, which depends on the fences of this kernel."""
+    await children.start()
+    allowed = isolation.may_serve(children.isolation, queues.every, queues.isolated, settings)
+    if not queues.isolated <= allowed:
+        await children.close()
+    return allowed
+
+
+async def _open_pipelines(
+    stack: AsyncExitStack, settings: Settings, pipelines: Pipelines, queues: ServedQueues
+) -> dict[str, Any]:
+    """Load the handlers of inline steps. Returns what each pipeline's opener gave."""
+    opened: dict[str, Any] = {}
+    for name in queues.inline_pipelines:
+        loaded = pipelines.load_handlers(name)
+        if loaded.opener is not None:
+            opened[name] = await stack.enter_async_context(loaded.opener(settings))
+    return opened
+
+
+async def result_of(task: asyncio.Task[Any]) -> Any:
+    """Wait for the task. Cancelling the caller does not cancel the task."""
+    return await asyncio.shield(task)
+
+
+async def _cancelled(task: asyncio.Task[Any]) -> None:
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def _on_pool(pool: Pool) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:
+    async def on_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
+        async with pool.acquire() as connection:
+            await work(connection)
+
+    return on_connection
+
+
+def _root(settings: Settings) -> Path:
+    return Path(settings.work_dir) if settings.work_dir else Path(os.environ.get("TMPDIR", "/tmp")) / "leasehold"  # noqa: S108 - WorkDir checks who owns it

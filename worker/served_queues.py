@@ -1,0 +1,48 @@
+"""Which queues a worker serves, and which of them need child processes. `Worker` computes it once, at its start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Self
+
+from leasehold.domain.pipeline import Step, pinned_queue, unpinned_queue
+from leasehold.domain.registry import Pipelines
+from leasehold.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ServedQueues:
+    """`isolated`: the queues of `every` with an isolated step. `pipelines`: the names of those with a step in `every`,
+    `isolated_pipelines`: with an isolated step besides, `inline_pipelines`: with an inline step besides.
+    """
+
+    every: frozenset[str]
+    isolated: frozenset[str]
+    pipelines: tuple[str, ...]
+    isolated_pipelines: tuple[str, ...]
+    inline_pipelines: tuple[str, ...]
+
+    @property
+    def inline(self) -> frozenset[str]:
+        return self.every - self.isolated
+
+    @classmethod
+    def chosen(cls, pipelines: Pipelines, settings: Settings) -> Self:
+        """The queues that the settings name, else all that the pipelines declare; and each as pinned to the worker's
+        labels.
+        """
+        declared = {step.queue for pipeline in pipelines for step in pipeline.steps}
+        named = frozenset(settings.queues or declared)
+        pinned = {pinned_queue(queue, label) for queue in named for label in settings.labels if "@" not in queue}
+        every = named | pinned
+        unpinned = {unpinned_queue(queue) for queue in every}
+        served = [pipeline for pipeline in pipelines if any(step.queue in unpinned for step in pipeline.steps)]
+        isolated_steps: list[Step] = [step for pipeline in served for step in pipeline.steps if step.isolated]
+        isolated_queues = {step.queue for step in isolated_steps}
+        return cls(
+            every=every,
+            isolated=frozenset(queue for queue in every if unpinned_queue(queue) in isolated_queues),
+            pipelines=tuple(pipeline.name for pipeline in served),
+            isolated_pipelines=tuple(p.name for p in served if any(step.isolated for step in p.steps)),
+            inline_pipelines=tuple(p.name for p in served if not all(step.isolated for step in p.steps)),
+        )
