@@ -1,6 +1,7 @@
-"""What a worker counts. Labels are bounded: pipelines, steps, queues and outcomes, never ids.
+"""The metrics of a worker. Labels are bounded: pipelines, steps, queues and outcomes, never ids.
 
-What every attempt counts is counted by tallies, in the event loop alone; the rest by the client library.
+Metrics of the hot path (every attempt) are tallies, which only the event loop may change. The others are the client
+library's.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ CHILD_PEAK = histogram(
     buckets=[size * MIB for size in (64, 128, 256, 512, 768, 1024, 1536, 2048, 4096)],
 )
 
-# Words that are known before: they are there from the start, so that their first increase is seen.
+# These label values exist from the start: so the first increase of each is visible.
 for _result in ("claimed", "duplicate", "stale"):
     HINTS.labels(_result)
 for _how in ("hint", "look", "next"):
@@ -74,7 +75,7 @@ _KINDS = {"pending": "new", "retry": "retry", "waiting": "poll"}
 
 
 def claimed(queue: str, was: str, waited: float) -> None:
-    """A task was claimed from the state `was`, `waited` seconds after it could have been."""
+    """Count a claim of a task that was in state `was`, `waited` seconds after the task became due."""
     if was == "running":
         TAKEN_OVER.inc()
     else:
@@ -82,16 +83,16 @@ def claimed(queue: str, was: str, waited: float) -> None:
 
 
 def ended(pipeline: str, step: str, outcome: str, seconds: float, example: Mapping[str, str] | None) -> None:
-    """An attempt is over; `example` leads to its trace."""
+    """Count the end of an attempt. `example`: the exemplar that leads to its trace."""
     ATTEMPTS.labels(pipeline, step, outcome).inc()
     SECONDS.labels(pipeline, step).observe(seconds, example)
 
 
 def failed(pipeline: str, step: str, outcome: str, code: str) -> None:
-    """An attempt failed: `retried`, or `failed` for good."""
+    """Count a failed attempt. `outcome`: `retried`, or `failed` for good."""
     (RETRIES if outcome == "retried" else DEAD).labels(pipeline, step, _code(code)).inc()
 
 
-def took(statement: str, started: float) -> None:
-    """A round trip that began at `started` (perf_counter) succeeded. Each statement is one thread's."""
-    STATEMENTS.labels(statement).observe(perf_counter() - started)
+def took(statement: str, began: float) -> None:
+    """Observe a round trip that began at `began` (perf_counter). Only one thread may use a `statement`."""
+    STATEMENTS.labels(statement).observe(perf_counter() - began)

@@ -114,7 +114,7 @@ async def test_best_effort_runs_isolated_steps_and_warns_at_each_start(
                 new = jobs.NewJob(partly.isolated, "t")
                 await jobs.submit(connection, [new])
                 assert (await end_of(Rows(connection), new.id))["status"] == "succeeded"
-        (line,) = [entry for entry in logs if "as was decided" in entry["event"]]
+        (line,) = [entry for entry in logs if "best_effort" in entry["event"]]
         assert line["log_level"] == "warning"
         assert line["missing"]
 
@@ -126,7 +126,7 @@ async def test_with_all_fences_nothing_is_said(settings: Settings, tmp_path: Pat
         async with Worker(lesser(settings, tmp_path, "pipelines", "required"), partly.pipelines()) as worker:
             await worker.complete.wait()
             assert worker.queues == {"partly-inline", "partly-isolated"}
-    assert not [entry for entry in logs if entry["log_level"] == "error" or "as was decided" in entry["event"]]
+    assert not [entry for entry in logs if entry["log_level"] == "error" or "best_effort" in entry["event"]]
 
 
 @pytest.mark.parametrize(

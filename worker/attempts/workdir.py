@@ -1,4 +1,4 @@
-"""Where attempts keep their files: one directory a process, removed with it, or by the next one if it was killed."""
+"""The work directory of a worker process. The worker removes it at its end; after a kill, the next worker does."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _LOCK = "owner.lock"
 
 
 class WorkDir:
-    """`with WorkDir(root, worker) as path`. The lock file tells whether the owner of a directory still lives."""
+    """`with WorkDir(root, worker) as path`. A living worker holds a lock on the lock file in its directory."""
 
     def __init__(self, root: Path, worker: UUID) -> None:
         self._root = root
@@ -23,7 +23,7 @@ class WorkDir:
     def __enter__(self) -> Path:
         self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if self._root.stat().st_uid != os.getuid():
-            raise PermissionError(f"{self._root} belongs to somebody else; set LEASEHOLD_WORK_DIR")
+            raise PermissionError(f"{self._root} belongs to another user; set LEASEHOLD_WORK_DIR")
         self._sweep()
         self._path.mkdir(mode=0o700)
         self._lock = os.open(self._path / _LOCK, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
@@ -40,17 +40,19 @@ class WorkDir:
             os.close(self._lock)
 
     def _sweep(self) -> None:
-        """Remove what killed workers left. A directory without its lock file yet is too young to judge."""
-        for left in self._root.iterdir():
+        """Remove the directories of killed workers. A directory without a lock file stays: its worker may be just
+        starting.
+        """
+        for directory in self._root.iterdir():
             try:
-                lock = os.open(left / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+                lock = os.open(directory / _LOCK, os.O_RDWR | os.O_CLOEXEC)
             except OSError:
                 continue
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except OSError:
-                continue  # its owner lives
+                continue  # its worker lives
             else:
-                shutil.rmtree(left, ignore_errors=True)
+                shutil.rmtree(directory, ignore_errors=True)
             finally:
                 os.close(lock)

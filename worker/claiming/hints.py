@@ -1,5 +1,5 @@
-"""The hints that a pool has in hand, by tenant. They are not acknowledged: a hint waits here until its tenant may take
-a slot, and goes back to the broker when the worker stops.
+"""The hints that a slot pool has in hand, by tenant. A hint waits here, unacknowledged, until its tenant may take a
+slot. When the worker stops, the broker redelivers the waiting hints to other workers.
 """
 
 from __future__ import annotations
@@ -10,14 +10,17 @@ from itertools import islice
 from leasehold.broker.base import Delivery
 from leasehold.worker.claiming.shares import Shares
 
-#: Of so many tenants that may take a slot, the one that runs least is chosen; they move behind the others in turn.
+#: `take` compares at most this many tenants that may take a slot. The chosen one moves behind the others, so all have
+#: their turn.
 _COMPARED = 32
 
 
 class Hints:
+    """The slot pool adds each delivery and takes the next one for each free slot."""
+
     def __init__(self, shares: Shares) -> None:
         self._shares = shares
-        self._waiting: dict[str, deque[Delivery]] = {}  # in the order of the tenants' turns
+        self._waiting: dict[str, deque[Delivery]] = {}  # by tenant, in the order of the tenants' turns
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -29,19 +32,21 @@ class Hints:
         self._waiting.clear()
 
     def take(self) -> Delivery | None:
-        """The next hint of the tenant that runs least, of those that may take a slot; None: there is no such hint."""
-        chosen = self._chosen()
-        if chosen is None:
+        """The next hint of the tenant that runs the fewest steps, among those that may take a slot. None: no tenant
+        with a hint may.
+        """
+        tenant = self._next_tenant()
+        if tenant is None:
             return None
-        waiting = self._waiting[chosen]
-        delivery = waiting.popleft()
-        if not waiting:
-            del self._waiting[chosen]
+        deliveries = self._waiting[tenant]
+        delivery = deliveries.popleft()
+        if not deliveries:
+            del self._waiting[tenant]
         elif len(self._waiting) > 1:
-            self._waiting[chosen] = self._waiting.pop(chosen)
+            self._waiting[tenant] = self._waiting.pop(tenant)
         return delivery
 
-    def _chosen(self) -> str | None:
+    def _next_tenant(self) -> str | None:
         chosen: str | None = None
         compared = 0
         for tenant in self._waiting:
@@ -55,7 +60,7 @@ class Hints:
         return chosen
 
     def waits_with_less(self, tenant: str) -> bool:
-        """Whether another tenant waits that runs at least two steps less: a slot of `tenant` is better its."""
+        """Whether another tenant waits that runs at least two steps fewer: a slot of `tenant` should go to it."""
         others = len(self._waiting) - (tenant in self._waiting)
         bound = self._shares.running(tenant) - 1
         return others > 0 < bound and any(

@@ -1,9 +1,11 @@
-"""How the slots of one pool are shared by tenants. Nobody can take a slot back from a step that runs for an hour, so a
-part of the slots is kept for those who have less, whether or not they are there.
+"""How tenants share the slots of one pool: the arithmetic, without any waiting.
 
-A tenant may run `most` steps in a pool, and the pool has an eighth more slots than that. Of these a tenant takes
-another only while it runs fewer than `GREED` times as many as are unused: who comes later finds room for several steps,
-not for one. Beside them are `reserve` slots, each for a tenant that runs nothing else in the pool.
+A pool cannot take a slot back from a step that runs for an hour. So it keeps slots for tenants that come later:
+
+- A tenant may run at most `most` steps in the pool. The pool has an eighth more shared slots than that.
+- A tenant gets another shared slot only while it runs fewer than `GREED` times as many steps as slots are unused. So a
+  tenant that comes later finds room for several steps.
+- `reserve` more slots are each for a tenant that runs nothing else in the pool.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ from leasehold.domain.concurrency_limit import GREED
 
 @dataclass(frozen=True, slots=True)
 class Rooms:
-    """How many steps each tenant runs in the pool, and how many a poll may claim for it: `other` for those that run
-    none. None: any number. `other_overdue`: seconds that the poll leaves a task of those to its hint; None: as long as
-    anybody's.
+    """What a poll may claim for each tenant.
+
+    `of`: of each tenant that runs steps in the pool, how many it runs, and how many more the poll may claim for it.
+    `other`: how many the poll may claim for each other tenant. None: any number. `other_overdue`: how many seconds the
+    poll leaves a task of such a tenant to its hint; None: as long as any tenant's.
     """
 
     of: Mapping[str, tuple[int, int | None]] = field(default_factory=dict)
@@ -27,21 +31,21 @@ class Rooms:
 
 
 class Shares:
-    """`reserve` 0: the pool has `most` slots, too few to keep any; then tenants only take turns."""
+    """Without a `reserve` the pool has exactly `most` slots, too few to keep any: then tenants only take turns."""
 
     def __init__(self, most: int, reserve: int = 0) -> None:
         self.most = most
-        #: For all tenants.
+        #: Shared slots.
         self.slots = most + most // GREED if reserve else most
         self.reserve = reserve
         self.busy = 0
-        #: Slots that are kept for a poll that is under way.
+        #: Free slots that are kept for a running poll.
         self.promised = 0
         self._running: dict[str, int] = {}
 
     @property
     def free(self) -> int:
-        """Slots for all that nobody has; 0 or less where the reserve is in use."""
+        """Shared slots that are neither busy nor promised; 0 or less while the reserve is in use."""
         return self.slots - self.busy - self.promised
 
     @property
@@ -49,6 +53,7 @@ class Shares:
         return min(self.reserve, self.slots + self.reserve - self.busy - self.promised)
 
     def running(self, tenant: str) -> int:
+        """How many steps the tenant runs in the pool."""
         return self._running.get(tenant, 0)
 
     def take(self, tenant: str) -> None:
@@ -57,36 +62,39 @@ class Shares:
 
     def give(self, tenant: str) -> None:
         self.busy -= 1
-        left = self._running[tenant] - 1
-        if left:
-            self._running[tenant] = left
+        remaining = self._running[tenant] - 1
+        if remaining:
+            self._running[tenant] = remaining
         else:
             del self._running[tenant]
 
     def may_take(self, tenant: str) -> bool:
         """Whether the tenant may start another step now."""
         running = self._running.get(tenant, 0)
-        if self.slots - self.busy - self.promised > 0:
+        if self.free > 0:
             return self._may_run(running, self.slots - self.busy)
         return not running and self.reserve_free > 0
 
     def may_keep(self, tenant: str) -> bool:
-        """Whether the tenant, if it gave up one of its slots, might take it again."""
+        """Whether the tenant, if it gave one of its slots up, could take it again."""
         running = self._running[tenant] - 1
         return running <= 0 or self._may_run(running, self.slots - self.busy + 1)
 
     def _may_run(self, running: int, unused: int) -> bool:
-        """Whether a tenant that runs so much may take one of the `unused` slots for all."""
+        """Whether a tenant with `running` steps may take one of `unused` shared slots."""
         return unused > 0 and (not running or not self.reserve or running < min(self.most, GREED * unused))
 
-    def rooms(self, wanted: int) -> Rooms:
-        """For a poll that may claim `wanted` tasks: what each tenant may have of them."""
-        if self.free <= 0:
+    def rooms(self, limit: int) -> Rooms:
+        """The rooms of a poll that claims at most `limit` tasks."""
+        if self.free <= 0:  # only the reserve is left: one step for each tenant that runs nothing here
             return Rooms({tenant: (running, 0) for tenant, running in self._running.items()}, 1)
-        rooms = {tenant: (running, self._room(running, wanted)) for tenant, running in self._running.items()}
-        return Rooms(rooms, self._room(0, wanted))
+        rooms = {tenant: (running, self._room(running, limit)) for tenant, running in self._running.items()}
+        return Rooms(rooms, self._room(0, limit))
 
-    def _room(self, running: int, wanted: int) -> int | None:
-        """For how many steps, one after another, `_may_run` holds; None: for all that are `wanted`."""
+    def _room(self, running: int, limit: int) -> int | None:
+        """How many steps `_may_run` admits one after another, for a tenant that runs `running`; None: `limit` or more.
+
+        After n more steps the condition is `running + n < GREED * (unused - n)`; solved for n, rounded up.
+        """
         room = min(-(-(GREED * (self.slots - self.busy) - running) // (GREED + 1)), self.most - running)
-        return None if not self.reserve or room >= wanted else max(room, 0 if running else 1)
+        return None if not self.reserve or room >= limit else max(room, 0 if running else 1)

@@ -1,8 +1,8 @@
-"""What a worker does beside its attempts, again and again: each duty in a loop of its own, so that none waits for what
-another waits for, and none ends by what another meets.
+"""The duties of a worker: what it does again and again beside its attempts.
 
-Those of the leader are done by one worker at a time. Of the pool's connections the takeover has one at a time, the
-others that look every half second share two, and housekeeping shares one (leasehold/db/pool_sizes.py has the sum).
+Each duty runs in a loop of its own (Periodic): no duty waits for another, and no duty's error ends another. The
+leader's duties run in one worker at a time. Of the pool's connections the takeover uses one at a time, the other
+frequent duties share two, and housekeeping shares one (leasehold/db/pool_sizes.py has the sum).
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from leasehold.transitions.gates import ConcurrencyLimitName
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MOST_BUSY, Leadership, Takeover
 
-#: Lost workers, and a lost leader, are looked for this often, so that what they held runs elsewhere within a second.
+#: Workers look for dead workers and a dead leader this often: what those held runs elsewhere within a second.
 _WATCH_SECONDS = 0.5
-#: Schedules that are due, and runs that webhooks are to be told of, are looked for this often, by every worker.
+#: Every worker looks this often for due schedules, and for ended runs whose webhooks have to be sent.
 _EVERY_SECONDS = 0.5
-#: Retention, partitions and old rows: this often.
+#: Between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
-#: Connections that they have at once: those of every half second, and those of housekeeping.
-_OFTEN, _SELDOM = 2, 1
+#: The most connections at once: of all frequent duties, and of all housekeeping.
+_FREQUENT_CONNECTIONS, _HOUSEKEEPING_CONNECTIONS = 2, 1
 
 
 class Duties:
-    """`deliveries`: the pipeline that delivers webhooks, where this installation has it. `kinds`: which have duties of
-    their own.
+    """`deliveries`: the pipeline that delivers webhooks, if this installation has it. `kinds`: kinds of work, which may
+    add duties of their own.
     """
 
     def __init__(
@@ -67,23 +67,23 @@ class Duties:
         self._admission = Admission(settings)
         self._deliveries = deliveries
         self._keep_seconds = settings.retention_days * 86_400
-        self._last_gate: ConcurrencyLimitName = ("", "")
+        self._last_limit: ConcurrencyLimitName = ("", "")
         self._leadership = Leadership(worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
         self._late = Pauses(share=MOST_BUSY, least=settings.sweep_seconds, most=LATEST_SECONDS)
-        self._often = _shared(pool, _OFTEN)
-        self._seldom = _shared(pool, _SELDOM)
-        self._housekeeping = Housekeeping(settings, self._seldom, store, kinds)
+        self._frequent = _shared(pool, _FREQUENT_CONNECTIONS)
+        self._housekeeping_connection = _shared(pool, _HOUSEKEEPING_CONNECTIONS)
+        self._housekeeping = Housekeeping(settings, self._housekeeping_connection, store, kinds)
 
     def all(self) -> list[Periodic]:
-        """The loops, to be run each as a task."""
+        """The loops. The worker runs each as a task."""
         watch = min(_WATCH_SECONDS, self._settings.sweep_seconds)
         house = self._housekeeping
         periodic = [
             Periodic("takeover", self._takeover.turn, every=watch),
             self._led("cancels", self._end_cancels, watch),
             self._led("deadlines", self._end_jobs, watch),
-            self._led("admissions", self._let_in, watch),
+            self._led("admissions", self._admit, watch),
             self._led(external.DUTY, self._end_late_steps, watch),
             Periodic("schedules", self._fire_schedules, every=_EVERY_SECONDS),
             self._led("retention", house.retention),
@@ -110,8 +110,8 @@ class Duties:
     def _led(
         self, name: str, turn: Callable[[], Awaitable[float | None]], every: float = _HOUSEKEEPING_SECONDS
     ) -> Periodic:
-        """A duty of the leader. Who leads is known a moment after the start, and may change: whoever does not lead asks
-        again soon, which costs nothing.
+        """A duty that only the leader carries out. A worker that does not lead checks again soon: the leader is known a
+        moment after the start, and may change. The check costs nothing.
         """
 
         async def when_leading() -> float | None:
@@ -121,52 +121,56 @@ class Duties:
 
     def _tidying(self, name: str, statement: Callable[[Connection], Awaitable[None]]) -> Periodic:
         async def turn() -> None:
-            async with self._seldom() as connection:
+            async with self._housekeeping_connection() as connection:
                 await statement(connection)
 
         return self._led(name, turn)
 
     async def _end_cancels(self) -> None:
-        async with self._often() as connection:
-            jobs_ended(await sweeps.end_cancels(connection, self._takeover.gone))
+        async with self._frequent() as connection:
+            jobs_ended(await sweeps.end_cancels(connection, self._takeover.dead))
 
     async def _end_jobs(self) -> None:
-        async with self._often() as connection:
+        async with self._frequent() as connection:
             jobs_ended(await sweeps.expire_jobs(connection))
 
     async def _end_late_steps(self) -> None:
-        """Steps of external workers that run past their limit; paced as the takeover, for it reads all that runs."""
+        """End steps of external workers that run past their limit. It reads all running tasks: so it pauses as the
+        takeover does.
+        """
         if not self._late.due:
             return
         began = monotonic()
-        async with self._often() as connection:
+        async with self._frequent() as connection:
             for ended in await external.end_overdue(connection, self._templates):
                 jobs_ended(ended.ended)
                 self._announcer.announce(ended.announcements)
         self._late.done(began)
 
-    async def _let_in(self) -> None:
-        """Jobs at gates that nobody asked again, such as those with a rate, some at each turn."""
-        async with self._often() as connection:
-            crowded = await gates.crowded(connection, self._last_gate)
-            self._last_gate = crowded[-1] if crowded else ("", "")
-            self._announcer.announce(await gates.admit_each(connection, crowded))
+    async def _admit(self) -> None:
+        """Admit jobs that a concurrency limit or a rate holds back, where no end of another job admits them. Each turn
+        goes through some of the limits.
+        """
+        async with self._frequent() as connection:
+            limits = await gates.crowded(connection, self._last_limit)
+            self._last_limit = limits[-1] if limits else ("", "")
+            self._announcer.announce(await gates.admit_each(connection, limits))
 
     async def _fire_schedules(self) -> None:
-        async with self._often() as connection:
-            for made in await schedules.fire_due(
+        async with self._frequent() as connection:
+            for fired in await schedules.fire_due(
                 connection,
                 self._templates,
                 self._keep_seconds,
                 pause_after=self._settings.schedule_failures_limit,
                 admission=self._admission,
             ):
-                jobs_ended(made.ended)
-                self._announcer.announce(made.hints)
-                self._announcer.announce(await gates.admit(connection, made.gates, made.left))
+                jobs_ended(fired.ended)
+                self._announcer.announce(fired.hints)
+                self._announcer.announce(await gates.admit(connection, fired.gates, fired.left))
 
     async def _dispatch_webhooks(self, deliveries: Pipeline) -> None:
-        async with self._often() as connection:
+        async with self._frequent() as connection:
             self._announcer.announce(await webhooks.dispatch(connection, deliveries, self._keep_seconds))
 
     async def _keep_event_days(self, connection: Connection) -> None:
@@ -174,11 +178,12 @@ class Duties:
 
 
 def _shared(pool: Pool, most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
-    turnstile = asyncio.Semaphore(most)
+    """Connections of the pool, of which all callers together have at most `most` at once."""
+    permits = asyncio.Semaphore(most)
 
     @asynccontextmanager
     async def acquire() -> AsyncIterator[Connection]:
-        async with turnstile, pool.acquire() as connection:
+        async with permits, pool.acquire() as connection:
             yield connection
 
     return acquire

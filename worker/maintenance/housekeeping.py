@@ -1,5 +1,7 @@
-"""Forgetting what nobody needs any more, where objects go before their rows. The store is asked while no connection to
-the database is held; an object that it will not delete is set aside, and the others go on.
+"""Deletes what is no longer needed: first the objects in the store, then the rows that name them.
+
+No turn holds a database connection while it waits for the store. A unit (a job, an upload, ...) whose objects the store
+does not delete is set aside in quarantine, and the other units go on.
 """
 
 from __future__ import annotations
@@ -21,16 +23,16 @@ from leasehold.transitions import sweeps
 from leasehold.transitions.quarantine import each_of, set_aside
 
 _PROBES_KEPT = timedelta(hours=1)
-#: A turn takes one batch; while there is more, the next one comes after so many seconds.
+#: A turn handles one batch. While there is more, the next turn comes after this many seconds.
 _NEXT_BATCH_SECONDS = 0.1
-#: A key that no object of ours has.
-_NOTHING = "probes/nothing"
+#: A key that no object has: the store's answer about it shows only whether the store answers.
+_ABSENT_KEY = "probes/nothing"
 _U = TypeVar("_U")
 
 
 class Housekeeping:
-    """`connections`: each duty takes one at a time, and none while the store is asked. `kinds`: whose rows and objects
-    are kept, too.
+    """The turns of the housekeeping duties (duties.py). `kinds`: kinds of work, whose rows and objects are deleted,
+    too.
     """
 
     def __init__(self, settings: Settings, connections: Acquire, store: ObjectStore, kinds: Iterable[Kind]) -> None:
@@ -39,7 +41,7 @@ class Housekeeping:
         self._of_kinds = housekeeping_of(kinds, HousekeepingContext(settings, connections, store))
 
     def of_kinds(self) -> dict[str, Callable[[], Awaitable[float | None]]]:
-        """The turns of the kinds' own duties, by name. Raises DeclarationError where two have one name."""
+        """The turns of the kinds' own duties, by name. Raises DeclarationError where two duties have one name."""
         duties = [duty for kind in self._of_kinds for duty in kind.duties]
         turns = {duty.duty: self._turn_of(duty) for duty in duties}
         if len(turns) < len(duties):
@@ -54,47 +56,51 @@ class Housekeeping:
             async with self._connections() as connection:
                 await statement(connection)
 
-        async def forget(one: Forgetting[Any]) -> float | None:
-            found = await self._ask(one.find)
-            return await self._forget(one.duty, found, one.key, one.delete, one.forget)
+        async def forget(duty: Forgetting[Any]) -> float | None:
+            units = await self._read(duty.find)
+            return await self._forget(duty.duty, units, duty.key, duty.delete, duty.forget)
 
         return partial(tidy, duty.statement) if isinstance(duty, Tidying) else partial(forget, duty)
 
     async def uploads(self) -> float | None:
-        """What lies where clients may send."""
+        """Check what clients have uploaded, and delete what nothing refers to."""
 
         async def on_too_large(connection: Connection, due: uploads.Due, size: int) -> None:
             for kind in self._of_kinds:
                 if kind.upload_too_large is not None:
                     await kind.upload_too_large(connection, due, size)
 
-        async def look(one: uploads.Due) -> None:
-            await uploads.inspect(self._connections, self._store, one, on_too_large)
+        async def check(due: uploads.Due) -> None:
+            await uploads.inspect(self._connections, self._store, due, on_too_large)
 
-        async def noted(_connection: Connection, _units: Sequence[uploads.Due]) -> None:
-            """Each look has written down itself what it saw."""
+        async def forget(_connection: Connection, _units: Sequence[uploads.Due]) -> None:
+            """Nothing: each check has written its result already."""
 
-        found = await self._ask(uploads.due)
-        return await self._forget(uploads.UPLOADS, found, lambda one: one.key, look, noted)
+        units = await self._read(uploads.due)
+        return await self._forget(uploads.UPLOADS, units, lambda due: due.key, check, forget)
 
     async def parts(self) -> None:
+        """End multipart uploads that nobody completes."""
         await uploads.give_up_parts(self._store, [prefix for kind in self._of_kinds for prefix in kind.prefixes])
 
     async def retention(self) -> float | None:
-        async def empty(job: sweeps.Forgettable) -> None:
-            await self._store.delete(*[found.key async for found in self._store.list(job.prefix + "/")])
+        """Delete ended jobs after their retention time, with their objects."""
+
+        async def delete_objects(job: sweeps.Forgettable) -> None:
+            await self._store.delete(*[stored.key async for stored in self._store.list(job.prefix + "/")])
 
         async def forget(connection: Connection, units: Sequence[sweeps.Forgettable]) -> None:
             before = [kind.before_jobs_go for kind in self._of_kinds if kind.before_jobs_go is not None]
             await sweeps.forget_jobs(connection, [job.job_id for job in units], before)
 
-        found = await self._ask(sweeps.forgettable_jobs)
-        return await self._forget(sweeps.RETENTION, found, lambda job: job.job_id, empty, forget)
+        units = await self._read(sweeps.forgettable_jobs)
+        return await self._forget(sweeps.RETENTION, units, lambda job: job.job_id, delete_objects, forget)
 
     async def probes(self) -> None:
+        """Delete the objects with which starting processes probed the store."""
         await self._store.forget_probes(_PROBES_KEPT)
 
-    async def _ask(self, statement: Callable[[Connection], Awaitable[Sequence[_U]]]) -> Sequence[_U]:
+    async def _read(self, statement: Callable[[Connection], Awaitable[Sequence[_U]]]) -> Sequence[_U]:
         async with self._connections() as connection:
             return await statement(connection)
 
@@ -106,54 +112,56 @@ class Housekeeping:
         delete: Callable[[_U], Awaitable[None]],
         forget: Callable[[Connection, Sequence[_U]], Awaitable[None]],
     ) -> float | None:
-        """Delete the objects of each unit, then the rows of those whose objects are gone. Returns the pause to the next
-        turn, None if this one found nothing. Raises StoreUnavailable where it is the store that is away.
+        """`delete` the objects of each unit, then `forget` the rows of the units whose objects are deleted.
+
+        Returns the pause to the next turn; None for the usual one: this turn had no unit to handle. Raises
+        StoreUnavailable if the store itself is away.
         """
-        gone: list[_U] = []
+        deleted: list[_U] = []
         refused: list[tuple[_U, Exception]] = []
         away: StoreUnavailable | None = None
         for unit in units:
             try:
                 await delete(unit)
             except StoreUnavailable as error:
-                away = await self._away()
+                away = await self._probe_store()
                 if away is not None:
                     break
                 refused.append((unit, error))
-            except Exception as error:  # noqa: BLE001 - of this unit, whatever it is: it is written down
+            except Exception as error:  # noqa: BLE001 - whatever it is: it belongs to this unit, which is set aside
                 refused.append((unit, error))
             else:
-                gone.append(unit)
-        if gone or refused:
-            await self._write_down(duty, gone, refused, key, forget)
+                deleted.append(unit)
+        if deleted or refused:
+            await self._forget_rows(duty, deleted, refused, key, forget)
         if away is not None:
             raise away
-        return _NEXT_BATCH_SECONDS if gone or refused else None
+        return _NEXT_BATCH_SECONDS if deleted or refused else None
 
-    async def _away(self) -> StoreUnavailable | None:
-        """What the store says to a question about nothing: None if it answers, and so was silent for another reason."""
+    async def _probe_store(self) -> StoreUnavailable | None:
+        """The store's error if it is away. None if it answers: then it was silent about one unit for another reason."""
         try:
-            await self._store.head(_NOTHING)
+            await self._store.head(_ABSENT_KEY)
         except StoreUnavailable as error:
             return error
         except StoreError:
             return None
         return None
 
-    async def _write_down(
+    async def _forget_rows(
         self,
         duty: str,
-        gone: Sequence[_U],
+        deleted: Sequence[_U],
         refused: Sequence[tuple[_U, Exception]],
         key: Callable[[_U], object],
         forget: Callable[[Connection, Sequence[_U]], Awaitable[None]],
     ) -> None:
         async with self._connections() as connection:
 
-            async def rows(some: Sequence[_U]) -> Sequence[None]:
-                await forget(connection, some)
+            async def forget_batch(units: Sequence[_U]) -> Sequence[None]:
+                await forget(connection, units)
                 return ()
 
-            await each_of(connection, duty, gone, rows, key)
+            await each_of(connection, duty, deleted, forget_batch, key)
             for unit, error in refused:
                 await set_aside(connection, duty, key(unit), error)

@@ -1,4 +1,4 @@
-"""The relay: sends the hints that whoever committed them did not (it died, or the broker was away)."""
+"""The relay sends hints that their committer could not send: that process died, or the broker was away."""
 
 from __future__ import annotations
 
@@ -24,12 +24,13 @@ EVERY_SECONDS = 0.5
 #: The duty's name.
 DUTY = "relay"
 _BATCH = 500
-#: A hint that was written too late to be seen is sent at the latest after this; its task is found by a look before.
+#: A hint that became visible too late for the poll window is sent after at most this long. A slot pool's poll finds its
+#: task before.
 _WHOLE_EVERY_SECONDS = 60.0
 
 
 class Relay:
-    """While the broker is away the rows wait in the table; work goes on by looking."""
+    """While the broker is away the hints wait in the outbox table, and the slot pools find their tasks by polls."""
 
     def __init__(self, pool: Pool, broker: Broker, announcer: Announcer) -> None:
         self._pool = pool
@@ -38,39 +39,41 @@ class Relay:
         self._window = PollWindow(whole_every=_WHOLE_EVERY_SECONDS)
 
     async def turn(self) -> float | None:
-        """Returns 0 where there may be more to send."""
+        """Send one batch. Returns 0, for another turn at once, if there may be more."""
         if not self._broker.connected:
             return None
         async with self._pool.acquire() as connection:
-            taken = await self._take(connection)
+            announcements = await self._take(connection)
         failpoints.reach("before_relay")
-        sent = await self._send(taken) if taken else 0
+        sent = await self._send(announcements) if announcements else 0
         metrics.RELAYED.inc(sent)
         return 0.0 if sent >= _BATCH else None
 
-    async def _send(self, taken: Sequence[Announcement]) -> int:
-        """Together; where that fails, each by itself: a hint that cannot be sent keeps back no other."""
+    async def _send(self, announcements: Sequence[Announcement]) -> int:
+        """Send all together. If that fails, send each by itself: a hint that cannot be sent delays no other. Returns
+        how many were sent.
+        """
         try:
-            return await self._announcer.publish(taken)
+            return await self._announcer.publish(announcements)
         except AWAY:
             raise
-        except Exception as error:  # noqa: BLE001 - of one of them, whatever it is: that one is written down
-            if len(taken) == 1:
-                await self._set_aside(taken[0], error)
+        except Exception as error:  # noqa: BLE001 - whatever it is: it belongs to one of the hints, which is set aside
+            if len(announcements) == 1:
+                await self._set_aside(announcements[0], error)
                 return 0
-        return sum([await self._send([one]) for one in taken])
+        return sum([await self._send([announcement]) for announcement in announcements])
 
-    async def _set_aside(self, hint: Announcement, error: Exception) -> None:
-        """Tried again with growing pauses, and forgotten in the end: its task is found by looking."""
+    async def _set_aside(self, announcement: Announcement, error: Exception) -> None:
+        """Later turns try it again after growing pauses, and drop it in the end: a poll finds its task."""
         async with self._pool.acquire() as connection, connection.transaction():
-            if await set_aside(connection, DUTY, hint.outbox_id, error) >= STUCK_AFTER:
-                await outbox.drop(connection, hint.outbox_id)
-                log.error("a hint that cannot be sent was dropped", task_id=str(hint.hint.task_id))
+            if await set_aside(connection, DUTY, announcement.outbox_id, error) >= STUCK_AFTER:
+                await outbox.drop(connection, announcement.outbox_id)
+                log.error("a hint that cannot be sent was dropped", task_id=str(announcement.hint.task_id))
 
     async def _take(self, connection: Connection) -> list[Announcement]:
         started_at, back = monotonic(), self._window.back()
-        taken = await outbox.take(connection, _BATCH, back)
+        announcements = await outbox.take(connection, _BATCH, back)
         self._window.polled(started_at, whole=back is None, oldest=None, overdue=0.0)
-        if len(taken) == _BATCH:
+        if len(announcements) == _BATCH:
             self._window.forget()
-        return taken
+        return announcements

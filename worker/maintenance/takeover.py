@@ -1,4 +1,4 @@
-"""Leading, and what the leader must never be late with: steps of lost workers become runnable within a second."""
+"""The leadership, and the leader's most urgent duty: steps of dead workers become runnable within a second."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ from leasehold.worker import metrics
 
 log = structlog.get_logger(__name__)
 
-#: Leases that pass are looked for every `sweep_seconds`, but for at most this share of the time, and at the latest
-#: after so many seconds.
+#: The leader looks for expired leases every `sweep_seconds`. It spends at most this share of the time on it, but looks
+#: at least once in this many seconds.
 MOST_BUSY = 1 / 100
 LATEST_SECONDS = 8.0
-#: For so long after a worker was missed they are looked for at every turn: some may be locked, or more than one ends.
+#: After the leader misses a worker, it looks for expired leases at every turn for this long: some rows may still be
+#: locked, and other workers may have died with it.
 _HURRY_SECONDS = 5.0
 
 
 class Leadership:
-    """Whether this worker is the one that does what time asks for. Its duties are safe to run twice: the lease keeps
-    them from being done twice, and nothing hangs on it.
+    """True while this worker leads. Two leaders at once would only do work twice: every duty of the leader is safe to
+    run beside itself.
     """
 
     def __init__(self, worker: UUID, seconds: float) -> None:
@@ -40,23 +41,23 @@ class Leadership:
         return monotonic() < self._until
 
     async def renew(self, connection: Connection) -> bool:
-        """Take or keep the lead for `seconds`."""
-        asked_at = monotonic()
+        """Take or keep the leadership for the `seconds` that this object was made with. Returns whether it leads."""
+        began = monotonic()
         leads = await workers.lead(connection, "sweeper", self._worker, self._seconds)
-        self._until = asked_at + self._seconds if leads else float("-inf")
+        self._until = began + self._seconds if leads else float("-inf")
         return leads
 
 
 class Takeover:
-    """Waits for nothing but the database, and holds one connection."""
+    """Waits for nothing but the database: neither the store nor the broker can delay it. Uses one connection."""
 
     def __init__(self, settings: Settings, pool: Pool, leadership: Leadership, announcer: Announcer) -> None:
         self._settings = settings
         self._pool = pool
         self._leadership = leadership
         self._announcer = announcer
-        #: Workers that were missed when the last turn looked.
-        self.gone: tuple[UUID, ...] = ()
+        #: Workers that were dead in the last turn.
+        self.dead: tuple[UUID, ...] = ()
         self._hurry_until = 0.0
         self._pauses = Pauses(share=MOST_BUSY, least=settings.sweep_seconds, most=LATEST_SECONDS)
 
@@ -66,20 +67,22 @@ class Takeover:
                 await self._expire_leases(connection)
 
     async def _expire_leases(self, connection: Connection) -> None:
-        """At once when a worker is missed, else now and then: it reads all that has run since the last vacuum."""
-        gone = await workers.gone(connection) if self._settings.presence else []
-        if not set(self.gone).issuperset(gone):
+        """Look for expired leases at once when a worker has died, else now and then: it reads every row version of
+        running tasks since the last vacuum.
+        """
+        dead = await workers.gone(connection) if self._settings.presence else []
+        if not set(self.dead).issuperset(dead):
             self._hurry_until = monotonic() + _HURRY_SECONDS
-        self.gone = tuple(gone)
+        self.dead = tuple(dead)
         if self._pauses.due or monotonic() < self._hurry_until:
             began = monotonic()
-            await self._expire(connection, gone)
+            await self._expire(connection, dead)
             self._pauses.done(began)
 
-    async def _expire(self, connection: Connection, gone: Sequence[UUID]) -> None:
-        ended, hints, failed = await sweeps.expire_leases(connection, gone, self._settings.max_losses)
+    async def _expire(self, connection: Connection, dead: Sequence[UUID]) -> None:
+        ended, hints, failed = await sweeps.expire_leases(connection, dead, self._settings.max_losses)
         jobs_ended(failed)
         if ended:
-            log.warning("leases of lost workers ended", leases=ended, workers=[str(owner) for owner in gone])
+            log.warning("leases of dead workers ended", leases=ended, workers=[str(owner) for owner in dead])
             metrics.EXPIRED.inc(ended)
             self._announcer.announce(hints)

@@ -1,4 +1,4 @@
-"""A child process: what the zygote becomes after a fork. It does one run of one step, and ends."""
+"""A child process, after the zygote's fork: it does one run of one step, and ends."""
 
 from __future__ import annotations
 
@@ -22,36 +22,36 @@ from leasehold.domain.work import Work
 from leasehold.worker.sandbox import fences as sandbox
 from leasehold.worker.sandbox import frames
 
-#: Progress is passed on this often at most, in seconds.
-_SPEAK_EVERY = 0.2
+#: A child sends progress at most once in this many seconds.
+_PROGRESS_SECONDS = 0.2
 
 _Kind = Literal["permanent", "retryable", "unforeseen"]
 
 
 def live(pipeline: Pipeline, fences: sandbox.Fences, zygote: int, channel: int, output: int) -> NoReturn:
-    """Be a child to the end: never returns into the zygote's code.
+    """Run as a child and exit: never returns into the zygote's code.
 
-    `channel`: the descriptor of the protocol; `output`: that of what it prints.
+    `channel`: the descriptor of the protocol. `output`: the descriptor of the child's stdout and stderr.
     """
     status = 1
     try:
         sandbox.die_with(zygote)
         os.setsid()
-        _take(channel, output)
+        _take_descriptors(channel, output)
         fences.seal()
         _run(pipeline, fences)
         status = 0
     except MemoryError:
         os.write(2, b"out of memory\n")
         status = frames.OUT_OF_MEMORY
-    except BaseException:  # noqa: BLE001 - a fence that was refused, a channel that broke: there is no run
+    except BaseException:  # noqa: BLE001 - the kernel refused a fence, or the channel broke: there is no run
         with contextlib.suppress(BaseException):
             os.write(2, traceback.format_exc().encode("utf-8", "replace"))
     finally:
         os._exit(status)
 
 
-def _take(channel: int, output: int) -> None:
+def _take_descriptors(channel: int, output: int) -> None:
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.dup2(channel, frames.CHANNEL)
@@ -59,7 +59,7 @@ def _take(channel: int, output: int) -> None:
 
 
 def _run(pipeline: Pipeline, fences: sandbox.Fences) -> None:
-    """The place is the worker's own word; all fences stand before anything of a client's is read."""
+    """Receive the Place, which holds nothing of a client's, and raise the last fence. Only then receive the Run."""
     if (body := frames.receive(frames.CHANNEL)) is None:
         return
     place = frames.Place.model_validate_json(body)
@@ -71,36 +71,36 @@ def _run(pipeline: Pipeline, fences: sandbox.Fences) -> None:
         frames.send(frames.CHANNEL, answer)
     except frames.FrameError as error:
         frames.send(frames.CHANNEL, _failed("permanent", "bad_output", f"the answer has {error}"))
-    frames.receive(frames.CHANNEL)  # the worker looks at what it has held, and ends it
+    frames.receive(frames.CHANNEL)  # wait: the worker reads this process's peak memory, then kills it
 
 
 class _Supervisor:
-    """The worker, as the handler reaches it: progress goes over the channel, a cancel is a file beside `out`."""
+    """The handler's way to the worker: progress goes over the channel; a file beside `out` is the request to stop."""
 
     def __init__(self, directory: Path) -> None:
-        self._sign = str(directory.parent / frames.CANCEL)
-        self._said_at = -_SPEAK_EVERY
+        self._cancel_path = str(directory.parent / frames.CANCEL)
+        self._sent_at = -_PROGRESS_SECONDS
 
     def progress(self, percent: float, summary: str) -> None:
         now = monotonic()
-        if now - self._said_at >= _SPEAK_EVERY:
-            self._said_at = now
-            said = frames.Progress(percent=min(max(float(percent), 0.0), 100.0), summary=bounded(summary)[:500])
-            frames.send(frames.CHANNEL, said)
+        if now - self._sent_at >= _PROGRESS_SECONDS:
+            self._sent_at = now
+            percent = min(max(float(percent), 0.0), 100.0)
+            frames.send(frames.CHANNEL, frames.Progress(percent=percent, summary=bounded(summary)[:500]))
 
     def cancelled(self) -> bool:
-        return os.path.exists(self._sign)  # noqa: PTH110 - asked in inner loops, and half as dear
+        return os.path.exists(self._cancel_path)  # noqa: PTH110 - handlers call it in inner loops, and it costs half as much
 
 
 def _answer(pipeline: Pipeline, run: frames.Run) -> frames.Answer:
     try:
         work = _work(pipeline, run)
-        _enter(work.directory)
+        _use_directory(work.directory)
         return _finished(pipeline.handlers[run.step](work), work.directory)
     except MemoryError:
         raise
-    except BaseException as error:  # noqa: BLE001 - SystemExit too: whatever a handler raises is its answer
-        return _told(error)
+    except BaseException as error:  # noqa: BLE001 - SystemExit, too: whatever a handler raises is its answer
+        return _failure_of(error)
     finally:
         _flush()
 
@@ -115,18 +115,21 @@ def _work(pipeline: Pipeline, run: frames.Run) -> Work:
     return Work(run.pipeline, run.step, params, files, directory, run.item, _Supervisor(directory))
 
 
-def _enter(directory: Path) -> None:
+def _use_directory(directory: Path) -> None:
+    """Relative paths and temporary files of the handler go into the run's directory."""
     os.chdir(directory)
     os.environ["TMPDIR"] = tempfile.tempdir = str(directory)
 
 
 def _finished(done: object, directory: Path) -> frames.Answer:
     if not isinstance(done, Done):
-        raise TypeError(f"the handler answered a {type(done).__name__}, not Done")
+        raise TypeError(f"the handler returned a {type(done).__name__}, not Done")
     try:
         files = {
-            name: frames.Made(path=os.path.relpath(directory / made.path, directory), content_type=made.content_type)
-            for name, made in done.files.items()
+            name: frames.OutputFile(
+                path=os.path.relpath(directory / file.path, directory), content_type=file.content_type
+            )
+            for name, file in done.files.items()
         }
         value = None if done.value is None else dict(done.value)
         return frames.Finished(files=files, value=value)
@@ -134,8 +137,8 @@ def _finished(done: object, directory: Path) -> frames.Answer:
         return _failed("permanent", "bad_output", named(error))
 
 
-def _told(error: BaseException) -> frames.Failed:
-    """Translate the handler's exception into what the parent will raise."""
+def _failure_of(error: BaseException) -> frames.Failed:
+    """The frame for the handler's exception: it names the error that the worker will raise."""
     if isinstance(error, Cancelled):
         return frames.Failed(error="cancelled", code="cancelled", message="")
     if isinstance(error, Permanent):
@@ -166,11 +169,12 @@ def named(error: BaseException) -> str:
 
 
 def bounded(text: str) -> str:
-    """Bounded, and free of lone surrogates, which have no UTF-8 form."""
+    """`text`, cut to the protocol's bound, and without lone surrogates, which have no UTF-8 form."""
     return text[: frames.MAX_TEXT].encode("utf-8", "replace").decode()
 
 
 def formatted(error: BaseException) -> str:
+    """The end of the traceback, within the protocol's bound."""
     whole = "".join(traceback.format_exception(error))
     return whole[-frames.MAX_TRACEBACK :].encode("utf-8", "replace").decode()
 

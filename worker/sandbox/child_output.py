@@ -1,7 +1,7 @@
-"""What a child prints, into the worker's log: line by line, and only so much.
+"""Copies what a child prints into the worker's log, line by line, up to a bound for each run.
 
-The pipe is always drained, so a chatty decoder never blocks; what is beyond the bound is dropped and counted,
-so it never fills memory or the log.
+The worker always drains the pipe, so a chatty decoder never blocks. It drops and counts what is beyond the bound, so
+the output fills neither memory nor the log.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ class ChildOutput:
         os.set_blocking(self._read_end, False)
         self._loop = asyncio.get_running_loop()
         self._log = structlog.get_logger()
-        self._left = MAX_BYTES_PER_RUN
+        self._allowance = MAX_BYTES_PER_RUN
         self._dropped = 0
         self._line = b""
 
     def watch(self, pid: int) -> None:
-        """Start reading, once the child `pid` has its copy of the write end."""
+        """Start reading. Call it once the child `pid` has its copy of the write end."""
         self._log = self._log.bind(child=pid)
         self._close_write_end()
         self._loop.add_reader(self._read_end, self._read)
 
     def begin(self, pipeline: str, step: str) -> None:
-        """Give the next run a new allowance and its name in the log."""
+        """A run begins: give it a new allowance, and name it in the log."""
         self._report()
-        self._left, self._dropped = MAX_BYTES_PER_RUN, 0
+        self._allowance, self._dropped = MAX_BYTES_PER_RUN, 0
         self._log = self._log.bind(pipeline=pipeline, step=step)
 
     def close(self) -> None:
@@ -56,10 +56,10 @@ class ChildOutput:
         if not chunk:
             self._close_read_end()
             return
-        kept = chunk[: self._left]
-        self._left -= len(kept)
-        self._dropped += len(chunk) - len(kept)
-        *lines, self._line = (self._line + kept).split(b"\n")
+        logged = chunk[: self._allowance]
+        self._allowance -= len(logged)
+        self._dropped += len(chunk) - len(logged)
+        *lines, self._line = (self._line + logged).split(b"\n")
         if len(self._line) > _MAX_LINE:
             lines, self._line = [*lines, self._line], b""
         for line in lines:

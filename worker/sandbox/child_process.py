@@ -1,4 +1,4 @@
-"""One child process as its worker sees it: one run, kill, reap."""
+"""One child process, as its worker sees it: it does one run, is killed, and is reaped."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from leasehold.worker.sandbox import fences as sandbox
 from leasehold.worker.sandbox import frames
 from leasehold.worker.sandbox.child_output import ChildOutput
 
-_GRACE_SECONDS = 2  # for a child that closed its channel to exit by itself
+_GRACE_SECONDS = 2  # for a child that has closed its channel to exit by itself
 
-#: Asks a zygote for the status of one of its children that has ended. Raises OSError or EOFError.
+#: Asks a zygote for the exit status of a child that has ended. Raises OSError or EOFError.
 Reap = Callable[[int], Awaitable[int]]
 
 
 class ChildProcess:
-    """A child that a zygote forked, good for one run. Its process id is its own until `stop` has reaped it."""
+    """A child that a zygote forked for one run. The system cannot reuse its process id before `stop` has reaped it."""
 
     def __init__(
         self, pid: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, output: ChildOutput, reap: Reap
@@ -36,26 +36,28 @@ class ChildProcess:
         self._writer = writer
         self._output = output
         self._reap = reap
-        self._handle = os.pidfd_open(pid)
+        self._pidfd = os.pidfd_open(pid)
         self._ended = asyncio.Event()
         self._burial: asyncio.Task[int] | None = None
         self.killed = False
-        asyncio.get_running_loop().add_reader(self._handle, self._has_ended)
+        asyncio.get_running_loop().add_reader(self._pidfd, self._on_end)
 
     @classmethod
-    async def meet(cls, pid: int, channel: socket.socket, output: ChildOutput, reap: Reap) -> ChildProcess:
-        """Take over what belongs to the child `pid`, which has just been forked."""
+    async def adopt(cls, pid: int, channel: socket.socket, output: ChildOutput, reap: Reap) -> ChildProcess:
+        """The child `pid`, which the zygote has just forked, with its channel and its output."""
         output.watch(pid)
         reader, writer = await asyncio.open_unix_connection(sock=channel)
         return cls(pid, reader, writer, output, reap)
 
-    def _has_ended(self) -> None:
-        asyncio.get_running_loop().remove_reader(self._handle)
+    def _on_end(self) -> None:
+        asyncio.get_running_loop().remove_reader(self._pidfd)
         self._ended.set()
 
     @property
     def usable(self) -> bool:
-        """As the kernel knows it: a run given to a child that died while it was idle would count as crashed."""
+        """Whether the child lives, by the kernel's answer. A run on a child that died while idle would count as
+        crashed.
+        """
         return not self.killed and not hung_up(self._writer.get_extra_info("socket"))
 
     async def call(
@@ -67,18 +69,18 @@ class ChildProcess:
         limits: Limits,
         on_progress: Callable[[float, str], None],
     ) -> frames.Answer:
-        """Send the encoded `place` and `run` and wait at most `timeout` seconds for the answer.
+        """Send the encoded `place` and `run`, and wait at most `timeout` seconds for the answer.
 
-        Raises StepTimeout or ChildCrashed; then, as when it is cancelled, the child has been killed.
+        Raises StepTimeout or ChildCrashed. The child is killed then, and also when the caller is cancelled.
         """
         try:
             async with asyncio.timeout(timeout):
                 sandbox.limit(self.pid, limits)
                 self._writer.write(place + run)
                 await self._writer.drain()
-                while isinstance(said := frames.SAID.validate_json(await self._frame()), frames.Progress):
-                    on_progress(said.percent, said.summary)
-                return said
+                while isinstance(frame := frames.FROM_CHILD.validate_json(await self._frame()), frames.Progress):
+                    on_progress(frame.percent, frame.summary)
+                return frame
         except TimeoutError:
             self.kill()
             raise StepTimeout("step_timeout", f"the step ran longer than {timeout:g} s") from None
@@ -86,7 +88,7 @@ class ChildProcess:
             raise _crash(await self._died()) from None
         except (frames.FrameError, ValidationError):
             self.kill()
-            raise ChildCrashed("child_crashed", "the child process answered with nonsense") from None
+            raise ChildCrashed("child_crashed", "the child process sent an invalid answer") from None
         except BaseException:
             self.kill()
             raise
@@ -96,7 +98,7 @@ class ChildProcess:
         return await self._reader.readexactly(frames.length(header))
 
     def peak(self) -> int:
-        """The most bytes that it has held; 0 when it has gone meanwhile."""
+        """The most bytes that the child has held; 0 when it has ended meanwhile."""
         try:
             return sandbox.peak(self.pid)
         except (OSError, IndexError):  # a zombie has a status without memory
@@ -106,21 +108,21 @@ class ChildProcess:
         self._output.begin(pipeline, step)
 
     def kill(self) -> None:
-        """SIGKILL to the whole group, at once; `stop` reaps it."""
+        """Send SIGKILL to the child's whole group at once. `stop` reaps the child."""
         self.killed = True
         if not self._ended.is_set():
-            for end in (os.killpg, os.kill):  # it may not have made its group yet
+            for kill in (os.killpg, os.kill):  # a young child may have no group of its own yet
                 with contextlib.suppress(ProcessLookupError):
-                    end(self.pid, signal.SIGKILL)
+                    kill(self.pid, signal.SIGKILL)
 
-    async def gone(self) -> None:
-        """Wait until it has ended: it holds no memory any more, whoever reaps it."""
+    async def ended(self) -> None:
+        """Wait until the child has ended. It holds no memory from then on, even before it is reaped."""
         await self._ended.wait()
 
     async def stop(self) -> int:
-        """Kill, reap, and close what belonged to it; done in full even when the caller is cancelled meanwhile.
+        """Kill the child, reap it, and close its channel and output. Goes on when the caller is cancelled.
 
-        Answers its status, as subprocess gives it.
+        Returns the exit status, as subprocess gives it.
         """
         if self._burial is None:
             self._burial = asyncio.create_task(self._bury())
@@ -131,19 +133,19 @@ class ChildProcess:
         await self._ended.wait()
         try:
             status = await self._reap(self.pid)
-        except (OSError, EOFError):  # the zygote died, and its children with it: the system reaps them
+        except (OSError, EOFError):  # the zygote died, and its children with it: init reaps them
             status = -signal.SIGKILL
-            with contextlib.suppress(ChildProcessError):  # which we are, where nothing but us is above
-                os.waitid(os.P_PIDFD, self._handle, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - it does not wait
-        os.close(self._handle)
+            with contextlib.suppress(ChildProcessError):  # except where this worker runs as init
+                os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG)  # noqa: ASYNC222 - WNOHANG: it does not wait
+        os.close(self._pidfd)
         self._writer.close()
-        with contextlib.suppress(OSError):  # a reset by the dead end is as good as a close
+        with contextlib.suppress(OSError):  # a reset closes it, too
             await self._writer.wait_closed()
         self._output.close()
         return status
 
     async def _died(self) -> int:
-        """Its status, once it is known to have hung up."""
+        """The exit status of a child that has closed its channel."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_GRACE_SECONDS):
                 await self._ended.wait()
@@ -151,11 +153,11 @@ class ChildProcess:
 
 
 def hung_up(connection: socket.socket) -> bool:
-    """Whether the other end is closed, which the kernel knows before the event loop hears of it."""
+    """Whether the other end is closed. The kernel knows that before the event loop does."""
     if connection.fileno() < 0:
         return True
     poll = select.poll()
-    poll.register(connection.fileno(), 0)  # a hang-up is told without being asked for
+    poll.register(connection.fileno(), 0)  # poll reports a hang-up without a flag for it
     return bool(poll.poll(0))
 
 
@@ -169,7 +171,7 @@ def _crash(status: int) -> ChildCrashed:
 
 
 def _how(status: int) -> str:
-    """One of a few words: a signal's name, `out_of_memory`, `exit`."""
+    """The metric's label: a signal's name, `out_of_memory`, `exit` or `unknown`."""
     if status >= 0:
         return "out_of_memory" if status == frames.OUT_OF_MEMORY else "exit"
     try:
@@ -179,7 +181,7 @@ def _how(status: int) -> str:
 
 
 def fate(status: int) -> str:
-    """How a process ended, in words."""
+    """How a process ended, for error messages."""
     if status >= 0:
         return f"exit status {status}"
     try:

@@ -1,8 +1,7 @@
-"""Isolated steps, each run in a process of its own, which is forked for it and ends with it.
+"""Runs isolated steps: each run has a child process of its own, which is forked for it and ends with it.
 
-No two runs share a process, for their inputs may be two tenants', and whoever writes a picture may write what takes its
-decoder over. A zygote a pipeline (worker/sandbox/zygote.py) has the handlers loaded, so that a fresh process costs
-milliseconds.
+No two runs share a process: their inputs may belong to two tenants, and a hostile picture may take its decoder over.
+Each pipeline has a zygote with the handlers loaded (zygote.py), so a new child costs milliseconds.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from leasehold.worker.sandbox.zygote_process import Recipe
 
 
 class Children:
-    """At most `size` runs at once of steps of `pipelines`.
+    """At most `size` runs at once, of steps of `pipelines`.
 
-    `source` is "module:callable" and answers the Pipelines registry. Inputs and directories of runs lie
-    beneath `work_dir`; each child reads and writes its own run's and no others.
+    `source`: "module:callable" that returns the registry of pipelines. The inputs and directories of all runs lie
+    beneath `work_dir`. Each child reads and writes those of its own run only.
     """
 
     def __init__(
@@ -42,19 +41,19 @@ class Children:
         self._spares = {name: Spares(Recipe(source, name, self._work_dir)) for name in pipelines}
         self._slots = asyncio.Semaphore(size)
         self._running: set[ChildProcess] = set()
-        self._burials: set[asyncio.Task[None]] = set()
+        self._ending: set[asyncio.Task[None]] = set()
         self._log = structlog.get_logger()
-        #: How children are fenced in: "seccomp+landlock", "seccomp", "netns..." or "limits only...".
+        #: The fences around the children: "seccomp+landlock", "seccomp", "netns..." or "limits only...".
         self.isolation = "not started"
 
     @property
     def pids(self) -> frozenset[int]:
-        """The process ids of all that is up: zygotes, children that wait, children that run."""
-        return frozenset(child.pid for child in self._running).union(*(one.pids for one in self._spares.values()))
+        """The process ids of the zygotes, the spare children, and the children with a run."""
+        return frozenset(child.pid for child in self._running).union(*(spares.pids for spares in self._spares.values()))
 
     @property
     def idle(self) -> int:
-        """Runs that would begin at once."""
+        """How many more runs would start at once."""
         return self._size - len(self._running)
 
     async def start(self) -> None:
@@ -64,20 +63,22 @@ class Children:
         """
         self._work_dir.mkdir(parents=True, exist_ok=True)
         try:
-            await asyncio.gather(*(one.start() for one in self._spares.values()))
+            await asyncio.gather(*(spares.start() for spares in self._spares.values()))
         except BaseException:
             await self.close()
             raise
-        self.isolation = min((one.isolation for one in self._spares.values()), key=len, default="no children")
+        self.isolation = min((spares.isolation for spares in self._spares.values()), key=len, default="no children")
         if "landlock" not in self.isolation:
-            sandbox.hide_memory()  # nothing else keeps a child of our own user out of /proc/{our pid}/environ
+            sandbox.hide_memory()  # else a child, which has the same user, could read /proc/{pid of the worker}/environ
 
     async def close(self) -> None:
-        """Kill all children and reap them. Settle the runs first: one under way fails as crashed."""
+        """Kill all children and reap them. The attempts should be settled before: a run that is cut off counts as
+        crashed.
+        """
         for child in self._running:
             child.kill()
-        await asyncio.gather(*(child.stop() for child in self._running), *self._burials, return_exceptions=True)
-        await asyncio.gather(*(one.close() for one in self._spares.values()))
+        await asyncio.gather(*(child.stop() for child in self._running), *self._ending, return_exceptions=True)
+        await asyncio.gather(*(spares.close() for spares in self._spares.values()))
 
     async def run(
         self,
@@ -92,12 +93,14 @@ class Children:
         item: Any = None,
         on_progress: Callable[[float, str], None] = lambda _percent, _summary: None,
     ) -> Done:
-        """Run one step in a fresh child, as soon as there is room. `timeout`: seconds from when it starts there.
+        """Run one step in a new child, as soon as there is room. `timeout`: seconds from the start of the run in the
+        child.
 
-        A file `cancel` beside `directory` asks the handler to stop at its next checkpoint.
-        Raises what the handler raised (Permanent, Retryable, Cancelled), StepTimeout, or ChildCrashed; any other
-        exception of the handler becomes Unforeseen, and an answer that cannot be used
-        Permanent("bad_output"). When the caller is cancelled the child is killed at once.
+        A file `cancel` beside `directory` asks the handler to stop at its next checkpoint. When the caller is
+        cancelled, the child is killed at once.
+
+        Raises what the handler raised (Permanent, Retryable, Cancelled), StepTimeout, or ChildCrashed. Any other
+        exception of the handler becomes Unforeseen. An invalid answer becomes Permanent("bad_output").
         """
         place, request = _requests(pipeline, step, params, files, directory, item)
         await self._slots.acquire()
@@ -116,16 +119,16 @@ class Children:
         return self._done(child, answer, directory)
 
     def _end(self, child: ChildProcess) -> None:
-        """Kill it now; its slot is free when its memory is."""
+        """Kill the child now. Its slot becomes free when its memory is free."""
         child.kill()
         self._running.discard(child)
-        burial = asyncio.create_task(self._bury(child))
-        self._burials.add(burial)
-        burial.add_done_callback(self._burials.discard)
+        ending = asyncio.create_task(self._stop_child(child))
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
 
-    async def _bury(self, child: ChildProcess) -> None:
+    async def _stop_child(self, child: ChildProcess) -> None:
         try:
-            await child.gone()
+            await child.ended()
         finally:
             self._slots.release()
             await child.stop()
@@ -149,9 +152,9 @@ def _requests(
     pipeline: str, step: str, params: dict[str, Any], files: Mapping[str, Path], directory: Path, item: Any
 ) -> tuple[bytes, bytes]:
     paths = {name: str(path.absolute()) for name, path in files.items()}
-    own = str(directory.absolute())
-    run = frames.Run(pipeline=pipeline, step=step, params=params, files=paths, directory=own, item=item)
+    writable = str(directory.absolute())
+    run = frames.Run(pipeline=pipeline, step=step, params=params, files=paths, directory=writable, item=item)
     try:
-        return frames.encode(frames.Place(files=list(paths.values()), directory=own)), frames.encode(run)
+        return frames.encode(frames.Place(files=list(paths.values()), directory=writable)), frames.encode(run)
     except frames.FrameError as error:
-        raise Permanent("bad_params", f"the parameters cannot be handed over: {error}") from error
+        raise Permanent("bad_params", f"the parameters cannot be sent to a child process: {error}") from error

@@ -1,15 +1,15 @@
-"""The fences around a child process, from the inside and from the parent.
+"""The fences around a child process. Three processes raise them, in this order:
 
-The zygote has given up before it loads a handler: capabilities, for good; the file system but Python, the handlers
-and the work directory (Landlock); and where there is no filter of system calls, the network (a namespace). Its child
-adds, before it reads anything of a client's: a filter of system calls (seccomp: no network, no programs, no other
-processes) and a second Landlock layer, which leaves it the files of its own run and no others. As root it keeps its
-uid, because an interpreter under a private home could not be read by `nobody`; without capabilities uid 0 is an
-ordinary owner of its files.
+1. The zygote, before it loads a handler, gives up: all capabilities; the file system except Python, the handlers and
+   the work directory (Landlock); and the network (a namespace), where the kernel cannot filter system calls.
+2. The child, before it reads a client's bytes, adds: a filter of system calls (seccomp: no network, no programs, no
+   other processes), and a second Landlock layer that leaves it only the files of its own run.
+3. The worker, before each run, limits the child's memory, CPU, file size and open files with prlimit(2): code that has
+   taken the child over cannot loosen them.
 
-From the worker, before each run: memory, CPU, file size and open files, by prlimit(2), so that code which has
-taken the child over cannot loosen them. RLIMIT_NPROC counts per user and never binds root, so it is only a
-backstop against threads; the filter is what denies processes.
+A zygote of root keeps its uid: `nobody` could not read an interpreter under a private home. Without capabilities uid 0
+is an ordinary owner of its files. RLIMIT_NPROC counts per user and never binds root: it is only a backstop against
+threads. The filter is what denies processes.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _THREADS = 4096
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
-#: What the C library, time zones and thread pools read beside Python itself.
+#: What the C library, time zones and thread pools read, besides Python itself.
 _SYSTEM = (
     "/usr", "/lib", "/lib64", "/etc/ld.so.cache", "/etc/localtime", "/etc/ssl/openssl.cnf",
     "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/sys/vm", "/sys/devices/system",
@@ -45,7 +45,7 @@ _SYSTEM = (
 
 
 class Usage(NamedTuple):
-    """What a process holds now, in bytes, and has burnt so far, in seconds."""
+    """The memory that a process holds now, in bytes, and the CPU time that it has used so far, in seconds."""
 
     address_space: int
     resident: int
@@ -53,14 +53,14 @@ class Usage(NamedTuple):
 
 
 def usage(pid: int) -> Usage:
-    """Read from /proc, so that a child cannot lie about itself. Raises OSError when it is gone."""
+    """Read from /proc: a child cannot lie there. Raises OSError when the process has ended."""
     pages = Path(f"/proc/{pid}/statm").read_bytes().split()
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
     return Usage(int(pages[0]) * _PAGE, int(pages[1]) * _PAGE, (int(fields[11]) + int(fields[12])) / _TICKS)
 
 
 def peak(pid: int) -> int:
-    """The most bytes that it ever held. Raises OSError when it is gone."""
+    """The most bytes that the process ever held. Raises OSError when it has ended."""
     status = Path(f"/proc/{pid}/status").read_bytes()
     return int(status.partition(b"VmHWM:")[2].split(maxsplit=1)[0]) * 1024
 
@@ -71,11 +71,11 @@ def threads() -> int:
 
 
 def limit(pid: int, limits: Limits) -> None:
-    """Bound the run of the child `pid`, for good; raises OSError when it is gone.
+    """Limit the run of the child `pid`. The child cannot raise the limits again. Raises OSError when it has ended.
 
-    `memory_bytes` is what the run may add to the address space that the child has now: the interpreter and its
-    libraries are not the work's. CPU is whole seconds on top of what the child has used, rounded up; a second later it
-    is killed, whatever it does about the signal.
+    Memory: the run may add `memory_bytes` to the child's address space of now; the interpreter and its libraries do not
+    count. CPU: whole seconds on top of what the child has used, rounded up. At the limit the kernel sends SIGXCPU, and
+    kills the child a second later.
     """
     now = usage(pid)
     cpu = int(now.cpu) + 1 + limits.cpu_seconds
@@ -86,20 +86,22 @@ def limit(pid: int, limits: Limits) -> None:
 
 
 def _bound(pid: int, kind: int, soft: int, hard: int | None = None) -> None:
-    most = resource.prlimit(pid, kind)[1]
-    wanted = (soft, soft if hard is None else hard)
-    resource.prlimit(pid, kind, wanted if most == resource.RLIM_INFINITY else (min(soft, most), min(wanted[1], most)))
+    ceiling = resource.prlimit(pid, kind)[1]
+    hard = soft if hard is None else hard
+    if ceiling != resource.RLIM_INFINITY:
+        soft, hard = min(soft, ceiling), min(hard, ceiling)
+    resource.prlimit(pid, kind, (soft, hard))
 
 
 def die_with(parent: int) -> None:
-    """Have the kernel kill this process when the thread that started it ends; exit if it already has."""
+    """Have the kernel kill this process when the thread that started it ends. Exit if `parent` has ended already."""
     _prctl(_PR_SET_PDEATHSIG, _SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
 def close_descriptors(kept: int) -> None:
-    """Close all files but the standard ones and `kept`: some event loops hand more to a child than was said."""
+    """Close all files but the standard ones and `kept`: some event loops pass more descriptors on."""
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers, not paths
         if fd not in {0, 1, 2, kept}:
             with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
@@ -112,78 +114,80 @@ def hide_memory() -> None:
 
 
 class Fences:
-    """What holds around a zygote, and what its children add. `isolation` names the mechanisms: "seccomp+landlock",
-    "seccomp", "netns..." or "limits only...".
+    """The fences around a zygote, and those that its children add. `isolation` names the mechanisms:
+    "seccomp+landlock", "seccomp", "netns..." or "limits only...".
     """
 
-    def __init__(self, held: list[str], grants: Mapping[int, list[Path]]) -> None:
-        self._lands = "landlock" in held
+    def __init__(self, mechanisms: list[str], grants: Mapping[int, list[Path]]) -> None:
+        self._has_landlock = "landlock" in mechanisms
         self._grants = grants
-        self._own: landlock.Ruleset | None = None
-        network = {"seccomp", "netns"} & set(held)
-        self.isolation = "+".join(held if network else ["limits only", *held])
+        self._own_files: landlock.Ruleset | None = None
+        network = {"seccomp", "netns"} & set(mechanisms)
+        self.isolation = "+".join(mechanisms if network else ["limits only", *mechanisms])
 
     @classmethod
     def around(cls, packages: set[str], work_dir: Path) -> Self:
-        """Give up privileges, the file system and, where there is no filter, the network; before handlers load, which
-        may start threads, and run programs to find libraries. Raises OSError.
+        """In a zygote, before it loads handlers: give up privileges, the file system and, where there is no filter, the
+        network. Handlers may start threads while they load, and run programs to find libraries: so the fences come
+        first, and the filter of system calls comes later. Raises OSError.
         """
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _limit_threads()
-        held = ["seccomp"] if seccomp.machine_here() else _leave_network()
+        mechanisms = ["seccomp"] if seccomp.machine_here() else _leave_network()
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         grants = {
             landlock.READ: [*(Path(path) for path in _SYSTEM), *importable(packages)],
             landlock.READ_DIR: import_roots(),
             landlock.READ_FILE | landlock.WRITE_FILE: [Path("/dev/null")],
         }
-        # a child's own folder in /proc does not exist yet, so the second layer says which
-        here = {**grants, landlock.READ: [*grants[landlock.READ], Path("/proc")], landlock.WRITE: [work_dir]}
-        if (land := landlock.ruleset(here)) is not None:
-            land.enter()
-            held.append("landlock")
+        # This layer grants all of /proc: a child's own folder there does not exist yet. The child's layer narrows it.
+        zygote_grants = {**grants, landlock.READ: [*grants[landlock.READ], Path("/proc")], landlock.WRITE: [work_dir]}
+        if (ruleset := landlock.ruleset(zygote_grants)) is not None:
+            ruleset.enter()
+            mechanisms.append("landlock")
         _drop_capabilities()
-        return cls(held, grants)
+        return cls(mechanisms, grants)
 
     def seal(self) -> None:
-        """In a child: install the filter of system calls, and get ready to `enclose`. Raises OSError."""
+        """In a child: install the filter of system calls, and prepare the layer of `enclose`. Raises OSError."""
         machine = seccomp.machine_here()
         if machine is not None:
             seccomp.install_filter(machine)
-        if self._lands:
+        if self._has_landlock:
             readable = [*self._grants[landlock.READ], Path("/proc/self")]
-            self._own = landlock.ruleset({**self._grants, landlock.READ: readable})
+            self._own_files = landlock.ruleset({**self._grants, landlock.READ: readable})
 
     def enclose(self, files: list[Path], directory: Path) -> None:
-        """In a child that is sealed: leave it of all runs' files only these, to read, and this directory. Raises
+        """In a sealed child: of all runs' files, leave it only `files` to read and `directory` to write. Raises
         OSError.
         """
-        if not self._lands:
+        if not self._has_landlock:
             return
-        if self._own is None:
-            raise OSError("not sealed, or Landlock is not there any more")
-        self._own.allow({landlock.READ_FILE: files, landlock.WRITE: [directory]})
-        self._own.enter()
+        if self._own_files is None:
+            raise OSError("the child is not sealed, or the kernel no longer offers Landlock")
+        self._own_files.allow({landlock.READ_FILE: files, landlock.WRITE: [directory]})
+        self._own_files.enter()
 
 
 def import_roots() -> list[Path]:
-    """List the folders on `sys.path`; the import system has to list them, too."""
+    """The folders on `sys.path`. Children may list them, because the import system does."""
     return [Path(entry or ".").resolve() for entry in sys.path if Path(entry or ".").is_dir()]
 
 
 def importable(packages: set[str]) -> list[Path]:
-    """List what `import` may read: Python itself, and under other roots only code and the named `packages`.
+    """The paths that `import` may read: Python itself, and under other roots only code and the named `packages`.
 
-    A root on `sys.path` may be a checkout, with an environment file or keys beside the packages.
+    A root on `sys.path` may be a checkout, with an environment file or keys beside the packages: children must not
+    read those.
     """
     python = {Path(prefix).resolve() for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
-    found = list(python)
+    paths = list(python)
     for root in import_roots():
         if any(root.is_relative_to(prefix) for prefix in python):
             continue
         with contextlib.suppress(OSError):  # a root that cannot be listed holds nothing to import
-            found += [entry for entry in root.iterdir() if _is_code(entry, packages)]
-    return found
+            paths += [entry for entry in root.iterdir() if _is_code(entry, packages)]
+    return paths
 
 
 def _is_code(entry: Path, packages: set[str]) -> bool:

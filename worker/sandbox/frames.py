@@ -1,7 +1,7 @@
-"""What a worker and its child processes say to each other: length-prefixed JSON, never pickle.
+"""The protocol between a worker, its zygotes and their children: length-prefixed JSON, never pickle.
 
-A child runs code that a hostile picture may have taken over. So the parent reads a bounded number of bytes
-and checks them against these models, and a child can make it believe things but not do things.
+A hostile picture may have taken a child over. So the worker reads a bounded number of bytes and validates them with
+these models. A child can then report false results, but cannot make the worker run anything.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 LENGTH = struct.Struct(">I")
-#: Larger frames are refused by whoever would read them.
+#: The reader refuses larger frames.
 MAX_FRAME = 1024 * 1024
 MAX_TEXT = 2000
-#: A file of this name beside a run's directory asks its handler to stop.
+#: A file of this name beside a run's `out` directory asks its handler to stop.
 CANCEL = "cancel"
 MAX_TRACEBACK = 16 * 1024
-MAX_AFTER = 366 * 86400.0  # seconds
+MAX_AFTER = 366 * 86400.0  # seconds until a retry
 
-#: The descriptor of the protocol in a child.
+#: The file descriptor of the protocol in a child.
 CHANNEL = 3
-#: What a worker asks of a zygote, and its answer: a process id to reap and its status, or FORK and a process id.
+#: A worker's request to a zygote, and the answer: FORK, answered with a process id; or a process id to reap, answered
+#: with its exit status.
 NUMBER = struct.Struct("=i")
 FORK = 0
 
-#: The status of a child that could not get memory: saying so in a frame might need some.
+#: The exit status of a child without memory: to send a frame might need more memory.
 OUT_OF_MEMORY = 86
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -36,7 +37,7 @@ Traceback = Annotated[str, Field(max_length=MAX_TRACEBACK)]
 
 
 class FrameError(Exception):
-    """The other side sent something that is no frame."""
+    """The other side sent bytes that are no frame."""
 
 
 class _Frame(BaseModel):
@@ -44,14 +45,14 @@ class _Frame(BaseModel):
 
 
 class Place(_Frame):
-    """Parent to child, first: the only files that it will read, and the only directory that it will write to."""
+    """Worker to child, first: the only files that it may read, and the only directory that it may write to."""
 
     files: list[str]
     directory: str
 
 
 class Run(_Frame):
-    """Parent to child, then: run this step now, in `directory`, on `files`."""
+    """Worker to child, second: run this step now, in `directory`, on `files`."""
 
     pipeline: str
     step: str
@@ -62,7 +63,7 @@ class Run(_Frame):
 
 
 class Ready(_Frame):
-    """Zygote to worker, once: the handlers are loaded. `threads`: how many it has; a fork takes only one along."""
+    """Zygote to worker, once: the handlers are loaded. `threads`: how many it has; a fork copies only one of them."""
 
     kind: Literal["ready"] = "ready"
     isolation: Text
@@ -70,7 +71,7 @@ class Ready(_Frame):
 
 
 class Refused(_Frame):
-    """Zygote to worker, once, instead of Ready: what is wrong with the declarations."""
+    """Zygote to worker, once, instead of Ready: why the handlers cannot be loaded."""
 
     kind: Literal["refused"] = "refused"
     reason: Text
@@ -78,28 +79,30 @@ class Refused(_Frame):
 
 
 class Progress(_Frame):
-    """Child to parent, any number of times before the answer."""
+    """Child to worker, any number of times before the answer."""
 
     kind: Literal["progress"] = "progress"
     percent: Annotated[float, Field(ge=0, le=100)]
     summary: Annotated[str, Field(max_length=500)] = ""
 
 
-class Made(_Frame):
-    """A file, by its path relative to the run's directory."""
+class OutputFile(_Frame):
+    """A file that the handler wrote, by its path relative to the run's directory."""
 
     path: Annotated[str, Field(max_length=1000)]
     content_type: Annotated[str, Field(max_length=200)]
 
 
 class Finished(_Frame):
+    """Child to worker, last: the handler returned."""
+
     kind: Literal["finished"] = "finished"
-    files: Annotated[dict[Name, Made], Field(max_length=256)]
+    files: Annotated[dict[Name, OutputFile], Field(max_length=256)]
     value: dict[str, Any] | None = None
 
 
 class Failed(_Frame):
-    """The handler raised: `error` is the class of errors.py that the parent raises in its turn."""
+    """Child to worker, last: the handler raised. `error`: the error class that the worker raises in its turn."""
 
     kind: Literal["failed"] = "failed"
     error: Literal["permanent", "retryable", "unforeseen", "cancelled"]
@@ -111,11 +114,11 @@ class Failed(_Frame):
 
 Answer = Finished | Failed
 GREETING: TypeAdapter[Ready | Refused] = TypeAdapter(Annotated[Ready | Refused, Field(discriminator="kind")])
-SAID: TypeAdapter[Answer | Progress] = TypeAdapter(Annotated[Answer | Progress, Field(discriminator="kind")])
+FROM_CHILD: TypeAdapter[Answer | Progress] = TypeAdapter(Annotated[Answer | Progress, Field(discriminator="kind")])
 
 
 def encode(frame: BaseModel) -> bytes:
-    """Put `frame` into bytes. Raises FrameError when it has no JSON form or is too large."""
+    """The bytes of `frame`. Raises FrameError when it has no JSON form or is too large."""
     try:
         body = frame.model_dump_json().encode()
     except ValueError as error:
@@ -126,7 +129,7 @@ def encode(frame: BaseModel) -> bytes:
 
 
 def length(header: bytes) -> int:
-    """How many bytes follow `header`. Raises FrameError when they are too many."""
+    """The number of bytes that follow `header`. Raises FrameError when it exceeds the bound."""
     size = int(LENGTH.unpack(header)[0])
     if size > MAX_FRAME:
         raise FrameError(f"a frame of {size} bytes, at most {MAX_FRAME}")
@@ -134,19 +137,19 @@ def length(header: bytes) -> int:
 
 
 def send(fd: int, frame: BaseModel) -> None:
-    """Write all of `frame` to a blocking descriptor. Raises FrameError as `encode`."""
+    """Write all of `frame` to a blocking descriptor. Raises FrameError as `encode` does."""
     data = memoryview(encode(frame))
     while data:
         data = data[os.write(fd, data) :]
 
 
 def receive(fd: int) -> bytes | None:
-    """Read the next frame's body; None when the other side has closed."""
-    header = _exactly(fd, LENGTH.size)
-    return None if header is None else _exactly(fd, length(header))
+    """The body of the next frame; None when the other side has closed."""
+    header = _read_exactly(fd, LENGTH.size)
+    return None if header is None else _read_exactly(fd, length(header))
 
 
-def _exactly(fd: int, size: int) -> bytes | None:
+def _read_exactly(fd: int, size: int) -> bytes | None:
     data = bytearray()
     while len(data) < size:
         chunk = os.read(fd, size - len(data))

@@ -1,4 +1,4 @@
-"""Whether isolated steps may run here: which fences the kernel has, and what LEASEHOLD_ISOLATION makes of it."""
+"""Decides whether isolated steps may run here, from the fences that this kernel has and from LEASEHOLD_ISOLATION."""
 
 from __future__ import annotations
 
@@ -13,33 +13,37 @@ log = structlog.get_logger(__name__)
 
 _REFUSED = "workers here refuse isolated queues, unless LEASEHOLD_ISOLATION=best_effort"
 _ABSENT = {
-    "seccomp": "no filter of system calls (seccomp) keeps what parses clients' bytes from other processes",
-    "network": "nothing keeps it off the network",
-    "landlock": "no Landlock keeps it from other tenants' files",
+    "seccomp": "no filter of system calls (seccomp) keeps a child, which parses clients' bytes, from other processes",
+    "network": "nothing keeps a child off the network",
+    "landlock": "no Landlock keeps a child from other tenants' files",
 }
 
 
 def missing(isolation: str) -> list[str]:
-    """The fences that are not among `isolation`, as Children name what holds: of seccomp, network, landlock."""
-    held = set(isolation.split("+"))
-    if "seccomp" in held or "netns" in held:
-        held.add("network")
-    return [fence for fence in _ABSENT if fence not in held]
+    """Which of the fences seccomp, network and landlock are missing. `isolation`: as Children.isolation names what
+    holds.
+    """
+    fences = set(isolation.split("+"))
+    if "seccomp" in fences or "netns" in fences:
+        fences.add("network")
+    return [fence for fence in _ABSENT if fence not in fences]
 
 
 def of_this_kernel() -> str:
-    """What children here would be fenced in with, but for a network namespace, which only trying tells."""
+    """The fences that this kernel offers children. Without a network namespace: only an attempt shows whether that
+    works.
+    """
     held = [*(["seccomp"] if seccomp.machine_here() else []), *(["landlock"] if landlock.version() else [])]
     return "+".join(held) or "limits only"
 
 
 def explained(fences: list[str]) -> str:
-    """What it means that these are missing."""
+    """What the missing fences expose, for error messages."""
     return "; ".join(_ABSENT[fence] for fence in fences)
 
 
 def check(settings: Settings) -> Finding:
-    """For `leasehold doctor`: a fence that is missing is wrong unless somebody has written down to do without."""
+    """For `leasehold doctor`: a missing fence is wrong, unless the settings accept it (best_effort)."""
     held = of_this_kernel()
     if not (absent := missing(held)):
         return Finding("isolation", True, held, "clients' bytes are parsed in processes that reach nothing else")
@@ -49,16 +53,18 @@ def check(settings: Settings) -> Finding:
 
 
 def may_serve(isolation: str, queues: frozenset[str], isolated: frozenset[str], settings: Settings) -> frozenset[str]:
-    """Of `queues` those that this worker may serve, when children are fenced in by `isolation`: `isolated` are those
+    """Those of `queues` that this worker may serve when `isolation` holds around its children. `isolated`: the queues
     with isolated steps.
 
-    Says in one line what is missing. Raises DeclarationError when nothing is left.
+    Logs in one line what is missing. Raises DeclarationError when no queue is left.
     """
     absent = missing(isolation)
     if not absent or not isolated:
         return queues
     if settings.isolation == "best_effort":
-        log.warning("isolated steps run with less than all fences, as was decided", missing=absent, held=isolation)
+        log.warning(
+            "isolated steps run without all fences (LEASEHOLD_ISOLATION=best_effort)", missing=absent, held=isolation
+        )
         return queues
     log.error(
         "isolated queues are refused", missing=absent, queues=sorted(isolated), why=f"{explained(absent)}; {_REFUSED}"

@@ -1,7 +1,7 @@
-"""Landlock: the files that a process may touch from now on, enforced by the kernel without privileges.
+"""Landlock: the kernel limits the files that this process may touch from now on. It needs no privileges.
 
-A domain covers the calling thread and what it starts later, so it is entered before any handler's module, and
-with it any library's thread pool, is loaded.
+A Landlock domain covers the calling thread and the threads and processes that it starts later. So a zygote enters it
+before it loads a handler's module: a library may start a thread pool then.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_DIR, REMOVE_FILE = (1 << bit fo
 _MAKE_DIR, _MAKE_FILE, _REFER, _TRUNCATE = 1 << 7, 1 << 8, 1 << 13, 1 << 14
 
 READ = READ_FILE | READ_DIR
-#: All that a step needs in its directory, renames between folders included; no symlinks, sockets or devices.
+#: The rights of a step in its own directory, with renames between folders; no symlinks, sockets or devices.
 WRITE = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | _MAKE_DIR | _MAKE_FILE | _REFER | _TRUNCATE
 _FOR_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE
 
-#: Rights -> files or trees.
+#: The rights, as a bit mask -> the files or trees that they are granted on.
 Grants = Mapping[int, Iterable[Path]]
 
 _BASE_RIGHTS = (1 << 13) - 1
@@ -34,16 +34,16 @@ _SCOPES = 0b11  # abstract sockets and signals of processes outside
 
 
 def version() -> int:
-    """Ask the kernel for its Landlock version, 0 where there is none."""
+    """The kernel's Landlock version; 0 if it has none."""
     libc = ctypes.CDLL(None, use_errno=True)
     return max(0, int(libc.syscall(_CREATE_RULESET, None, 0, _VERSION_FLAG)))
 
 
 def _rights(abi: int) -> int:
     rights = _BASE_RIGHTS
-    if abi >= 2:  # noqa: PLR2004 - the version that brought it
+    if abi >= 2:  # noqa: PLR2004 - the first version with it
         rights |= _REFER
-    if abi >= 3:  # noqa: PLR2004 - the version that brought it
+    if abi >= 3:  # noqa: PLR2004 - the first version with it
         rights |= _TRUNCATE
     return rights
 
@@ -59,8 +59,8 @@ class _PathRule(ctypes.Structure):
 
 def _create(libc: ctypes.CDLL, abi: int) -> int:
     # An old kernel refuses fields that it does not know unless they are zero.
-    net = _NET_TCP if abi >= 4 else 0  # noqa: PLR2004 - the version that brought it
-    scoped = _SCOPES if abi >= 6 else 0  # noqa: PLR2004 - the version that brought it
+    net = _NET_TCP if abi >= 4 else 0  # noqa: PLR2004 - the first version with it
+    scoped = _SCOPES if abi >= 6 else 0  # noqa: PLR2004 - the first version with it
     attributes = _Attributes(_rights(abi), net, scoped)
     ruleset = int(libc.syscall(_CREATE_RULESET, ctypes.byref(attributes), ctypes.sizeof(attributes), 0))
     if ruleset < 0:
@@ -69,9 +69,10 @@ def _create(libc: ctypes.CDLL, abi: int) -> int:
 
 
 class Ruleset:
-    """What a thread will be left once it enters: `allow` as often as there is something to add, then `enter`, for good.
+    """The rights that a thread keeps once it enters. Call `allow` any number of times, then `enter` once; nothing
+    undoes it.
 
-    Needs no_new_privs. All raise OSError when the kernel has Landlock but refuses.
+    Needs no_new_privs. Every method raises OSError when the kernel has Landlock but refuses.
     """
 
     def __init__(self, abi: int) -> None:
@@ -87,7 +88,7 @@ class Ruleset:
     def _allow(self, path: Path, rights: int) -> None:
         try:
             parent = os.open(path, os.O_PATH | os.O_CLOEXEC)
-        except OSError:  # not there, or hidden from us: then there is nothing to allow
+        except OSError:  # absent, or hidden by an outer domain: there is nothing to allow
             return
         try:
             is_folder = stat.S_ISDIR(os.fstat(parent).st_mode)
@@ -106,10 +107,10 @@ class Ruleset:
 
 
 def ruleset(grants: Grants) -> Ruleset | None:
-    """One that allows `grants` so far; None where there is no Landlock."""
+    """A ruleset that allows `grants` so far; None if the kernel has no Landlock."""
     abi = version()
     if abi == 0:
         return None
-    made = Ruleset(abi)
-    made.allow(grants)
-    return made
+    rules = Ruleset(abi)
+    rules.allow(grants)
+    return rules

@@ -1,7 +1,7 @@
-"""What a child claims to have made, checked before anything of it is uploaded or committed.
+"""Checks a child's answer before the worker uploads or commits anything of it.
 
-The child may have been taken over by its input, so a path is not believed: each part is opened without
-following links, and only a regular file with one name is accepted.
+A hostile input may have taken the child over, so the worker does not trust its paths. It opens each part of a path
+without following links, and accepts only a regular file that has a single name.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ MAX_VALUE_BYTES = 64 * 1024
 
 
 def checked(finished: frames.Finished, directory: Path) -> Done:
-    """Turn a child's answer into the handler's verdict, with paths beneath `directory`.
+    """The handler's verdict that the child's answer holds, with paths beneath `directory`.
 
-    Raises Permanent("bad_output") when a name, a path, a content type or the value is not acceptable.
+    Raises Permanent("bad_output") when a name, a path, a content type or the value is not allowed.
     """
     if finished.value is not None and len(to_json(finished.value)) > MAX_VALUE_BYTES:
         raise _bad(f"the value is larger than {MAX_VALUE_BYTES} bytes")
     files: dict[str, File] = {}
-    for name, made in finished.files.items():
+    for name, output in finished.files.items():
         if not _is_safe(name):
-            raise _bad(f"the output name {name[:100]!r} is not of a-z 0-9 . _ - and /")
-        if not _CONTENT_TYPE.fullmatch(made.content_type):
-            raise _bad(f"output {name}: {made.content_type[:100]!r} is no content type")
-        files[name] = File(_regular_file(directory, made.path, name), made.content_type)
+            raise _bad(f"the output name {name[:100]!r} may only hold a-z 0-9 . _ - and /")
+        if not _CONTENT_TYPE.fullmatch(output.content_type):
+            raise _bad(f"output {name}: {output.content_type[:100]!r} is no content type")
+        files[name] = File(_regular_file(directory, output.path, name), output.content_type)
     return Done(files=files, value=finished.value)
 
 
@@ -45,21 +45,21 @@ def _is_safe(path: str) -> bool:
 
 def _regular_file(directory: Path, path: str, name: str) -> Path:
     if not _is_safe(path):
-        raise _bad(f"output {name}: its path leaves the directory, or is not of a-z 0-9 . _ - and /")
+        raise _bad(f"output {name}: its path leaves the directory, or holds other characters than a-z 0-9 . _ - and /")
     *folders, last = path.split("/")
-    opened = os.open(directory, os.O_PATH | os.O_DIRECTORY)
+    parent = os.open(directory, os.O_PATH | os.O_DIRECTORY)
     try:
         for folder in folders:
-            inner = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=opened)
-            os.close(opened)
-            opened = inner
-        found = os.stat(last, dir_fd=opened, follow_symlinks=False)
+            inner = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+            os.close(parent)
+            parent = inner
+        status = os.stat(last, dir_fd=parent, follow_symlinks=False)
     except OSError as error:
-        raise _bad(f"output {name}: {error.strerror or 'not to be read'}") from error
+        raise _bad(f"output {name}: {error.strerror or 'cannot be read'}") from error
     finally:
-        os.close(opened)
-    if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-        raise _bad(f"output {name} is not a plain file of its own")
+        os.close(parent)
+    if not stat.S_ISREG(status.st_mode) or status.st_nlink != 1:
+        raise _bad(f"output {name} is no regular file, or has a second name (a hard link)")
     return directory / path
 
 

@@ -1,9 +1,9 @@
-"""A system-call filter for the child process: no network, no programs, no other processes.
+"""The system-call filter of a child process: no network, no programs, no other processes.
 
-The filter is a deny list. An allow list would be tighter, but decoders and tensor libraries differ in what
-they call from version to version, and a filter that kills a release is soon switched off. What is denied is
-what turns a hijacked decoder into an intruder. What is newer than this list is answered as if the kernel were older,
-so that no call comes in that nobody has looked at. The numbers come from the kernel's `unistd` tables.
+The filter is a deny list: it denies the calls that turn a hijacked decoder into an intruder. An allow list would be
+tighter. But decoders and tensor libraries use other calls from version to version, and operators soon switch off a
+filter that breaks a release. A call that is newer than this list is answered as if the kernel were older: so no call
+gets through that nobody has reviewed. The numbers come from the kernel's `unistd` tables.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import NamedTuple
 
 
 class Machine(NamedTuple):
+    """An architecture. `column`: its place in the tables below. `seccomp`: the number of seccomp(2) itself."""
+
     audit_arch: int
-    column: int  # of the table below
-    seccomp: int  # the number of seccomp(2) itself
+    column: int
+    seccomp: int
 
 
 MACHINES = {
@@ -27,13 +29,13 @@ MACHINES = {
     "aarch64": Machine(0xC00000B7, 1, 277),
 }
 
-#: Answered with EPERM. (x86_64, aarch64); None where the architecture has no such call.
+#: Calls that are answered with EPERM: (x86_64, aarch64). None: the architecture has no such call.
 _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
-    # the network; the protocol's own socket is served by read(2) and write(2)
+    # the network; a child uses its protocol's socket by read(2) and write(2)
     "socket": (41, 198), "socketpair": (53, 199), "connect": (42, 203), "bind": (49, 200),
     "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242), "sendto": (44, 206),
     "sendmsg": (46, 211), "sendmmsg": (307, 269),
-    # programs and processes; threads are let through by the rule on clone
+    # programs and processes; the rule on clone admits threads
     "fork": (57, None), "vfork": (58, None), "execve": (59, 221), "execveat": (322, 281),
     # other processes; kill and tgkill have their own rule
     "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
@@ -41,7 +43,7 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "migrate_pages": (256, 238), "get_robust_list": (274, 100), "kcmp": (312, 272), "pidfd_open": (434, 434),
     "pidfd_getfd": (438, 438), "pidfd_send_signal": (424, 424), "tkill": (200, 130),
     "rt_sigqueueinfo": (129, 138), "rt_tgsigqueueinfo": (297, 240),
-    # whom the kernel asks only whether the user is the same: the worker and its other children
+    # the kernel checks only the user here, and the worker and its other children have the same one
     "setpriority": (141, 140), "ioprio_set": (251, 30), "sched_setparam": (142, 118),
     "sched_setscheduler": (144, 119), "sched_setattr": (314, 274),
     # another view of the file system, and ways around path checks
@@ -50,7 +52,7 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "fsmount": (432, 432), "fspick": (433, 433), "mount_setattr": (442, 442), "setns": (308, 268),
     "unshare": (272, 97), "open_tree_attr": (467, 467), "statmount": (457, 457), "listmount": (458, 458),
     "name_to_handle_at": (303, 264), "open_by_handle_at": (304, 265),
-    # links and devices: the worker uploads what lies in the attempt's directory: nothing may point away
+    # links and devices: the worker uploads what lies in the attempt's directory, so nothing there may point elsewhere
     "symlink": (88, None), "symlinkat": (266, 36), "link": (86, None), "linkat": (265, 37),
     "mknod": (133, None), "mknodat": (259, 33),
     # owners and modes of files that the worker's user has elsewhere
@@ -59,18 +61,18 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "setxattr": (188, 5), "lsetxattr": (189, 6), "fsetxattr": (190, 7), "setxattrat": (463, 463),
     "removexattr": (197, 14), "lremovexattr": (198, 15), "fremovexattr": (199, 16),
     "removexattrat": (466, 466), "getxattrat": (464, 464), "listxattrat": (465, 465),
-    # paths that old versions of Landlock do not look at, and watching what others do with their files
+    # calls that old versions of Landlock do not check, and calls that watch the files of others
     "truncate": (76, 45), "inotify_init": (253, None), "inotify_init1": (294, 26),
     "inotify_add_watch": (254, 27), "fanotify_mark": (301, 263), "lookup_dcookie": (212, 18),
-    # memory that no address-space limit counts, or that outlives the process
+    # memory that the address-space limit does not count, or that outlives the process
     "memfd_create": (319, 279), "memfd_secret": (447, 447), "shmget": (29, 194), "shmat": (30, 196),
     "shmctl": (31, 195), "semget": (64, 190), "semop": (65, 193), "semtimedop": (220, 192),
     "semctl": (66, 191), "msgget": (68, 186), "msgsnd": (69, 189), "msgrcv": (70, 188), "msgctl": (71, 187),
     "mq_open": (240, 180), "mq_unlink": (241, 181), "mq_timedsend": (242, 182), "mq_timedreceive": (243, 183),
     "mq_notify": (244, 184), "mq_getsetattr": (245, 185),
-    # the limits are set by the parent; the child must not loosen them
+    # the worker sets the limits; the child must not loosen them
     "setrlimit": (160, 164),
-    # the kernel's wide interfaces
+    # large interfaces of the kernel, with a history of holes
     "bpf": (321, 280), "userfaultfd": (323, 282), "perf_event_open": (298, 241), "keyctl": (250, 219),
     "add_key": (248, 217), "request_key": (249, 218), "kexec_load": (246, 104),
     "kexec_file_load": (320, 294), "init_module": (175, 105), "finit_module": (313, 273),
@@ -82,17 +84,17 @@ _FORBIDDEN: dict[str, tuple[int | None, int | None]] = {
     "setdomainname": (171, 162), "vhangup": (153, 58), "lsm_set_self_attr": (460, 460),
 }  # fmt: skip
 
-#: Answered as a file system without extended attributes would: what copies a file then goes on without them.
+#: Answered as a file system without extended attributes answers: programs that copy files go on without them.
 _UNSUPPORTED: dict[str, tuple[int, int]] = {
     "getxattr": (191, 8), "lgetxattr": (192, 9), "fgetxattr": (193, 10), "listxattr": (194, 11),
     "llistxattr": (195, 12), "flistxattr": (196, 13),
 }  # fmt: skip
 
-#: The newest call of these tables; the numbers have been the same on every architecture since 424.
+#: The newest call of these tables. Since 424 a number means the same call on every architecture.
 NEWEST = 467
 
-#: Answered as if the kernel were too old: the C library falls back to clone(2), whose flags a filter can read
-#: (clone3 hides them behind a pointer), and io_uring would carry socket calls past every rule above.
+#: Answered as if the kernel were too old. clone3 hides its flags behind a pointer; the C library falls back to
+#: clone(2), whose flags a filter can read. io_uring would carry socket calls past every rule above.
 _ABSENT: dict[str, tuple[int, int]] = {
     "clone3": (435, 435),
     "io_uring_setup": (425, 425),
@@ -105,7 +107,7 @@ _FCNTL, _IOCTL, _SCHED_SETAFFINITY = (72, 25), (16, 29), (203, 122)
 
 _CLONE_THREAD = 0x00010000
 _PR_SET_PDEATHSIG = 1
-#: By whom, and with what signal, the kernel tells of input: it would signal whoever is named.
+#: These name the process that the kernel signals when input arrives, and the signal: a way to signal any process.
 _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY = 8, 10, 15, 1026
 _FIOSETOWN, _SIOCSPGRP, _TIOCSTI = 0x8901, 0x8902, 0x5412
 _X32_BIT = 0x40000000
@@ -132,7 +134,7 @@ def _op(code: int, k: int, if_true: int = 0, if_false: int = 0) -> bytes:
 
 
 def _on(number: int, *body: bytes) -> bytes:
-    """`body` for one system call; every body ends in a return, so the accumulator need not be restored."""
+    """`body` for one system call. Every body ends in a return, so nothing has to restore the accumulator."""
     return _op(_JUMP_EQ, number, 0, len(body)) + b"".join(body)
 
 
@@ -145,7 +147,7 @@ def _only_self(pid: int) -> tuple[bytes, ...]:
 
 
 def _none_of(argument: int, *values: int) -> tuple[bytes, ...]:
-    """Let through all but these values of an argument."""
+    """Admit the call unless the argument has one of these values."""
     tests = [_op(_JUMP_EQ, value, len(values) - place, 0) for place, value in enumerate(values)]
     return _op(_LOAD, _low(argument)), *tests, _op(_RETURN, _ALLOW), _op(_RETURN, _DENY)
 
@@ -158,7 +160,7 @@ def _only_this_thread(pid: int) -> tuple[bytes, ...]:
 
 
 def _only_reading_limits() -> tuple[bytes, ...]:
-    """Let getrlimit through: prlimit with a null pointer for the new limit."""
+    """Admit prlimit as a read: with a null pointer for the new limit."""
     return (
         _op(_LOAD, _low(2)), _op(_JUMP_EQ, 0, 0, 3),
         _op(_LOAD, _high(2)), _op(_JUMP_EQ, 0, 0, 1),
@@ -177,7 +179,7 @@ def build_filter(machine: Machine, pid: int) -> bytes:
         _on(_KILL[column], *_only_self(pid)),
         _on(_TGKILL[column], *_only_self(pid)),
         _on(_PRLIMIT64[column], *_only_reading_limits()),
-        _on(_PRCTL[column], *_none_of(0, _PR_SET_PDEATHSIG)),  # it may name its threads, and not outlive its parent
+        _on(_PRCTL[column], *_none_of(0, _PR_SET_PDEATHSIG)),  # it may name its threads, but must die with its parent
         _on(_FCNTL[column], *_none_of(1, _F_SETOWN, _F_SETSIG, _F_SETOWN_EX, _F_NOTIFY)),
         _on(_IOCTL[column], *_none_of(1, _FIOSETOWN, _SIOCSPGRP, _TIOCSTI)),
         _on(_SCHED_SETAFFINITY[column], *_only_this_thread(pid)),
@@ -196,7 +198,7 @@ class _Program(ctypes.Structure):
 
 
 def machine_here() -> Machine | None:
-    """Find this machine's entry; None where there is no table or the kernel cannot filter."""
+    """This machine's entry; None if it has none, or its kernel cannot filter."""
     machine = MACHINES.get(os.uname().machine)
     if machine is None or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:  # noqa: PLR2004 - 64 bits
         return None
@@ -206,7 +208,7 @@ def machine_here() -> Machine | None:
 
 
 def install_filter(machine: Machine) -> None:
-    """Put every thread of this process under the filter, for good. Needs no_new_privs.
+    """Put every thread of this process under the filter; nothing undoes it. Needs no_new_privs.
 
     Raises OSError when the kernel refuses.
     """
@@ -214,5 +216,5 @@ def install_filter(machine: Machine) -> None:
     program = _Program(len(instructions) // 8, instructions)
     libc = ctypes.CDLL(None, use_errno=True)
     answer = libc.syscall(machine.seccomp, _SET_MODE_FILTER, _FLAG_TSYNC, ctypes.byref(program))
-    if answer != 0:  # a positive answer is the id of a thread that could not be put under it
-        raise OSError(ctypes.get_errno() or errno.EBUSY, "the system-call filter was refused")
+    if answer != 0:  # a positive answer: the id of a thread that the kernel could not put under the filter
+        raise OSError(ctypes.get_errno() or errno.EBUSY, "the kernel refused the system-call filter")

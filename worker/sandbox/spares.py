@@ -1,6 +1,4 @@
-"""The children of one pipeline that wait for a run, forked before they are needed; and their zygote, which is replaced
-when it dies.
-"""
+"""The spare children of one pipeline: forked before a run needs them. And their zygote: started again when it dies."""
 
 from __future__ import annotations
 
@@ -13,21 +11,21 @@ from leasehold.domain.errors import DeclarationError, LeaseholdError
 from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.zygote_process import Recipe, Zygote
 
-#: A picture's next two steps begin at once; a fork takes a few milliseconds.
+#: Spare children of a pipeline. A picture's next two steps start at once, and a fork takes a few milliseconds.
 WAITING = 3
-#: While one still waits, the next is forked so many seconds later: a run that has just begun needs the cores itself.
-_UNHURRIED = 0.1
+#: While a spare child is left, the next fork waits this long: the run that has just begun needs the cores itself.
+_UNHURRIED_SECONDS = 0.1
 _FIRST_DELAY, _LAST_DELAY = 0.5, 30.0  # seconds between failing attempts to start a zygote
 
 
 class Spares:
-    """`start`, then `take` a child for each run; whoever takes one stops it."""
+    """Call `start` once, then `take` a child for each run. The caller of `take` stops the child."""
 
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._waiting: asyncio.Queue[ChildProcess] = asyncio.Queue()
-        self._room = asyncio.Semaphore(WAITING)
-        self._none_waits = asyncio.Event()
+        self._missing = asyncio.Semaphore(WAITING)
+        self._exhausted = asyncio.Event()
         self._idle: set[ChildProcess] = set()
         self._zygote: Zygote | None = None
         self._keeper: asyncio.Task[None] | None = None
@@ -36,8 +34,8 @@ class Spares:
 
     @property
     def pids(self) -> frozenset[int]:
-        """The zygote's, and those of the children that wait."""
-        return frozenset(one.pid for one in (self._zygote, *self._idle) if one is not None)
+        """The process ids of the zygote and of the spare children."""
+        return frozenset(process.pid for process in (self._zygote, *self._idle) if process is not None)
 
     async def start(self) -> None:
         """Raises DeclarationError when a module or a handler is missing."""
@@ -48,10 +46,10 @@ class Spares:
     async def take(self) -> ChildProcess:
         while True:
             child = await self._waiting.get()
-            self._left(child)
+            self._remove(child)
             if self._zygote is not None and self._zygote.alive and child.usable:
                 return child
-            await child.stop()  # it died while it waited, or is about to, with its zygote
+            await child.stop()  # the child died while it waited, or will die with its zygote
 
     async def close(self) -> None:
         if self._keeper is not None:
@@ -59,37 +57,39 @@ class Spares:
             await asyncio.gather(self._keeper, return_exceptions=True)
 
     async def _keep(self, first: asyncio.Future[None]) -> None:
-        """Have a zygote, for as long as the pool is open."""
+        """Keep a zygote alive until `close`. `first` gets the outcome of the first start."""
         delay = _FIRST_DELAY
         while True:
             try:
                 await self._live(first)
-                delay = _FIRST_DELAY  # it lived, and died
+                delay = _FIRST_DELAY  # the zygote started, and died later
             except (LeaseholdError, OSError) as error:
                 if not first.done():
                     first.set_exception(_as_declaration(error))
                     return
-                self._log.error("no child processes", reason=str(error), retry_seconds=delay)
+                self._log.error("the zygote does not start", reason=str(error), retry_seconds=delay)
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY)
 
     async def _live(self, first: asyncio.Future[None]) -> None:
-        """One zygote's life. Raises DeclarationError and OSError when it cannot start."""
+        """Start a zygote, keep spare children, and clean up when it dies. Raises DeclarationError or OSError when it
+        cannot start.
+        """
         zygote = await Zygote.start(self._recipe)
         self._zygote, self.isolation = zygote, zygote.isolation
         if not first.done():
             first.set_result(None)
-        ends = [asyncio.create_task(self._fill(zygote)), asyncio.create_task(zygote.exited())]
+        tasks = [asyncio.create_task(self._fill(zygote)), asyncio.create_task(zygote.exited())]
         try:
-            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            self._log.error("the process that forks children has ended; another one is started")
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            self._log.error("the zygote has died; another one is started")
         finally:
-            for end in ends:
-                end.cancel()
-            await asyncio.gather(*ends, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             while not self._waiting.empty():
                 child = self._waiting.get_nowait()
-                self._left(child)
+                self._remove(child)
                 await child.stop()
             self._zygote = None
             await zygote.stop()
@@ -97,15 +97,15 @@ class Spares:
     async def _fill(self, zygote: Zygote) -> None:
         delay = _FIRST_DELAY
         while True:
-            await self._room.acquire()
+            await self._missing.acquire()
             try:
-                await self._until_wanted()
+                await self._wait_until_needed()
                 child = await zygote.fork()
             except BaseException as error:
-                self._room.release()
+                self._missing.release()
                 if not isinstance(error, OSError):
                     raise
-                self._log.error("no child process", reason=str(error), retry_seconds=delay)
+                self._log.error("the zygote cannot fork", reason=str(error), retry_seconds=delay)
                 await asyncio.sleep(delay)
                 delay = min(2 * delay, _LAST_DELAY)
             else:
@@ -113,19 +113,20 @@ class Spares:
                 self._idle.add(child)
                 self._waiting.put_nowait(child)
 
-    async def _until_wanted(self) -> None:
+    async def _wait_until_needed(self) -> None:
+        """Wait until no spare child is left, at most `_UNHURRIED_SECONDS`."""
         if self._waiting.empty():
             return
-        self._none_waits.clear()
+        self._exhausted.clear()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(_UNHURRIED):
-                await self._none_waits.wait()
+            async with asyncio.timeout(_UNHURRIED_SECONDS):
+                await self._exhausted.wait()
 
-    def _left(self, child: ChildProcess) -> None:
+    def _remove(self, child: ChildProcess) -> None:
         if self._waiting.empty():
-            self._none_waits.set()
+            self._exhausted.set()
         self._idle.discard(child)
-        self._room.release()
+        self._missing.release()
 
 
 def _as_declaration(error: LeaseholdError | OSError) -> DeclarationError:

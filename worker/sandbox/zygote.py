@@ -1,7 +1,7 @@
 """The zygote of one pipeline: `python -m leasehold.worker.sandbox.zygote`, started by worker/sandbox/zygote_process.py.
 
-It loads the handlers behind fences, and then does nothing but fork: one child for each run. It never reads what a
-client sent, so what it hands down to its children is the same for all of them.
+It loads the handlers behind fences, and then only forks: one child for each run. It never reads a client's bytes, so
+all its children start from the same clean state.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ def main() -> None:
         packages = _packages(options.source, registry[options.pipeline].module)
         fences = sandbox.Fences.around(packages, options.work_dir)
         pipeline = _load(registry, options.pipeline)
-    except Exception as error:  # noqa: BLE001 - whatever a handler's module raises refuses the start, and is told
+    except Exception as error:  # noqa: BLE001 - whatever a handler's module raises: the zygote refuses to start, and reports it
         reason = str(error) if isinstance(error, DeclarationError) else child.named(error)
         refused = frames.Refused(reason=child.bounded(reason), traceback=child.formatted(error))
         control.send(refused.model_dump_json().encode())
         return
     sandbox.hide_memory()
     gc.collect()
-    gc.freeze()  # children share these pages: a collection that looked at them would copy them
+    gc.freeze()  # children share these pages; a garbage collection would write to them, and so copy them
     ready = frames.Ready(isolation=fences.isolation, threads=sandbox.threads())
     control.send(ready.model_dump_json().encode())
     _serve(control, pipeline, fences)
@@ -49,8 +49,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m leasehold.worker.sandbox.zygote", description=__doc__)
     parser.add_argument("--control", type=int, required=True, help="the file descriptor of the worker's requests")
     parser.add_argument("--parent", type=int, required=True, help="the process id to die with")
-    parser.add_argument("--source", required=True, help="module:callable that answers the registry")
-    parser.add_argument("--work-dir", type=Path, required=True, help="the tree that holds the directories of all runs")
+    parser.add_argument("--source", required=True, help="module:callable that returns the registry of pipelines")
+    parser.add_argument("--work-dir", type=Path, required=True, help="the folder with the directories of all runs")
     parser.add_argument("pipeline", help="whose handlers to load")
     return parser.parse_args()
 
@@ -71,8 +71,8 @@ def _load(registry: Pipelines, name: str) -> Pipeline:
 
 
 def _serve(control: socket.socket, pipeline: Pipeline, fences: sandbox.Fences) -> None:
-    """Fork or reap, as the worker asks, until it has gone. A child stays a zombie until the worker asks for its status:
-    so its process id means nobody else.
+    """Fork and reap children at the worker's requests, until the worker closes the channel. An ended child stays a
+    zombie until the worker asks for its status: so the system does not reuse its process id before.
     """
     zygote = os.getpid()
     while True:
@@ -89,7 +89,7 @@ def _serve(control: socket.socket, pipeline: Pipeline, fences: sandbox.Fences) -
         except OSError as error:
             pid = -(error.errno or 1)
         if pid == 0:
-            control.detach()  # its number is the child's own channel from now on
+            control.detach()  # the child uses this descriptor's number for its own channel
             child.live(pipeline, fences, zygote, *descriptors)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -97,7 +97,7 @@ def _serve(control: socket.socket, pipeline: Pipeline, fences: sandbox.Fences) -
 
 
 def _flush() -> None:
-    """What is still in a buffer would be printed by the child, too."""
+    """Empty the buffers before a fork: the child would print their contents, too."""
     sys.stdout.flush()
     sys.stderr.flush()
 

@@ -1,4 +1,4 @@
-"""A zygote as its worker sees it: start, fork a child, learn how one ended, stop."""
+"""A zygote, as its worker sees it: start it, have it fork and reap children, stop it."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from leasehold.worker.sandbox import frames
 from leasehold.worker.sandbox.child_output import ChildOutput
 from leasehold.worker.sandbox.child_process import ChildProcess, fate, hung_up
 
-#: What Python needs of the environment; everything else, secrets above all, stays with the worker.
-_KEPT = (
+#: The environment variables that Python needs. All others, secrets above all, stay with the worker.
+_PASSED_ON = (
     "PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "PYTHONPATH", "PYTHONHOME", "LD_LIBRARY_PATH",
     "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS",
 )  # fmt: skip
-#: Unless the worker's environment says otherwise: a child a core, and no threads before the fork.
+#: Unless the worker's environment says otherwise: one core for each child, and no threads before a fork.
 _DEFAULTS = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-#: Large blocks of a step that come and go stay with its process.
+#: glibc keeps large blocks that a step frees, for its next allocation.
 _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=268435456"
-#: Two malloc arenas: each thread's own would reserve 64 MiB of the address space that the limit counts. Huge pages: a
-#: child faults all its memory in anew, which by small pages costs a picture a tenth of its time. And a runtime that
-#: phones home would start a thread for it.
+#: Two malloc arenas: with an arena for each thread, each would reserve 64 MiB of the limited address space. Huge pages:
+#: a child faults all its memory in anew, and with small pages that takes a tenth of a picture's time. No telemetry: the
+#: ONNX runtime would start a thread for it.
 _SET = {
     "HOME": "/nonexistent",
     "MALLOC_ARENA_MAX": "2",
@@ -59,11 +59,11 @@ class Recipe:
 
 
 def scrubbed_environment() -> dict[str, str]:
-    return _DEFAULTS | {name: os.environ[name] for name in _KEPT if name in os.environ} | _SET
+    return _DEFAULTS | {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | _SET
 
 
 class Zygote:
-    """`start` makes one."""
+    """`start` makes one. All its methods may be called by several tasks at once."""
 
     def __init__(
         self, process: asyncio.subprocess.Process, control: socket.socket, output: ChildOutput, greeting: frames.Ready
@@ -77,9 +77,9 @@ class Zygote:
 
     @classmethod
     async def start(cls, recipe: Recipe) -> Zygote:
-        """Start it and wait until its handlers are loaded and its fences are up.
+        """Start a zygote, and wait until it has raised its fences and loaded the handlers.
 
-        Raises DeclarationError with its reason, or because it died while loading.
+        Raises DeclarationError with the zygote's reason, or if it died while it loaded.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with contextlib.ExitStack() as undo, theirs:
@@ -107,11 +107,13 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """As the kernel knows it: it closes the zygote's files before it kills the children."""
+        """Whether the zygote lives, by the kernel's answer: at its death its files close before its children are
+        killed.
+        """
         return not hung_up(self._control)
 
     async def fork(self) -> ChildProcess:
-        """Raises OSError or EOFError when the zygote has died, or the system has no room for a process."""
+        """Fork a child. Raises OSError or EOFError if the zygote has died or the system has no room for a process."""
         forking = asyncio.create_task(self._fork())
         try:
             return await asyncio.shield(forking)
@@ -129,27 +131,29 @@ class Zygote:
             if pid < 0:
                 raise OSError(-pid, os.strerror(-pid))
             undo.pop_all()
-        return await ChildProcess.meet(pid, ours, output, self.reap)
+        return await ChildProcess.adopt(pid, ours, output, self.reap)
 
     async def reap(self, pid: int) -> int:
-        """The status of a child that has ended, as subprocess gives it. Raises OSError or EOFError."""
+        """The exit status of a child that has ended, as subprocess gives it. Raises OSError or EOFError."""
         return await self._ask(pid, [])
 
     async def _ask(self, number: int, descriptors: list[int]) -> int:
-        """Answers come in the order of the questions, and none is left unread: callers are not cancelled."""
+        """Answers come in the order of the requests. The callers shield this call from cancellation: so none stays
+        unread.
+        """
         async with self._asking:
             socket.send_fds(self._control, [frames.NUMBER.pack(number)], descriptors)
             answer = await asyncio.get_running_loop().sock_recv(self._control, frames.NUMBER.size)
         if not answer:
-            raise EOFError("the zygote has gone")
+            raise EOFError("the zygote has ended")
         return int(frames.NUMBER.unpack(answer)[0])
 
     async def exited(self) -> None:
         await self._process.wait()
 
     async def stop(self) -> None:
-        """Kill and reap it; its children die with it."""
-        with contextlib.suppress(OSError):  # it has gone: nothing waits for an answer
+        """Kill the zygote and reap it. Its children die with it."""
+        with contextlib.suppress(OSError):  # it has ended: no call waits for an answer
             self._control.shutdown(socket.SHUT_RDWR)
         async with self._asking:
             await asyncio.shield(_bury(self._process, self._control, self._output))
@@ -169,11 +173,11 @@ async def _greeting(process: asyncio.subprocess.Process, control: socket.socket,
         raise DeclarationError(f"the process that loads the handlers died ({fate(await process.wait())})") from error
     log = structlog.get_logger()
     if isinstance(greeting, frames.Refused):
-        log.error("handlers refused to load", pipeline=recipe.pipeline, traceback=greeting.traceback)
+        log.error("the handlers cannot be loaded", pipeline=recipe.pipeline, traceback=greeting.traceback)
         raise DeclarationError(greeting.reason)
     if greeting.threads > 1:
         log.warning(
-            "threads were started while the handlers were loaded; no run will have them",
+            "handlers started threads while they were loaded; a fork does not copy threads, so no run has them",
             pipeline=recipe.pipeline,
             threads=greeting.threads - 1,
         )

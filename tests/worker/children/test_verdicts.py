@@ -65,7 +65,7 @@ async def test_a_handler_that_exits_the_interpreter_is_an_error_not_a_crash(one:
 
 
 async def test_an_answer_that_is_no_verdict_is_an_error(one: Pool) -> None:
-    with pytest.raises(Retryable, match="the handler answered a str, not Done"):
+    with pytest.raises(Retryable, match="the handler returned a str, not Done"):
         await one.act("answers", what="text")
 
 
