@@ -455,7 +455,7 @@ async def test_a_hint_that_cannot_be_sent_keeps_back_no_other_and_is_dropped_in_
         relay = Relay(pool, broker, Strict(broker, on_connection))
         for turn in range(1, quarantine.STUCK_AFTER + 1):
             await rows.execute("UPDATE outbox SET relay_at = clock_timestamp()")
-            relay._horizon.forget()
+            relay._window.forget()
             await relay.turn()
             assert good.outbox_id not in {row["id"] for row in await rows.fetch("SELECT id FROM outbox")}
             assert await set_aside(rows, "relay") == {str(bad.outbox_id): turn}
@@ -467,8 +467,8 @@ async def test_a_word_of_progress_that_cannot_be_stored_costs_no_other(verbs: Ro
     bad, good = await verbs.leased(), await verbs.leased()
     async with make_pool(settings, "test", 3) as pool:
         reporter = Reporter(pool)
-        reporter.say(bad.lease, 50.0, "half a character: \ud83d")
-        reporter.say(good.lease, 50.0, "half")
+        reporter.report(bad.lease, 50.0, "half a character: \ud83d")
+        reporter.report(good.lease, 50.0, "half")
         await reporter.turn()
     said = await verbs.connection.fetch("SELECT task_id, summary FROM progress")
     assert [(row["task_id"], row["summary"]) for row in said] == [(good.lease.task_id, "half")]
