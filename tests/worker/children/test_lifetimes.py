@@ -128,7 +128,7 @@ async def test_the_first_child_is_forked_at_once_and_others_without_haste(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run that has just begun needs the cores for itself; a run that finds nobody waits for no pause."""
-    monkeypatch.setattr("leasehold.worker.sandbox.spares._UNHURRIED", 60)
+    monkeypatch.setattr("leasehold.worker.sandbox.spares._UNHURRIED_SECONDS", 60)
     made = await pool(tmp_path, size=2)
     (spares,) = made.children._spares.values()
     async with asyncio.timeout(30):
@@ -161,7 +161,7 @@ async def test_threads_that_a_module_started_are_told_of(tmp_path: Path) -> None
         made = await pool(tmp_path, source="tests.worker.children.broken_sources:threaded")
     assert await made.value("ok", n=1) == {"n": 1}
     await made.children.close()
-    assert [entry["threads"] for entry in logs if "threads were started" in entry["event"]] == [1]
+    assert [entry["threads"] for entry in logs if "started threads" in entry["event"]] == [1]
 
 
 async def test_closing_kills_what_runs_and_leaves_no_process(tmp_path: Path) -> None:
