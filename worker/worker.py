@@ -16,6 +16,9 @@ import structlog
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.ids import new_id
 from leasehold.domain.registry import Pipelines
+from leasehold.kinds.schemas import schemas_of
+from leasehold.kinds.settings import check_settings
+from leasehold.pipelines import kinds_of
 from leasehold.selfcheck import as_log, check_all
 from leasehold.settings import Settings
 from leasehold.worker import metrics
@@ -38,6 +41,7 @@ class Worker:
         self.id = new_id()  # new at every start: a reused id would hide the leases of the process before
         self.settings = settings
         self.pipelines = pipelines if pipelines is not None else Pipelines.from_source(settings.pipelines)
+        check_settings(kinds_of(self.pipelines))
         self.queues: frozenset[str] = frozenset()
         #: Set when the worker serves all queues that it may serve.
         self.complete = asyncio.Event()
@@ -137,7 +141,8 @@ class Worker:
         await asyncio.sleep(_CHECK_AFTER_SECONDS)
         parts = self.parts
         try:
-            findings = await check_all(parts.pool.acquire, parts.broker, parts.store, self.settings)
+            schemas = schemas_of(kinds_of(self.pipelines))
+            findings = await check_all(parts.pool.acquire, parts.broker, parts.store, self.settings, schemas)
         except Exception:  # a worker works without its self-check, too
             log.exception("the self-check failed")
             return
