@@ -72,7 +72,8 @@ async def running(environment: dict[str, str], module: str, *arguments: str) -> 
     try:
         yield
     finally:
-        process.terminate()
+        if process.returncode is None:
+            process.terminate()
         log = (await reading)[1].decode()
         print(log)  # noqa: T201 - pytest shows it where the test fails
     assert process.returncode == 0, log

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from leasehold.api.auth.security import Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
-from leasehold.api.http.responses import json_response, tell
+from leasehold.api.http.responses import follow_up, json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.domain.errors import Invalid, NotFound
@@ -65,7 +65,7 @@ async def create_print(request: Request, wanted: Order, caller: Writer) -> Respo
             "INSERT INTO print_order (job_id, tenant_id, title, copies) VALUES ($1, $2, $3, $4)",
             job.id, caller.tenant_id, wanted.title, wanted.copies,
         )  # fmt: skip
-    await tell(services, submitted.hints, submitted.gates)
+    await follow_up(services, submitted.hints, submitted.gates)
     return json_response({"job_id": job.id}, HTTPStatus.ACCEPTED, paid.fields)
 
 
