@@ -1,6 +1,6 @@
-"""The audit trail of the conversion door: one log line of the logger `audit` for every access, with who and from where.
+"""The audit trail of the conversion API: one line of the logger `audit` for every access: which client, from where.
 
-A key is named by its public prefix; no secret, no body, no file name is in a line.
+A line names a key by its public prefix. It never has a secret, a body or a file name.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _log = structlog.get_logger("audit")
 
 def audit(event: str, request: Request, caller: Caller | None = None, **facts: Any) -> None:
     """Write one line: `event` is a stable name such as `result.streamed`."""
-    who = {} if caller is None else {"client_id": caller.client_id, "key_prefix": caller.key_prefix}
-    _log.info(event, audit=True, source_ip=source_address(request), route=request.url.path, **who, **facts)
+    client = {} if caller is None else {"client_id": caller.client_id, "key_prefix": caller.key_prefix}
+    _log.info(event, audit=True, source_ip=source_address(request), route=request.url.path, **client, **facts)
 
 
 class AuditedRequire(Require):
-    """`Require`, with every outcome audited: auth.success, auth.missing, auth.malformed, auth.rejected and, for a key
+    """`Require` that audits every outcome: auth.success, auth.missing, auth.malformed, auth.rejected and, for a key
     without the scope, auth.forbidden.
     """
 
@@ -37,7 +37,7 @@ class AuditedRequire(Require):
         except Unauthenticated as error:
             audit(_refused(error, credentials), request)
             raise
-        except Forbidden:  # who it was, the request's context names
+        except Forbidden:  # the log context of the request names the client
             audit("auth.forbidden", request, scope=self.scope)
             raise
         audit("auth.success", request, caller)

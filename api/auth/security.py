@@ -1,4 +1,4 @@
-"""Which right a route needs. Every route names one, or is public on purpose; `refuse_open_routes` holds that."""
+"""Which scope a route needs. Every route names a scope or is listed as public: `refuse_open_routes` refuses others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
-from leasehold.api.process.tenant_pool import asked_by
+from leasehold.api.process.tenant_pool import set_tenant
 from leasehold.domain.errors import DeclarationError, Forbidden, Unauthenticated
 
 MEDIA_WRITE = "media:write"
@@ -27,7 +27,7 @@ CONVERSION_WRITE = "conversion:write"
 CONVERSION_READ = "conversion:read"
 GENERATION_WRITE = "generation:write"
 GENERATION_READ = "generation:read"
-#: The fleet's own: queues, workers and limits of all tenants.
+#: For operators: the queues, workers and limits of all tenants.
 OPERATE = "fleet:operate"
 
 bearer = HTTPBearer(
@@ -39,7 +39,7 @@ bearer = HTTPBearer(
 
 
 class Require:
-    """A dependency: the caller, who holds a valid key with the scope.
+    """A dependency that gives the caller, who holds a valid key with the scope.
 
     Raises Unauthenticated without a valid key, Forbidden without the scope.
     """
@@ -58,26 +58,27 @@ class Require:
         return admitted[self]
 
     async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
-        """Find out who calls; once a request."""
+        """Identify the caller. `__call__` does it once a request, however many dependencies need it."""
         if credentials is None or len(request.headers.getlist("authorization")) != 1:
             raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
         caller = await services_of(request).keyring.identify(credentials.credentials)
         structlog.contextvars.bind_contextvars(tenant_id=caller.tenant_id, client_id=caller.client_id)
-        asked_by(caller.tenant_id)
+        set_tenant(caller.tenant_id)
         if self.scope not in caller.scopes:
             raise Forbidden("insufficient_scope", f"The API key lacks the scope {self.scope}.")
         return caller
 
 
 def requirements(dependant: Dependant) -> list[Require]:
+    """Every Require among the dependant and its dependencies."""
     own = [dependant.call] if isinstance(dependant.call, Require) else []
-    return own + [found for child in dependant.dependencies for found in requirements(child)]
+    return own + [require for child in dependant.dependencies for require in requirements(child)]
 
 
 def scopes_of(routes: Iterable[APIRoute]) -> dict[tuple[str, str], list[str]]:
-    """(path, method in lower case) -> the scopes that a key needs there."""
+    """By (path, method in lower case): the scopes that a key needs."""
     return {
-        (route.path_format, method.lower()): sorted({needed.scope for needed in requirements(route.dependant)})
+        (route.path_format, method.lower()): sorted({require.scope for require in requirements(route.dependant)})
         for route in routes
         for method in route.methods or ()
     }

@@ -1,4 +1,4 @@
-"""Where a request comes from: the peer, or who a proxy of ours says it is."""
+"""Where a request comes from: the address of the peer or, behind a trusted proxy, the address that the proxy names."""
 
 from __future__ import annotations
 
@@ -16,20 +16,21 @@ def _networks(text: str) -> tuple[ipaddress.IPv4Network | ipaddress.IPv6Network,
 
 
 def source_address(request: Request) -> str | None:
-    """The nearest address that is no proxy of LEASEHOLD_TRUSTED_PROXIES.
+    """The nearest address that is not one of LEASEHOLD_TRUSTED_PROXIES.
 
-    Each proxy appends whom it heard from, so X-Forwarded-For is read from its end, and only as far as proxies wrote it.
+    Each proxy appends the address of its own peer. X-Forwarded-For is therefore read from its end, and only as far as
+    trusted proxies wrote it.
     """
     if request.client is None:
         return None
     proxies = _networks(services_of(request).settings.trusted_proxies)
-    said = [part.strip() for line in request.headers.getlist("x-forwarded-for") for part in line.split(",")]
+    forwarded = [part.strip() for line in request.headers.getlist("x-forwarded-for") for part in line.split(",")]
     source = request.client.host
-    while said and _is_in(source, proxies):
-        before = said.pop()
-        if _parsed(before) is None:
+    while forwarded and _is_in(source, proxies):
+        previous = forwarded.pop()
+        if _parsed(previous) is None:
             break
-        source = before
+        source = previous
     return source
 
 

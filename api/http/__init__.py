@@ -1,1 +1,1 @@
-"""HTTP without our subject: the edge, problems, routes, documents. Imports no endpoint."""
+"""HTTP for every endpoint: the middleware, problems, kinds of routes, the OpenAPI document. Imports no endpoint."""

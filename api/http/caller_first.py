@@ -1,4 +1,7 @@
-"""Routes that know their caller before they read a body: who has no key costs no memory."""
+"""The route class of nearly all endpoints: it checks the key before it reads the body.
+
+A client without a valid key therefore costs the API no memory.
+"""
 
 from __future__ import annotations
 
@@ -18,35 +21,37 @@ from leasehold.api.process.services import services_of
 
 
 class CallerFirst(APIRoute):
-    """FastAPI reads a body before it asks any dependency. This asks the Requires first, and then reads within the
-    process's budget. A door without a body that FastAPI parses reads by itself, if it reads at all.
+    """Calls the Requires first, then reads the body within the process's budget (`Bodies`).
+
+    FastAPI's own routes read the body before they call any dependency. An endpoint that declares no body reads the
+    request itself, if it reads at all.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        handler = self.door()
+        handler = self.endpoint_handler()
         requires = requirements(self.dependant)
-        reads = self.body_field is not None
+        has_body = self.body_field is not None
 
         async def handle(request: Request) -> Response:
             tenant_id = ""
             for require in requires:
                 tenant_id = (await require(request, await bearer(request))).tenant_id
-            if not reads:
+            if not has_body:
                 return await handler(request)
             services = services_of(request)
             try:
-                async with services.bodies.received(request, tenant_id) as whole:
-                    body = await whole.body()
+                async with services.bodies.received(request, tenant_id) as complete:
+                    body = await complete.body()
                     if body and not is_json(request.headers.get("content-type", "")):
                         raise wrong_type(JSON)
-                    unfit = refusal(body, services.settings.json_max_depth)
-                    if unfit is not None:
-                        return unfit.response(identity_of(request).request_id)
-                    return await handler(whole)
+                    problem = refusal(body, services.settings.json_max_depth)
+                    if problem is not None:
+                        return problem.response(identity_of(request).request_id)
+                    return await handler(complete)
             except ClientDisconnect:
-                return Response(status_code=HTTPStatus.BAD_REQUEST)  # which nobody reads
+                return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has gone: nobody reads the status
 
         return handle
 
-    def door(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+    def endpoint_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         return super().get_route_handler()

@@ -1,7 +1,7 @@
-"""What a connection may cost before anybody knows whose it is: how many there are, how long each may be silent or slow,
-and how large the head of a request may be.
+"""Bounds on connections before the API knows whose they are: their number, their silence, the size of a request's head.
 
-uvicorn has a limit for requests under way, and waits for ever for the head of the next one.
+`guarded` makes the protocol class that uvicorn uses. uvicorn itself only bounds the requests under way, and waits
+forever for the head of the next request.
 """
 
 from __future__ import annotations
@@ -23,20 +23,23 @@ from leasehold.settings import Settings
 
 log = structlog.get_logger(__name__)
 
-#: Bytes of a request's head: its address and its headers.
+#: Most bytes of a request's head: its address and its headers.
 MOST_HEAD_BYTES = 64 * 1024
-#: What a header costs beside its bytes: many small ones take more memory than a few large ones.
+#: Bytes counted for each header beside its text: many small headers take more memory than a few large ones.
 HEADER_COSTS = 128
-#: Requests that a client may send ahead on one connection.
-MOST_AHEAD = 4
-#: For so long what is left of a body is thrown away after the answer, so that its sender gets to read it.
+#: Requests that a client may send on one connection before the answers to earlier ones (pipelining).
+MOST_PIPELINED = 4
+#: After an early answer the rest of the body is read and discarded this long, so that the client gets to read the
+#: answer.
 LINGER_SECONDS = 10.0
-#: For so long a client may take nothing of an answer.
+#: A client may leave an answer unread this long.
 UNREAD_SECONDS = 60.0
-#: Refused connections that are being told so at once; more are just closed.
-_MOST_TOLD = 100
-_TOLD_SECONDS = 1.0
-_FILES_BESIDE = 256
+#: So many refused connections get a 503 at the same time. More are closed without an answer.
+_MOST_REFUSING = 100
+#: A refused connection is closed after this time.
+_REFUSING_SECONDS = 1.0
+#: Open files of the process beside the connections of its clients.
+_OTHER_FILES = 256
 
 _BUSY = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "Too many connections. Try again soon.", {"Retry-After": "2"})
 _SLOW = Problem(HTTPStatus.REQUEST_TIMEOUT, "head_too_slow", "The head of the request did not arrive in time.")
@@ -44,15 +47,15 @@ _LARGE = Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", "
 
 
 class Guarded(HttpToolsProtocol):
-    """A connection. Without a whole request it is quiet: where there is no room, the one that has been so for longest
-    makes way for a new one.
+    """One connection. It is quiet while the API has no whole request of it. When `most` connections are open, a new one
+    takes the place of the connection that has been quiet longest.
     """
 
     most: ClassVar[int] = 1000
     head_seconds: ClassVar[float] = 10.0
     open: ClassVar[set[Guarded]]
     quiet: ClassVar[OrderedDict[Guarded, None]]
-    told: ClassVar[set[asyncio.Transport]]
+    refusing: ClassVar[set[asyncio.Transport]]
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -60,8 +63,8 @@ class Guarded(HttpToolsProtocol):
         self._unread: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._in_message = False
-        self._answered = True  # or nothing was asked yet
-        self._named = 0  # bytes of the head, as the parser told them
+        self._answered = True  # or there was no request yet
+        self._parsed_bytes = 0  # of the head, as the parser reports it
         self._refused: Problem | None = None
 
     # --- connections
@@ -74,7 +77,7 @@ class Guarded(HttpToolsProtocol):
         self.open.add(self)
         CONNECTIONS.set(len(self.open))
         self.quiet[self] = None
-        self._wait(self.head_seconds, "head")
+        self._start_timer(self.head_seconds, "head")
 
     def _make_room(self) -> bool:
         if not self.quiet:
@@ -88,18 +91,18 @@ class Guarded(HttpToolsProtocol):
     def _turn_away(self, transport: asyncio.Transport) -> None:
         CLOSED.labels("too many").inc()
         self._refused = _BUSY
-        if len(self.told) >= _MOST_TOLD:
+        if len(self.refusing) >= _MOST_REFUSING:
             transport.abort()
             return
-        self.told.add(transport)
-        self._say(_BUSY)
-        self._timer = self.loop.call_later(_TOLD_SECONDS, transport.abort)
+        self.refusing.add(transport)
+        self._write(_BUSY)
+        self._timer = self.loop.call_later(_REFUSING_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._cancel()
+        self._stop_timer()
         if self._unread is not None:
             self._unread.cancel()
-        self.told.discard(self.transport)
+        self.refusing.discard(self.transport)
         self.quiet.pop(self, None)
         self.open.discard(self)
         CONNECTIONS.set(len(self.open))
@@ -113,19 +116,19 @@ class Guarded(HttpToolsProtocol):
         if not self._in_message:
             self._head_bytes += len(data)
         super().data_received(data)
-        self._judge_head()
+        self._check_head()
 
-    def _judge_head(self) -> None:
+    def _check_head(self) -> None:
         if self._refused is not None or self._in_message:
             return
         if self._head_bytes > MOST_HEAD_BYTES:
             self._refuse(_LARGE)
         elif self._answered and self._timer is None:
-            self._wait(self.head_seconds, "head")  # the head of the next request has begun
+            self._start_timer(self.head_seconds, "head")  # the head of the next request has begun
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
-        self._named = 0
+        self._parsed_bytes = 0
 
     def on_url(self, url: bytes) -> None:
         self._count(len(url))
@@ -136,26 +139,26 @@ class Guarded(HttpToolsProtocol):
         super().on_header(name, value)
 
     def _count(self, size: int) -> None:
-        self._named += size
-        if self._named > MOST_HEAD_BYTES:
+        self._parsed_bytes += size
+        if self._parsed_bytes > MOST_HEAD_BYTES:
             self._refuse(_LARGE)
             raise ValueError("the head is too large")  # the parser stops
 
     def on_headers_complete(self) -> None:
-        self._cancel()
+        self._stop_timer()
         self.quiet.pop(self, None)
         self._in_message, self._answered = True, False
         self._head_bytes = 0
-        if len(self.pipeline) >= MOST_AHEAD:
+        if len(self.pipeline) >= MOST_PIPELINED:
             self._refuse(_BUSY)
-            raise ValueError("too many requests ahead")
+            raise ValueError("too many pipelined requests")
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_message = False
         super().on_message_complete()
         if self._answered:
-            self._cancel()
+            self._stop_timer()
             self.quiet[self] = None
 
     def on_response_complete(self) -> None:
@@ -164,7 +167,7 @@ class Guarded(HttpToolsProtocol):
             return
         self._answered = True
         if self._in_message:
-            self._wait(LINGER_SECONDS, "body after its answer")
+            self._start_timer(LINGER_SECONDS, "body after its answer")
         else:
             self.quiet[self] = None
 
@@ -172,7 +175,7 @@ class Guarded(HttpToolsProtocol):
         if self._refused is None:
             super().send_400_response(msg)
 
-    # --- those who do not read what they are sent
+    # --- clients that do not read their answers
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -187,11 +190,11 @@ class Guarded(HttpToolsProtocol):
 
     # --- time
 
-    def _wait(self, seconds: float, why: str) -> None:
-        self._cancel()
+    def _start_timer(self, seconds: float, why: str) -> None:
+        self._stop_timer()
         self._timer = self.loop.call_later(seconds, self._give_up, why)
 
-    def _cancel(self) -> None:
+    def _stop_timer(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -206,10 +209,10 @@ class Guarded(HttpToolsProtocol):
     def _refuse(self, problem: Problem) -> None:
         self._refused = problem
         if not self.transport.is_closing():
-            self._say(problem)
+            self._write(problem)
             self.transport.close()
 
-    def _say(self, problem: Problem) -> None:
+    def _write(self, problem: Problem) -> None:
         body = orjson.dumps(problem.body(str(new_id())))
         head = [
             f"HTTP/1.1 {int(problem.status)} {problem.status.phrase}",
@@ -222,23 +225,23 @@ class Guarded(HttpToolsProtocol):
 
 
 def guarded(settings: Settings) -> type[Guarded]:
-    """The kind of connections of one server, which share its limits."""
+    """A protocol class for one server: its connections share the limits and the sets below."""
     shared = {
         "most": settings.api_connections,
         "head_seconds": settings.api_header_seconds,
         "open": set(),
         "quiet": OrderedDict(),
-        "told": set(),
+        "refusing": set(),
     }
     return type("Connection", (Guarded,), shared)
 
 
 def allow_files(settings: Settings) -> None:
-    """Let the process open as many files as it has connections, where the system lets it."""
+    """Raise the process's limit of open files to what its connections need, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = settings.api_connections + _MOST_TOLD + _FILES_BESIDE
-    if soft < wanted:
-        allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    needed = settings.api_connections + _MOST_REFUSING + _OTHER_FILES
+    if soft < needed:
+        allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
-        if allowed < wanted:
-            log.warning("fewer files may be open than connections", allowed=allowed, wanted=wanted)
+        if allowed < needed:
+            log.warning("the limit of open files is below the limit of connections", allowed=allowed, needed=needed)

@@ -1,6 +1,7 @@
-"""Opaque cursors: where a page ended, in base64url. They hold nothing secret, and a wrong one is told so.
+"""Opaque cursors of lists: the last row's id or instant, in base64url. A cursor holds nothing secret.
 
-Every text of the right length and letters is the cursor of some place: so the document can say what is accepted.
+Every text of the right length and alphabet decodes to some position, so that the OpenAPI document can give the exact
+pattern. Any other text is refused with `invalid_cursor`.
 """
 
 from __future__ import annotations
@@ -17,33 +18,33 @@ from pydantic import Field
 from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.errors import Invalid
 
-_MOST = 200
+_MOST_LETTERS = 200
 _ID, _INSTANT = 16, 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 
 
-#: Told and not enforced: what lists gave before is taken, too, and a wrong cursor has a code of its own.
-#: Of a list in the order of ids, and of one in the order of instants.
+#: The cursor of a list ordered by id, and of a list ordered by instant. The pattern is documented and not enforced:
+#: cursors of earlier releases are accepted, too, and a wrong cursor has an error code of its own.
 IdCursor: TypeAlias = Annotated[
-    Annotated[str, Field(max_length=_MOST, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"})] | None,
+    Annotated[str, Field(max_length=_MOST_LETTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"})] | None,
     Query(description="The `next_cursor` of the page before."),
 ]
 InstantCursor: TypeAlias = Annotated[
-    Annotated[str, Field(max_length=_MOST, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{32}$"})] | None,
+    Annotated[str, Field(max_length=_MOST_LETTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{32}$"})] | None,
     Query(description="The `next_cursor` of the page before."),
 ]
 
 
 def cursor_of(*parts: UUID | datetime) -> str:
-    said = b"".join(_packed(part) for part in parts)
-    return base64.urlsafe_b64encode(said).decode().rstrip("=")
+    packed = b"".join(_packed(part) for part in parts)
+    return base64.urlsafe_b64encode(packed).decode().rstrip("=")
 
 
 def _packed(part: UUID | datetime) -> bytes:
     if isinstance(part, datetime):
         return ((part - _EPOCH) // _MICROSECOND).to_bytes(_INSTANT, "big", signed=True)
-    return UUID(str(part)).bytes  # the driver has a kind of its own
+    return UUID(str(part)).bytes  # asyncpg has a UUID type of its own
 
 
 def _unpacked(cursor: str) -> bytes:
@@ -54,7 +55,7 @@ def _unpacked(cursor: str) -> bytes:
 
 
 def _malformed() -> Invalid:
-    return Invalid("invalid_cursor", "The cursor is not one that a list of ours has given.")
+    return Invalid("invalid_cursor", "The cursor is malformed. Send the next_cursor of the page before.")
 
 
 def id_at(cursor: str | None) -> UUID | None:
@@ -72,25 +73,25 @@ def instant_and_id_at(cursor: str | None) -> tuple[datetime, UUID] | None:
     packed = _unpacked(cursor)
     if len(packed) == _INSTANT + _ID:
         return _instant(int.from_bytes(packed[:_INSTANT], "big", signed=True)), UUID(bytes=packed[_INSTANT:])
-    instant, _, number = packed.partition(b"\n")
-    try:  # as they were before
-        found = datetime.fromisoformat(instant.decode()), _id_as_text(number)
+    instant_text, _, id_text = packed.partition(b"\n")
+    try:  # the format of earlier releases
+        instant, row_id = datetime.fromisoformat(instant_text.decode()), _id_as_text(id_text)
     except ValueError:
         raise _malformed() from None
-    if found[0].tzinfo is None or not FIRST <= found[0] <= LAST:
+    if instant.tzinfo is None or not FIRST <= instant <= LAST:
         raise _malformed()
-    return found
+    return instant, row_id
 
 
 def _id_as_text(packed: bytes) -> UUID:
-    try:  # as they were before
+    try:  # the format of earlier releases
         return UUID(packed.decode())
     except ValueError:
         raise _malformed() from None
 
 
 def _instant(microseconds: int) -> datetime:
-    """The nearest that there is."""
+    """The instant, or the nearest that the calendar has."""
     try:
         return min(max(_EPOCH + timedelta(microseconds=microseconds), FIRST), LAST)
     except OverflowError:

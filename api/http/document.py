@@ -1,4 +1,4 @@
-"""What makes the OpenAPI document exact, once for all operations: statuses that the edge answers, and links."""
+"""Completes the OpenAPI document for all operations at once: statuses that no route declares, headers, and links."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _WITH_BODY = {
 _WITH_KEY = {409: "`idempotency_key_in_flight`"}
 _EVERYWHERE = {431: "`head_too_large`"}
 
-#: What every answer of a status carries.
+#: The headers of every answer with a status.
 _HEADERS = {
     "415": {"Accept": "The media type to send."},
     "429": {
-        "Retry-After": "Seconds until another try may pass.",
-        "RateLimit": 'The limit, what is left of it, and seconds until there is more: `"submissions";r=0;t=12`.',
-        "RateLimit-Policy": 'What it allows, and in how many seconds if it is a rate: `"submissions";q=60;w=60`.',
+        "Retry-After": "Seconds until another try may succeed.",
+        "RateLimit": 'The limit, what is left of it, and the seconds until more is left: `"submissions";r=0;t=12`.',
+        "RateLimit-Policy": 'The quota of the limit and, for a rate, its window in seconds: `"submissions";q=60;w=60`.',
     },
 }
 
@@ -59,13 +59,13 @@ def complete(document: dict[str, Any], scopes: Mapping[tuple[str, str], Sequence
             for scheme in requirement:
                 requirement[scheme] = list(scopes[path, method])
         responses = operation["responses"]
-        for status, said in _more(path, operation).items():
-            responses.setdefault(str(status), {"description": said} | _PROBLEM)
-        for code, carried in _HEADERS.items():
+        for status, description in _more(path, operation).items():
+            responses.setdefault(str(status), {"description": description} | _PROBLEM)
+        for code, headers in _HEADERS.items():
             if code in responses:
                 responses[code]["headers"] = {
-                    name: {"description": said, "required": True, "schema": {"type": "string"}}
-                    for name, said in carried.items()
+                    name: {"description": description, "required": True, "schema": {"type": "string"}}
+                    for name, description in headers.items()
                 }
         operation["responses"] = dict(sorted(responses.items()))
         for parameter in operation.get("parameters", []):
@@ -91,7 +91,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _without_null(schema: dict[str, Any]) -> None:
-    """A parameter can be left out; null has no spelling in an address or a header."""
+    """Take null out of the schema: a parameter can be left out, and an address or a header cannot spell null."""
     choices = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
     if len(choices) == 1:
         del schema["anyOf"]

@@ -1,4 +1,6 @@
-"""Refusing early: before a body is read, a payload is evaluated or the store is asked for somebody without shares."""
+"""Refuse a submission that the caller's limits do not allow before any work is done for it: before a large body is
+read, a payload is checked or the store is used.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,9 @@ async def refuse_early(
     idempotency_key: str | None = None,
     what: What = "submissions",
 ) -> None:
-    """Raises what charging one submission would raise now. Nothing is charged. A request that repeats an answered one
-    passes: it makes nothing.
+    """Raise what charging one submission would raise now; charge nothing.
+
+    A request that repeats an answered request passes: it creates nothing.
     """
     async with services.pool.acquire() as connection:
         if idempotency_key is None or not await is_answered(connection, caller.tenant_id, idempotency_key):

@@ -1,7 +1,7 @@
-"""The outermost layer: who asked (request id, trace), what is always sent, what is logged and measured, and
-errors that no handler took.
+"""The outermost middleware: it names each request (request id, trace), adds the security headers, writes the log line
+and the metrics, and answers errors that no handler caught.
 
-Logged are only fields from a fixed list: no query string, no header, no body.
+A log line has only fields from a fixed list: no query string, no header, no body.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ log = structlog.get_logger(__name__)
 
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(r"00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
-#: Unless the answer says otherwise.
-_ALWAYS = (
+#: Added to every answer that does not set these headers itself.
+_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"cache-control", b"no-store"),
     (b"referrer-policy", b"no-referrer"),
     (b"content-security-policy", b"default-src 'none'; frame-ancestors 'none'"),
 )
-#: Asked every few seconds by machines: their successes are not worth a line.
+#: Machines request these every few seconds: a success is not logged.
 _QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The request's name in logs, problems and, as a job's `trace`, in whatever it sets in motion."""
+    """The request's ids: in logs, in problems and, as the `trace` of a job, in all that the request starts."""
 
     request_id: str
     traceparent: str
@@ -57,7 +57,7 @@ def identity_of(request: Request) -> Identity:
 
 
 def _identify(headers: Headers) -> Identity:
-    """What the caller sent where it is well-formed, else new."""
+    """The ids that the client sent if they are well-formed, else new ones."""
     request_id = headers.get("x-request-id", "")
     traceparent = headers.get("traceparent", "")
     if not _REQUEST_ID.fullmatch(request_id):
@@ -67,8 +67,8 @@ def _identify(headers: Headers) -> Identity:
     return Identity(request_id, traceparent)
 
 
-def _caller(headers: Headers) -> dict[str, str] | None:
-    """The caller's own span, where it names one."""
+def _client_span(headers: Headers) -> dict[str, str] | None:
+    """The client's own span, if it names one."""
     traceparent = headers.get("traceparent", "")
     return {"traceparent": traceparent} if _TRACEPARENT.fullmatch(traceparent) else None
 
@@ -83,7 +83,7 @@ class Edge:
             return
         headers = Headers(scope=scope)
         method = method_label(scope["method"])
-        with traces.span(method, "SERVER", parent=_caller(headers), http_request_method=method) as span:
+        with traces.span(method, "SERVER", parent=_client_span(headers), http_request_method=method) as span:
             identity = _identify(headers)
             if span.traceparent is not None:
                 identity = replace(identity, traceparent=span.traceparent)
@@ -109,7 +109,7 @@ class Edge:
 
 
 class _Answer:
-    """Adds our headers to what is sent, and remembers how it began."""
+    """Adds headers to the answer, and remembers its status."""
 
     def __init__(self, send: Send, identity: Identity) -> None:
         self._send = send
@@ -120,8 +120,8 @@ class _Answer:
         if message["type"] == "http.response.start":
             self.status = int(message["status"])
             headers = list(message.get("headers", ()))
-            said = {name for name, _ in headers}
-            headers += [header for header in _ALWAYS if header[0] not in said]
+            present = {name for name, _ in headers}
+            headers += [header for header in _HEADERS if header[0] not in present]
             headers.append((b"x-request-id", self._identity.request_id.encode()))
             message["headers"] = headers
         await self._send(message)
@@ -129,7 +129,7 @@ class _Answer:
 
 async def _answer_error(error: Exception, identity: Identity, scope: Scope, receive: Receive, answer: _Answer) -> None:
     if is_database_away(error):
-        DATABASE.met(error, "requests")  # each has its line with its status; why, is told once an outage
+        DATABASE.met(error, "requests")  # the request's own line has the status; the outage is logged once
     elif isinstance(error, (RequestError, StoreError)):
         log.warning("request failed", error=type(error).__name__)
     else:

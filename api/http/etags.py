@@ -1,4 +1,4 @@
-"""Whether a client knows an answer already."""
+"""ETags: whether the client already has the current answer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import hashlib
 
 
 def weak(version: str) -> str:
-    """A weak ETag for the state's `version`: the bytes may differ, in a URL's signature for example."""
+    """A weak ETag of the state's `version`. Weak, because the bytes may differ: in the signature of a URL, for
+    example.
+    """
     return f'W/"{hashlib.sha256(version.encode()).hexdigest()[:32]}"'
 
 
@@ -14,5 +16,5 @@ def matches(if_none_match: str | None, etag: str) -> bool:
     """RFC 9110's weak comparison."""
     if if_none_match is None:
         return False
-    asked = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
-    return "*" in asked or etag.removeprefix("W/") in asked
+    known = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+    return "*" in known or etag.removeprefix("W/") in known

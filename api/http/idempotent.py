@@ -1,4 +1,4 @@
-"""`Idempotency-Key` for any door that creates: the work and its stored answer commit together."""
+"""`Idempotency-Key` for every endpoint that creates: the work and its stored answer commit in one transaction."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ IdempotencyKey: TypeAlias = Annotated[
     str | None,
     Header(
         alias="Idempotency-Key",
-        description="Same key and same body within 24 hours: the first answer again. Same key, other body: 422.",
+        description="Same key and same body within 24 hours: the API repeats the first answer. Same key and another "
+        "body: 422.",
         json_schema_extra={"pattern": "^[!-~]([ -~]{0,253}[!-~])?$"},
     ),
 ]
@@ -26,8 +27,8 @@ IdempotencyKey: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`age`: how long ago it was first given; zero for a fresh one. `kept`: it is given again to who repeats the
-    request; else what was written stays, and the key may be used again.
+    """`age`: the time since the answer was first given; zero for a fresh answer. `kept`: a repeated request gets this
+    answer again. If not kept, what `work` wrote is committed all the same, and the key may be used again.
     """
 
     status_code: int
@@ -43,7 +44,7 @@ async def once(
     request_hash: bytes,
     work: Callable[[Connection], Awaitable[Answer]],
 ) -> Answer:
-    """The answer of `work`, which runs inside a transaction, or its first answer if `key` was used before.
+    """Run `work` inside a transaction and return its answer; or return the first answer if `key` was used before.
 
     Raises Invalid and Conflict as `leasehold.db.idempotency.reserve`, and whatever `work` raises: then nothing is
     stored, and the key may be used again.
@@ -69,7 +70,7 @@ async def once(
 
 
 async def is_repeated(pool: Lender, tenant_id: str, key: str | None) -> bool:
-    """Whether `once` has the first answer: nothing has to be checked again, whatever has changed since."""
+    """Whether the first answer is stored: the request needs no checks then, even if the world has changed since."""
     if key is None:
         return False
     async with pool.acquire() as connection:

@@ -1,4 +1,4 @@
-"""Which media type a request's body has to have: 415 says so before anything tries to read another."""
+"""The media types of request bodies. A wrong type is refused (415) before any parser reads the body."""
 
 from __future__ import annotations
 
@@ -15,6 +15,6 @@ def is_json(content_type: str) -> bool:
 
 
 def wrong_type(accepted: str) -> Unsupported:
-    """`Accept` in the answer names what the address takes (RFC 9110, 15.5.16)."""
-    said = f"Send the body as {accepted}, and say so in Content-Type."
-    return Unsupported("unsupported_media_type", said, headers={"Accept": accepted})
+    """The error 415. Its `Accept` header names the type to send (RFC 9110, 15.5.16)."""
+    message = f"Send the body as {accepted}, with this Content-Type."
+    return Unsupported("unsupported_media_type", message, headers={"Accept": accepted})

@@ -1,4 +1,4 @@
-"""Which methods an address knows: of all its routes, where the framework's own 405 names those of the first."""
+"""Which methods an address has, over all its routes. The framework's own 405 names only those of the first route."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ class Methods:
         self._by_pattern = list(by_pattern.items())
 
     def of(self, path: str) -> set[str]:
-        """Empty where there is nothing. `/v1/runs/batch` is an address of its own, and no run called batch."""
+        """The methods of the address; empty if there is none. `/v1/runs/batch` is not a run with the id `batch`."""
         if path in self._literal:
             return self._literal[path]
-        found: set[str] = set()
+        allowed: set[str] = set()
         for pattern, methods in self._by_pattern:
             if pattern.match(path):
-                found |= methods
-        return found
+                allowed |= methods
+        return allowed
 
     def corrected(self, problem: Problem, path: str) -> Problem:
-        """With the right `Allow`; and 405 for 404 where the address is there and the method is not."""
+        """The problem with the right `Allow` header; and 405 in place of 404 if the address has other methods."""
         if problem.status is HTTPStatus.NOT_FOUND and problem.code == "not_found" and path in self._literal:
             problem = problem_of_status(HTTPStatus.METHOD_NOT_ALLOWED)
         if problem.status is not HTTPStatus.METHOD_NOT_ALLOWED:

@@ -1,4 +1,4 @@
-"""multipart/form-data, from the socket piece by piece: nothing is kept but the piece that just came."""
+"""Reads multipart/form-data from the socket, piece by piece: only the current piece is in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from leasehold.domain.errors import Invalid
 _MOST_HEADERS_BYTES = 8 * 1024
 _MOST_NAME = 200
 _MOST_FILE_NAME = 4096
-#: A sender that is silent for so long has gone.
+#: A client that sends nothing for this long is taken for gone.
 MOST_SILENT_SECONDS = 60.0
 
 
@@ -37,18 +37,18 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """The part is over."""
+    """The part ends."""
 
 
 Event: TypeAlias = Begin | Data | End
 
 
 class _Events:
-    """What the parser calls; gathers the events of one piece."""
+    """The parser's callbacks: they gather the events of the current piece."""
 
     def __init__(self) -> None:
         self.gathered: list[Event] = []
-        self.whole = False
+        self.complete = False
         self._field = self._value = b""
         self._disposition = b""
         self._bytes = 0
@@ -82,7 +82,7 @@ class _Events:
         self.gathered.append(End())
 
     def on_end(self) -> None:
-        self.whole = True
+        self.complete = True
 
     def _counted(self, piece: bytes) -> bytes:
         self._bytes += len(piece)
@@ -107,7 +107,7 @@ def _unreadable() -> HTTPException:
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """Raises TimeoutError when nothing comes for a while."""
+    """Raises TimeoutError if the client sends nothing for MOST_SILENT_SECONDS."""
     stream = request.stream()
     while True:
         try:
@@ -119,10 +119,10 @@ async def _pieces(request: Request) -> AsyncIterator[bytes]:
 
 
 async def events(request: Request, most_bytes: int) -> AsyncIterator[Event]:
-    """The parts of the request's form.
+    """Parse the request's form, event by event.
 
-    Raises Unsupported for another media type; HTTPException(400) for what is no form, or a cut one; TimeoutError for a
-    silent sender; Invalid("too_large") beyond `most_bytes`, counted as they come, whatever was announced.
+    Raises Unsupported for another media type; HTTPException(400) for a malformed or truncated form; TimeoutError for a
+    silent client; Invalid("too_large") beyond `most_bytes`. The bytes that arrive are counted, not the Content-Length.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")
@@ -130,20 +130,20 @@ async def events(request: Request, most_bytes: int) -> AsyncIterator[Event]:
         raise wrong_type(FORM)
     if not boundary:
         raise _unreadable()
-    found = _Events()
+    callbacks = _Events()
     calls = ("part_begin", "header_field", "header_value", "header_end", "headers_finished", "part_data", "part_end")
-    parser = MultipartParser(boundary, {f"on_{name}": getattr(found, f"on_{name}") for name in (*calls, "end")})  # type: ignore[arg-type]  # its callbacks are a TypedDict
-    came = 0
+    parser = MultipartParser(boundary, {f"on_{name}": getattr(callbacks, f"on_{name}") for name in (*calls, "end")})  # type: ignore[arg-type]  # its callbacks are a TypedDict
+    received = 0
     try:
         async for piece in _pieces(request):
-            came += len(piece)
-            if came > most_bytes:
+            received += len(piece)
+            if received > most_bytes:
                 raise Invalid("too_large", f"A form has at most {most_bytes} bytes.")
             parser.write(piece)
-            for event in found.gathered:
+            for event in callbacks.gathered:
                 yield event
-            found.gathered.clear()
+            callbacks.gathered.clear()
     except (MultipartParseError, ClientDisconnect) as error:
         raise _unreadable() from error
-    if not found.whole:
+    if not callbacks.complete:
         raise _unreadable()

@@ -1,4 +1,4 @@
-"""The OpenAPI 3.1 document: problem answers per operation, written once a status."""
+"""The OpenAPI 3.1 document, and the helpers by which routes declare their problems and forms."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PATH = "/openapi.json"
 router = APIRouter(include_in_schema=False)
 _REFERENCE = "#/components/schemas/ProblemAnswer"
 
-#: Every operation behind a key may answer these.
+#: The problems of every operation that needs a key.
 _ALWAYS = {
     HTTPStatus.UNAUTHORIZED: "`missing_api_key`, `invalid_api_key`",
     HTTPStatus.FORBIDDEN: "`insufficient_scope`",
@@ -27,30 +27,30 @@ _ALWAYS = {
     HTTPStatus.SERVICE_UNAVAILABLE: "`database_unavailable`, `store_unavailable`: try again after `Retry-After`",
 }
 
-#: With 429, of whatever makes a job.
+#: The codes of 429 for every operation that creates a job.
 REFUSED_FOR_NOW = "`rate_limited`, `queue_full`, `too_many_unfinished`, `storage_full`"
-#: With 429, of whatever has a payload checked.
+#: The code of 429 for every operation that checks a payload.
 CHECKED_LATER = "`evaluations_waiting`"
 
 
-def problems(said: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:
-    """For a route's `responses`: status -> which codes it stands for, on top of those of every operation."""
+def problems(codes: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:
+    """For a route's `responses`: the codes of each status, added to those of every operation."""
     return {
         int(status): {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": _REFERENCE}}}}
-        for status, text in sorted((_ALWAYS | said).items())
+        for status, text in sorted((_ALWAYS | codes).items())
     }
 
 
 def multipart(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    """For a route's `openapi_extra`: a form that the route reads from the socket itself."""
+    """For a route's `openapi_extra`: describes a form that the route itself reads from the socket."""
     schema = {"type": "object", "properties": properties, "required": required}
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """Made once, at the first request for it."""
+    """The document. It is built once."""
     if app.openapi_schema is None:
-        made = get_openapi(
+        built = get_openapi(
             title=app.title,
             version=app.version,
             summary=app.summary,
@@ -59,21 +59,21 @@ def document(app: FastAPI) -> dict[str, Any]:
             servers=app.servers,
         )
         schema = ProblemAnswer.model_json_schema(ref_template="#/components/schemas/{model}")
-        parts = made.setdefault("components", {}).setdefault("schemas", {})
+        parts = built.setdefault("components", {}).setdefault("schemas", {})
         parts.update(schema.pop("$defs", {}))
         parts["ProblemAnswer"] = schema
-        complete(made, app.state.scopes)
-        app.openapi_schema = made
+        complete(built, app.state.scopes)
+        app.openapi_schema = built
     return app.openapi_schema
 
 
 @router.get(PATH)
 async def contract(request: Request) -> Response:
-    """The document, for anybody. It is made once, at the first request, in a thread: that takes a second, and needs no
-    key. Later requests get the same bytes.
+    """Serve the document without a key. The first request builds it, in a thread, because that takes a second. Later
+    requests get the same bytes.
     """
     state = request.app.state
     if not hasattr(state, "contract"):
         state.contract = asyncio.create_task(asyncio.to_thread(lambda: orjson.dumps(document(request.app))))
-    made: bytes = await asyncio.shield(state.contract)
-    return Response(made, media_type="application/json")
+    content: bytes = await asyncio.shield(state.contract)
+    return Response(content, media_type="application/json")

@@ -6,13 +6,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class FieldError(BaseModel):
-    pointer: str | None = Field(None, description="A JSON pointer into the body.")
-    parameter: str | None = Field(None, description="Or the name of a parameter.")
+    pointer: str | None = Field(None, description="A JSON pointer into the body, if the error is in the body.")
+    parameter: str | None = Field(None, description="The name of a parameter, if the error is in a parameter.")
     detail: str
 
 
 class ProblemAnswer(BaseModel):
-    """RFC 9457."""
+    """A problem (RFC 9457)."""
 
     model_config = ConfigDict(
         json_schema_extra={

@@ -1,7 +1,7 @@
-"""Errors as HTTP: RFC 9457 `application/problem+json`, by one table.
+"""Errors as HTTP answers: RFC 9457 `application/problem+json`. One table maps each kind of error to its status.
 
-`type` is a URN of the code: stable, and not an address that could rot. `detail` is written for the caller and
-says nothing about our insides.
+`type` is a URN with the code: stable, and no address that could break. `detail` is written for the client and names
+nothing of the platform's inside.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from leasehold.runtime.transient import TRY_AGAIN
 
 MEDIA_TYPE = "application/problem+json"
 
-#: The one table: what a request may fail with, and the status that says so.
+#: The one table: the kinds of errors of requests, and the status of each.
 STATUS_OF: dict[type[RequestError], HTTPStatus] = {
     Unauthenticated: HTTPStatus.UNAUTHORIZED,
     Forbidden: HTTPStatus.FORBIDDEN,
@@ -56,7 +56,7 @@ STATUS_OF: dict[type[RequestError], HTTPStatus] = {
     Unavailable: HTTPStatus.SERVICE_UNAVAILABLE,
 }
 
-#: Seconds after which a caller may try again when something of ours is away.
+#: Seconds after which a client may try again during an outage of the database or the store.
 RETRY_AFTER = 2
 
 _DATABASE_AWAY: tuple[type[BaseException], ...] = (
@@ -64,19 +64,19 @@ _DATABASE_AWAY: tuple[type[BaseException], ...] = (
     asyncpg.InsufficientResourcesError,
 )
 
-#: PostgreSQL's words for a NUL in text, and in JSON.
+#: The errors by which PostgreSQL refuses a NUL character in text, and in JSON.
 NOT_STORABLE = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 
 _SENTENCES = {
     HTTPStatus.NOT_FOUND: ("not_found", "There is nothing at this address."),
-    HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", "This address does not know that method."),
-    HTTPStatus.BAD_REQUEST: ("bad_request", "The request could not be understood."),
+    HTTPStatus.METHOD_NOT_ALLOWED: ("method_not_allowed", "This address does not support the method."),
+    HTTPStatus.BAD_REQUEST: ("bad_request", "The request is malformed."),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An error as the caller will see it."""
+    """An error as the client sees it."""
 
     status: HTTPStatus
     code: str
@@ -85,7 +85,7 @@ class Problem:
     errors: Sequence[Mapping[str, str]] = ()
 
     def body(self, request_id: str) -> dict[str, Any]:
-        said: dict[str, Any] = {
+        body: dict[str, Any] = {
             "type": f"urn:leasehold:problem:{self.code}",
             "title": self.status.phrase,
             "status": int(self.status),
@@ -94,8 +94,8 @@ class Problem:
             "request_id": request_id,
         }
         if self.errors:
-            said["errors"] = list(self.errors)
-        return said
+            body["errors"] = list(self.errors)
+        return body
 
     def response(self, request_id: str) -> Response:
         PROBLEMS.labels(self.code).inc()
@@ -105,7 +105,7 @@ class Problem:
 
 
 def problem_of(error: Exception) -> Problem:
-    """The problem that `error` is to a caller; a 500 without any detail for what nobody foresaw."""
+    """The problem for `error`. An error that nobody foresaw becomes a 500 without any detail."""
     if isinstance(error, RequestError):
         return _of_request_error(error)
     if isinstance(error, RequestValidationError):
@@ -116,7 +116,7 @@ def problem_of(error: Exception) -> Problem:
         return Problem(
             HTTPStatus.UNPROCESSABLE_ENTITY,
             "text_not_storable",
-            "A text holds a NUL character, which cannot be stored.",
+            "A text contains a NUL character, which cannot be stored.",
         )
     return _of_others(error)
 
@@ -128,7 +128,11 @@ def _of_others(error: Exception) -> Problem:
         return _unavailable("store_unavailable", "The object store does not answer.")
     if is_database_away(error):
         return _unavailable("database_unavailable", "The database does not answer.")
-    return Problem(HTTPStatus.INTERNAL_SERVER_ERROR, "internal_error", "Something went wrong on our side.")
+    return Problem(
+        HTTPStatus.INTERNAL_SERVER_ERROR,
+        "internal_error",
+        "The server failed; its log has the request_id.",
+    )
 
 
 def is_database_away(error: BaseException) -> bool:
@@ -148,7 +152,7 @@ def _of_request_error(error: RequestError) -> Problem:
     if isinstance(error, Forbidden):
         headers["WWW-Authenticate"] = 'Bearer error="insufficient_scope"'
     if isinstance(error, (BodyTooSlow, BodyTooLarge)):
-        headers["Connection"] = "close"  # what is left of the body is not read
+        headers["Connection"] = "close"  # the rest of the body is not read
     if error.retry_after is not None:
         headers["Retry-After"] = str(max(1, ceil(error.retry_after)))
     elif isinstance(error, (TooMany, Unavailable)):
@@ -166,22 +170,22 @@ def problem_of_status(status: HTTPStatus, headers: Mapping[str, str] | None = No
 
 
 def _of_validation(error: RequestValidationError) -> Problem:
-    found = error.errors()
-    places = {str(item["loc"][0]) for item in found if item["loc"]}
-    if "path" in places:  # an id that is no id is the id of nothing
+    errors = error.errors()
+    places = {str(item["loc"][0]) for item in errors if item["loc"]}
+    if "path" in places:  # a malformed id names nothing: 404
         return _of_http_exception(HTTPException(404))
-    if any(item["type"] == "json_invalid" for item in found):
+    if any(item["type"] == "json_invalid" for item in errors):
         return Problem(HTTPStatus.BAD_REQUEST, "malformed_json", "The body is not JSON.")
     return Problem(
         HTTPStatus.UNPROCESSABLE_ENTITY,
         "invalid_request",
-        "The request has values that are not acceptable; `errors` names them.",
-        errors=[_field_error(item) for item in found],
+        "Some values of the request are not acceptable: `errors` names each.",
+        errors=[_field_error(item) for item in errors],
     )
 
 
 def _field_error(item: Mapping[str, Any]) -> dict[str, str]:
-    """Where (a JSON pointer into the body, or a parameter's name) and why; never the value itself."""
+    """Where the error is (a JSON pointer into the body, or a parameter's name) and why. Never the value itself."""
     place, *path = (str(part) for part in item["loc"]) if item["loc"] else ("body",)
     if place == "body":
         steps = (part.replace("~", "~0").replace("/", "~1") for part in path)

@@ -1,7 +1,8 @@
-"""Routes for the doors that are asked thousands of times a second.
+"""The route class of the endpoints that are called thousands of times a second.
 
-What a door of ours asks for is a JSON body, its caller and a header: FastAPI's general way to find them costs more than
-most doors themselves. The declaration stays FastAPI's, and so do OpenAPI and the errors; only the finding is short.
+Such an endpoint needs a JSON body, its caller and a header. FastAPI's general search for arguments costs more than the
+endpoint itself, so this class fills the arguments directly. The declarations, the OpenAPI document and the errors stay
+FastAPI's.
 """
 
 from __future__ import annotations
@@ -22,24 +23,24 @@ from leasehold.domain.errors import DeclarationError
 
 
 class QuickRoute(CallerFirst):
-    """Of a door that declares a request, one model as its body, one Require, and headers that are text or not there.
+    """For an endpoint that declares a request, one model as its body, one Require, and optional headers of text.
 
-    Raises DeclarationError for any other. The caller is looked at first: without a key nobody learns what is wrong with
-    a body.
+    Raises DeclarationError for any other endpoint. The key is checked before the body: without a key a client learns
+    nothing about its body.
     """
 
-    def door(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        door = _Door.declared(self.dependant)
+    def endpoint_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint = _Endpoint.declared(self.dependant)
 
         async def handle(request: Request) -> Response:
-            return await door.call(**await door.found(request))
+            return await endpoint.call(**await endpoint.arguments(request))
 
         return handle
 
 
 @dataclass(frozen=True, slots=True)
-class _Door:
-    """The names of `call`'s parameters, and what they are filled from."""
+class _Endpoint:
+    """The names of `call`'s parameters, and the source of each argument."""
 
     call: Callable[..., Awaitable[Response]]
     request: str
@@ -50,7 +51,7 @@ class _Door:
     headers: tuple[tuple[str, str], ...]
 
     @classmethod
-    def declared(cls, dependant: Dependant) -> _Door:
+    def declared(cls, dependant: Dependant) -> _Endpoint:
         match dependant:
             case Dependant(
                 call=call,
@@ -59,13 +60,13 @@ class _Door:
                 body_params=[body],
             ) if callable(call) and isinstance(body.field_info.annotation, type):
                 headers = tuple((field.name, field.alias) for field in dependant.header_params)
-                door = cls(call, request, caller, require, body.name, body.field_info.annotation, headers)
-                found = {request, caller, body.name, *(name for name, _ in headers)}
-                if found == signature(call).parameters.keys():
-                    return door
-        raise DeclarationError(f"{dependant.path}: a quick route has a request, a caller, a body and headers")
+                endpoint = cls(call, request, caller, require, body.name, body.field_info.annotation, headers)
+                names = {request, caller, body.name, *(name for name, _ in headers)}
+                if names == signature(call).parameters.keys():
+                    return endpoint
+        raise DeclarationError(f"{dependant.path}: a quick route takes a request, a caller, a body and headers only")
 
-    async def found(self, request: Request) -> dict[str, Any]:
+    async def arguments(self, request: Request) -> dict[str, Any]:
         """Raises what Require raises, and RequestValidationError."""
         caller = await self.require(request, await bearer(request))
         headers = {name: request.headers.get(alias) for name, alias in self.headers}
@@ -79,5 +80,5 @@ def _parsed(model: type[BaseModel], body: bytes) -> BaseModel:
     try:
         return model.model_validate_json(body)
     except ValidationError as error:
-        found = error.errors(include_url=False, include_context=False)
-        raise RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in found]) from None
+        errors = error.errors(include_url=False, include_context=False)
+        raise RequestValidationError([{**item, "loc": ("body", *item["loc"])} for item in errors]) from None

@@ -1,4 +1,4 @@
-"""A job's events as they happen: server-sent events with resume, for every door."""
+"""Server-sent events of a job, which a client can resume. The endpoints of runs and of every kind of work use it."""
 
 from __future__ import annotations
 
@@ -18,59 +18,61 @@ from leasehold.db.reads import EventView
 from leasehold.domain.errors import Invalid
 from leasehold.domain.states import JOB_TERMINAL
 
-#: An idle stream says something this often, in seconds, so that nothing in between takes it for dead.
+#: Seconds between comments on an idle stream, so that no proxy between closes it.
 KEEP_ALIVE = 15.0
 HEADERS = {"X-Accel-Buffering": "no"}
 #: For a route's `responses`.
 ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The stream", "content": {"text/event-stream": {}}},
-    204: {"description": "Everything was told already."},
+    204: {"description": "The client has had every event."},
 }
 _BATCH = 500
-_LONGEST = 600.0
-_HIGHEST = 2**31 - 1
+_MOST_SECONDS = 600.0
+_MOST_NUMBER = 2**31 - 1
 LastEventId: TypeAlias = Annotated[
     Annotated[str, Field(max_length=20, json_schema_extra={"pattern": "^(0|[1-9][0-9]{0,8})$"})] | None, Header()
 ]
-#: Of an event's data, what its job's owner may see.
+#: The fields of an event's data that the job's owner may see.
 _SHOWN = ("attempt", "code", "message", "retry_at", "until", "reason", "by", "parts", "forced")
 
 
 def number_of(last_event_id: str | None) -> int:
-    """The event after which to go on. Raises Invalid."""
+    """The number of the last event that the client had; 0 for none. Raises Invalid."""
     if not last_event_id:
         return 0
-    if not (last_event_id.isascii() and last_event_id.isdecimal() and int(last_event_id) <= _HIGHEST):
-        raise Invalid("invalid_event_id", "Last-Event-ID is the number of an event of this stream.")
+    if not (last_event_id.isascii() and last_event_id.isdecimal() and int(last_event_id) <= _MOST_NUMBER):
+        raise Invalid("invalid_event_id", "Last-Event-ID must be the id of an event of this stream.")
     return int(last_event_id)
 
 
 async def stream(
-    services: Services, tenant_id: str, job_id: UUID, after: int, words: Callable[[EventView], dict[str, Any]]
+    services: Services, tenant_id: str, job_id: UUID, after: int, fields: Callable[[EventView], dict[str, Any]]
 ) -> AsyncIterator[bytes]:
-    """Ends after the job's last event; or early, when the process stops or the stream is old (a revoked key must
-    not listen for ever): the client then resumes. `words`: the door's own names for what happened.
+    """The job's events numbered above `after`, as they happen. Ends after the job's last event.
+
+    The stream ends early when the process stops, or after _MOST_SECONDS: a revoked key must not listen forever. The
+    client then resumes. `fields` adds the endpoint's own fields to each event.
     """
-    until = monotonic() + _LONGEST
+    until = monotonic() + _MOST_SECONDS
     ended = expected = False
     while not services.draining and monotonic() < until:
         async with services.pool.acquire() as connection:
-            happened = await reads.events_after(connection, tenant_id, job_id, after, _BATCH)
-        for one in happened:
-            yield _encode(one, words(one))
-            after = one.seq
-            ended = one.job_status in JOB_TERMINAL
-        if len(happened) == _BATCH:
+            batch = await reads.events_after(connection, tenant_id, job_id, after, _BATCH)
+        for event in batch:
+            yield _encode(event, fields(event))
+            after = event.seq
+            ended = event.job_status in JOB_TERMINAL
+        if len(batch) == _BATCH:
             continue
-        if ended or (expected and not happened):  # the latter: the job was forgotten meanwhile
+        if ended or (expected and not batch):  # the second: the job was deleted meanwhile
             return
         expected = await services.watch.changed(job_id, after, KEEP_ALIVE)
         if not expected:
             yield KEEPALIVE_COMMENT
 
 
-def _encode(one: EventView, words: dict[str, Any]) -> bytes:
-    told: dict[str, Any] = {"seq": one.seq, "at": one.at, "kind": one.kind, "step": one.step} | words
-    told |= {name: one.data[name] for name in _SHOWN if one.data and one.data.get(name) is not None}
-    text = orjson.dumps({name: value for name, value in told.items() if value is not None}, option=orjson.OPT_UTC_Z)
-    return format_sse_event(data_str=text.decode(), event=one.kind, id=str(one.seq))
+def _encode(event: EventView, fields: dict[str, Any]) -> bytes:
+    content: dict[str, Any] = {"seq": event.seq, "at": event.at, "kind": event.kind, "step": event.step} | fields
+    content |= {name: event.data[name] for name in _SHOWN if event.data and event.data.get(name) is not None}
+    text = orjson.dumps({name: value for name, value in content.items() if value is not None}, option=orjson.OPT_UTC_Z)
+    return format_sse_event(data_str=text.decode(), event=event.kind, id=str(event.seq))

@@ -1,1 +1,1 @@
-"""What the endpoints stand on: opened once a process, closed in the opposite order."""
+"""What every endpoint of an API process shares: connections, the caller's key, request bodies, waiting for changes."""

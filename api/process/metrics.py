@@ -1,4 +1,4 @@
-"""What the API measures, and /metrics. Labels are bounded: route templates, known methods, status codes."""
+"""The API's own metrics, and GET /metrics. Every label has few values: route templates, known methods, status codes."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from leasehold.telemetry.meters import QUICK, counter, gauge, histogram, tallies
 
 REQUESTS = histogram(
     "http_request_duration_seconds",
-    "Time from a request's first byte to its answer's last; `waited`: it was asked to wait for a change",
+    "Time from a request's first byte to the last byte of its answer; `waited`: the client asked to wait for a change",
     ["route", "method", "code", "waited"],
     buckets=QUICK,
 )
-IN_FLIGHT = gauge("http_requests_in_flight", "Requests that are being answered, long polls included")
+IN_FLIGHT = gauge("http_requests_in_flight", "Requests that the API is answering, long polls included")
 PROBLEMS = counter(
-    "http_problems_total", "Requests that were refused or failed, by the problem's code; 429s among them", ["code"]
+    "http_problems_total", "Requests that were refused or failed, by the code of the problem; 429 included", ["code"]
 )
 BODY_BYTES = gauge("http_body_bytes", "Bytes reserved for request bodies: LEASEHOLD_API_BODY_BYTES at most")
 CONNECTIONS = gauge("http_connections", "Connections of clients: LEASEHOLD_API_CONNECTIONS at most")
@@ -25,8 +25,8 @@ CLOSED = counter(
     "unread answer",
     ["why"],
 )
-SUBMITTED = tallies("jobs_submitted_total", "Jobs written by this process", ["pipeline"])
-REFUSED = counter("uploads_refused_total", "Uploaded objects refused before any job", ["code"])
+SUBMITTED = tallies("jobs_submitted_total", "Jobs that this process wrote", ["pipeline"])
+REFUSED = counter("uploads_refused_total", "Uploaded objects that were refused, so that no job was written", ["code"])
 
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
 

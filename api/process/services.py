@@ -1,7 +1,7 @@
-"""What the doors stand on: opened once a process, closed in the opposite order.
+"""The parts that all endpoints share: opened once in a process, in order, and closed in the opposite order.
 
-Opening never fails because something is down: an API that waits for its database answers /livez meanwhile, and
-submissions need no broker.
+Opening never fails because PostgreSQL, the broker or the store is down: the API then still answers /livez, and a
+submission needs no broker.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from leasehold.pipelines import kinds_of
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
-#: For so long a request waits for a connection.
+#: A request waits this long for a connection.
 _PATIENCE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class Services:
-    """`pool`: for requests; the process's own work has the pool behind it."""
+    """`pool` serves requests, tenant by tenant. Background work of the process uses the pool behind it."""
 
     settings: Settings
     pool: TenantPool
@@ -65,7 +65,7 @@ class Services:
     draining: bool = False
 
     def drain(self) -> None:
-        """The process is about to stop: say so on /readyz, and let everybody go who waits for a job or for work."""
+        """Prepare to stop: /readyz answers 503 from now on, and every long poll ends at once."""
         self.draining = True
         self.watch.release_all()
         self.queues.release_all()
@@ -88,8 +88,8 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         submissions = await stack.enter_async_context(Submissions(settings, announcer).open())
         kinds = kinds_of(pipelines)
         exporter = stack.enter_context(exporting(settings, new_id(), pool, broker, questions_of(kinds)))
-        looking = asyncio.create_task(exporter.run())
-        stack.push_async_callback(_end, looking)
+        exporting_task = asyncio.create_task(exporter.run())
+        stack.push_async_callback(_end, exporting_task)
         watch = JobWatch(pool)
         stack.push_async_callback(watch.close)
         queues = QueueWatch(pool)

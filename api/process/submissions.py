@@ -1,4 +1,7 @@
-"""Runs that clients submit at the same time are written together: a round trip for all that gathered meanwhile."""
+"""Writes runs in batches: while one round trip is under way, the runs of other requests gather for the next.
+
+POST /v1/runs calls `Submissions.create` for runs that no idempotency key and no scope concerns.
+"""
 
 from __future__ import annotations
 
@@ -15,30 +18,33 @@ from leasehold.transitions.runs import NewRun
 
 
 class Submissions:
-    """Whoever is refused or meets a lost connection is told so: nothing is repeated, since clients do that."""
+    """A refusal or a lost connection is raised to the request that meets it. Nothing is tried again: the client does
+    that.
+    """
 
     def __init__(self, settings: Settings, announcer: Announcer) -> None:
         self._announcer = announcer
-        self._lane = Batcher(
+        self._batcher = Batcher(
             partial(connect, settings, "api submissions"), self._create, name="submissions", patience=0.0
         )
 
     async def create(self, new: NewRun) -> bool:
-        """- -> pending, committed and announced. False, and nothing is written: a declared limit is for this run.
+        """Write the run as pending, commit, and publish its hint. False: a declared limit concerns the run, and
+        nothing is written.
 
         Raises Invalid, or one of TRY_AGAIN.
         """
-        return await self._lane.ask(new)
+        return await self._batcher.ask(new)
 
-    async def _create(self, connection: Connection, new: Sequence[NewRun], _repeated: bool) -> Sequence[bool]:  # noqa: FBT001 - as Lane calls it
+    async def _create(self, connection: Connection, new: Sequence[NewRun], _repeated: bool) -> Sequence[bool]:  # noqa: FBT001 - as Batcher calls it
         written, hints = await runs.create_unlimited(connection, new)
         self._announcer.announce(hints)
         return written
 
     @asynccontextmanager
     async def open(self) -> AsyncIterator[Submissions]:
-        self._lane.start()
+        self._batcher.start()
         try:
             yield self
         finally:
-            await self._lane.close()
+            await self._batcher.close()

@@ -1,4 +1,4 @@
-"""The connections that requests share: a tenant leaves one at least to the others, and those that wait take turns."""
+"""The connections that requests share. A tenant can take all but one of them, and tenants that wait take turns."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from leasehold.domain.errors import TooMany, Unavailable
 from leasehold.settings import Settings
 
 _RETRY_SECONDS = 1.0
-#: Whom the request at hand is of; empty: nobody's that has a key.
+#: The tenant of the current request. Empty for a request without a key.
 _tenant: ContextVar[str] = ContextVar("tenant", default="")
 
 
-def asked_by(tenant_id: str) -> None:
-    """The request at hand is of this tenant."""
+def set_tenant(tenant_id: str) -> None:
+    """Count the current request's connections to this tenant, from now on."""
     _tenant.set(tenant_id)
 
 
 class TenantPool:
-    """A pool of `size` connections, for requests."""
+    """Lends the connections of `pool`, which has `size` of them, to requests."""
 
     def __init__(self, pool: Pool, size: int, patience: float) -> None:
         self._pool = pool
@@ -31,18 +31,18 @@ class TenantPool:
 
     @property
     def lent(self) -> int:
-        """Connections that requests hold now."""
+        """How many connections requests hold now."""
         return self._turns.inside
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Connection]:
-        """Raises Unavailable `busy` when there is none for too long, and one of TRY_AGAIN."""
+        """Raises Unavailable `busy` if no connection is free for `patience` seconds, or one of TRY_AGAIN."""
         async with self._turns.turn(_tenant.get()), self._pool.acquire() as connection:
             yield connection
 
 
 class BulkWrites:
-    """Batches, backfills and replays of many: fewer at once than there are connections."""
+    """Bounds how many batches, backfills and bulk replays run at once: always fewer than there are connections."""
 
     def __init__(self, settings: Settings) -> None:
         self._each = settings.bulk_writes_per_tenant
@@ -55,13 +55,15 @@ class BulkWrites:
         )
 
     def turn(self, tenant_id: str) -> AbstractAsyncContextManager[None]:
-        """Around one. Raises TooMany `bulk_writes_waiting`, at once or after `bulk_writes_wait_seconds`."""
+        """Hold this around one bulk write. Raises TooMany `bulk_writes_waiting`: at once if too many of the tenant's
+        wait already, else after `bulk_writes_wait_seconds`.
+        """
         return self._turns.turn(tenant_id)
 
     def _refusal(self) -> TooMany:
         return TooMany(
             "bulk_writes_waiting",
-            "Other batches, backfills or replays of this tenant, or many tenants', are being written: try again soon.",
+            "Too many batches, backfills or replays are being written, of this tenant or of all. Try again soon.",
             policy="bulk-writes",
             most=self._each,
             retry_after=_RETRY_SECONDS,

@@ -1,5 +1,7 @@
-"""Tenants take turns at what an API process has little of: its connections to PostgreSQL, and its bulk writes (batches,
-backfills, replays of many), each of which keeps a connection and a core busy for as long as hundreds of other requests.
+"""Tenants take turns at what an API process has little of: connections to PostgreSQL, and bulk writes.
+
+A bulk write (a batch, a backfill, a bulk replay) keeps a connection and a core busy as long as hundreds of other
+requests. `tenant_pool` builds both turnstiles.
 """
 
 from __future__ import annotations
@@ -14,8 +16,9 @@ from leasehold.domain.errors import RequestError
 
 
 class Turnstile:
-    """`most` are inside at once, `each` of one tenant. `waiting` more of one tenant wait, `patience` seconds at most.
-    `refusal` makes the error of those who may not wait, and of those who have waited for too long.
+    """At most `most` holders are inside at once, `each` of them of one tenant. Up to `waiting` more of a tenant wait,
+    for `patience` seconds at most. `refusal` makes the error for those that may not wait, or that have waited too
+    long.
     """
 
     def __init__(
@@ -25,7 +28,8 @@ class Turnstile:
         self._most_waiting, self._patience = waiting, patience
         self._refusal = refusal
         self._inside: Counter[str] = Counter()
-        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}  # in the order of the tenants' turns; none is empty
+        # By tenant, in the order of their turns; no queue is empty.
+        self._waiting: dict[str, deque[asyncio.Future[None]]] = {}
 
     @property
     def inside(self) -> int:
@@ -33,7 +37,7 @@ class Turnstile:
 
     @asynccontextmanager
     async def turn(self, tenant_id: str) -> AsyncIterator[None]:
-        """Raises what `refusal` makes."""
+        """Hold a place inside. Raises the error that `refusal` makes."""
         await self._enter(tenant_id)
         try:
             yield
@@ -41,7 +45,7 @@ class Turnstile:
             self._leave(tenant_id)
 
     async def _enter(self, tenant_id: str) -> None:
-        if self._has_room(tenant_id):  # then nobody waits who might come in
+        if self._has_room(tenant_id):  # if there is room, nobody who waits could use it
             self._inside[tenant_id] += 1
             return
         if len(self._waiting.get(tenant_id, ())) >= self._most_waiting:
@@ -64,12 +68,15 @@ class Turnstile:
         return self.inside < self._most and self._inside[tenant_id] < self._each
 
     def _serve(self) -> None:
-        """The next of the tenant whose turn it is, of those that may have one more inside."""
+        """While there is room: admit the first waiter of the next tenant that may have one more inside.
+
+        The tenant then goes to the end of the line.
+        """
         while (tenant_id := next(filter(self._has_room, self._waiting), None)) is not None:
-            mine = self._waiting.pop(tenant_id)
-            turn = mine.popleft()
-            if mine:
-                self._waiting[tenant_id] = mine
+            queue = self._waiting.pop(tenant_id)
+            turn = queue.popleft()
+            if queue:
+                self._waiting[tenant_id] = queue
             if not turn.done():
                 self._inside[tenant_id] += 1
                 turn.set_result(None)
@@ -81,8 +88,8 @@ class Turnstile:
         self._serve()
 
     def _forget(self, tenant_id: str, turn: asyncio.Future[None]) -> None:
-        mine = self._waiting.get(tenant_id)
-        if mine is not None and turn in mine:
-            mine.remove(turn)
-            if not mine:
+        queue = self._waiting.get(tenant_id)
+        if queue is not None and turn in queue:
+            queue.remove(turn)
+            if not queue:
                 del self._waiting[tenant_id]

@@ -1,4 +1,7 @@
-"""Waiting for jobs to change, or for work to come: one query for everybody who waits in this process, however many."""
+"""Long polls: requests that wait until a job changes or a queue has work.
+
+One query every INTERVAL serves all waiting requests of the process, however many there are.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +18,15 @@ from leasehold.db.database import Pool
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry.outages import DATABASE
 
-#: How often the database is asked while anybody waits, in seconds.
+#: Seconds between two queries while any request waits.
 INTERVAL = 0.15
-#: The loop spends at most this share of its time asking, however slow the database is.
-_MOST_BUSY = 0.2
+#: The loop spends at most this share of its time in queries: a slow database is queried less often.
+_QUERY_SHARE = 0.2
 _Key = TypeVar("_Key", UUID, str)
 
 
 class _Watch(ABC, Generic[_Key]):
-    """Who waits for which keys, in the order of their coming. Its loop runs only while somebody waits."""
+    """Waiters by key (a job, a queue), in the order of arrival. The loop runs only while somebody waits."""
 
     def __init__(self, interval: float) -> None:
         self._interval = interval
@@ -32,12 +35,12 @@ class _Watch(ABC, Generic[_Key]):
         self._released = False
 
     @abstractmethod
-    async def _ask(self) -> Mapping[_Key, int]:
-        """A number for each key that there is."""
+    async def _read_numbers(self) -> Mapping[_Key, int]:
+        """Query a number for each key that is waited for. A key that does not exist is absent."""
 
     @abstractmethod
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
-        """Those of a key's waiters that wait no longer, now that its number is this. None: the key is gone."""
+        """Which of a key's waiters can go on, given its number. None: the key does not exist any more."""
 
     @property
     def waiting(self) -> int:
@@ -46,7 +49,7 @@ class _Watch(ABC, Generic[_Key]):
     async def _wait(self, keys: Sequence[_Key], mark: int, seconds: float) -> bool:
         """True as soon as one of the keys is due; False after `seconds`, or on `release_all`.
 
-        A database that is away is waited for: the asker's own next query will say so.
+        An outage of the database only prolongs the wait: the request's own next query reports it.
         """
         if self._released or seconds <= 0:
             return False
@@ -64,11 +67,11 @@ class _Watch(ABC, Generic[_Key]):
             self._forget(keys, waiter)
 
     def release_all(self) -> None:
-        """Nobody waits any more, from now on: the process is about to stop."""
+        """End every wait, now and from now on: the process is about to stop."""
         self._released = True
         for waiters in self._waiters.values():
             for waiter in waiters:
-                _answer(waiter, said=False)
+                _resolve(waiter, changed=False)
 
     async def close(self) -> None:
         self.release_all()
@@ -87,35 +90,35 @@ class _Watch(ABC, Generic[_Key]):
         while self._waiters:
             started = monotonic()
             try:
-                numbers = await self._ask()
+                numbers = await self._read_numbers()
             except TRY_AGAIN as error:
                 DATABASE.met(error, "watches")
             else:
                 DATABASE.answered()
                 for key, waiters in self._waiters.items():
                     for waiter in self._due(waiters, numbers.get(key)):
-                        _answer(waiter, said=True)
+                        _resolve(waiter, changed=True)
             spent = monotonic() - started
-            await asyncio.sleep(max(self._interval, spent / _MOST_BUSY))
+            await asyncio.sleep(max(self._interval, spent / _QUERY_SHARE))
 
 
 class JobWatch(_Watch[UUID]):
-    """A job's number is that of its last event."""
+    """A job's number is the number of its last event."""
 
     def __init__(self, pool: Pool, *, interval: float = INTERVAL) -> None:
         super().__init__(interval)
         self._pool = pool
 
     async def changed(self, job_id: UUID, after: int, seconds: float) -> bool:
-        """True as soon as the job has an event numbered above `after`, or is gone; False as `_wait`."""
+        """True as soon as the job has an event numbered above `after`, or is deleted. False as `_wait`."""
         return await self._wait([job_id], after, seconds)
 
-    async def _ask(self) -> Mapping[UUID, int]:
+    async def _read_numbers(self) -> Mapping[UUID, int]:
         async with self._pool.acquire() as connection:
             return await reads.event_numbers(connection, list(self._waiters))
 
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
-        # A job that is gone counts as changed: its askers find out by reading.
+        # A deleted job counts as changed: the request reads it and learns that it does not exist.
         return (waiter for waiter, after in waiters.items() if number is None or number > after)
 
 
@@ -127,22 +130,23 @@ class QueueWatch(_Watch[str]):
         self._pool = pool
 
     async def runnable(self, queues: Sequence[str], seconds: float) -> bool:
-        """True when one of the queues has a task for the asker, others who wait for it having come first: it may be
-        gone when the asker claims. False as `_wait`.
+        """True when one of the queues has a task that no earlier waiter was sent to. False as `_wait`.
+
+        Another worker may claim the task first: the caller then claims nothing and waits again.
         """
         return await self._wait(queues, 0, seconds)
 
-    async def _ask(self) -> Mapping[str, int]:
-        asked = {queue: len(waiters) for queue, waiters in self._waiters.items()}
+    async def _read_numbers(self) -> Mapping[str, int]:
+        waiting = {queue: len(waiters) for queue, waiters in self._waiters.items()}
         async with self._pool.acquire() as connection:
-            return await run_reads.runnable(connection, asked)
+            return await run_reads.runnable(connection, waiting)
 
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
-        # As many as there are tasks: if all came, all but these would have come for nothing.
-        still = (waiter for waiter in waiters if not waiter.done())
-        return (waiter for waiter, _ in zip(still, range(number or 0), strict=False))
+        # As many waiters as there are tasks: more would claim nothing.
+        unresolved = (waiter for waiter in waiters if not waiter.done())
+        return (waiter for waiter, _ in zip(unresolved, range(number or 0), strict=False))
 
 
-def _answer(waiter: asyncio.Future[bool], *, said: bool) -> None:
+def _resolve(waiter: asyncio.Future[bool], *, changed: bool) -> None:
     if not waiter.done():
-        waiter.set_result(said)
+        waiter.set_result(changed)
