@@ -1,6 +1,7 @@
-"""External workers, in any language, over HTTP: claim, heartbeat, progress, complete, fail, acknowledge-cancel.
+"""/v1/external: workers in any language claim and settle tasks over HTTP.
 
-A lease is the worker's id and the task's epoch; a call with another epoch changes nothing and answers 409 `lease_lost`.
+A lease is the worker's id and the task's epoch. A call with another epoch changes nothing: the answer is 409
+`lease_lost`.
 """
 
 from __future__ import annotations
@@ -36,30 +37,30 @@ from leasehold.transitions.settlements import Completion, Failure, Settled, Verd
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=CallerFirst)
 Worker = Annotated[Caller, Depends(Require(EXTERNAL_WORK))]
 
-#: Makes owners of leases out of worker ids: two tenants' workers of one name are two.
+#: The namespace in which a tenant's worker id becomes the owner of a lease: equal ids of two tenants stay apart.
 _NAMESPACE = UUID("6f0c8a52-52de-4d2c-9a0e-0f4f4e0b7c11")
-_MOST_LOSSES = 5
+_LOSSES_LIMIT = 5
 WorkerId: TypeAlias = Annotated[
-    str, Field(min_length=1, max_length=100, description="Of one process: fresh for every start of it.")
+    str, Field(min_length=1, max_length=100, description="The id of one worker process, new at each of its starts.")
 ]
 FileName: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
-_RESPONSES = problems({HTTPStatus.CONFLICT: "`lease_lost`: the task is another's, or has ended"})
+_RESPONSES = problems({HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, or the task has ended"})
 
 
-class _Asked(BaseModel):
+class _WorkerRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     worker_id: WorkerId
 
 
-class ClaimRequest(_Asked):
+class ClaimRequest(_WorkerRequest):
     queues: list[Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]] = Field(min_length=1, max_length=50)
     limit: Integer = Field(1, ge=1, le=100)
     wait: Number = Field(0, ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a task.")
-    lease_seconds: Number = Field(60, ge=5, le=3600, description="The lease's life unless a heartbeat renews it.")
+    lease_seconds: Number = Field(60, ge=5, le=3600, description="Seconds until it expires, unless renewed.")
 
 
-class Held(_Asked):
+class Held(_WorkerRequest):
     epoch: Integer = Field(ge=1, le=MOST_INTEGER)
 
 
@@ -76,13 +77,15 @@ class SentFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: FileName
-    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$", description="Of its bytes, which are compared.")]
+    sha256: Annotated[
+        str, Field(pattern="^[0-9a-f]{64}$", description="The SHA-256 of the file's bytes, which the API compares.")
+    ]
 
 
 class Result(Held):
-    result: dict[str, JsonValue] | None = Field(None, description="Small JSON, kept with the step.")
+    result: dict[str, JsonValue] | None = Field(None, description="Small JSON that is stored with the step.")
     files: list[SentFile] = Field(
-        default_factory=list, max_length=1000, description="What was sent to the URLs of `/files`."
+        default_factory=list, max_length=1000, description="The files that were uploaded to the URLs of `/files`."
     )
 
 
@@ -91,7 +94,7 @@ class Failed(Held):
     message: str = Field("", max_length=2000)
     retryable: Flag = True
     retry_after: Annotated[float, Field(ge=0, le=7 * 86_400), JsonNumber] | None = Field(
-        None, description="Seconds; else the template's backoff."
+        None, description="Seconds until the next attempt. If left out, the template's backoff."
     )
 
 
@@ -106,37 +109,38 @@ def lease_of(caller: Caller, task_id: UUID, held: Held) -> Lease:
 @router.post(
     "/claim",
     operation_id="claimExternal",
-    summary="Take tasks of some queues",
-    description="Waits up to `wait` seconds. Each task is leased: renew by heartbeats, and settle with its epoch.",
+    summary="Claim tasks of queues",
+    description="Waits up to `wait` seconds for a task. Each task is leased: renew the lease by heartbeats, and "
+    "settle the task with its epoch.",
     responses=problems({}),
 )
-async def claim(request: Request, asked: ClaimRequest, caller: Worker) -> Response:
+async def claim(request: Request, body: ClaimRequest, caller: Worker) -> Response:
     services = services_of(request)
-    terms = LeaseTerms(_owner(caller, asked.worker_id), asked.lease_seconds, 0.0, _MOST_LOSSES)
-    queues = [external_queue(caller.tenant_id, queue) for queue in asked.queues]
-    until = monotonic() + asked.wait
+    terms = LeaseTerms(_owner(caller, body.worker_id), body.lease_seconds, 0.0, _LOSSES_LIMIT)
+    queues = [external_queue(caller.tenant_id, queue) for queue in body.queues]
+    deadline = monotonic() + body.wait
     while True:
         async with services.pool.acquire() as connection:
-            found = await claims.claim_due(connection, terms, queues, asked.limit)
-            needed = await external.needed(connection, [claimed.lease.task_id for claimed in found])
-        if found or not await services.queues.runnable(queues, max(0.0, until - monotonic())):
+            claimed_tasks = await claims.claim_due(connection, terms, queues, body.limit)
+            inputs = await external.needed(connection, [claimed.lease.task_id for claimed in claimed_tasks])
+        if claimed_tasks or not await services.queues.runnable(queues, max(0.0, deadline - monotonic())):
             tasks = [
-                _task(claimed, asked.lease_seconds) | await _given(services, needed[claimed.lease.task_id])
-                for claimed in found
+                _task(claimed, body.lease_seconds) | await _inputs(services, inputs[claimed.lease.task_id])
+                for claimed in claimed_tasks
             ]
             return json_response({"tasks": tasks})
 
 
-async def _given(services: Services, needed: Sequence[Any]) -> dict[str, Any]:
-    """What the steps before it said, by their names, and the files that they made, each behind a signed URL."""
+async def _inputs(services: Services, steps: Sequence[Any]) -> dict[str, Any]:
+    """The results of the steps that the task needs, by name, and a signed URL for each file that they made."""
     seconds = services.settings.download_url_seconds
     files = [
         {name: file[name] for name in ("name", "size", "sha256", "content_type")}
         | {"step": row["step"], "url": await services.store.sign_get(file["key"], seconds=seconds)}
-        for row in needed
+        for row in steps
         for file in row["files"] or ()
     ]
-    return {"results": {row["step"]: row["value"] for row in needed}, "files": files}
+    return {"results": {row["step"]: row["value"] for row in steps}, "files": files}
 
 
 def _task(claimed: Claimed, lease_seconds: float) -> dict[str, Any]:
@@ -159,25 +163,25 @@ def _task(claimed: Claimed, lease_seconds: float) -> dict[str, Any]:
 @router.post(
     "/tasks/{task_id}/heartbeat",
     operation_id="heartbeatExternal",
-    summary="Keep a lease, and hear whether to stop",
+    summary="Renew a lease, and learn whether to stop",
     responses=_RESPONSES,
 )
-async def heartbeat(request: Request, task_id: UUID, beat: Beat, caller: Worker) -> Response:
+async def heartbeat(request: Request, task_id: UUID, body: Beat, caller: Worker) -> Response:
     services = services_of(request)
-    lease = lease_of(caller, task_id, beat)
+    lease = lease_of(caller, task_id, body)
     async with services.pool.acquire() as connection:
-        async with in_time(services, connection, caller, lease) as still:
-            if still:
-                (renewal,) = await claims.renew(connection, lease.owner, [lease], beat.lease_seconds)
-        if not still or not renewal.still_ours:
+        async with in_time(services, connection, caller, lease) as is_in_time:
+            if is_in_time:
+                (renewal,) = await claims.renew(connection, lease.owner, [lease], body.lease_seconds)
+        if not is_in_time or not renewal.still_ours:
             raise lost()
-    return json_response({"lease_seconds": beat.lease_seconds, "cancel_requested": renewal.cancel})
+    return json_response({"lease_seconds": body.lease_seconds, "cancel_requested": renewal.cancel})
 
 
 @asynccontextmanager
 async def in_time(services: Services, connection: Connection, caller: Caller, lease: Lease) -> AsyncIterator[bool]:
-    """Around what a worker says of its step, in a transaction: False where the step is past its time limit, which ends
-    the attempt whatever its lease says. Then nothing else may be written.
+    """Hold this, a transaction, around every report of a worker about its step. Yields False if the step has passed its
+    time limit: that ends the attempt, whatever its lease, and the caller must write nothing else.
     """
     ended: Settled | None = None
     async with connection.transaction():
@@ -190,81 +194,84 @@ async def in_time(services: Services, connection: Connection, caller: Caller, le
 
 
 def lost() -> Conflict:
-    return Conflict("lease_lost", "The lease of this epoch is not the task's any more: write nothing, and stop.")
+    return Conflict("lease_lost", "The lease of this epoch has ended: write nothing more, and stop.")
 
 
 @router.post(
-    "/tasks/{task_id}/progress", operation_id="progressExternal", summary="Say how far a task is", responses=_RESPONSES
+    "/tasks/{task_id}/progress",
+    operation_id="progressExternal",
+    summary="Report the progress of a task",
+    responses=_RESPONSES,
 )
-async def say_progress(request: Request, task_id: UUID, said: ProgressReport, caller: Worker) -> Response:
+async def report_progress(request: Request, task_id: UUID, body: ProgressReport, caller: Worker) -> Response:
     services = services_of(request)
-    lease = lease_of(caller, task_id, said)
-    kept: Collection[UUID] = ()
-    async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as still:
-        if still:
-            kept = await progress.report(connection, [progress.Progress(lease, said.percent, said.summary)])
-    if task_id not in kept:
+    lease = lease_of(caller, task_id, body)
+    recorded: Collection[UUID] = ()
+    async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
+        if is_in_time:
+            recorded = await progress.report(connection, [progress.Progress(lease, body.percent, body.summary)])
+    if task_id not in recorded:
         raise lost()
-    return json_response({"percent": said.percent})
+    return json_response({"percent": body.percent})
 
 
 @router.post(
     "/tasks/{task_id}/complete",
     operation_id="completeExternal",
-    summary="The task is done",
-    description="The bytes of each of its `files` are read and compared before anything is written.",
+    summary="Complete a task",
+    description="The API reads and compares the bytes of each of `files` before it writes anything.",
     responses=problems({
-        HTTPStatus.CONFLICT: "`lease_lost`: the task is another's, or has ended",
+        HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, or the task has ended",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `file_not_announced`, `file_missing`, `file_mismatch`",
     }),
 )  # fmt: skip
-async def complete(request: Request, task_id: UUID, done: Result, caller: Worker) -> Response:
+async def complete(request: Request, task_id: UUID, body: Result, caller: Worker) -> Response:
     services = services_of(request)
-    lease = lease_of(caller, task_id, done)
-    sent = {file.name: HandedIn(file.name, file.sha256) for file in done.files}
-    outputs = await services.files.check(caller.tenant_id, lease, list(sent.values()))
+    lease = lease_of(caller, task_id, body)
+    by_name = {file.name: HandedIn(file.name, file.sha256) for file in body.files}
+    outputs = await services.files.check(caller.tenant_id, lease, list(by_name.values()))
     async with services.pool.acquire() as connection:
-        async with in_time(services, connection, caller, lease) as still:
-            if still:
-                ending = Completion(lease, outputs, done.result)
-                outcome = await external_files.complete(connection, caller.tenant_id, ending)
-        if not still or outcome.verdicts[task_id] is Verdict.LOST:
+        async with in_time(services, connection, caller, lease) as is_in_time:
+            if is_in_time:
+                completion = Completion(lease, outputs, body.result)
+                outcome = await external_files.complete(connection, caller.tenant_id, completion)
+        if not is_in_time or outcome.verdicts[task_id] is Verdict.LOST:
             raise lost()
-    return await _told(services, outcome, task_id, "succeeded")
+    return await _settled_response(services, outcome, task_id, "succeeded")
 
 
 @router.post(
     "/tasks/{task_id}/fail",
     operation_id="failExternal",
-    summary="The attempt failed",
-    description="It is tried again by the template's retry policy, unless `retryable` is false.",
+    summary="Fail an attempt",
+    description="The step is tried again by the template's retry policy, unless `retryable` is false.",
     responses=_RESPONSES,
 )
-async def fail(request: Request, task_id: UUID, failed: Failed, caller: Worker) -> Response:
+async def fail(request: Request, task_id: UUID, body: Failed, caller: Worker) -> Response:
     services = services_of(request)
-    lease = lease_of(caller, task_id, failed)
+    lease = lease_of(caller, task_id, body)
     async with services.pool.acquire() as connection:
-        async with in_time(services, connection, caller, lease) as still:
-            if still:
-                delay = failed.retry_after
+        async with in_time(services, connection, caller, lease) as is_in_time:
+            if is_in_time:
+                delay = body.retry_after
                 if delay is None:
-                    waits = await external.backoff(connection, services.templates, caller.tenant_id, task_id)
-                    delay = waits.total_seconds()
-                message = failed.message.replace("\x00", "")
-                said = Failure(lease, "error", failed.code, message, failed.retryable, delay)
-                outcome = await _settled(connection, await settlements.fail(connection, [said]), lease)
-        if not still:
+                    backoff = await external.backoff(connection, services.templates, caller.tenant_id, task_id)
+                    delay = backoff.total_seconds()
+                message = body.message.replace("\x00", "")
+                failure = Failure(lease, "error", body.code, message, body.retryable, delay)
+                outcome = await _settled(connection, await settlements.fail(connection, [failure]), lease)
+        if not is_in_time:
             raise lost()
-        if task_id not in outcome.states:  # it stopped, as it was asked to; or it says again what it said before
+        if task_id not in outcome.states:  # the run was asked to stop, or the worker repeats its report
             status = await connection.fetchval(
                 "SELECT status FROM task WHERE id = $1 AND tenant_id = $2", task_id, caller.tenant_id
             )
             outcome.states[task_id] = status
-    return await _told(services, outcome, task_id, "cancelled")
+    return await _settled_response(services, outcome, task_id, "cancelled")
 
 
 async def _settled(connection: Connection, outcome: Settled, lease: Lease) -> Settled:
-    """An attempt that ends in a run that was asked to stop has stopped. Raises Conflict `lease_lost`."""
+    """If the run was asked to stop, the end of the attempt acknowledges the cancel. Raises Conflict `lease_lost`."""
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
@@ -272,7 +279,7 @@ async def _settled(connection: Connection, outcome: Settled, lease: Lease) -> Se
     return outcome
 
 
-async def _told(services: Services, outcome: Settled, task_id: UUID, otherwise: str) -> Response:
+async def _settled_response(services: Services, outcome: Settled, task_id: UUID, otherwise: str) -> Response:
     jobs_ended(outcome.ended)
     services.announcer.announce(outcome.announcements)
     return json_response({"status": outcome.states.get(task_id, otherwise)})
@@ -281,14 +288,14 @@ async def _told(services: Services, outcome: Settled, task_id: UUID, otherwise: 
 @router.post(
     "/tasks/{task_id}/acknowledge-cancel",
     operation_id="acknowledgeCancelExternal",
-    summary="The task stopped, as it was asked to",
+    summary="Report that a task stopped as requested",
     responses=_RESPONSES,
 )
-async def acknowledge_cancel(request: Request, task_id: UUID, held: Held, caller: Worker) -> Response:
+async def acknowledge_cancel(request: Request, task_id: UUID, body: Held, caller: Worker) -> Response:
     services = services_of(request)
-    lease = lease_of(caller, task_id, held)
+    lease = lease_of(caller, task_id, body)
     async with services.pool.acquire() as connection:
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     if outcome.verdicts[task_id] is Verdict.LOST:
         raise lost()
-    return await _told(services, outcome, task_id, "cancelled")
+    return await _settled_response(services, outcome, task_id, "cancelled")

@@ -1,4 +1,7 @@
-"""Files of external workers: signed URLs to send them to, before a step is completed with them."""
+"""POST /v1/external/tasks/{task_id}/files: signed URLs to which an external worker uploads a step's files.
+
+The worker then names the files in `complete`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ from leasehold.limits.external_files import Announced, announce
 
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=CallerFirst)
 
-#: The most that any installation lets an attempt hand in.
+#: The largest file that any installation accepts.
 MOST_BYTES = 5 * 1024**3
 ContentType: TypeAlias = Annotated[
     str, Field(pattern=r"^[a-z0-9][a-z0-9!#$&^_.+-]{0,62}/[a-z0-9][a-z0-9!#$&^_.+-]{0,62}$")
@@ -29,7 +32,7 @@ class NewFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: FileName
-    size: Integer = Field(ge=1, le=MOST_BYTES, description="Its bytes: the store takes no other number.")
+    size: Integer = Field(ge=1, le=MOST_BYTES, description="The file's size in bytes: the store accepts no other size.")
     content_type: ContentType = "application/octet-stream"
 
 
@@ -38,7 +41,7 @@ class NewFiles(Held):
 
 
 class FileTicket(BaseModel):
-    """PUT the bytes to `url`, with these `headers` and no others that say what they are."""
+    """PUT the bytes to `url` with these `headers`, and with no other Content-Type."""
 
     name: str
     url: str
@@ -53,28 +56,28 @@ class FileTickets(BaseModel):
 @router.post(
     "/tasks/{task_id}/files",
     operation_id="announceExternalFiles",
-    summary="Get signed URLs for files that the step makes",
-    description="Each URL takes exactly the announced number of bytes, and, where the store can refuse to overwrite, "
-    "takes them once. Name what was sent in `complete`: what it does not name is deleted. A name that is announced "
-    "again gets a fresh URL.",
+    summary="Get signed URLs for the files of a step",
+    description="Each URL accepts exactly the announced number of bytes and, if the store can refuse to overwrite, "
+    "only once. Name the uploaded files in `complete`: the others are deleted. A name that is announced again gets a "
+    "fresh URL.",
     response_model=FileTickets,
     responses=problems({
-        HTTPStatus.CONFLICT: "`lease_lost`: the task is another's, or has ended",
+        HTTPStatus.CONFLICT: "`lease_lost`: another worker holds the task, or the task has ended",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `too_many_files`, `files_too_large`, `file_mismatch`",
         HTTPStatus.TOO_MANY_REQUESTS: "`upload_quota_exceeded`, `storage_full`",
         HTTPStatus.SERVICE_UNAVAILABLE: "`store_not_configured`, `database_unavailable`",
     }),
 )  # fmt: skip
-async def announce_files(request: Request, task_id: UUID, asked: NewFiles, caller: Worker) -> FileTickets:
+async def announce_files(request: Request, task_id: UUID, body: NewFiles, caller: Worker) -> FileTickets:
     services = services_of(request)
     services.store.require()
-    once = {"If-None-Match": "*"} if await services.store.can_refuse() else {}
+    write_once = {"If-None-Match": "*"} if await services.store.can_refuse() else {}
     settings = services.settings
-    lease = lease_of(caller, task_id, asked)
-    files = [Announced(file.name, file.size, file.content_type) for file in asked.files]
+    lease = lease_of(caller, task_id, body)
+    files = [Announced(file.name, file.size, file.content_type) for file in body.files]
     keys = None
-    async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as still:
-        if still:
+    async with services.pool.acquire() as connection, in_time(services, connection, caller, lease) as is_in_time:
+        if is_in_time:
             await services.admission.keeping(connection, caller.tenant_id, sum(file.size for file in files))
             keys = await announce(connection, settings, caller.tenant_id, lease, files)
     if keys is None:
@@ -90,7 +93,7 @@ async def announce_files(request: Request, task_id: UUID, asked: NewFiles, calle
                     content_length=file.size,
                     only_new=True,
                 ),
-                headers={"Content-Type": file.content_type} | once,
+                headers={"Content-Type": file.content_type} | write_once,
                 expires_in=settings.upload_url_seconds,
             )
             for file, key in zip(files, keys, strict=True)

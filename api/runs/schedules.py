@@ -1,4 +1,7 @@
-"""Schedules: runs by the clock."""
+"""/v1/schedules: schedules that start runs by a cron expression; run one now; backfill past ticks.
+
+The workers fire schedules (leasehold/schedules). A tick is an instant at which the cron expression fires.
+"""
 
 from __future__ import annotations
 
@@ -39,18 +42,18 @@ from leasehold.transitions.runs import Made
 router = APIRouter(tags=["schedules"], prefix="/v1/schedules", route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
-_SHOWN_AHEAD = 5
+_NEXT_RUNS = 5
 _MISSING = {HTTPStatus.NOT_FOUND: "`schedule_not_found`"}
 
 
 def _without_null(schema: dict[str, Any]) -> None:
-    """Left out is not the same as null, which only `pause_after_failures` may be."""
-    for name, said in schema["properties"].items():
-        choices = [choice for choice in said.get("anyOf", []) if choice != {"type": "null"}]
+    """Take null out of the schema: a field may be left out. Only `pause_after_failures` may be null (and `version`)."""
+    for name, field in schema["properties"].items():
+        choices = [choice for choice in field.get("anyOf", []) if choice != {"type": "null"}]
         if choices and name not in ("pause_after_failures", "version"):
-            said.pop("anyOf")
-            said.update(choices[0])
-            said.pop("default", None)
+            field.pop("anyOf")
+            field.update(choices[0])
+            field.pop("default", None)
 
 
 class _Changes(BaseModel):
@@ -67,8 +70,8 @@ class _Changes(BaseModel):
 
 
 class NewSchedule(_Changes):
-    """`overlap`: what a firing does while the run before is unfinished. `catch_up`: what becomes of ticks that were
-    missed (more than a minute late), of the last `catch_up_seconds`.
+    """`overlap`: what a tick does while the schedule's previous run is unfinished. `catch_up`: which missed ticks (more
+    than a minute late) of the last `catch_up_seconds` still start runs.
     """
 
     template: str = Field(max_length=63)
@@ -86,7 +89,7 @@ class NewSchedule(_Changes):
 
 
 class Backfill(BaseModel):
-    """The ticks after `start`, up to and with `end`; those that have a run keep it."""
+    """The ticks after `start`, up to and including `end`. A tick that already has a run keeps it."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -95,24 +98,25 @@ class Backfill(BaseModel):
 
 
 def _answer(row: Row) -> dict[str, Any]:
-    said = {name: value for name, value in row.items() if name not in ("tenant_id", "buffered_at", "now")}
-    return said | {"priority": BANDS[row["priority"]], "next_runs": _ahead(row)}
+    shown = {name: value for name, value in row.items() if name not in ("tenant_id", "buffered_at", "now")}
+    return shown | {"priority": BANDS[row["priority"]], "next_runs": _next_runs(row)}
 
 
-def _ahead(row: Row) -> list[datetime]:
-    """What it will fire next; nothing where its times cannot be read any more, as `last_error` says once it is due."""
+def _next_runs(row: Row) -> list[datetime]:
+    """The next ticks. Empty if the cron expression has become invalid: `last_error` then says so once a tick is due."""
     if row["next_run_at"] is None:
         return []
     try:
-        coming = cron.ticks(row["cron"], row["timezone"], row["next_run_at"])
-        return [row["next_run_at"], *islice(coming, _SHOWN_AHEAD - 1)]
+        later_ticks = cron.ticks(row["cron"], row["timezone"], row["next_run_at"])
+        return [row["next_run_at"], *islice(later_ticks, _NEXT_RUNS - 1)]
     except Invalid:
         return []
 
 
-async def _find(connection: Connection, tenant_id: str, schedule_id: UUID, more: str = "") -> Row:
+async def _find(connection: Connection, tenant_id: str, schedule_id: UUID, locking: str = "") -> Row:
+    """Read the schedule. `locking`: a clause such as FOR UPDATE. Raises NotFound."""
     row = await connection.fetchrow(
-        f"SELECT *, clock_timestamp() AS now FROM schedule WHERE id = $1 AND tenant_id = $2 {more}",
+        f"SELECT *, clock_timestamp() AS now FROM schedule WHERE id = $1 AND tenant_id = $2 {locking}",
         schedule_id,
         tenant_id,
     )
@@ -121,15 +125,15 @@ async def _find(connection: Connection, tenant_id: str, schedule_id: UUID, more:
     return row
 
 
-async def _check_payload(services: Services, tenant_id: str, said: dict[str, Any]) -> None:
-    """Raises what is wrong with a schedule's template and payload. No connection is held while the payload is checked:
-    a tenant's payloads may have to wait for each other.
+async def _check_payload(services: Services, tenant_id: str, schedule: dict[str, Any]) -> None:
+    """Raise what is wrong with a schedule's template or payload. No connection is held while the payload is checked:
+    the check waits for the tenant's other payloads.
     """
     async with services.pool.acquire() as connection:
-        known = await services.templates.find(connection, tenant_id, said["template"], said["version"])
+        known = await services.templates.find(connection, tenant_id, schedule["template"], schedule["version"])
     if not known.template.schedulable:
-        raise Conflict("not_schedulable", "Runs of this template are not scheduled.")
-    await services.templates.params(tenant_id, known, said["payload_template"])
+        raise Conflict("not_schedulable", "The template does not allow schedules.")
+    await services.templates.params(tenant_id, known, schedule["payload_template"])
 
 
 @router.post(
@@ -145,16 +149,16 @@ async def _check_payload(services: Services, tenant_id: str, said: dict[str, Any
     }),
 )  # fmt: skip
 async def create_schedule(
-    request: Request, wanted: NewSchedule, caller: Writer, idempotency_key: IdempotencyKey = None
+    request: Request, body: NewSchedule, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
-    cron.check(wanted.cron, wanted.timezone)
+    cron.check(body.cron, body.timezone)
     is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
     if is_checked:
-        await _check_payload(services, caller.tenant_id, wanted.model_dump(mode="json"))
+        await _check_payload(services, caller.tenant_id, body.model_dump(mode="json"))
 
     async def work(connection: Connection) -> Answer:
-        if not is_checked:  # its first answer has expired just now
+        if not is_checked:  # the stored answer expired after `is_repeated`
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await make_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         row = await connection.fetchrow(
@@ -162,24 +166,24 @@ async def create_schedule(
             " priority, enabled, overlap, catch_up, catch_up_seconds, pause_after_failures, next_run_at)"
             " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
             " RETURNING *, clock_timestamp() AS now",
-            new_id(), caller.tenant_id, wanted.template, wanted.version, wanted.cron, wanted.timezone,
-            wanted.payload_template, wanted.scope, wanted.scope_id, BANDS.index(wanted.priority), wanted.enabled,
-            wanted.overlap, wanted.catch_up, wanted.catch_up_seconds, wanted.pause_after_failures,
-            _next(wanted.cron, wanted.timezone) if wanted.enabled else None,
+            new_id(), caller.tenant_id, body.template, body.version, body.cron, body.timezone,
+            body.payload_template, body.scope, body.scope_id, BANDS.index(body.priority), body.enabled,
+            body.overlap, body.catch_up, body.catch_up_seconds, body.pause_after_failures,
+            _next(body.cron, body.timezone) if body.enabled else None,
         )  # fmt: skip
         assert row is not None
         return Answer(HTTPStatus.CREATED, encoded(_answer(row)))
 
-    asked = fingerprint(b"POST /v1/schedules", wanted.model_dump_json().encode())
-    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    request_hash = fingerprint(b"POST /v1/schedules", body.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     location = {"Location": f"/v1/schedules/{orjson.loads(answer.body)['id']}"}
     return json_response(answer.body, answer.status_code, location)
 
 
 async def _prepared(services: Services, row: Row) -> schedules.Prepared:
-    """As schedules.prepare, and no connection is held while the payload is checked.
+    """As `schedules.prepare`, but no connection is held while the payload is checked.
 
-    Raises TooMany and Unavailable where it could not be checked now: the schedule is not at fault.
+    Raises TooMany or Unavailable if the payload cannot be checked now: that is no fault of the schedule.
     """
     try:
         async with services.pool.acquire() as connection:
@@ -197,7 +201,7 @@ def _next(expression: str, timezone: str) -> datetime | None:
     return cron.next_after(expression, timezone, datetime.now(UTC))
 
 
-@router.get("", operation_id="listSchedules", summary="List schedules, the newest first", responses=problems({}))
+@router.get("", operation_id="listSchedules", summary="List schedules, newest first", responses=problems({}))
 async def list_schedules(
     request: Request,
     caller: Reader,
@@ -229,29 +233,31 @@ async def get_schedule(request: Request, schedule_id: UUID, caller: Reader) -> R
     "/{schedule_id}",
     operation_id="changeSchedule",
     summary="Change, pause or resume a schedule",
-    description="What was missed while it was disabled is not caught up.",
+    description="Ticks that a disabled schedule missed are not caught up.",
     responses=problems({
         HTTPStatus.NOT_FOUND: "`schedule_not_found`, `template_not_found`",
         HTTPStatus.CONFLICT: "`not_schedulable`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "as at its creation",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "as for createSchedule",
         HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
     }),
 )  # fmt: skip
-async def change_schedule(request: Request, schedule_id: UUID, wanted: _Changes, caller: Writer) -> Response:
+async def change_schedule(request: Request, schedule_id: UUID, body: _Changes, caller: Writer) -> Response:
     services = services_of(request)
-    changes = wanted.model_dump(exclude_unset=True)
+    changes = body.model_dump(exclude_unset=True)
     if empty := [name for name, value in changes.items() if value is None and name != "pause_after_failures"]:
         raise Invalid("invalid_request", f"{', '.join(empty)} cannot be null.")
     async with services.pool.acquire() as connection:
         row = dict(await _find(connection, caller.tenant_id, schedule_id))
-    if wanted.enabled or wanted.payload_template is not None:  # who only disables it must not be kept from it
+    if (
+        body.enabled or body.payload_template is not None
+    ):  # disabling must always be possible, even if the template is gone
         await _check_payload(services, caller.tenant_id, row | changes)
     async with services.pool.acquire() as connection, connection.transaction():
         row = dict(await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")) | changes
-        if {"cron", "timezone"} & changes.keys() or wanted.enabled:
+        if {"cron", "timezone"} & changes.keys() or body.enabled:
             cron.check(row["cron"], row["timezone"])
-        timed = {"cron", "timezone", "enabled"} & changes.keys()
-        upcoming = _next(row["cron"], row["timezone"]) if row["enabled"] else None
+        clock_changed = {"cron", "timezone", "enabled"} & changes.keys()
+        next_run_at = _next(row["cron"], row["timezone"]) if row["enabled"] else None
         changed = await connection.fetchrow(
             "UPDATE schedule SET enabled = $2, cron = $3, timezone = $4, payload_template = $5, overlap = $6,"
             " catch_up = $7, catch_up_seconds = $8, pause_after_failures = $9, next_run_at = $10,"
@@ -260,7 +266,7 @@ async def change_schedule(request: Request, schedule_id: UUID, wanted: _Changes,
             " WHERE id = $1 RETURNING *, clock_timestamp() AS now",
             schedule_id, row["enabled"], row["cron"], row["timezone"], row["payload_template"], row["overlap"],
             row["catch_up"], row["catch_up_seconds"], row["pause_after_failures"],
-            upcoming if timed else row["next_run_at"],
+            next_run_at if clock_changed else row["next_run_at"],
         )  # fmt: skip
         await quarantine.release(connection, schedules.DUTY, schedule_id)
     assert changed is not None
@@ -271,7 +277,7 @@ async def change_schedule(request: Request, schedule_id: UUID, wanted: _Changes,
     "/{schedule_id}",
     operation_id="deleteSchedule",
     summary="Delete a schedule",
-    description="Its runs stay.",
+    description="Runs that it started are not deleted.",
     status_code=204,
     responses=problems(_MISSING),
 )
@@ -285,10 +291,10 @@ async def delete_schedule(request: Request, schedule_id: UUID, caller: Writer) -
 @router.post(
     "/{schedule_id}/run-now",
     operation_id="runScheduleNow",
-    summary="Make a run of a schedule now, whatever its time and state",
+    summary="Start a run of a schedule now, whatever its cron expression and state",
     status_code=202,
     responses=problems(_MISSING | {
-        HTTPStatus.CONFLICT: "`not_started`: the schedule's `last_error` says why",
+        HTTPStatus.CONFLICT: "`not_started`: the schedule's `last_error` gives the reason",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
     }),
 )  # fmt: skip
@@ -300,36 +306,38 @@ async def run_now(
     async with services.pool.acquire() as connection:
         row = await _find(connection, caller.tenant_id, schedule_id)
     prepared = await _prepared(services, row)
-    limited: dict[str, str] = {}
+    limit_headers: dict[str, str] = {}
     started: list[Made] = []
 
     async def work(connection: Connection) -> Answer:
-        row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")  # before what is charged
+        row = await _find(
+            connection, caller.tenant_id, schedule_id, "FOR UPDATE"
+        )  # lock order: the schedule, then the rates that are charged
         async with services.admission.submitting(connection, caller.payer, {}) as paid:
-            made = await schedules.start(connection, prepared, row, None, keep)
-            if made is None:
+            effects = await schedules.start(connection, prepared, row, None, keep)
+            if effects is None:
                 await services.admission.refund(connection, caller.payer)
-                return Answer(HTTPStatus.CONFLICT, b"", kept=False)  # but why it was refused is
-            paid.queues |= await queues_waited_in(connection, made.id)
-        started.append(made)
-        limited.update(paid.fields)
-        return Answer(HTTPStatus.ACCEPTED, encoded({"id": made.id}))
+                return Answer(HTTPStatus.CONFLICT, b"", kept=False)  # the refusal written to the schedule is committed
+            paid.queues |= await queues_waited_in(connection, effects.id)
+        started.append(effects)
+        limit_headers.update(paid.fields)
+        return Answer(HTTPStatus.ACCEPTED, encoded({"id": effects.id}))
 
-    asked = fingerprint(b"POST /v1/schedules/run-now", schedule_id.bytes)
-    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    request_hash = fingerprint(b"POST /v1/schedules/run-now", schedule_id.bytes)
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     if answer.status_code == HTTPStatus.CONFLICT:
-        raise Conflict("not_started", "The run was refused; the schedule's last_error says why.")
-    for made in started:
-        await follow_up_run(services, made)
-    return json_response(answer.body, answer.status_code, limited)
+        raise Conflict("not_started", "The run was refused: the schedule's last_error gives the reason.")
+    for effects in started:
+        await follow_up_run(services, effects)
+    return json_response(answer.body, answer.status_code, limit_headers)
 
 
 @router.post(
     "/{schedule_id}/backfill",
     operation_id="backfillSchedule",
-    summary="Make the runs of a past range",
-    description=f"At most {schedules.MOST_TICKS} ticks at once, all of them or none; each that has no run yet is a"
-    " submission. The overlap policy is left aside.",
+    summary="Start the runs of a past range",
+    description=f"At most {schedules.MOST_TICKS} ticks at once, all of them or none. Each tick without a run"
+    " counts as a submission. The overlap policy does not apply.",
     status_code=202,
     responses=problems(_MISSING | {
         HTTPStatus.UNPROCESSABLE_ENTITY: "`range_too_long`, `range_not_past`, `batch_too_large`",
@@ -337,43 +345,46 @@ async def run_now(
     }),
 )  # fmt: skip
 async def backfill(
-    request: Request, schedule_id: UUID, wanted: Backfill, caller: Writer, idempotency_key: IdempotencyKey = None
+    request: Request, schedule_id: UUID, body: Backfill, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
     keep = services.settings.retention_days * 86_400
-    made: list[Made | None] = []
+    created: list[Made | None] = []
     async with services.pool.acquire() as connection:
         row = await _find(connection, caller.tenant_id, schedule_id)
-        if wanted.end > row["now"]:
-            raise Invalid("range_not_past", "The range must lie in the past: what comes fires by itself.")
-        if wanted.start < row["now"] - timedelta(days=services.settings.backfill_max_days):
-            said = f"A range begins at most {services.settings.backfill_max_days} days ago."
-            raise Invalid("range_too_long", said)
-        most = schedules.MOST_TICKS
-        wanted_ticks = cron.between(row["cron"], row["timezone"], wanted.start, wanted.end, most + 1)
-        if len(wanted_ticks) > most:
-            raise Invalid("range_too_long", f"The range has more than {most} ticks: ask for less at once.")
+        if body.end > row["now"]:
+            raise Invalid("range_not_past", "The range must lie in the past: later ticks start their runs themselves.")
+        if body.start < row["now"] - timedelta(days=services.settings.backfill_max_days):
+            message = f"A range begins at most {services.settings.backfill_max_days} days ago."
+            raise Invalid("range_too_long", message)
+        ticks = cron.between(row["cron"], row["timezone"], body.start, body.end, schedules.MOST_TICKS + 1)
+        if len(ticks) > schedules.MOST_TICKS:
+            raise Invalid(
+                "range_too_long", f"The range has more than {schedules.MOST_TICKS} ticks: send several shorter ranges."
+            )
     prepared = await _prepared(services, row)
-    limited: dict[str, str] = {}
+    limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
-        row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")  # before what is charged
-        missing = await schedules.without_run(connection, schedule_id, wanted_ticks)
+        row = await _find(
+            connection, caller.tenant_id, schedule_id, "FOR UPDATE"
+        )  # lock order: the schedule, then the rates that are charged
+        missing = await schedules.without_run(connection, schedule_id, ticks)
         async with services.admission.submitting(connection, caller.payer, {}, len(missing)) as paid:
-            refused = isinstance(prepared, RequestError)  # for each tick alike: it is written down once
+            refused = isinstance(prepared, RequestError)  # the same refusal for every tick: record it once
             for tick in missing[-1:] if refused else missing:
-                one = await schedules.start(connection, prepared, row, tick, keep)
-                made.append(one)
-                paid.queues |= set() if one is None else await queues_waited_in(connection, one.id)
-            await services.admission.refund(connection, caller.payer, len(missing) if refused else made.count(None))
-        limited.update(paid.fields)
-        ids = [one.id for one in made if one is not None]
-        return Answer(HTTPStatus.ACCEPTED, encoded({"ticks": len(wanted_ticks), "runs": ids}))
+                effects = await schedules.start(connection, prepared, row, tick, keep)
+                created.append(effects)
+                paid.queues |= set() if effects is None else await queues_waited_in(connection, effects.id)
+            await services.admission.refund(connection, caller.payer, len(missing) if refused else created.count(None))
+        limit_headers.update(paid.fields)
+        ids = [effects.id for effects in created if effects is not None]
+        return Answer(HTTPStatus.ACCEPTED, encoded({"ticks": len(ticks), "runs": ids}))
 
-    asked = fingerprint(b"POST /v1/schedules/backfill", schedule_id.bytes, wanted.model_dump_json().encode())
+    request_hash = fingerprint(b"POST /v1/schedules/backfill", schedule_id.bytes, body.model_dump_json().encode())
     async with services.bulk.turn(caller.tenant_id):
-        answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
-    for run in made:
-        if run is not None:
-            await follow_up_run(services, run)
-    return json_response(answer.body, answer.status_code, limited)
+        answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
+    for effects in created:
+        if effects is not None:
+            await follow_up_run(services, effects)
+    return json_response(answer.body, answer.status_code, limit_headers)

@@ -1,4 +1,7 @@
-"""Templates: declared in code, or written here, a version at a time."""
+"""/v1/templates: read all templates, write a version of a template, enable and disable versions.
+
+Templates that are declared in code are listed, too, and cannot be changed here.
+"""
 
 from __future__ import annotations
 
@@ -52,24 +55,24 @@ def _answer(known: Known) -> dict[str, Any]:
     }),
 )  # fmt: skip
 async def create_template(
-    request: Request, wanted: Template, caller: Writer, idempotency_key: IdempotencyKey = None
+    request: Request, body: Template, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
     is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
     if is_checked:
-        await services.templates.check(caller.tenant_id, wanted)
+        await services.templates.check(caller.tenant_id, body)
 
     async def work(connection: Connection) -> Answer:
-        if not is_checked:  # its first answer has expired just now
+        if not is_checked:  # the stored answer expired after `is_repeated`
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await make_room(connection, "template", caller.tenant_id, services.settings.templates_per_tenant)
-        await services.templates.write(connection, caller.tenant_id, wanted)
-        known = Known(wanted, wanted.pipeline(), enabled=wanted.enabled, by_code=False)
+        await services.templates.write(connection, caller.tenant_id, body)
+        known = Known(body, body.pipeline(), enabled=body.enabled, by_code=False)
         return Answer(HTTPStatus.CREATED, encoded(_answer(known)))
 
-    asked = fingerprint(b"POST /v1/templates", wanted.model_dump_json().encode())
-    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
-    location = {"Location": f"/v1/templates/{wanted.type}/{wanted.version}"}
+    request_hash = fingerprint(b"POST /v1/templates", body.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
+    location = {"Location": f"/v1/templates/{body.type}/{body.version}"}
     return json_response(answer.body, answer.status_code, location)
 
 
@@ -77,8 +80,8 @@ async def create_template(
 async def list_templates(request: Request, caller: Reader) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection:
-        found = await services.templates.listed(connection, caller.tenant_id)
-    return json_response({"templates": [_answer(known) for known in found]})
+        versions = await services.templates.listed(connection, caller.tenant_id)
+    return json_response({"templates": [_answer(known) for known in versions]})
 
 
 @router.get(
@@ -90,16 +93,16 @@ async def list_templates(request: Request, caller: Reader) -> Response:
 async def list_versions(request: Request, kind: str, caller: Reader) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection:
-        found = await services.templates.listed(connection, caller.tenant_id, kind)
-        if not found:
-            await services.templates.find(connection, caller.tenant_id, kind)  # says that there is none
-    return json_response({"templates": [_answer(known) for known in found]})
+        versions = await services.templates.listed(connection, caller.tenant_id, kind)
+        if not versions:
+            await services.templates.find(connection, caller.tenant_id, kind)  # raises template_not_found
+    return json_response({"templates": [_answer(known) for known in versions]})
 
 
 @router.get(
     "/{kind}/{version}",
     operation_id="getTemplate",
-    summary="See a version of a template",
+    summary="Get a version of a template",
     responses=problems({HTTPStatus.NOT_FOUND: "`template_not_found`"}),
 )
 async def get_template(request: Request, kind: str, version: Version, caller: Reader) -> Response:
@@ -112,14 +115,15 @@ async def get_template(request: Request, kind: str, version: Version, caller: Re
     "/{kind}/{version}",
     operation_id="enableTemplate",
     summary="Enable or disable a version",
-    description="All that can change of a version. Runs that exist go on; new ones of a disabled version are refused.",
+    description="Nothing else of a version can change. Existing runs go on; new runs of a disabled version are "
+    "refused.",
     responses=problems({
         HTTPStatus.NOT_FOUND: "`template_not_found`",
         HTTPStatus.CONFLICT: "`template_reserved`: it is declared in code",
     }),
 )  # fmt: skip
-async def enable_template(request: Request, kind: str, version: Version, wanted: Enabling, caller: Writer) -> Response:
+async def enable_template(request: Request, kind: str, version: Version, body: Enabling, caller: Writer) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection:
-        await services.templates.enable(connection, caller.tenant_id, kind, version, enabled=wanted.enabled)
+        await services.templates.enable(connection, caller.tenant_id, kind, version, enabled=body.enabled)
         return json_response(_answer(await services.templates.find(connection, caller.tenant_id, kind, version)))

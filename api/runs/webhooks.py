@@ -1,4 +1,7 @@
-"""Webhooks: to be told how runs ended, signed as Standard Webhooks."""
+"""/v1/webhooks: subscriptions to the ends of runs. The deliveries are signed as Standard Webhooks defines.
+
+The secret of a webhook is stored sealed, in its own row. It is in an answer only when it is new.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ router = APIRouter(tags=["webhooks"], prefix="/v1/webhooks", route_class=CallerF
 Owner = Annotated[Caller, Depends(Require(WEBHOOKS_WRITE))]
 Event: TypeAlias = Literal["run.succeeded", "run.failed", "run.cancelled", "run.expired"]
 
-_SECRETS = 2  # while one takes the other's place
+_SECRETS = 2  # the new secret and, until the next rotation, the one before
 _MISSING = {HTTPStatus.NOT_FOUND: "`webhook_not_found`"}
 _REFUSED = {HTTPStatus.UNPROCESSABLE_ENTITY: "`url_malformed`, `host_unknown`, `address_private`, `port_refused`"}
 
@@ -58,7 +61,7 @@ def _answer(row: Row) -> dict[str, Any]:
 
 
 async def _check(services: Services, url: str) -> None:
-    """Now, so that its owner hears of it; and again at each delivery."""
+    """Check the URL now, so that its owner learns of an error. Each delivery checks it again."""
     try:
         async with Egress.from_settings(services.settings) as egress:
             await egress.check(url)
@@ -69,49 +72,49 @@ async def _check(services: Services, url: str) -> None:
 @router.post(
     "",
     operation_id="createWebhook",
-    summary="Be told how runs end",
-    description="The answer has the secret, which is shown once.",
+    summary="Subscribe a URL to the ends of runs",
+    description="The answer has the secret, which no later answer repeats.",
     status_code=201,
     responses=problems(_REFUSED | {HTTPStatus.CONFLICT: "`too_many_webhooks`"}),
 )
 async def create_webhook(
-    request: Request, wanted: NewWebhook, caller: Owner, idempotency_key: IdempotencyKey = None
+    request: Request, body: NewWebhook, caller: Owner, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
     sealed = Sealing(services.settings).seal(new_secret())
     is_checked = not await is_repeated(services.pool, caller.tenant_id, idempotency_key)
     if is_checked:
-        await _check(services, wanted.url)
+        await _check(services, body.url)
 
     async def work(connection: Connection) -> Answer:
-        if not is_checked:  # its first answer has expired just now
+        if not is_checked:  # the stored answer expired after `is_repeated`
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await make_room(connection, "webhook", caller.tenant_id, services.settings.webhooks_per_tenant)
         row = await connection.fetchrow(
             "INSERT INTO webhook (id, tenant_id, url, secrets, events) VALUES ($1, $2, $3, $4, $5) RETURNING *",
             new_id(),
             caller.tenant_id,
-            wanted.url,
+            body.url,
             [sealed],
-            sorted(set(wanted.events)),
+            sorted(set(body.events)),
         )
         assert row is not None
         return Answer(HTTPStatus.CREATED, encoded(_answer(row)))
 
-    asked = fingerprint(b"POST /v1/webhooks", wanted.model_dump_json().encode())
-    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    request_hash = fingerprint(b"POST /v1/webhooks", body.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     async with services.pool.acquire() as connection:
         await webhooks.watch(connection, caller.tenant_id)
     return await _with_secret(services, caller, answer)
 
 
 async def _with_secret(services: Services, caller: Caller, answer: Answer) -> Response:
-    """The answer, and the newest secret, which is kept only in the webhook's own row, sealed."""
-    said = orjson.loads(answer.body)
+    """The answer with the newest secret added, from the webhook's row: the stored answer has no secret."""
+    webhook = orjson.loads(answer.body)
     async with services.pool.acquire() as connection:
-        row = _there(await webhooks.find(connection, UUID(said["id"]), caller.tenant_id))
+        row = _existing(await webhooks.find(connection, UUID(webhook["id"]), caller.tenant_id))
     secret = Sealing(services.settings).open(row["secrets"][0])
-    return json_response(said | {"secret": shown(secret)}, answer.status_code)
+    return json_response(webhook | {"secret": shown(secret)}, answer.status_code)
 
 
 @router.get("", operation_id="listWebhooks", summary="List webhooks", responses=problems({}))
@@ -122,22 +125,22 @@ async def list_webhooks(request: Request, caller: Owner) -> Response:
 
 
 @router.patch(
-    "/{webhook_id}", operation_id="changeWebhook", summary="Enable or disable it", responses=problems(_MISSING)
+    "/{webhook_id}", operation_id="changeWebhook", summary="Enable or disable a webhook", responses=problems(_MISSING)
 )
-async def change_webhook(request: Request, webhook_id: UUID, wanted: Changes, caller: Owner) -> Response:
+async def change_webhook(request: Request, webhook_id: UUID, body: Changes, caller: Owner) -> Response:
     async with services_of(request).pool.acquire() as connection:
         row = await connection.fetchrow(
             "UPDATE webhook SET enabled = $3, disabled_because = NULL WHERE id = $1 AND tenant_id = $2 RETURNING *",
             webhook_id,
             caller.tenant_id,
-            wanted.enabled,
+            body.enabled,
         )
         if row is not None and row["enabled"]:
             await webhooks.watch(connection, caller.tenant_id)
-    return json_response(_answer(_there(row)))
+    return json_response(_answer(_existing(row)))
 
 
-def _there(row: Row | None) -> Row:
+def _existing(row: Row | None) -> Row:
     if row is None:
         raise NotFound("webhook_not_found", "There is no such webhook.")
     return row
@@ -147,7 +150,7 @@ def _there(row: Row | None) -> Row:
     "/{webhook_id}/rotate",
     operation_id="rotateWebhookSecret",
     summary="Get a new secret",
-    description="Messages carry the signatures of both until the next rotation.",
+    description="Until the next rotation, deliveries carry the signatures of both secrets.",
     responses=problems(_MISSING),
 )
 async def rotate_secret(
@@ -164,36 +167,40 @@ async def rotate_secret(
             caller.tenant_id,
             sealed,
         )
-        return Answer(HTTPStatus.OK, encoded(_answer(_there(row))))
+        return Answer(HTTPStatus.OK, encoded(_answer(_existing(row))))
 
-    asked = fingerprint(b"POST /v1/webhooks/rotate", webhook_id.bytes)
-    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    request_hash = fingerprint(b"POST /v1/webhooks/rotate", webhook_id.bytes)
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     return await _with_secret(services, caller, answer)
 
 
 @router.delete(
-    "/{webhook_id}", operation_id="deleteWebhook", summary="Delete it", status_code=204, responses=problems(_MISSING)
+    "/{webhook_id}",
+    operation_id="deleteWebhook",
+    summary="Delete a webhook",
+    status_code=204,
+    responses=problems(_MISSING),
 )
 async def delete_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Response:
     async with services_of(request).pool.acquire() as connection:
         row = await connection.fetchrow(
             "DELETE FROM webhook WHERE id = $1 AND tenant_id = $2 RETURNING *", webhook_id, caller.tenant_id
         )
-    _there(row)
+    _existing(row)
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
 @router.get(
     "/{webhook_id}/deliveries",
     operation_id="listDeliveries",
-    summary="See the latest deliveries",
+    summary="List the latest deliveries",
     responses=problems(_MISSING),
 )
 async def list_deliveries(
     request: Request, webhook_id: UUID, caller: Owner, limit: Annotated[int, Query(ge=1, le=100)] = 50
 ) -> Response:
     async with services_of(request).pool.acquire() as connection:
-        _there(await webhooks.find(connection, webhook_id, caller.tenant_id))
+        _existing(await webhooks.find(connection, webhook_id, caller.tenant_id))
         rows = await connection.fetch(
             "SELECT j.id, j.status, j.created_at, j.finished_at, j.error, j.params->'event'->>'type' AS event,"
             " j.params->'event'->'data'->>'id' AS run_id, t.attempt, t.available_at AS next_try_at"
