@@ -1,4 +1,4 @@
-"""The runs door, as the command line uses it: requests, and their refusals as sentences."""
+"""The HTTP client of the commands that call the API (remote.py). Refusals become sentences for the terminal."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _NO_CONTENT = 204
 
 
 class Refused(LeaseholdError):
-    """The API said no, or did not answer."""
+    """The API refused the request, or did not answer. The message is for the terminal."""
 
 
 class ApiClient:
-    """`with Door(url, key) as door`. Raises Refused."""
+    """`with ApiClient(url, key) as api_client`. Each request raises Refused."""
 
     def __init__(self, url: str, key: str) -> None:
         self._http = httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=40.0)
@@ -28,29 +28,31 @@ class ApiClient:
         self._http.close()
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
-        wanted = {name: value for name, value in params.items() if value is not None}
-        return self._ask("GET", path, params=wanted)
+        given = {name: value for name, value in params.items() if value is not None}
+        return self._request("GET", path, params=given)
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        return self._ask("POST", path, json=body if body is not None else {})
+        return self._request("POST", path, json=body if body is not None else {})
 
     def patch(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        return self._ask("PATCH", path, json=body)
+        return self._request("PATCH", path, json=body)
 
     def delete(self, path: str) -> dict[str, Any]:
-        return self._ask("DELETE", path)
+        return self._request("DELETE", path)
 
-    def _ask(self, method: str, path: str, **more: Any) -> dict[str, Any]:
+    def _request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
-            answer = self._http.request(method, path, **more)
+            answer = self._http.request(method, path, **options)
         except httpx2.HTTPError as error:
             raise Refused(f"{self._http.base_url} does not answer: {error}") from error
         if answer.status_code == _NO_CONTENT:
             return {}
         try:
-            said: dict[str, Any] = answer.json()
+            body: dict[str, Any] = answer.json()
         except ValueError as error:
-            raise Refused(f"{answer.status_code} from {self._http.base_url}: not what an API answers") from error
+            raise Refused(
+                f"{self._http.base_url} answered {answer.status_code} without JSON: is it a Leasehold API?"
+            ) from error
         if answer.is_error:
-            raise Refused(f"{said.get('code', answer.status_code)}: {said.get('detail', 'no reason given')}")
-        return said
+            raise Refused(f"{body.get('code', answer.status_code)}: {body.get('detail', 'no reason given')}")
+        return body

@@ -1,4 +1,4 @@
-"""`leasehold demo`: a picture goes in, READY comes out, through the public HTTP API and nothing else."""
+"""`leasehold demo`: sends pictures through the public HTTP API, as a client would, and waits until they are READY."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from leasehold.pipelines.media.kinds import HEAD_BYTES, sniff
 
 SHIPPED = Path(__file__).with_name("picture.jpg")
 _WAIT_SECONDS = 120.0
-_UNKNOWN = "image/jpeg"  # what we call a file of no kind we know: the API says what it thinks of it
+_UNKNOWN = "image/jpeg"  # the content type of a file of unknown kind: the API then refuses it
 
 
 class DemoFailed(LeaseholdError):
@@ -29,7 +29,7 @@ class DemoFailed(LeaseholdError):
 
 @dataclass
 class Sent:
-    """One picture on its way."""
+    """A picture that the demo has sent. `view`: its state, as the API shows it. `saved`: the file with the result."""
 
     path: Path
     view: dict[str, Any]
@@ -37,7 +37,7 @@ class Sent:
 
 
 async def run(pictures: Sequence[Path], *, out: Path, **where: Any) -> None:
-    """Raises DemoFailed, after all were tried, when a picture did not become READY."""
+    """Send all pictures and report on each. Raises DemoFailed at the end if picture did not become READY."""
     console = Console()
     started = monotonic()
     with console.status("starting PostgreSQL, an S3 server, the API and a worker"):
@@ -53,53 +53,59 @@ async def run(pictures: Sequence[Path], *, out: Path, **where: Any) -> None:
         headers = {"Authorization": f"Bearer {installation.api_key}"}
         async with httpx2.AsyncClient(base_url=installation.api_url, headers=headers, timeout=60) as client:
             with Live(_table(sent), console=console, refresh_per_second=10) as live:
-                await asyncio.gather(*(_follow(client, one, out, lambda: live.update(_table(sent))) for one in sent))
-        for one in sent:
-            _report(console, one)
+                await asyncio.gather(
+                    *(_follow(client, picture, out, lambda: live.update(_table(sent))) for picture in sent)
+                )
+        for picture in sent:
+            _report(console, picture)
     finally:
         await installation.__aexit__(None, None, None)
     console.print(f"everything is stopped; {monotonic() - started:.1f} s in all")
-    if failed := [str(one.path) for one in sent if one.view["status"] != "READY"]:
+    if failed := [str(picture.path) for picture in sent if picture.view["status"] != "READY"]:
         raise DemoFailed(f"not READY: {', '.join(failed)}")
 
 
-async def _follow(client: httpx2.AsyncClient, one: Sent, out: Path, show: Any) -> None:
-    data = await asyncio.to_thread(one.path.read_bytes)
+async def _follow(client: httpx2.AsyncClient, picture: Sent, out: Path, show: Any) -> None:
+    data = await asyncio.to_thread(picture.path.read_bytes)
     kind = sniff(data[:HEAD_BYTES]) or _UNKNOWN
-    wanted = {"content_type": kind, "file_name": one.path.name, "content_length": len(data)}
-    asked = await _said(client.post("/upload-url", json=wanted))
-    async with httpx2.AsyncClient(timeout=60) as plain:  # the signed URL is all that the store asks for
-        (await plain.put(asked["upload_url"], content=data, headers={"Content-Type": kind})).raise_for_status()
-    named = {"media_id": asked["media_id"], "original_key": asked["original_key"]}
+    file = {"content_type": kind, "file_name": picture.path.name, "content_length": len(data)}
+    ticket = await _json_of(client.post("/upload-url", json=file))
+    async with httpx2.AsyncClient(timeout=60) as plain:  # the store needs the signed URL and no API key
+        (await plain.put(ticket["upload_url"], content=data, headers={"Content-Type": kind})).raise_for_status()
+    named = {"media_id": ticket["media_id"], "original_key": ticket["original_key"]}
     accepted = await client.post("/complete-upload", json=named)
     if accepted.is_error:
         problem = accepted.json()
-        one.view = {**one.view, "status": "FAILED", "error": {"code": problem["code"], "message": problem["detail"]}}
+        picture.view = {
+            **picture.view,
+            "status": "FAILED",
+            "error": {"code": problem["code"], "message": problem["detail"]},
+        }
         show()
         return
     async with asyncio.timeout(_WAIT_SECONDS):
-        while one.view["status"] not in ("READY", "FAILED"):
-            one.view = await _said(client.get(f"/media/{asked['media_id']}", params={"wait": 5}))
+        while picture.view["status"] not in ("READY", "FAILED"):
+            picture.view = await _json_of(client.get(f"/media/{ticket['media_id']}", params={"wait": 5}))
             show()
-    if one.view["status"] == "READY":
-        one.saved = await _save(one, out)
+    if picture.view["status"] == "READY":
+        picture.saved = await _save(picture, out)
 
 
-async def _said(asking: Any) -> dict[str, Any]:
-    answer = await asking
+async def _json_of(request: Any) -> dict[str, Any]:
+    answer = await request
     if answer.is_error:
         raise DemoFailed(
             f"{answer.request.method} {answer.request.url.path} answered {answer.status_code}: {answer.text}"
         )
-    said: dict[str, Any] = answer.json()
-    return said
+    body: dict[str, Any] = answer.json()
+    return body
 
 
-async def _save(one: Sent, out: Path) -> Path:
+async def _save(picture: Sent, out: Path) -> Path:
     async with httpx2.AsyncClient(timeout=60) as plain:
-        final = await plain.get(one.view["final_url"])
+        final = await plain.get(picture.view["final_url"])
         final.raise_for_status()
-    saved = out / f"{one.path.stem}.webp"
+    saved = out / f"{picture.path.stem}.webp"
     await asyncio.to_thread(out.mkdir, parents=True, exist_ok=True)
     await asyncio.to_thread(saved.write_bytes, final.content)
     return saved
@@ -107,20 +113,20 @@ async def _save(one: Sent, out: Path) -> Path:
 
 def _table(sent: Sequence[Sent]) -> Table:
     table = Table("picture", "status", "steps")
-    for one in sent:
-        steps = "  ".join(f"{step['name']} {step['status'].lower()}" for step in one.view["steps"])
-        table.add_row(one.path.name, one.view["status"], steps)
+    for picture in sent:
+        steps = "  ".join(f"{step['name']} {step['status'].lower()}" for step in picture.view["steps"])
+        table.add_row(picture.path.name, picture.view["status"], steps)
     return table
 
 
-def _report(console: Console, one: Sent) -> None:
-    console.print(f"\n{one.path.name}: {one.view['status']}", style="bold", highlight=False)
-    for step in one.view["steps"]:
+def _report(console: Console, picture: Sent) -> None:
+    console.print(f"\n{picture.path.name}: {picture.view['status']}", style="bold", highlight=False)
+    for step in picture.view["steps"]:
         if step.get("duration_ms") is not None:
             console.print(f"  {step['name']:<10} {step['duration_ms']:>7.0f} ms")
-    if error := one.view.get("error"):
+    if error := picture.view.get("error"):
         console.print(f"  {error['code']}: {error['message']}", highlight=False)
-    if one.saved is not None:
-        console.print(f"  final_url  {one.view['final_url']}", highlight=False, soft_wrap=True)
-        sizes = f"{one.saved.stat().st_size:,} bytes; the original has {one.path.stat().st_size:,}"
-        console.print(f"  saved      {one.saved} ({sizes})", highlight=False)
+    if picture.saved is not None:
+        console.print(f"  final_url  {picture.view['final_url']}", highlight=False, soft_wrap=True)
+        sizes = f"{picture.saved.stat().st_size:,} bytes; the original has {picture.path.stat().st_size:,}"
+        console.print(f"  saved      {picture.saved} ({sizes})", highlight=False)

@@ -1,4 +1,4 @@
-"""`leasehold dev`: the whole platform on this machine until Ctrl-C."""
+"""`leasehold dev`: runs the whole platform on this machine until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -13,16 +13,18 @@ from leasehold.cli.installation import Installation
 
 
 async def run(**options: Any) -> None:
-    """Raises EmbeddedError when a part does not start; none is left running then."""
+    """Run an Installation until SIGINT or SIGTERM. Raises EmbeddedError when a part does not start; then all are
+    stopped.
+    """
     console = Console()
-    told = asyncio.Event()
+    stop_requested = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, told.set)
+        asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
     with console.status("starting"):
         starting = asyncio.create_task(_enter(Installation(**options)))
-        stopping = asyncio.create_task(told.wait())
+        stopping = asyncio.create_task(stop_requested.wait())
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
-        if told.is_set() and not starting.done():
+        if stop_requested.is_set() and not starting.done():
             starting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await starting
@@ -31,8 +33,8 @@ async def run(**options: Any) -> None:
     installation = starting.result()
     try:
         console.print(_card(installation), highlight=False, soft_wrap=True)
-        await told.wait()
-        console.print("stopping: running steps finish or are given back")
+        await stop_requested.wait()
+        console.print("stopping: running steps finish or are released")
     finally:
         stopping.cancel()
         await installation.__aexit__(None, None, None)

@@ -1,4 +1,4 @@
-"""`leasehold doctor`: what the configured parts can promise, and what each finding means."""
+"""`leasehold doctor`: checks what PostgreSQL, the broker and the store can guarantee, and prints each finding."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _PATIENCE_SECONDS = 10.0
 
 
 async def examine(settings: Settings) -> list[Finding]:
-    """Look at everything; waits a few seconds for the broker to answer."""
+    """Run all checks. Wait some seconds for the broker to connect."""
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
     broker, store = make_broker(settings), ObjectStore.from_settings(settings)
     await broker.open()
@@ -31,7 +31,7 @@ async def examine(settings: Settings) -> list[Finding]:
     try:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE_SECONDS):
-                while not broker.connected:  # noqa: ASYNC110 - it has nothing to wait on
+                while not broker.connected:  # noqa: ASYNC110 - a broker offers no event to wait for
                     await asyncio.sleep(0.05)
         findings = await check_all(partial(connected, settings, "doctor"), broker, store, settings, schemas)
         return [*findings, isolation.check(settings)]
@@ -41,7 +41,7 @@ async def examine(settings: Settings) -> list[Finding]:
 
 
 def show(console: Console, findings: list[Finding]) -> bool:
-    """Print them; True when nothing is wrong."""
+    """Print the findings. True: nothing is wrong."""
     table = Table("part", "", "found", "what it means")
     for finding in findings:
         mark = "ok" if finding.ok else "[red]wrong[/red]"

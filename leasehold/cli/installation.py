@@ -1,4 +1,4 @@
-"""A whole installation on this machine: the embedded servers, the API and a worker, ended together."""
+"""A whole installation on this machine, for `leasehold dev` and `demo`: embedded servers, the API and a worker."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ _HEAD_START_SECONDS = 3.0
 
 
 class Installation:
-    """`async with Installation(...)`: serving when entered, gone when left.
+    """`async with Installation(...)`: it serves inside the block, and everything is stopped at the end.
 
-    `database_url`, `amqp_url` and `s3` (variables `LEASEHOLD_S3_*`) name parts that run elsewhere; the others are
-    embedded. `patient` waits for an embedded RabbitMQ (8 s); otherwise it starts a little later, and until
-    it is up the workers poll.
+    `database_url`, `amqp_url` and `s3` (variables `LEASEHOLD_S3_*`) name servers that run elsewhere; the other servers
+    are embedded. `patient`: wait for the embedded RabbitMQ, 8 s. Otherwise RabbitMQ starts a little later, and the
+    worker polls until RabbitMQ is up.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class Installation:
 
     @property
     def broker(self) -> str:
-        """What carries the hints, in words."""
+        """The broker, as text for the terminal."""
         if self.environment["LEASEHOLD_BROKER"] == "postgres":
             return "none found: workers poll PostgreSQL (the `postgres` broker)"
         where = "elsewhere" if "LEASEHOLD_AMQP_URL" in self._elsewhere else "embedded"
@@ -114,7 +114,7 @@ class Installation:
 
     @property
     def fences(self) -> str:
-        """What isolated steps run behind, in words."""
+        """The isolation of isolated steps, as text for the terminal."""
         held = isolation.of_this_kernel()
         absent = isolation.missing(held)
         if not absent:
@@ -173,12 +173,12 @@ class Installation:
 
 
 def decided() -> str:
-    """What a try on this machine sets for LEASEHOLD_ISOLATION, where nobody has: it shall run, and it says so."""
+    """The value of LEASEHOLD_ISOLATION if the user sets none: isolated steps must run here, and a warning is shown."""
     return "best_effort" if isolation.missing(isolation.of_this_kernel()) else "required"
 
 
 async def _start_late(rabbitmq: RabbitMQ) -> None:
-    """It boots for 8 s on all cores: what needs less than that should not have to share them."""
+    """Start RabbitMQ after the other parts: it boots for 8 s on all cores, and would delay them."""
     await asyncio.sleep(_HEAD_START_SECONDS)
     await rabbitmq.start()
 

@@ -30,8 +30,8 @@ def _duration(text: str) -> timedelta:
     return length
 
 
-def _print(said: Any) -> None:
-    typer.echo(orjson.dumps(said, option=orjson.OPT_UTC_Z, default=str).decode())
+def _print(value: Any) -> None:
+    typer.echo(orjson.dumps(value, option=orjson.OPT_UTC_Z, default=str).decode())
 
 
 @keys.command("create")
@@ -48,11 +48,11 @@ def create(
     """Make a key. It is shown once: only a hash of it is kept."""
     from leasehold.cli.keys import create_one  # noqa: PLC0415 - each command loads only what it needs
 
-    made = told(create_one(environment(), tenant, client, scope, expires_in))
+    key = told(create_one(environment(), tenant, client, scope, expires_in))
     if as_json:
-        _print({"key": made.text, "prefix": made.prefix, "tenant": tenant, "client": client, "scopes": scope})
+        _print({"key": key.text, "prefix": key.prefix, "tenant": tenant, "client": client, "scopes": scope})
     else:
-        console.print(made.text, highlight=False)
+        console.print(key.text, highlight=False)
 
 
 @keys.command("list")
@@ -69,7 +69,7 @@ def list_all(
         _print(rows)
         return
     table = Table("prefix", "tenant", "client", "scopes", "created", "expires", "last used", "state")
-    table.columns[0].no_wrap = True  # rotate and revoke want all of it, however narrow the terminal is
+    table.columns[0].no_wrap = True  # rotate and revoke need the whole prefix, so a narrow terminal must not cut it
     table.columns[0].min_width = 12
     for row in rows:
         times = [_shown(row[name]) for name in ("created_at", "expires_at", "last_used_at")]
@@ -92,11 +92,11 @@ def rotate(
     """Make the key's successor: the same owner, scopes, quotas and end. The old one stops after the overlap."""
     from leasehold.cli.keys import rotate_one  # noqa: PLC0415 - each command loads only what it needs
 
-    made = told(rotate_one(environment(), prefix, overlap))
+    key = told(rotate_one(environment(), prefix, overlap))
     if as_json:
-        _print({"key": made.text, "prefix": made.prefix})
+        _print({"key": key.text, "prefix": key.prefix})
     else:
-        console.print(made.text, highlight=False)
+        console.print(key.text, highlight=False)
 
 
 @keys.command("expire")

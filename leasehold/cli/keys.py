@@ -1,4 +1,4 @@
-"""Making, listing and ending keys from the command line: API keys, and keys that sign packages."""
+"""The work of `leasehold keys` and `leasehold signing-key`: API keys in the database, and keys that sign packages."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leasehold.settings import Settings
 
 
 def make_signing_key() -> dict[str, str]:
-    """A new pair in base64; nothing of it is kept."""
+    """A new Ed25519 key pair, `private` and `public`, in base64. It is stored nowhere."""
     key = Ed25519PrivateKey.generate()
     pair = {"private": key.private_bytes_raw(), "public": key.public_key().public_bytes_raw()}
     return {name: base64.b64encode(raw).decode() for name, raw in pair.items()}
@@ -35,7 +35,7 @@ async def _database(settings: Settings) -> AsyncIterator[Connection]:
 async def create_one(
     settings: Settings, tenant: str, client: str, scopes: Sequence[str], lives: timedelta | None = None
 ) -> NewKey:
-    """A new key, whose text is not kept anywhere. Raises Invalid, and Conflict `too_many_keys`."""
+    """Create an API key. Its text is stored nowhere. Raises Invalid, and Conflict `too_many_keys`."""
     ends = None if lives is None else datetime.now(UTC) + lives
     async with _database(settings) as connection, connection.transaction():
         await make_room(connection, "api_key", tenant, settings.keys_per_tenant)
@@ -48,18 +48,18 @@ async def list_some(settings: Settings, tenant: str | None, *, ended: bool) -> l
 
 
 async def rotate_one(settings: Settings, prefix: str, overlap: timedelta) -> NewKey:
-    """The key that takes the place of `prefix`. Raises NotFound when no key that works has the prefix."""
+    """Create the key that replaces the key `prefix`. Raises NotFound when no usable key has the prefix."""
     async with _database(settings) as connection:
         return await rotate_key(connection, prefix, overlap=overlap)
 
 
 async def expire_one(settings: Settings, prefix: str, lives: timedelta) -> datetime:
-    """When the key ends now: never later than before. Raises NotFound when no key that works has the prefix."""
+    """Let the key end after `lives`, never later than before. Return the end. Raises NotFound."""
     async with _database(settings) as connection:
         return await expire_key(connection, prefix, lives)
 
 
 async def revoke_one(settings: Settings, prefix: str) -> None:
-    """Raises NotFound when no key has the prefix."""
+    """Revoke the key. Raises NotFound when no key has the prefix."""
     async with _database(settings) as connection:
         await revoke_key(connection, prefix)

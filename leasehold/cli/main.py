@@ -1,4 +1,4 @@
-"""`leasehold`: run the parts, keep the keys, and see it all on one machine."""
+"""The command `leasehold` and its local commands. The commands that call the API are in remote.py."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`leasehold migrate`: the schemas, and what the role that runs the platform may do with them."""
+"""`leasehold migrate`: brings the schemas up to date, and grants the platform's role its rights."""
 
 from __future__ import annotations
 

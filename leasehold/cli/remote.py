@@ -1,4 +1,4 @@
-"""Commands that speak to an API: runs, schedules, dead letters, queues, workers. `--json` prints what the API said."""
+"""The commands that call the API: runs, schedules, dead letters, queues, workers. `--json` prints the API's answer."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _POLL_SECONDS = 10
 
 @contextmanager
 def _api_client() -> Iterator[ApiClient]:
-    """LEASEHOLD_URL and LEASEHOLD_API_KEY say where and who. Refusals end the command with a sentence."""
+    """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY. A refusal ends the command with a sentence."""
     key = os.environ.get("LEASEHOLD_API_KEY")
     if not key:
         raise _failure("set LEASEHOLD_API_KEY to an API key (leasehold keys create)")
@@ -42,14 +42,14 @@ def _api_client() -> Iterator[ApiClient]:
         raise _failure(str(error)) from None
 
 
-def _failure(said: str) -> typer.Exit:
-    Console(stderr=True).print(f"leasehold: {said}", style="red", highlight=False, markup=False)
+def _failure(sentence: str) -> typer.Exit:
+    Console(stderr=True).print(f"leasehold: {sentence}", style="red", highlight=False, markup=False)
     return typer.Exit(_FAILED)
 
 
-def _show(said: Any, as_json: bool, otherwise: Callable[[], None]) -> None:
+def _show(answer: Any, as_json: bool, otherwise: Callable[[], None]) -> None:
     if as_json:
-        typer.echo(json.dumps(said))
+        typer.echo(json.dumps(answer))
     else:
         otherwise()
 
@@ -80,50 +80,50 @@ def submit(
 ) -> None:
     """Start a run."""
     try:
-        said = json.loads(payload)
+        parsed = json.loads(payload)
     except ValueError as error:
         raise _failure(f"the payload is not JSON: {error}") from None
-    body = {"template": template, "payload": said, "scope": scope, "scope_id": scope_id, "priority": priority}
+    body = {"template": template, "payload": parsed, "scope": scope, "scope_id": scope_id, "priority": priority}
     with _api_client() as api_client:
-        made = api_client.post("/v1/runs", body)
-    if not (as_json and follow):  # `watch` prints the whole run: what reads JSON wants one document
-        _show(made, as_json, lambda: console.print(made["id"], highlight=False))
+        created = api_client.post("/v1/runs", body)
+    if not (as_json and follow):  # `watch` prints the whole run: `--json` must print one document only
+        _show(created, as_json, lambda: console.print(created["id"], highlight=False))
     if follow:
-        watch(made["id"], as_json)
+        watch(created["id"], as_json)
 
 
 def watch(run: RunId, as_json: AsJson = False) -> None:
     """Follow a run to its end, with a bar for each step. Exits with 1 unless it succeeds."""
     with _api_client() as api_client:
-        said = api_client.get(f"/v1/runs/{run}")
+        answer = api_client.get(f"/v1/runs/{run}")
         if as_json:
-            while said["status"] not in _ENDED:
-                said = api_client.get(f"/v1/runs/{run}", wait=_POLL_SECONDS)
-            typer.echo(json.dumps(said))
+            while answer["status"] not in _ENDED:
+                answer = api_client.get(f"/v1/runs/{run}", wait=_POLL_SECONDS)
+            typer.echo(json.dumps(answer))
         else:
-            said = _bars(api_client, run, said)
-    if said["status"] != "succeeded":
+            answer = _bars(api_client, run, answer)
+    if answer["status"] != "succeeded":
         raise typer.Exit(_FAILED)
 
 
-def _bars(api_client: ApiClient, run: str, said: dict[str, Any]) -> dict[str, Any]:
-    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[said]}"))
+def _bars(api_client: ApiClient, run: str, answer: dict[str, Any]) -> dict[str, Any]:
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[note]}"))
     with Progress(*columns, console=console) as progress:
         bars: dict[str, TaskID] = {}
         while True:
-            for step in said["progress"]["steps"]:
+            for step in answer["progress"]["steps"]:
                 if step["id"] not in bars:
-                    bars[step["id"]] = progress.add_task(step["id"], total=100, said="")
+                    bars[step["id"]] = progress.add_task(step["id"], total=100, note="")
                 done = 100 if step["status"] in ("succeeded", "skipped") else step.get("percent", 0)
-                progress.update(bars[step["id"]], completed=done, said=f"{step['state']} {step.get('summary', '')}")
-            if said["status"] in _ENDED:
+                progress.update(bars[step["id"]], completed=done, note=f"{step['state']} {step.get('summary', '')}")
+            if answer["status"] in _ENDED:
                 break
             time.sleep(0.5)
-            said = api_client.get(f"/v1/runs/{run}")
-    console.print(f"{said['id']} {said['status']}", highlight=False)
-    if said.get("error"):
-        console.print(f"{said['error']['code']}: {said['error']['message']}", style="red", markup=False)
-    return said
+            answer = api_client.get(f"/v1/runs/{run}")
+    console.print(f"{answer['id']} {answer['status']}", highlight=False)
+    if answer.get("error"):
+        console.print(f"{answer['error']['code']}: {answer['error']['message']}", style="red", markup=False)
+    return answer
 
 
 def runs(
@@ -134,49 +134,49 @@ def runs(
 ) -> None:
     """List runs, the newest first."""
     with _api_client() as api_client:
-        said = api_client.get("/v1/runs", template=template, status=status, limit=limit)
-    shown = ("id", "template", "status", "scope_id", "created_at", "finished_at", "error")
-    _show(said, as_json, lambda: _table(said["runs"], *shown))
+        answer = api_client.get("/v1/runs", template=template, status=status, limit=limit)
+    columns = ("id", "template", "status", "scope_id", "created_at", "finished_at", "error")
+    _show(answer, as_json, lambda: _table(answer["runs"], *columns))
 
 
 def cancel(
     run: RunId,
-    reason: Annotated[str, typer.Option(help="For whoever reads the history.")] = "",
+    reason: Annotated[str, typer.Option(help="Stored in the run's history.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Ask a run to stop."""
+    """Request the cancel of a run."""
     with _api_client() as api_client:
-        said = api_client.post(f"/v1/runs/{run}/cancel", {"reason": reason})
-    _show(said, as_json, lambda: console.print(said["status"]))
+        answer = api_client.post(f"/v1/runs/{run}/cancel", {"reason": reason})
+    _show(answer, as_json, lambda: console.print(answer["status"]))
 
 
 def retry(run: RunId, as_json: AsJson = False) -> None:
-    """Go on with a failed run from the step that failed."""
+    """Run a failed run again from the step that failed."""
     with _api_client() as api_client:
-        said = api_client.post(f"/v1/runs/{run}/retry")
-    _show(said, as_json, lambda: console.print(said["status"]))
+        answer = api_client.post(f"/v1/runs/{run}/retry")
+    _show(answer, as_json, lambda: console.print(answer["status"]))
 
 
 def explain(run: RunId, as_json: AsJson = False) -> None:
-    """Why a run stands where it does, and which lease did what."""
+    """Show why a run is in its state, and what each lease of it did."""
     with _api_client() as api_client:
-        said = api_client.get(f"/v1/runs/{run}/explain")
+        answer = api_client.get(f"/v1/runs/{run}/explain")
 
     def tell() -> None:
-        for reason in said["reasons"]:
+        for reason in answer["reasons"]:
             console.print(f"{reason['code']}: {reason['message']}", highlight=False, markup=False)
-        _table(said["ledger"], "seq", "at", "kind", "step", "epoch", "worker")
+        _table(answer["ledger"], "seq", "at", "kind", "step", "epoch", "worker")
 
-    _show(said, as_json, tell)
+    _show(answer, as_json, tell)
 
 
 @schedules.command("list")
 def list_schedules(as_json: AsJson = False) -> None:
     """List schedules."""
     with _api_client() as api_client:
-        said = api_client.get("/v1/schedules")
-    shown = ("id", "template", "cron", "timezone", "enabled", "next_run_at", "last_run_at", "last_error")
-    _show(said, as_json, lambda: _table(said["schedules"], *shown))
+        answer = api_client.get("/v1/schedules")
+    columns = ("id", "template", "cron", "timezone", "enabled", "next_run_at", "last_run_at", "last_error")
+    _show(answer, as_json, lambda: _table(answer["schedules"], *columns))
 
 
 @schedules.command("create")
@@ -190,104 +190,106 @@ def create_schedule(
 ) -> None:
     """Run a template by the clock."""
     try:
-        said = json.loads(payload)
+        parsed = json.loads(payload)
     except ValueError as error:
         raise _failure(f"the payload is not JSON: {error}") from None
-    body = {"template": template, "cron": cron, "timezone": timezone, "payload_template": said, "overlap": overlap}
+    body = {"template": template, "cron": cron, "timezone": timezone, "payload_template": parsed, "overlap": overlap}
     with _api_client() as api_client:
-        made = api_client.post("/v1/schedules", body)
-    _show(made, as_json, lambda: console.print(f"{made['id']} next at {made['next_run_at']}", highlight=False))
+        created = api_client.post("/v1/schedules", body)
+    _show(created, as_json, lambda: console.print(f"{created['id']} next at {created['next_run_at']}", highlight=False))
 
 
 @schedules.command("pause")
 def pause_schedule(schedule: str, as_json: AsJson = False) -> None:
-    """Fire no more."""
+    """Pause a schedule: it fires no more."""
     _enable(schedule, as_json, enabled=False)
 
 
 @schedules.command("resume")
 def resume_schedule(schedule: str, as_json: AsJson = False) -> None:
-    """Fire again, from now on."""
+    """Resume a schedule: it fires again from now on."""
     _enable(schedule, as_json, enabled=True)
 
 
 def _enable(schedule: str, as_json: bool, *, enabled: bool) -> None:
     with _api_client() as api_client:
-        said = api_client.patch(f"/v1/schedules/{schedule}", {"enabled": enabled})
-    _show(said, as_json, lambda: console.print(f"next at {said['next_run_at']}", highlight=False))
+        answer = api_client.patch(f"/v1/schedules/{schedule}", {"enabled": enabled})
+    _show(answer, as_json, lambda: console.print(f"next at {answer['next_run_at']}", highlight=False))
 
 
 @schedules.command("run-now")
 def run_schedule_now(schedule: str, as_json: AsJson = False) -> None:
-    """Make a run of it now."""
+    """Start a run of a schedule now."""
     with _api_client() as api_client:
-        said = api_client.post(f"/v1/schedules/{schedule}/run-now")
-    _show(said, as_json, lambda: console.print(said["id"], highlight=False))
+        answer = api_client.post(f"/v1/schedules/{schedule}/run-now")
+    _show(answer, as_json, lambda: console.print(answer["id"], highlight=False))
 
 
 @schedules.command("delete")
 def delete_schedule(schedule: str) -> None:
-    """Delete it; its runs stay."""
+    """Delete a schedule. Its runs stay."""
     with _api_client() as api_client:
         api_client.delete(f"/v1/schedules/{schedule}")
 
 
 @dead_letters.command("list")
 def list_dead_letters(as_json: AsJson = False) -> None:
-    """By what went wrong."""
+    """List dead letters, grouped by their cause."""
     with _api_client() as api_client:
-        said = api_client.get("/v1/dead-letters/groups")
-    shown = ("fingerprint", "n", "template", "step", "code", "message", "last_at")
-    _show(said, as_json, lambda: _table(said["groups"], *shown))
+        answer = api_client.get("/v1/dead-letters/groups")
+    columns = ("fingerprint", "n", "template", "step", "code", "message", "last_at")
+    _show(answer, as_json, lambda: _table(answer["groups"], *columns))
 
 
 @dead_letters.command("replay")
 def replay_dead_letters(
     fingerprint: Annotated[str, typer.Argument(help="As `dead-letters list` shows it.")],
-    canary: Annotated[bool, typer.Option(help="Only one, to see whether it helps.")] = False,
+    canary: Annotated[bool, typer.Option(help="Replay only one, to see whether it succeeds now.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Run them again from where they failed."""
+    """Run the steps of a group of dead letters again."""
     with _api_client() as api_client:
-        said = api_client.post("/v1/dead-letters/replay", {"fingerprint": fingerprint, "canary": canary})
-    _show(said, as_json, lambda: console.print(f"replayed {len(said['replayed'])}", highlight=False))
+        answer = api_client.post("/v1/dead-letters/replay", {"fingerprint": fingerprint, "canary": canary})
+    _show(answer, as_json, lambda: console.print(f"replayed {len(answer['replayed'])}", highlight=False))
 
 
 @queues.command("list")
 def list_queues(as_json: AsJson = False) -> None:
-    """Their depth, their workers, their pauses."""
+    """List queues with their depth, workers and pauses."""
     with _api_client() as api_client:
-        said = api_client.get("/v1/queues")
-    _show(said, as_json, lambda: _table(said["queues"], "queue", "runnable", "oldest", "workers", "paused_because"))
+        answer = api_client.get("/v1/queues")
+    _show(answer, as_json, lambda: _table(answer["queues"], "queue", "runnable", "oldest", "workers", "paused_because"))
 
 
 @queues.command("pause")
 def pause_queue(
     queue: str,
-    reason: Annotated[str, typer.Option(help="For whoever wonders.")] = "",
+    reason: Annotated[str, typer.Option(help="Shown by `queues list`.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Start nothing more of it."""
+    """Pause a queue: workers start no more of its tasks."""
     with _api_client() as api_client:
-        said = api_client.post(f"/v1/queues/{queue}/pause", {"reason": reason})
-    _show(said, as_json, lambda: console.print(f"{queue} is paused"))
+        answer = api_client.post(f"/v1/queues/{queue}/pause", {"reason": reason})
+    _show(answer, as_json, lambda: console.print(f"{queue} is paused"))
 
 
 @queues.command("resume")
 def resume_queue(queue: str, as_json: AsJson = False) -> None:
-    """Go on with it."""
+    """Resume a queue."""
     with _api_client() as api_client:
-        said = api_client.post(f"/v1/queues/{queue}/resume")
-    _show(said, as_json, lambda: console.print(f"{queue} goes on"))
+        answer = api_client.post(f"/v1/queues/{queue}/resume")
+    _show(answer, as_json, lambda: console.print(f"{queue} is resumed"))
 
 
 @workers.command("list")
 def list_workers(as_json: AsJson = False) -> None:
     """Who works, on what, with how many leases."""
     with _api_client() as api_client:
-        said = api_client.get("/v1/workers")
+        answer = api_client.get("/v1/workers")
     _show(
-        said, as_json, lambda: _table(said["workers"], "id", "host", "pid", "queues", "leases", "draining", "seen_at")
+        answer,
+        as_json,
+        lambda: _table(answer["workers"], "id", "host", "pid", "queues", "leases", "draining", "seen_at"),
     )
 
 
@@ -295,8 +297,8 @@ def list_workers(as_json: AsJson = False) -> None:
 def drain_worker(worker: str, as_json: AsJson = False) -> None:
     """Let it finish what it has, and end."""
     with _api_client() as api_client:
-        said = api_client.post(f"/v1/workers/{worker}/drain")
-    _show(said, as_json, lambda: console.print(f"{worker} drains", highlight=False))
+        answer = api_client.post(f"/v1/workers/{worker}/drain")
+    _show(answer, as_json, lambda: console.print(f"{worker} drains", highlight=False))
 
 
 def add_to(app: typer.Typer) -> None:

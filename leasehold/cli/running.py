@@ -1,4 +1,4 @@
-"""What every command stands on: the environment's settings, and errors told in a sentence."""
+"""Parts of every command: the settings of the environment, and errors as one sentence on the terminal."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _T = TypeVar("_T")
 
 
 def environment() -> Settings:
-    """The environment's settings; what cannot be used is refused in a sentence."""
+    """The settings of the environment. A wrong one ends the command with a sentence."""
     from leasehold.urls import refuse_bad_urls  # noqa: PLC0415 - each command loads only what it needs
 
     settings = Settings()
@@ -25,15 +25,15 @@ def environment() -> Settings:
 
 
 def told(work: Coroutine[Any, Any, _T]) -> _T:
-    """Run it; an error of ours, or a server that does not answer, is a sentence and not a traceback."""
+    """Run a command's coroutine. An error of the platform, or a silent server, ends the command with a sentence."""
     from leasehold.runtime.transient import TRY_AGAIN  # noqa: PLC0415 - each command loads only what it needs
 
-    ours: tuple[type[BaseException], ...] = (LeaseholdError, ExceptionGroup, *TRY_AGAIN)
+    expected: tuple[type[BaseException], ...] = (LeaseholdError, ExceptionGroup, *TRY_AGAIN)
     try:
         return asyncio.run(work)
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
-    except ours as error:
+    except expected as error:
         sentence = str(error) or type(error).__name__
         Console(stderr=True).print(f"leasehold: {sentence}", style="red", highlight=False, markup=False)
         raise typer.Exit(1) from None

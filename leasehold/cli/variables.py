@@ -15,7 +15,7 @@ async def variables() -> list[tuple[str, str, str]]:
     kinds = kinds_of(Pipelines.from_source(Settings().pipelines))
     classes: list[type[BaseSettings]] = [Settings, *settings_classes(kinds)]
     return [
-        (f"{one.model_config.get('env_prefix', '')}{name}".upper(), str(field.default), field.description or "")
-        for one in classes
-        for name, field in one.model_fields.items()
+        (f"{settings.model_config.get('env_prefix', '')}{name}".upper(), str(field.default), field.description or "")
+        for settings in classes
+        for name, field in settings.model_fields.items()
     ]

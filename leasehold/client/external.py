@@ -1,9 +1,9 @@
-"""A reference client for external workers: takes tasks over HTTP, keeps their leases, and settles them.
+"""A reference client for external workers. It claims tasks over HTTP, renews their leases, and settles them.
 
     worker = ExternalWorker("https://jobs.example.com", "lh_...", queues=["reports"])
     await worker.serve(handle)         # handle(task) -> dict | None
 
-What `docs/guides/runs.md` shows with curl, in Python. It needs nothing of the platform but its address.
+It sends the requests that `docs/guides/runs.md` shows with curl. It needs only the API's URL and an API key.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import httpx2
 
 from leasehold.domain.errors import Cancelled, LeaseholdError, LeaseLost, Permanent, Retryable
 
-_CONFLICT, _THERE_ALREADY = 409, 412
-_AWAY_SECONDS = 2.0
+_CONFLICT, _EXISTS_ALREADY = 409, 412
+#: The pause after the API did not answer.
+_OUTAGE_SECONDS = 2.0
 
 
 class Refused(LeaseholdError):
-    """The platform said no; `code` says why."""
+    """The API refused a request. `status`: of HTTP. `code`: the problem's code."""
 
     def __init__(self, status: int, code: str, message: str) -> None:
         super().__init__(f"{status} {code}: {message}")
@@ -35,72 +36,75 @@ class Refused(LeaseholdError):
 
 @dataclass
 class Task:
-    """A leased task. `payload`: the run's."""
+    """A leased task. `claim`: the task as the API's answer to the claim describes it."""
 
-    said: dict[str, Any]
+    claim: dict[str, Any]
     _ask: Callable[..., Awaitable[dict[str, Any]]] = field(repr=False)
     _store: httpx2.AsyncClient = field(repr=False)
     cancelled: bool = False
     lost: bool = False
-    sent: dict[str, str] = field(default_factory=dict)  # the files that `write` has sent, and their SHA-256
+    sent: dict[str, str] = field(default_factory=dict)  # {name: SHA-256} of the files that `write` has uploaded
 
     @property
     def id(self) -> str:
-        return str(self.said["task_id"])
+        return str(self.claim["task_id"])
 
     @property
     def step(self) -> str:
-        return str(self.said["step"])
+        return str(self.claim["step"])
 
     @property
     def payload(self) -> dict[str, Any]:
-        payload: dict[str, Any] = self.said["payload"]
+        """The run's payload."""
+        payload: dict[str, Any] = self.claim["payload"]
         return payload
 
     @property
     def results(self) -> dict[str, Any]:
-        """What the steps that this one needs said, by their names."""
-        results: dict[str, Any] = self.said["results"]
+        """{step: result} of the steps that this step needs."""
+        results: dict[str, Any] = self.claim["results"]
         return results
 
     @property
     def files(self) -> list[dict[str, Any]]:
-        """What they made: step, name, size, sha256, content_type, and a signed `url` to read it from."""
-        files: list[dict[str, Any]] = self.said["files"]
+        """The files of those steps: step, name, size, sha256, content_type, and a signed `url` to read from."""
+        files: list[dict[str, Any]] = self.claim["files"]
         return files
 
     async def read(self, name: str, step: str | None = None) -> bytes:
-        """A file that a step before this one made; `step`: where several have made one of that name.
+        """Read a file that a needed step has stored. `step`: that step, if several have a file of this name.
 
-        Raises KeyError where there is none, Retryable where its bytes are not those that were stored.
+        Raises KeyError for an unknown file, and Retryable `file_corrupt` for bytes with another SHA-256.
         """
         for file in self.files:
             if file["name"] == name and step in (None, file["step"]):
                 answer = await self._store.get(file["url"])
                 answer.raise_for_status()
                 if hashlib.sha256(answer.content).hexdigest() != file["sha256"]:
-                    raise Retryable(f"{name} came with other bytes than were stored", code="file_corrupt")
+                    raise Retryable(f"the bytes of {name} are not those that were stored", code="file_corrupt")
                 return answer.content
         raise KeyError(name)
 
     async def write(self, name: str, data: bytes, content_type: str = "application/octet-stream") -> None:
-        """Hand in a file; it counts once the task is completed. Raises LeaseLost, Refused."""
-        asked = {"name": name, "size": len(data), "content_type": content_type}
-        (ticket,) = (await self.tell("files", files=[asked]))["files"]
+        """Upload a file. Others see it once the task is completed. Raises LeaseLost, Refused."""
+        file = {"name": name, "size": len(data), "content_type": content_type}
+        (ticket,) = (await self.post("files", files=[file]))["files"]
         answer = await self._store.put(ticket["url"], content=data, headers=ticket["headers"])
-        if answer.status_code != _THERE_ALREADY:  # sent before, and its answer was lost: the completion compares it
+        # An earlier try may have stored the file without its answer arriving. The completion verifies the bytes.
+        if answer.status_code != _EXISTS_ALREADY:
             answer.raise_for_status()
         self.sent[name] = hashlib.sha256(data).hexdigest()
 
-    async def tell(self, verb: str, **body: Any) -> dict[str, Any]:
-        """Raises LeaseLost, Refused."""
-        return await self._ask(f"/v1/external/tasks/{self.id}/{verb}", epoch=self.said["epoch"], **body)
+    async def post(self, verb: str, **body: Any) -> dict[str, Any]:
+        """Send a request about this task, under its lease. Raises LeaseLost, Refused."""
+        return await self._ask(f"/v1/external/tasks/{self.id}/{verb}", epoch=self.claim["epoch"], **body)
 
     async def progress(self, percent: float, summary: str = "") -> None:
-        await self.tell("progress", percent=percent, summary=summary)
+        """Report how far the step is, 0 to 100. Raises LeaseLost, Refused."""
+        await self.post("progress", percent=percent, summary=summary)
 
     def checkpoint(self) -> None:
-        """Raises Cancelled once the run was asked to stop, LeaseLost once the task is another's."""
+        """Raises Cancelled once a cancel of the run was requested, and LeaseLost once the lease is lost."""
         if self.lost:
             raise LeaseLost
         if self.cancelled:
@@ -111,13 +115,16 @@ Handler = Callable[[Task], Awaitable[dict[str, Any] | None]]
 
 
 class ExternalWorker:
-    """`lease_seconds`: how long a task stays ours without a heartbeat; one is sent each third of it."""
+    """A worker outside of the platform; use it with `async with`.
+
+    `lease_seconds`: how long a lease lasts without a heartbeat. A heartbeat is sent three times in that time.
+    """
 
     def __init__(self, url: str, key: str, *, queues: Sequence[str], lease_seconds: float = 60.0) -> None:
-        self.id = uuid4().hex  # fresh for every start
+        self.id = uuid4().hex  # a new id for each start
         self._queues = list(queues)
         self._lease_seconds = lease_seconds
-        self._store = httpx2.AsyncClient(timeout=60.0)  # signed URLs are asked without the key
+        self._store = httpx2.AsyncClient(timeout=60.0)  # signed URLs must not get the API key
         self._http = httpx2.AsyncClient(base_url=url, headers={"Authorization": f"Bearer {key}"}, timeout=60.0)
 
     async def __aenter__(self) -> Self:
@@ -128,66 +135,68 @@ class ExternalWorker:
         await self._store.aclose()
 
     async def serve(self, handle: Handler) -> None:
-        """Work for ever, a task at a time; a platform that is away is waited for."""
+        """Work until cancelled, one task at a time. While the API does not answer, wait and try again."""
         while True:
             try:
                 await self.work_once(handle, wait=30.0)
             except httpx2.HTTPError:
-                await asyncio.sleep(_AWAY_SECONDS)
+                await asyncio.sleep(_OUTAGE_SECONDS)
 
     async def work_once(self, handle: Handler, *, wait: float = 0.0) -> bool:
-        """Take a task, if one comes within `wait` seconds (30 at most), and see it through. False: none came."""
-        said = await self._ask("/v1/external/claim", queues=self._queues, wait=wait, lease_seconds=self._lease_seconds)
-        for one in said["tasks"]:
-            await self._see_through(handle, Task(one, self._ask, self._store))
-        return bool(said["tasks"])
+        """Claim a task, do it and settle it. False: none was due within `wait` seconds, which are 30 at most."""
+        answer = await self._ask(
+            "/v1/external/claim", queues=self._queues, wait=wait, lease_seconds=self._lease_seconds
+        )
+        for claim in answer["tasks"]:
+            await self._do(handle, Task(claim, self._ask, self._store))
+        return bool(answer["tasks"])
 
-    async def _see_through(self, handle: Handler, task: Task) -> None:
-        beating = asyncio.create_task(self._beat(task))
+    async def _do(self, handle: Handler, task: Task) -> None:
+        heartbeats = asyncio.create_task(self._beat(task))
         try:
             await self._run(handle, task)
         except LeaseLost:
-            return  # another has it: whatever we made is nobody's
+            return  # another claim has the task: nobody will read this attempt's result
         finally:
-            beating.cancel()
+            heartbeats.cancel()
             with suppress(asyncio.CancelledError):
-                await beating
+                await heartbeats
 
     async def _run(self, handle: Handler, task: Task) -> None:
         try:
             result = await handle(task)
         except Cancelled:
-            await task.tell("acknowledge-cancel")
+            await task.post("acknowledge-cancel")
         except Permanent as error:
-            await task.tell("fail", code=error.code, message=error.message, retryable=False)
+            await task.post("fail", code=error.code, message=error.message, retryable=False)
         except Retryable as error:
             after = None if error.after is None else error.after.total_seconds()
-            await task.tell("fail", code=error.code, message=error.message, retry_after=after)
+            await task.post("fail", code=error.code, message=error.message, retry_after=after)
         except LeaseLost:
             raise
         except Exception as error:  # noqa: BLE001 - a handler may raise anything: the attempt failed
-            await task.tell("fail", code="handler_error", message=f"{type(error).__name__}: {error}"[:2000])
+            await task.post("fail", code="handler_error", message=f"{type(error).__name__}: {error}"[:2000])
         else:
             files = [{"name": name, "sha256": sha256} for name, sha256 in task.sent.items()]
-            await task.tell("complete", result=result, files=files)
+            await task.post("complete", result=result, files=files)
 
     async def _beat(self, task: Task) -> None:
         while True:
             await asyncio.sleep(self._lease_seconds / 3)
             try:
-                said = await task.tell("heartbeat", lease_seconds=self._lease_seconds)
+                answer = await task.post("heartbeat", lease_seconds=self._lease_seconds)
             except LeaseLost:
                 task.lost = True
                 return
             except httpx2.HTTPError:
-                continue  # the lease may outlive it
-            task.cancelled = bool(said["cancel_requested"])
+                continue  # try again: the lease may last longer than the outage
+            task.cancelled = bool(answer["cancel_requested"])
 
     async def _ask(self, path: str, **body: Any) -> dict[str, Any]:
         answer = await self._http.post(path, json={"worker_id": self.id} | body)
         if answer.is_success:
-            said: dict[str, Any] = answer.json()
-            return said
+            fields: dict[str, Any] = answer.json()
+            return fields
         if answer.is_server_error:
             answer.raise_for_status()
         problem = answer.json()
