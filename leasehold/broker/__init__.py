@@ -1,4 +1,4 @@
-"""Wake-ups for workers. `make_broker` is the only place that knows which kinds there are."""
+"""Brokers carry hints from a commit to the workers. `make_broker` is the only place that knows the kinds of brokers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Publishing hints right after the commit that wrote them, so that no poll stands between commit and start."""
+"""The announcer publishes hints right after the commit that wrote them, so that no task waits for a poll. The API and
+the workers run one each. It may fail: the relay publishes each hint that stays in the outbox.
+"""
 
 from __future__ import annotations
 
@@ -19,55 +21,56 @@ from leasehold.telemetry import outages, traces
 
 log = structlog.get_logger(__name__)
 
-#: Hints kept in memory while the broker is slow; past this the relay sends them from the table.
+#: Hints kept in memory while the broker is slow. The relay sends further ones from the outbox.
 _MOST_WAITING = 10_000
 _BATCH = 256
 
 
 class Waiting:
-    """Announcements by tenant, so that a tenant's flood stands before nobody else's hint."""
+    """Announcements that wait to be published, by tenant: a tenant's flood delays no other tenant's hint."""
 
     def __init__(self) -> None:
-        self._of: dict[str, deque[Announcement]] = {}  # in the order of the tenants' turns; none is empty
+        self._by_tenant: dict[str, deque[Announcement]] = {}  # in the order of turns; no deque is empty
         self._count = 0
 
     def __bool__(self) -> bool:
-        return bool(self._of)
+        return bool(self._by_tenant)
 
     def add(self, announcements: Sequence[Announcement]) -> None:
-        """Past `_MOST_WAITING` a tenant adds only up to an equal share of them: the latest hint of the tenant that has
-        the most is then left to the relay.
+        """When `_MOST_WAITING` wait, a tenant with less than an equal share may still add: the latest hint of the
+        tenant with the most is then left to the relay. Else the new hint is left to the relay.
         """
         for announcement in announcements:
             tenant = announcement.hint.tenant
-            mine = self._of.setdefault(tenant, deque())
+            mine = self._by_tenant.setdefault(tenant, deque())
             if self._count < _MOST_WAITING:
                 self._count += 1
-            elif len(mine) < _MOST_WAITING // len(self._of):
-                self._of[max(self._of, key=lambda one: len(self._of[one]))].pop()
+            elif len(mine) < _MOST_WAITING // len(self._by_tenant):
+                self._by_tenant[max(self._by_tenant, key=lambda name: len(self._by_tenant[name]))].pop()
             else:
                 if not mine:
-                    del self._of[tenant]
+                    del self._by_tenant[tenant]
                 continue
             mine.append(announcement)
 
     def take(self, most: int) -> list[Announcement]:
-        """The next ones, one of each tenant in turn."""
+        """Remove and return up to `most`, one from each tenant in turn."""
         taken: list[Announcement] = []
-        while self._of and len(taken) < most:
-            tenant = next(iter(self._of))
-            mine = self._of.pop(tenant)
+        while self._by_tenant and len(taken) < most:
+            tenant = next(iter(self._by_tenant))
+            mine = self._by_tenant.pop(tenant)
             taken.append(mine.popleft())
             if mine:
-                self._of[tenant] = mine
+                self._by_tenant[tenant] = mine
         self._count -= len(taken)
         return taken
 
 
 class Announcer:
-    """Best effort by design: what it cannot send stays in the outbox for the relay.
+    """Publishes what `announce` is given, in batches. A hint that cannot be published stays in the outbox for the
+    relay.
 
-    `on_connection` runs a coroutine function on a database connection of the owner's choice.
+    `on_connection` runs a coroutine function on a database connection that the announcer's owner chooses.
     """
 
     def __init__(
@@ -103,14 +106,14 @@ class Announcer:
                 self._gathered.clear()
             try:
                 await self.publish(batch)
-            except Exception:  # whatever it is: the rows are still there, and the relay takes them
+            except Exception:  # of any kind: the rows are still in the outbox, and the relay publishes them
                 log.exception("hints are left to the relay")
 
     async def publish(self, batch: Sequence[Announcement]) -> int:
-        """Publish now, and forget the rows that the broker confirmed; returns how many.
+        """Publish now, and delete the rows that the broker confirmed; returns how many.
 
-        Without a broker the rows come first: a worker that is woken passes over jobs that are locked at that
-        moment, and would find these only when it looks again.
+        Without a broker the rows are deleted first. Deleting locks the jobs, and a worker that is woken passes over
+        locked jobs: it would find them only by its next poll.
         """
         hints = [announcement.hint for announcement in batch]
         if self._broker.name == "postgres":
@@ -118,8 +121,8 @@ class Announcer:
             await self._broker.publish(hints)
             return len(batch)
         with traces.announced([hint.headers for hint in hints]) as headers:
-            told = [replace(hint, headers=own) for hint, own in zip(hints, headers, strict=True)]
-            confirmed = await self._broker.publish(told)
+            traced = [replace(hint, headers=own) for hint, own in zip(hints, headers, strict=True)]
+            confirmed = await self._broker.publish(traced)
         failpoints.reach("after_publish")
         sent = [announcement for announcement, ok in zip(batch, confirmed, strict=True) if ok]
         await self._forget(sent)

@@ -1,4 +1,4 @@
-"""What a broker is to us: a way to say "task T may be runnable" quickly. Nothing true lives in it."""
+"""The interface of a broker: it quickly tells workers that task T may be runnable. PostgreSQL alone holds the truth."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ BANDS = ("high", "normal", "low")
 class Hint:
     """Task `task_id` may be runnable. May be lost, doubled, late or reordered without harm.
 
-    `tenant`: whose task it is, so that a worker can keep a share of its slots for other tenants without asking the
-    database. Empty: the hint's sender did not know; such hints count as one tenant's.
+    `tenant`: the task's tenant, so that a worker can keep a share of its slots for other tenants without a query.
+    Empty: the sender did not know the tenant; all such hints count as one tenant's.
     """
 
     task_id: UUID
@@ -28,10 +28,10 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A hint as it arrived. `ack` never raises: an ACK that cannot be sent leads to a harmless redelivery.
+    """A hint that arrived. `ack` never raises: an ACK that cannot be sent leads to a harmless redelivery.
 
-    Acking twice, or after a reconnect, does nothing. `ack` returns before the ACK is on the wire; `close`
-    of the broker sends what was acked before it.
+    A second `ack`, or one after a reconnect, does nothing. `ack` returns before the ACK is on the wire; the broker's
+    `close` sends the ACKs that wait.
     """
 
     hint: Hint
@@ -46,23 +46,23 @@ class Broker(Protocol):
 
     @property
     def connected(self) -> bool:
-        """The fast path works: hints can be sent and, when consuming, arrive from every queue."""
+        """Hints can be sent and, if this process consumes, arrive from every queue."""
 
     @property
     def last_delivery_at(self) -> float | None:
-        """`time.monotonic()` of the last thing that arrived from the broker; None before the first."""
+        """`time.monotonic()` when the last message arrived; None before the first."""
 
     async def open(self) -> None:
         """Begin to connect in the background; does not wait and does not raise when the broker is down."""
 
     async def close(self) -> None:
-        """Send the ACKs that wait, then disconnect. What was not acked goes back to the broker."""
+        """Send the ACKs that wait, then disconnect. The broker delivers unacknowledged hints again."""
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
-        """Send them pipelined; True where the broker confirmed.
+        """Send the hints without waiting between them; True for each that the broker confirmed.
 
-        False means not sent, or unknown: the relay sends such a hint again. At once all False when
-        disconnected. Raises nothing but the cancellation of the caller's own task.
+        False means not sent, or unknown: the relay sends such a hint again. While disconnected, all are False at once.
+        Raises only the cancellation of the caller's own task.
         """
 
     async def consume(
@@ -71,24 +71,23 @@ class Broker(Protocol):
         on_delivery: Callable[[Delivery], None],
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """Start (and after every reconnect restart) consuming; returns at once. A second call replaces the first.
+        """Start consuming, and start again after every reconnect; returns at once. A second call replaces the first.
 
-        `prefetch`: the queues, and of each the most hints that this process holds unacknowledged, all bands
-        together. The bands share it 60/30/10 and do not lend (see consumer.SHARES), so ask for about three
-        times what shall be worked on at once.
-        `on_delivery` is called in the event loop and must only hand the hint over.
-        `on_wake(queue)`: there may be work that no delivery tells of (the broker carries no hints, or
-        was away and may have lost some), so look into the database now. It must only hand over, too.
+        `prefetch`: for each queue, how many unacknowledged hints this process may hold, all bands together. The bands
+        share them 60/30/10 and do not lend (see consumer.SHARES): ask for about three times the number of slots.
+        `on_delivery`: called in the event loop; it must only pass the hint on.
+        `on_wake(queue)`: there may be work without a hint, because the broker carries no hints or may have lost some
+        while it was away: poll the queue now. Called in the event loop; it must only pass the name on.
         """
 
     def consume_also(self, prefetch: Mapping[str, int]) -> None:
-        """Consume these queues beside those that `consume` was told of; what comes is handed to the same."""
+        """Consume these queues, too, with the callbacks that `consume` got."""
 
     async def stop_consuming(self) -> None:
-        """Stop new deliveries; unacknowledged ones stay ours until acked or the connection closes."""
+        """Stop new deliveries. This process keeps unacknowledged ones until it acks them or the connection closes."""
 
     def rebuild_consumer(self) -> None:
-        """Drop the consumer's connection and make a new one: for a watchdog that sees work but no hints."""
+        """Replace the consumer's connection: a watchdog calls this when tasks are due but no hint arrives."""
 
     def describe(self) -> dict[str, Any]:
-        """Tell what is at the other end and how it goes, for the start-up self-check; never a secret."""
+        """The broker's product, version and state, for the self-check at the start and for metrics; never a secret."""

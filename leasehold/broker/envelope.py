@@ -1,7 +1,8 @@
 """The message on the wire: `{"v":2,"task":"<uuid>","queue":"media","band":1,"tenant":"acme"}`; the rest are headers.
 
-Strict on the way in: whoever can write to the queue may send anything; what is not exactly ours is dropped.
-A new field needs a new version; an old worker drops newer hints and the database's poll finds their tasks.
+Decoding is strict, because anybody who can write to the queue may send anything: the worker drops a message that is not
+exactly a hint. A new field needs a new version. An old worker drops hints of newer versions; its polls find their
+tasks.
 """
 
 from __future__ import annotations
@@ -15,12 +16,12 @@ import orjson
 from leasehold.broker.base import BANDS, Hint
 
 VERSION = 2
-#: Hints of releases before the tenant stood in them.
+#: The version of releases whose hints had no tenant.
 _WITHOUT_TENANT = 1
-#: Ours are about 100 bytes; nothing legitimate comes near.
+#: A hint has about 100 bytes.
 MAX_BYTES = 4096
 MAX_QUEUE_NAME = 200
-#: A longer tenant's name is cut: it only says whose turn it is.
+#: A longer tenant's name is cut: it only serves to give tenants turns.
 MAX_TENANT = 200
 MAX_HEADERS = 16
 MAX_HEADER_BYTES = 1024
@@ -29,7 +30,7 @@ _FIELDS = {_WITHOUT_TENANT: {"v", "task", "queue", "band"}, VERSION: {"v", "task
 
 
 class Garbage(ValueError):
-    """Not a hint of ours. `kind` is one of a few words, fit for a metric's label."""
+    """The message is not a hint. `kind`: one of a few words, for a metric's label."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -37,7 +38,7 @@ class Garbage(ValueError):
 
 
 def encode(hint: Hint) -> bytes:
-    # str(): asyncpg's UUIDs are a subclass, which orjson does not take.
+    # str(): asyncpg's UUIDs are of a subclass, which orjson refuses.
     tenant = hint.tenant[:MAX_TENANT]
     return orjson.dumps({
         "v": VERSION, "task": str(hint.task_id), "queue": hint.queue, "band": hint.band, "tenant": tenant
@@ -73,7 +74,7 @@ def _task_id(value: object) -> UUID:
         try:
             return UUID(value)
         except ValueError:
-            pass  # reported below, as every other wrong value
+            pass  # raised below, as for every other wrong value
     raise Garbage("wrong_value")
 
 
@@ -96,10 +97,10 @@ def _band(value: object) -> int:
 
 
 def _headers(headers: Mapping[str, Any]) -> dict[str, str]:
-    """Ours are short strings; the broker's own (`x-death`, `x-delivery-count`) are tables and numbers."""
-    ours = {
+    """The hint's own headers, which are short strings. The broker adds tables and numbers (`x-death`)."""
+    own = {
         name: value
         for name, value in headers.items()
         if isinstance(value, str) and len(name) + len(value) <= MAX_HEADER_BYTES
     }
-    return ours if len(ours) <= MAX_HEADERS else {}
+    return own if len(own) <= MAX_HEADERS else {}

@@ -1,7 +1,7 @@
-"""The outbox: hints that a commit wrote. Whoever committed publishes them at once; the relay sends the rest.
+"""The outbox: hints that a commit wrote. The process that committed publishes them at once; the relay sends the rest.
 
-Order and duplicates do not matter (they are hints), so there is no cursor: rows are taken by time, published,
-and deleted once the broker confirmed.
+Order and duplicates do not matter, so the relay needs no cursor: it takes rows by time, publishes them, and deletes
+them once the broker has confirmed.
 """
 
 from __future__ import annotations
@@ -13,27 +13,27 @@ from typing import Any
 from leasehold.broker.base import Hint
 from leasehold.db.database import Connection, lookback
 
-#: The key of a job's `trace`, and so of each of its outbox rows' headers, under which the hint's tenant stands.
+#: The key of the tenant in a job's `trace`, and in the headers of the job's outbox rows.
 TENANT = "tenant"
 
 
 @dataclass(frozen=True, slots=True)
 class Announcement:
-    """An outbox row and the hint it stands for."""
+    """A row of the outbox, with its hint."""
 
     outbox_id: int
     hint: Hint
 
     @classmethod
     def from_row(cls, row: Any) -> Announcement:
-        headers = row["headers"] if isinstance(row["headers"], dict) else {}  # of another shape: sent without
+        headers = row["headers"] if isinstance(row["headers"], dict) else {}  # headers of another shape are not sent
         tenant = headers.pop(TENANT, "")
-        whose = tenant if isinstance(tenant, str) else ""
-        return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, whose))
+        tenant = tenant if isinstance(tenant, str) else ""
+        return cls(row["outbox_id"], Hint(row["task_id"], row["queue"], row["priority"], headers, tenant))
 
 
-# By an array, not a join: where the statistics say that the outbox is empty, as it mostly is, the planner would begin
-# with all of it, and so with all that has gone through since the last vacuum.
+# An array and no join: the statistics say that the outbox is empty, as it mostly is, so the planner would begin a join
+# by reading all of it, with all rows that were deleted since the last vacuum.
 TAKE = """
 -- relay_take
 UPDATE outbox o SET relay_at = clock_timestamp() + interval '10 seconds'
@@ -44,7 +44,7 @@ WHERE o.id = ANY(ARRAY(
 RETURNING o.id AS outbox_id, o.task_id, o.queue, o.priority, o.headers
 """
 
-# The rows go, and jobs that were only written are now announced.
+# Deletes the rows. Their jobs become queued if they were pending.
 ANNOUNCED = """
 -- announced
 WITH gone AS (
@@ -62,18 +62,18 @@ SELECT id, event_seq, tenant_id, 'queued', 'queued' FROM queued
 
 
 async def take(connection: Connection, limit: int, back: float | None = None) -> list[Announcement]:
-    """Rows that nobody published in time; they come again in ten seconds unless `announced` removes them. What has been
-    due for more than `back` seconds is not seen; None: everything is.
+    """Rows that were not published in time. They return in ten seconds unless `announced` deletes them. Rows that have
+    been due for more than `back` seconds are not seen; None: all are.
     """
     rows = await connection.fetch(TAKE, limit, lookback(back))
     return [Announcement.from_row(row) for row in rows]
 
 
 async def announced(connection: Connection, outbox_ids: Sequence[int]) -> None:
-    """The broker confirmed these: forget the rows; job: pending -> queued."""
+    """Delete the rows of hints that the broker confirmed; their jobs: pending -> queued."""
     await connection.execute(ANNOUNCED, list(outbox_ids))
 
 
 async def drop(connection: Connection, outbox_id: int) -> None:
-    """Forget a hint that cannot be sent. Its task is found by those who look."""
+    """Delete a hint that cannot be sent. A poll finds its task."""
     await connection.execute("DELETE FROM outbox WHERE id = $1", outbox_id)

@@ -1,7 +1,7 @@
-"""No broker at all: workers poll the database, and LISTEN/NOTIFY only makes the next poll come sooner.
+"""The broker of an installation without RabbitMQ: workers poll PostgreSQL, and NOTIFY makes the next poll come sooner.
 
-NOTIFY takes a database-wide lock at commit, so it never rides on a transaction of ours: a connection of its
-own says, at a low rate, in which queues something happened. Everything works, slower, without it.
+NOTIFY takes a database-wide lock at commit, so no transaction with other work uses it. A connection of its own
+notifies, at a low rate, the queues that have new tasks. Without it the workers find all tasks, only later.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from leasehold.telemetry.outages import DATABASE
 from leasehold.urls import database_url
 
 CHANNEL = "leasehold_hints"
-#: One process notifies at most this often; names that gather meanwhile go together.
+#: One process notifies at most this often; the queue names of that time go together.
 NOTIFY_INTERVAL_SECONDS = 0.005
 CONNECT_SECONDS = 10.0
-#: A listening connection is asked this often whether it still lives: a dead peer says nothing by itself.
+#: Seconds between probes of the listening connection: a dead server closes nothing by itself.
 PROBE_SECONDS = 10.0
 CLOSE_SECONDS = 3.0
 
@@ -41,8 +41,8 @@ class PostgresBroker:
         self._listener = _Session(settings.database_url, "listen", self._listen)
         self._pending: dict[str, None] = {}  # queue names, in the order of their first hint
         self._changed = asyncio.Event()
-        self._told = asyncio.Event()  # nothing is pending
-        self._told.set()
+        self._all_notified = asyncio.Event()  # no queue is pending
+        self._all_notified.set()
         self._queues: tuple[str, ...] = ()
         self._on_wake: Callable[[str], None] | None = None
         self.last_delivery_at: float | None = None
@@ -59,25 +59,25 @@ class PostgresBroker:
         if self._notifier.ready:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
-                    await self._told.wait()
+                    await self._all_notified.wait()
         await self._notifier.close()
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
-        """Note the queues and return at once: True, because the row itself is what the poll finds."""
+        """Remember the queues and return at once. True: the task's row is already there for the polls."""
         for hint in hints:
             self._pending[hint.queue] = None
         if hints:
-            self._told.clear()
+            self._all_notified.clear()
             self._changed.set()
         return [True] * len(hints)
 
     async def consume(
         self,
         prefetch: Mapping[str, int],
-        on_delivery: Callable[[Delivery], None],  # noqa: ARG002 - the interface's; only wake-ups come from here
+        on_delivery: Callable[[Delivery], None],  # noqa: ARG002 - the interface has it; this broker only wakes
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """Call `on_wake` for every queue now, after each reconnect, and when somebody notifies."""
+        """Call `on_wake` for every queue now and after each reconnect, and for a queue when a process notifies it."""
         await self.stop_consuming()
         self._queues, self._on_wake = tuple(prefetch), on_wake
         self._listener.start()
@@ -106,7 +106,7 @@ class PostgresBroker:
         }
 
     async def _notify(self, connection: Connection) -> None:
-        """Send what gathered, then let more gather: the last name is never dropped, only late."""
+        """Notify the pending queues, pause, and repeat. A failed connection leaves its queues to the next one."""
         while True:
             await self._changed.wait()
             self._changed.clear()
@@ -119,16 +119,16 @@ class PostgresBroker:
                     timeout=CONNECT_SECONDS,
                 )
             except BaseException:
-                self._pending = names | self._pending  # the next connection sends them
+                self._pending = names | self._pending  # the next connection notifies them
                 self._changed.set()
                 raise
             if not self._pending:
-                self._told.set()
+                self._all_notified.set()
             await asyncio.sleep(NOTIFY_INTERVAL_SECONDS)
 
     async def _listen(self, connection: Connection) -> None:
         await connection.add_listener(CHANNEL, self._heard)
-        self._wake(self._queues)  # whatever was said while nobody listened
+        self._wake(self._queues)  # notifications may have come before this connection listened
         while True:
             await asyncio.sleep(PROBE_SECONDS)
             await connection.execute("SELECT 1", timeout=CONNECT_SECONDS)
@@ -150,7 +150,7 @@ class PostgresBroker:
 
 
 class _Session:
-    """A connection of its own that comes back by itself; autocommit, outside of every pool."""
+    """A connection outside the pools that reconnects by itself and runs `serve` while it is open; autocommit."""
 
     def __init__(self, url: SecretStr, role: str, serve: Callable[[Connection], Awaitable[None]]) -> None:
         self._url = url
@@ -181,7 +181,7 @@ class _Session:
             ladder.begin()
             try:
                 await self._connect_and_serve()
-            # Whatever goes wrong with a connection, the answer is the same: say it and try again.
+            # Every error of a connection has the same remedy: record it, and reconnect.
             except Exception as error:  # noqa: BLE001
                 DATABASE.met(error, f"hints: {self._role}")
             await ladder.wait()
@@ -191,7 +191,7 @@ class _Session:
             database_url(self._url.get_secret_value()).dsn,
             timeout=CONNECT_SECONDS,
             server_settings={"application_name": f"leasehold {self._role}"},
-            statement_cache_size=0,  # a pooler may be between, and one statement needs no cache
+            statement_cache_size=0,  # a pooler may stand between, and one statement needs no cache
         )
         try:
             self._lost.clear()

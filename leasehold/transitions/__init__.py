@@ -1,3 +1,3 @@
-"""Every move of a job or a task from one state to another, each one guarded statement; see `domain.states`.
-May import `domain`, `db`, `broker`, `runtime`, `telemetry`. Nothing else writes a status.
+"""Transitions move a job or a task from one state to another, each by a guarded statement; see `domain.states`. This
+room alone writes a status. It may import `domain`, `db`, `broker`, `runtime`, `telemetry`.
 """

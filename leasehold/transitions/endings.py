@@ -1,4 +1,4 @@
-"""How a job ends without success: a piece of SQL for every verb that can end one so."""
+"""How a job ends without success: the SQL that every statement shares which can fail or cancel a job."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
-# What follows when tasks ended in `failed` (a CTE named failed, with code and message): the job fails, the rest
-# of its steps are skipped, and running siblings lose their leases.
+# After a CTE `failed` of settled tasks, with their code and message. A task with the status `failed` fails its job: the
+# other steps are skipped, and running siblings lose their leases. Any other status (`retry`, `pending`) is recorded
+# only.
 END_FAILED_JOBS = """
 , rest AS (
+    -- The other open steps of the jobs that fail.
     UPDATE task s
     SET status = CASE WHEN s.status = 'running' THEN 'cancelled' ELSE 'skipped' END,
         lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
@@ -19,6 +21,7 @@ END_FAILED_JOBS = """
       AND s.status IN ('blocked', 'pending', 'running', 'retry', 'waiting')
     RETURNING s.id, s.job_id, s.step, s.position, s.epoch, s.status
 ), news AS (
+    -- One event for each task, numbered within the job; the settled tasks come first.
     SELECT n.*, row_number() OVER (PARTITION BY job_id ORDER BY first, position) AS nth,
            count(*) OVER (PARTITION BY job_id) AS n
     FROM (
@@ -30,6 +33,7 @@ END_FAILED_JOBS = """
         SELECT 1, id, job_id, step, position, epoch, status, NULL FROM rest
     ) AS n
 ), advanced AS (
+    -- `ended`: the first failed step of a job that fails; its error becomes the job's.
     UPDATE job j
     SET status = CASE WHEN ended.code IS NULL THEN j.status ELSE 'failed' END,
         error = CASE WHEN ended.code IS NULL THEN j.error
@@ -61,8 +65,8 @@ END_FAILED_JOBS = """
     FROM news n JOIN advanced a ON a.id = n.job_id
 )"""
 
-# What follows when leased steps of jobs that are being cancelled stopped (a CTE named stopped): when none is leased
-# any more, the job is cancelled.
+# After a CTE `stopped` of leased steps that stopped, in jobs that are being cancelled. A job without any leased step is
+# cancelled now.
 END_CANCELLED_JOBS = """
 , advanced AS (
     UPDATE job j
@@ -87,8 +91,8 @@ END_CANCELLED_JOBS = """
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job that a statement ended: succeeded, rejected (its input's fault), failed, expired or cancelled, so long
-    after its submission.
+    """A job that a statement ended. `outcome`: succeeded, rejected (its input cannot succeed), failed, expired or
+    cancelled. `seconds`: since its submission.
     """
 
     pipeline: str
@@ -97,10 +101,10 @@ class JobEnded:
 
 
 def jobs_ended(rows: Iterable[Any]) -> list[JobEnded]:
-    """The jobs that `rows` name in ended_job, pipeline, outcome and seconds: each once, however many rows name it."""
-    found: dict[UUID, JobEnded] = {
+    """The jobs that ended, by the columns ended_job, pipeline, outcome and seconds of `rows`; each job once."""
+    by_id: dict[UUID, JobEnded] = {
         row["ended_job"]: JobEnded(row["pipeline"], row["outcome"], row["seconds"])
         for row in rows
         if row["ended_job"] is not None
     }
-    return list(found.values())
+    return list(by_id.values())

@@ -1,5 +1,5 @@
-"""What external workers are held to, and what they are given: the time limit of a step, which PostgreSQL's clock keeps
-whatever the lease says and whether or not anybody beats, and what the steps before it said and made.
+"""Steps of external workers: their time limit, and what the steps before them produced. PostgreSQL's clock keeps the
+limit, whatever the lease says and whether or not the worker sends heartbeats.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from leasehold.transitions.settlements import Failure, Settled, Verdict
 #: The duty's name in the quarantine.
 DUTY = "external_limits"
 
-# With the job's lock nobody else settles the step until the caller's transaction has.
+# While the caller holds the job's lock, no other transaction settles the step.
 _LOCK = """
 -- external_lock
 SELECT j.id FROM job j WHERE j.id = (SELECT t.job_id FROM task t WHERE t.id = $1 AND t.lease_owner = $2) FOR UPDATE
@@ -57,25 +57,27 @@ ORDER BY p.position
 
 
 async def is_late(connection: Connection, lease: Lease) -> bool:
-    """Whether the step of this lease is past its time limit. In the caller's transaction, in which it stays so."""
+    """Whether the step of this lease is past its time limit. The answer holds until the caller's transaction ends."""
     await connection.execute(_LOCK, lease.task_id, lease.owner)
     return bool(await connection.fetchval(_LATE, lease.task_id, lease.owner, lease.epoch))
 
 
 async def time_out(connection: Connection, templates: Templates, tenant_id: str, lease: Lease) -> Settled:
-    """running -> retry, or failed with the job: the attempt ran past the step's time limit. In a run that was asked to
-    stop it has stopped.
+    """running -> retry, or failed with the job: the attempt ran past the step's time limit. In a run that is being
+    cancelled: running -> cancelled.
     """
     delay = (await backoff(connection, templates, tenant_id, lease.task_id)).total_seconds()
-    said = Failure(lease, "timeout", "step_timeout", "the step ran past its time limit", retryable=True, delay=delay)
-    outcome = await settlements.fail(connection, [said])
+    failure = Failure(lease, "timeout", "step_timeout", "the step ran past its time limit", retryable=True, delay=delay)
+    outcome = await settlements.fail(connection, [failure])
     if outcome.verdicts[lease.task_id] is Verdict.LOST:
         outcome = await settlements.acknowledge_cancel(connection, [lease])
     return outcome
 
 
 async def backoff(connection: Connection, templates: Templates, tenant_id: str, task_id: UUID) -> timedelta:
-    """The wait before the next attempt, by the template's retry policy, or by the default if it cannot be read."""
+    """The wait before the next attempt, by the template's retry policy, or the default wait if the policy cannot be
+    read.
+    """
     row = await connection.fetchrow(
         "SELECT t.step, t.errors, r.template, r.version FROM task t JOIN run r ON r.job_id = t.job_id"
         " WHERE t.id = $1 AND t.tenant_id = $2",
@@ -93,7 +95,7 @@ async def backoff(connection: Connection, templates: Templates, tenant_id: str, 
 
 
 async def end_overdue(connection: Connection, templates: Templates, limit: int = 100) -> list[Settled]:
-    """Time out what runs past its limit, whether or not its worker is heard of; each step by itself."""
+    """Time out the steps past their limit, whether or not their workers are alive; each step by itself."""
     ended = []
     for row in await connection.fetch(_OVERDUE, limit):
         lease = Lease(row["id"], row["lease_owner"], row["epoch"], row["attempt"], monotonic())
@@ -105,8 +107,8 @@ async def end_overdue(connection: Connection, templates: Templates, limit: int =
 
 
 async def needed(connection: Connection, task_ids: Sequence[UUID]) -> dict[UUID, list[Any]]:
-    """Of each step the steps that it needs, with what each said (`value`) and made (`files`)."""
-    found: dict[UUID, list[Any]] = {task_id: [] for task_id in task_ids}
+    """For each step the steps that it needs, with the `value` and the `files` that each produced."""
+    needed_by_task: dict[UUID, list[Any]] = {task_id: [] for task_id in task_ids}
     for row in await connection.fetch(_NEEDED, list(task_ids)) if task_ids else ():
-        found[row["task_id"]].append(row)
-    return found
+        needed_by_task[row["task_id"]].append(row)
+    return needed_by_task

@@ -1,12 +1,12 @@
-"""What operators do to queues: pause, resume."""
+"""Operators pause and resume queues."""
 
 from __future__ import annotations
 
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 
-# Hints of a paused queue's tasks were spent; the oldest are told of again, the others are found by looking.
-_TELL_AGAIN = """
+# While a queue is paused, workers spend its hints. The oldest tasks get new hints; polls find the others.
+_HINT_AGAIN = """
 -- tell_again
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
 SELECT t.id, t.job_id, t.queue, t.priority, j.trace, clock_timestamp() + interval '1 second'
@@ -33,4 +33,4 @@ async def resume(connection: Connection, queue: str) -> list[Announcement]:
     async with connection.transaction():
         if not await connection.fetchval("DELETE FROM paused_queue WHERE queue = $1 RETURNING true", queue):
             return []
-        return [Announcement.from_row(row) for row in await connection.fetch(_TELL_AGAIN, queue)]
+        return [Announcement.from_row(row) for row in await connection.fetch(_HINT_AGAIN, queue)]

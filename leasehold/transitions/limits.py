@@ -1,7 +1,7 @@
-"""Concurrency limits that operators declare: the gates that each job of a matching kind passes.
+"""Concurrency limits that operators declare: which jobs pass them, and how operators declare and withdraw them.
 
-They count jobs of every kind that a tenant submits: runs, pictures, conversions, generations. What the platform does by
-itself (webhook deliveries, telling a provider to stop) passes no declared limit: it would wait behind what caused it.
+They count jobs of every kind that a tenant submits: runs, pictures, conversions, generations. The platform's own jobs
+(webhook deliveries, cancels at a provider) pass none: they would wait behind the jobs that caused them.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from leasehold.transitions.jobs import NewJob
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """Publish `hints` after the commit, and then ask `gates` to let the job in."""
+    """A submitted job. After the commit publish `hints`, and call `gates.admit` with `gates`."""
 
     hints: Sequence[Announcement]
     gates: Sequence[ConcurrencyLimitName]
 
 
 async def submit(connection: Connection, job: NewJob) -> Submitted:
-    """- -> pending for a job that is no run, at its own gates and at the declared limits that are for it.
+    """- -> pending, for a job that is no run. It waits at its own limits, and at the declared limits that are for it.
 
     Needs the caller's transaction.
     """
@@ -41,35 +41,35 @@ async def submit(connection: Connection, job: NewJob) -> Submitted:
         job.tenant_id,
         EVERYBODY,
     )
-    found = [*job.gates, *gates_of(rows, job.tenant_id, job.pipeline, job.params)]
-    hints = await jobs.submit(connection, [replace(job, gates=found)])
-    return Submitted(hints, [(gate.tenant_id, gate.key) for gate in found])
+    limits = [*job.gates, *gates_of(rows, job.tenant_id, job.pipeline, job.params)]
+    hints = await jobs.submit(connection, [replace(job, gates=limits)])
+    return Submitted(hints, [(gate.tenant_id, gate.key) for gate in limits])
 
 
 def gates_of(
     rows: Sequence[Any], tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]
 ) -> list[ConcurrencyLimit]:
-    """Those of the declared limits `rows` that are for such a job.
+    """The declared limits among `rows` that are for such a job.
 
-    Keys: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`: one gate for each value found there.
+    Keys: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`: a limit for each value at the pointer.
     """
     if not rows or pipeline.terms.unlimited:
         return []
     direct = {"tenant", f"template:{pipeline.name}", *(f"queue:{step.queue}" for step in pipeline.steps)}
     by_value = f"payload:{pipeline.name}:"
-    found: dict[ConcurrencyLimitName, ConcurrencyLimit] = {}
-    for row in sorted(rows, key=lambda row: row["tenant_id"] != EVERYBODY):  # a tenant's own bound over everybody's
+    by_name: dict[ConcurrencyLimitName, ConcurrencyLimit] = {}
+    for row in sorted(rows, key=lambda row: row["tenant_id"] != EVERYBODY):  # a tenant's own bound replaces everybody's
         key, owner = row["key"], row["tenant_id"]
         if key.startswith(by_value):
             key = f"{key}={_digest(_at(params, key.removeprefix(by_value)))}"
         elif key not in direct:
             continue
         if key == "tenant":
-            owner = tenant_id  # what is declared for everybody is the bound of each tenant by itself
-        found[owner, key] = ConcurrencyLimit(
+            owner = tenant_id  # a limit for everybody bounds each tenant by itself
+        by_name[owner, key] = ConcurrencyLimit(
             owner, key, row["at_most"], row["per_minute"], (row["tenant_id"], row["key"])
         )
-    return [*found.values()]
+    return [*by_name.values()]
 
 
 def _digest(value: Any) -> str:
@@ -91,9 +91,9 @@ async def is_declared(connection: Connection, tenant_id: str, key: str) -> bool:
 
 
 async def declare(connection: Connection, pipelines: Iterable[Pipeline], gate: ConcurrencyLimit) -> None:
-    """Set a limit: it holds for jobs that are made from now on, and its bounds at once for those that wait.
+    """Set a limit. It holds for jobs submitted from now on; for jobs that wait at it, its new bounds hold at once.
 
-    Raises Invalid `limit_without_effect` for a key that no job could ever pass.
+    Raises Invalid `limit_without_effect` for a key that no job can have.
     """
     await _check_effect(connection, pipelines, gate)
     async with connection.transaction():
@@ -109,7 +109,7 @@ async def declare(connection: Connection, pipelines: Iterable[Pipeline], gate: C
         await _follow(connection, gate)
 
 
-# A limit of everybody's `tenant`, and of a value of the payload, acts through gates that were made of it.
+# Two kinds of declared limits act through limits that follow them: `tenant` of everybody, and a value of the payload.
 _FOLLOW = f"""
 -- limits_follow
 UPDATE gate SET at_most = $3, per_minute = $4
@@ -133,27 +133,27 @@ async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], g
     if kind == "tenant":
         return
     if kind == "queue":
-        coded = [one for one in pipelines if any(step.queue == name for step in one.steps)]
-        written = "declaration->'steps' @> jsonb_build_array(jsonb_build_object('queue', $2::text))"
+        in_code = [pipeline for pipeline in pipelines if any(step.queue == name for step in pipeline.steps)]
+        in_template = "declaration->'steps' @> jsonb_build_array(jsonb_build_object('queue', $2::text))"
         missing = f"No step of a pipeline or template is of the queue {name}: write the template first."
     else:
-        coded = [one for one in pipelines if one.name == name]
-        written = "type = $2"
+        in_code = [pipeline for pipeline in pipelines if pipeline.name == name]
+        in_template = "type = $2"
         missing = f"There is no template or pipeline {name}: write it first."
-    if any(not one.terms.unlimited for one in coded):
+    if any(not pipeline.terms.unlimited for pipeline in in_code):
         return
     if await connection.fetchval(
-        f"SELECT EXISTS (SELECT 1 FROM template WHERE ($1 = '{EVERYBODY}' OR tenant_id = $1) AND {written})",
+        f"SELECT EXISTS (SELECT 1 FROM template WHERE ($1 = '{EVERYBODY}' OR tenant_id = $1) AND {in_template})",
         gate.tenant_id,
         name,
     ):
         return
-    if coded:
+    if in_code:
         missing = f"{name} is the platform's own work, which no limit holds back."
     raise Invalid("limit_without_effect", missing)
 
 
-# Whoever waits at a tenant's own bound is left with the one of every tenant, if there is any.
+# Jobs that wait at a tenant's own bound wait at everybody's bound from now on, if there is one.
 _WITHDRAW = f"""
 -- limits_withdraw
 UPDATE gate SET declared = false, at_most = general.at_most, per_minute = general.per_minute
@@ -166,7 +166,7 @@ RETURNING true
 
 
 async def withdraw(connection: Connection, tenant_id: str, key: str) -> list[ConcurrencyLimitName]:
-    """Lift a limit, also for those that wait at it: the gates that may have room now. Empty: there is no such limit."""
+    """Lift a limit, also for jobs that wait at it. Returns the limits that may have room now; empty: no such limit."""
     async with connection.transaction():
         if not await connection.fetchval(_WITHDRAW, tenant_id, key):
             return []

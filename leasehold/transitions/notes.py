@@ -1,4 +1,6 @@
-"""What a running step wants its next attempt to know, whatever happens to this one. No state changes here."""
+"""Notes: a running step writes one for its next attempt, which reads it even if this attempt is lost. No state
+changes.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,8 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 
-# The task's row is locked while the note is written: a claim that takes the task over either waits for the note and
-# sees it, or came first, and then nothing is written.
+# The statement locks the task's row while it writes the note. A claim that takes the task over either waits and then
+# reads the note, or it came first: then nothing is written.
 REMEMBER = """
 -- note
 WITH mine AS MATERIALIZED (
@@ -25,7 +27,7 @@ RETURNING task_id
 
 
 async def remember(connection: Connection, lease: Lease, note: Mapping[str, Any]) -> None:
-    """Keep `note` for the task's next attempt. Raises LeaseLost, and then nothing is written."""
-    kept = await connection.fetchval(REMEMBER, lease.task_id, lease.owner, lease.epoch, dict(note))
-    if kept is None:
+    """Write `note` for the task's next attempt. Raises LeaseLost: nothing is written."""
+    task_id = await connection.fetchval(REMEMBER, lease.task_id, lease.owner, lease.epoch, dict(note))
+    if task_id is None:
         raise LeaseLost

@@ -1,4 +1,4 @@
-"""What running steps say about themselves. No state changes here, but only a lease holder may speak."""
+"""Progress that running steps report. No state changes; only the holder of the lease may report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MAX_SUMMARY = 500
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """`percent`: 0 to 100."""
+    """A report of a step. `percent`: 0 to 100."""
 
     lease: Lease
     percent: float
@@ -34,14 +34,14 @@ RETURNING task_id
 """
 
 
-async def report(connection: Connection, said: Sequence[Progress]) -> set[UUID]:
-    """Keep the last word of each step. A task that is not answered was not its speaker's any more."""
+async def report(connection: Connection, reports: Sequence[Progress]) -> set[UUID]:
+    """Write the latest report of each step. Returns the tasks written; for any other task the lease is lost."""
     rows = await connection.fetch(
         PROGRESS,
-        [one.lease.owner for one in said],
-        [one.lease.task_id for one in said],
-        [one.lease.epoch for one in said],
-        [min(max(one.percent, 0.0), 100.0) for one in said],
-        [one.summary[:MAX_SUMMARY].replace("\x00", "") for one in said],
+        [item.lease.owner for item in reports],
+        [item.lease.task_id for item in reports],
+        [item.lease.epoch for item in reports],
+        [min(max(item.percent, 0.0), 100.0) for item in reports],
+        [item.summary[:MAX_SUMMARY].replace("\x00", "") for item in reports],
     )
     return {row["task_id"] for row in rows}

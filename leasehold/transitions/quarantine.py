@@ -1,9 +1,10 @@
-"""Quarantine: a unit of a duty (one schedule, one job, one object) that fails is set aside, and its neighbours go on.
+"""Quarantine: a unit of a duty (a schedule, a job, an object) that fails is set aside, and the duty goes on with the
+others.
 
-A batch is done in one transaction. If that fails, each of its units is done by itself, and the one that fails alone is
-written down with its error and the time of its next try: seconds at first, an hour in the end. Selecting statements
-pass over what is set aside (`not_in`). A unit that succeeds when it is tried again leaves its row behind: the row says
-nothing once its `retry_at` has passed, and `forget` removes it.
+A duty handles a batch of units in one transaction. If that fails, it handles each unit by itself; a unit that fails
+alone is recorded with its error and the time of its next try: seconds at first, an hour in the end. The statements that
+select units leave out those that are set aside (`not_in`). A unit that succeeds at a later try leaves its row behind: a
+row has no effect once its `retry_at` has passed, and `forget` deletes it.
 """
 
 from __future__ import annotations
@@ -26,11 +27,11 @@ log = structlog.get_logger(__name__)
 _T = TypeVar("_T")
 _U = TypeVar("_U")
 
-#: Seconds until a unit that failed is tried again; the last counts for all that follow.
+#: Seconds until a failed unit is tried again, by its failures in a row; the last one for all further failures.
 BACKOFF = (5, 15, 60, 300, 900, 3600)
-#: Failures in a row after which a unit counts as stuck: an operator is told, and what can be disabled is.
+#: Failures in a row after which a unit is stuck: it is logged as an error, and disabled where that is possible.
 STUCK_AFTER = 5
-#: A unit that failed is not in a row with a failure whose next try was due so long before.
+#: A failure this long after the retry time of the one before it begins a new row of failures.
 _ROW_ENDS = timedelta(minutes=10)
 
 _RECORD = """
@@ -48,7 +49,7 @@ RETURNING failures
 
 
 def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
-    """SQL: `unit`, an expression of the type `kind`, is not set aside in `duty`. Asked once a statement."""
+    """SQL: `unit`, an expression of the type `kind`, is not set aside in `duty`. PostgreSQL reads the list once."""
     return (
         f"{unit} <> ALL(ARRAY(SELECT q.unit::{kind} FROM quarantine q"
         f" WHERE q.duty = '{duty}' AND q.retry_at > statement_timestamp()))"
@@ -56,8 +57,8 @@ def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
 
 
 def is_away(connection: Connection, error: BaseException) -> bool:
-    """Whether the error is the database's absence, rather than the unit's. A statement that took too long is the
-    unit's, for all that we know: if the database hangs, writing that down will say so.
+    """Whether the error means that the database is away, and is not the unit's own. A statement that took too long
+    counts as the unit's: if the database hangs, recording the failure fails, too.
     """
     if connection.is_closed():
         return True
@@ -66,25 +67,25 @@ def is_away(connection: Connection, error: BaseException) -> bool:
 
 
 def described(error: BaseException) -> dict[str, str]:
-    """The error for whoever may see the unit: `code` and `message`. Of an unforeseen one only its type."""
+    """The error for readers of the unit: `code` and `message`. An unforeseen error shows only its type."""
     if isinstance(error, (RequestError, StepError)):
         return {"code": error.code, "message": error.message}
     if isinstance(error, StoreError):
         return {"code": "store_error", "message": str(error)}
     code = "unreadable" if isinstance(error, ValidationError) else "unforeseen"
-    return {"code": code, "message": f"{type(error).__name__}; the log of the worker has more"}
+    return {"code": code, "message": f"{type(error).__name__}; the worker's log has more"}
 
 
 async def set_aside(connection: Connection, duty: str, unit: object, error: Exception) -> int:
-    """Write a failure down; returns how many the unit has had in a row. Raises one of TRY_AGAIN."""
+    """Record a failure; returns the unit's failures in a row. Raises one of TRY_AGAIN."""
     failures: int = await connection.fetchval(_RECORD, duty, str(unit), described(error), list(BACKOFF), _ROW_ENDS)
     FAILURES.labels(duty).inc()
-    said = {"duty": duty, "unit": str(unit), "error": type(error).__name__, "failures": failures}
+    facts = {"duty": duty, "unit": str(unit), "error": type(error).__name__, "failures": failures}
     if failures == 1:
-        log.warning("a unit failed and is set aside; the others go on", **said, exc_info=first_of_kind(duty, error))
+        log.warning("a unit failed and is set aside; the others go on", **facts, exc_info=first_of_kind(duty, error))
     elif failures == STUCK_AFTER:
         STUCK.labels(duty).inc()
-        log.error("a unit keeps failing", **said)
+        log.error("a unit keeps failing", **facts)
     return failures
 
 
@@ -97,8 +98,8 @@ async def alone(
 ) -> _T | None:
     """`work` in a transaction of its own; None if it failed and the unit was set aside.
 
-    `failed` is called in the transaction that says so, with the error and the failures in a row. Raises what says that
-    the database is away.
+    `failed`: called in the transaction that records the failure, with the error and the failures in a row. Raises
+    errors that mean that the database is away.
     """
     try:
         async with connection.transaction():
@@ -120,9 +121,9 @@ async def each(
     work: Callable[[Sequence[_U]], Awaitable[Sequence[_T]]],
     key: Callable[[_U], object] = lambda unit: unit,
 ) -> list[_T]:
-    """`work` on what `take(None)` gives, in one transaction; if that fails, on each unit by itself.
+    """`work` on the units that `take(None)` returns, in one transaction; if that fails, on each unit by itself.
 
-    `take` locks the units, and given the key of one, that one only, if it is still due.
+    `take(None)` locks and returns the units that are due; `take(key)` only the unit of that key, if it is still due.
     """
     taken: Sequence[_U] = ()
     try:
@@ -132,15 +133,15 @@ async def each(
     except Exception as error:
         if not taken or is_away(connection, error):
             raise
-    found: list[_T] = []
-    for unit in [key(one) for one in taken]:
+    results: list[_T] = []
+    for unit_key in [key(unit) for unit in taken]:
 
-        async def one(unit: object = unit) -> Sequence[_T]:
-            again = await take(unit)
-            return await work(again) if again else ()
+        async def work_on_unit(unit_key: object = unit_key) -> Sequence[_T]:
+            still_due = await take(unit_key)
+            return await work(still_due) if still_due else ()
 
-        found += await alone(connection, duty, unit, one) or ()
-    return found
+        results += await alone(connection, duty, unit_key, work_on_unit) or ()
+    return results
 
 
 async def each_of(
@@ -150,21 +151,21 @@ async def each_of(
     work: Callable[[Sequence[_U]], Awaitable[Sequence[_T]]],
     key: Callable[[_U], object] = lambda unit: unit,
 ) -> list[_T]:
-    """As `each`, of units that are known and need no lock."""
+    """As `each`, for units that the caller knows and that need no lock."""
 
-    async def take(unit: object | None) -> Sequence[_U]:
-        return units if unit is None else [one for one in units if key(one) == unit]
+    async def take(unit_key: object | None) -> Sequence[_U]:
+        return units if unit_key is None else [unit for unit in units if key(unit) == unit_key]
 
     return await each(connection, duty, take, work, key)
 
 
 async def release(connection: Connection, duty: str, unit: object) -> None:
-    """Somebody has changed it: it is tried at its next turn, and its failures begin anew."""
+    """A person has changed the unit: the duty tries it in its next turn, and counts its failures from zero."""
     await connection.execute("DELETE FROM quarantine WHERE duty = $1 AND unit = $2", duty, str(unit))
 
 
 async def forget(connection: Connection, limit: int = 1000) -> None:
-    """Remove what was mended: a unit that still failed would have been tried, and set aside, again."""
+    """Delete the rows of units that work again: a unit that still fails would have been set aside again."""
     await connection.execute(
         "DELETE FROM quarantine WHERE (duty, unit) IN (SELECT duty, unit FROM quarantine"
         " WHERE retry_at < statement_timestamp() - $1::interval ORDER BY retry_at LIMIT $2)",
@@ -174,7 +175,7 @@ async def forget(connection: Connection, limit: int = 1000) -> None:
 
 
 async def listed(connection: Connection, limit: int = 100) -> Sequence[Any]:
-    """What is set aside now, the latest failures first."""
+    """The units that are set aside now, the latest failures first."""
     return await connection.fetch(
         "SELECT duty, unit, failures, error, failed_at, retry_at FROM quarantine"
         " WHERE retry_at > statement_timestamp() ORDER BY failed_at DESC LIMIT $1",

@@ -1,8 +1,8 @@
-"""What time does by itself: leases and deadlines that pass, and rows that nobody needs any more.
+"""The sweeper's transitions: leases, deadlines and cancels that are overdue end, and old rows are deleted.
 
-What is due is looked for by `statement_timestamp()`, which an index can be asked for; by `clock_timestamp()` it reads
-all that is not due, too. Each statement takes a small batch, passes over what others hold, and is safe to run anywhere
-at any time; one elected worker runs them so that the work is not done twice.
+Statements find due rows by `statement_timestamp()`, because an index can be searched by it; by `clock_timestamp()`
+PostgreSQL would also read all rows that are not due. Each statement handles a small batch, passes over locked rows, and
+is safe to run anywhere at any time; one elected worker runs them, so that the work is not done twice.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
 from leasehold.transitions.quarantine import each, not_in
-from leasehold.transitions.workers import is_of_gone
+from leasehold.transitions.workers import owner_is_dead
 
 #: The duties of this module in the quarantine.
 LEASES, CANCELS, DEADLINES = "leases", "cancels", "deadlines"
 RETENTION = "retention"
 
-# The jobs are locked by a statement of its own, here and below: one that waited for a lock, or took it just after
-# another let it go, would read the job's steps as they were before, and leave a new one behind in a job that ended.
-# Here and below the last parameter is the one job that is asked for, or NULL: whatever is due.
+# Here and below a statement of its own locks the jobs. A statement that waited for a lock, or locked just after another
+# transaction ended, would read the job's steps as they were before, and leave a new step open in a job that ended.
+# The last parameter is a single job, or NULL: all that are due.
 _LOCK_JOBS_OF_LOST = f"""
 -- expire_leases_lock
 SELECT j.id FROM job j
@@ -40,18 +40,18 @@ ORDER BY j.id
 FOR UPDATE SKIP LOCKED
 """
 
-# $1 owners that are gone, $2 losses that are too many, $3 the locked jobs
+# $1 dead owners, $2 losses that are too many, $3 the locked jobs
 EXPIRE_LEASES = (
     f"""
 -- expire_leases
 WITH held AS MATERIALIZED (
     SELECT t.id, t.job_id, t.losses FROM task t
     WHERE t.job_id = ANY($3::uuid[])
-      AND t.status = 'running' AND (t.lease_until < clock_timestamp() OR {is_of_gone("$1::uuid[]")})
+      AND t.status = 'running' AND (t.lease_until < clock_timestamp() OR {owner_is_dead("$1::uuid[]")})
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
 ), judged AS MATERIALIZED (
-    -- With one step that was lost too often, all that its job lost at once end.
+    -- If one step was lost too often, all steps that its job lost in this batch fail with it.
     SELECT held.id, bool_or(held.losses >= $2) OVER (PARTITION BY held.job_id) AS spent FROM held
 ), failed AS (
     UPDATE task t
@@ -83,18 +83,18 @@ FROM failed f LEFT JOIN hinted h ON h.task_id = f.id LEFT JOIN advanced e ON e.i
 
 
 async def expire_leases(
-    connection: Connection, gone: Sequence[UUID], max_losses: int, limit: int = 200
+    connection: Connection, dead_owners: Sequence[UUID], max_losses: int, limit: int = 200
 ) -> tuple[int, list[Announcement], list[JobEnded]]:
-    """running with a lease that passed, or whose owner is in `gone` -> pending, or failed after `max_losses`.
+    """running with an expired lease, or with an owner in `dead_owners` -> pending, or failed after `max_losses`.
 
-    Returns how many leases were ended, the hints of those that may run again, and the jobs that failed.
+    Returns how many leases ended, the hints of the tasks that may run again, and the jobs that failed.
     """
 
     async def take(only: object | None) -> list[UUID]:
-        return [row["id"] for row in await connection.fetch(_LOCK_JOBS_OF_LOST, list(gone), limit, only)]
+        return [row["id"] for row in await connection.fetch(_LOCK_JOBS_OF_LOST, list(dead_owners), limit, only)]
 
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
-        return await connection.fetch(EXPIRE_LEASES, list(gone), max_losses, list(locked))
+        return await connection.fetch(EXPIRE_LEASES, list(dead_owners), max_losses, list(locked))
 
     rows = await each(connection, LEASES, take, end)
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
@@ -104,10 +104,10 @@ async def expire_leases(
 async def _locked_first(
     connection: Connection, statement: str, limit: int, only: object | None, *more: object
 ) -> list[UUID]:
-    """Ids by the index that has them in the order that is asked for.
+    """Job ids by a `statement` with an order, read from the index with that order.
 
-    Of several indexes of unfinished jobs the planner takes any, for its statistics say that there are few; but in one
-    of all of them lies everything that has ended since the last vacuum.
+    The planner would choose any index of unfinished jobs, because its statistics say that there are few. But the index
+    of all unfinished jobs still has every job that has ended since the last vacuum.
     """
     await connection.execute("SET LOCAL enable_sort = off")
     return [row["id"] for row in await connection.fetch(statement, limit, only, *more)]
@@ -168,8 +168,7 @@ async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded
     return jobs_ended(await each(connection, DEADLINES, take, end))
 
 
-# Only those with a step to end: a batch full of others, whose steps may not be interrupted, would hold up all that
-# follow.
+# Only jobs with a step to end: a batch full of jobs whose steps may not be interrupted would hold up all others.
 _LOCK_CANCELLED_JOBS = f"""
 -- end_cancels_lock
 SELECT j.id FROM job j
@@ -184,7 +183,7 @@ ORDER BY j.cancel_by LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
 """
 
-# Of the locked jobs $2 the steps whose worker is lost, or that did not stop within the grace.
+# In the locked jobs $2, ends the steps whose worker is lost ($1), or that did not stop within the grace.
 END_CANCELS = (
     f"""
 -- end_cancels
@@ -196,7 +195,7 @@ WITH jobs AS MATERIALIZED (
     FROM jobs
     WHERE t.job_id = jobs.id AND t.job_id = ANY($2::uuid[])
       AND {unindexed("t.status = 'running'")}
-      AND ((jobs.overdue AND t.cancelable) OR t.lease_until < clock_timestamp() OR {is_of_gone("$1::uuid[]")})
+      AND ((jobs.overdue AND t.cancelable) OR t.lease_until < clock_timestamp() OR {owner_is_dead("$1::uuid[]")})
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, jsonb_build_object('forced', true,
               'because', CASE WHEN jobs.overdue THEN 'the grace passed' ELSE 'the worker was lost' END) AS data
 )"""
@@ -207,14 +206,14 @@ SELECT id AS ended_job, pipeline, status AS outcome, seconds FROM advanced WHERE
 )
 
 
-async def end_cancels(connection: Connection, gone: Sequence[UUID], limit: int = 100) -> list[JobEnded]:
-    """cancel_requested -> cancelled where nobody acknowledges: past the grace, or with a lost worker."""
+async def end_cancels(connection: Connection, dead_owners: Sequence[UUID], limit: int = 100) -> list[JobEnded]:
+    """cancel_requested -> cancelled where no worker acknowledges: past the grace, or with a lost worker."""
 
     async def end(locked: Sequence[UUID]) -> list[asyncpg.Record]:
-        return await connection.fetch(END_CANCELS, list(gone), list(locked))
+        return await connection.fetch(END_CANCELS, list(dead_owners), list(locked))
 
     async def take(only: object | None) -> list[UUID]:
-        return await _locked_first(connection, _LOCK_CANCELLED_JOBS, limit, only, list(gone))
+        return await _locked_first(connection, _LOCK_CANCELLED_JOBS, limit, only, list(dead_owners))
 
     return jobs_ended(await each(connection, CANCELS, take, end))
 

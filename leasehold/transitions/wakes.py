@@ -1,4 +1,4 @@
-"""Somebody outside says that a step which waits has something to look at: it becomes due now."""
+"""`wake`: a snoozing step becomes due now, because an outside event (a callback, a message) has news for it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ WITH woken AS (
     FROM job j
     WHERE j.id = $1 AND j.tenant_id = $2 AND {unindexed("j.finished_at IS NULL")}
       AND t.job_id = j.id AND t.step = $3 AND NOT starts_with(t.queue, 'ext:')
-      AND t.epoch > 0 -- what is to start later has nothing to look at yet
+      AND t.epoch > 0 -- not a step that has never run: it waits for its start time
       AND {unindexed("t.status = 'waiting'")}
     RETURNING t.id, t.job_id, t.queue, t.priority, j.trace
 )
@@ -26,5 +26,7 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 
 
 async def wake(connection: Connection, job_id: UUID, tenant_id: str, step: str) -> Sequence[Announcement]:
-    """Make the waiting step of the tenant's job due now; when it does not wait, do and return nothing."""
+    """Make the snoozing step of the tenant's job due now. Returns no hints, and changes nothing, if it does not
+    snooze.
+    """
     return [Announcement.from_row(row) for row in await connection.fetch(WAKE, job_id, tenant_id, step)]

@@ -1,4 +1,6 @@
-"""Telling how runs ended: each becomes a delivery job of this very system, in the transaction that ticks it off."""
+"""Webhooks of runs that ended: each run gets a delivery job for each webhook that subscribes to it. One transaction
+writes the delivery jobs and clears the run's `notify`.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ from leasehold.transitions.quarantine import each, not_in
 #: The duty's name in the quarantine.
 DUTY = "webhooks"
 
-# The runs that ended and were not told of, with what they became.
+# Runs that ended and whose webhooks have no delivery yet. $2 one run alone, or NULL.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, r.template, r.version, r.scope, r.scope_id
@@ -30,9 +32,9 @@ FOR UPDATE OF j SKIP LOCKED
 
 _WATCHING = "SELECT id, tenant_id, events FROM webhook WHERE enabled AND tenant_id = ANY($1::text[])"
 
-_TOLD = "UPDATE job SET notify = false WHERE id = ANY($1::uuid[])"
+_CLEAR_NOTIFY = "UPDATE job SET notify = false WHERE id = ANY($1::uuid[])"
 
-# Of a tenant's unfinished runs, newest ids last, those that nobody wanted to hear of when they were made.
+# Unfinished runs of a tenant, by id, that were submitted before the tenant had a webhook.
 _WATCH = """
 -- webhooks_watch
 WITH found AS MATERIALIZED (
@@ -46,29 +48,29 @@ WITH found AS MATERIALIZED (
 SELECT id FROM found ORDER BY id DESC LIMIT 1
 """
 #: Rows locked at once.
-_MOST = 500
+_BATCH = 500
 
 
 async def watch(connection: Connection, tenant_id: str) -> None:
-    """Hear of the ends of runs that were there before the tenant had a webhook. Call it once the webhook is committed,
-    outside a transaction: rows are locked a few at a time.
+    """Notify the tenant's webhook of the end of older runs, too. Call it once the webhook is committed, outside a
+    transaction: it locks rows a few at a time.
     """
     last: UUID | None = UUID(int=0)
     while last is not None:
-        last = await connection.fetchval(_WATCH, tenant_id, last, _MOST)
+        last = await connection.fetchval(_WATCH, tenant_id, last, _BATCH)
 
 
 async def dispatch(
     connection: Connection, pipeline: Pipeline, keep_seconds: int, limit: int = 100, run_id: UUID | None = None
 ) -> list[Announcement]:
-    """Write a delivery for each ended run, or for `run_id` alone, and each webhook that subscribed to it. Returns hints
-    to be published. A run of which nobody can be told keeps back no other.
+    """Write a delivery for each ended run, or for `run_id` alone, and each webhook that subscribes to it. Returns hints
+    to be published. A run whose deliveries cannot be written holds back no other run.
     """
 
     async def take(only: object | None) -> list[asyncpg.Record]:
         return await connection.fetch(_ENDED, limit, run_id if only is None else only)
 
-    async def tell(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
+    async def write_deliveries(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
         watching = await connection.fetch(_WATCHING, sorted({row["tenant_id"] for row in ended}))
         deliveries = [
             _delivery(pipeline, hook["id"], row, keep_seconds)
@@ -77,10 +79,10 @@ async def dispatch(
             if hook["tenant_id"] == row["tenant_id"] and f"run.{row['status']}" in hook["events"]
         ]
         hints = await submit(connection, deliveries) if deliveries else []
-        await connection.execute(_TOLD, [row["id"] for row in ended])
+        await connection.execute(_CLEAR_NOTIFY, [row["id"] for row in ended])
         return hints
 
-    return await each(connection, DUTY, take, tell, key=lambda row: row["id"])
+    return await each(connection, DUTY, take, write_deliveries, key=lambda row: row["id"])
 
 
 def _delivery(pipeline: Pipeline, webhook_id: UUID, row: Any, keep_seconds: int) -> NewJob:
@@ -93,8 +95,8 @@ def _delivery(pipeline: Pipeline, webhook_id: UUID, row: Any, keep_seconds: int)
         "status": row["status"],
         "error": row["error"],
     }
-    said = {"type": f"run.{row['status']}", "timestamp": row["finished_at"].isoformat(), "data": data}
-    params = {"webhook_id": str(webhook_id), "event": said}
+    event = {"type": f"run.{row['status']}", "timestamp": row["finished_at"].isoformat(), "data": data}
+    params = {"webhook_id": str(webhook_id), "event": event}
     return NewJob(pipeline, row["tenant_id"], params=params, keep_seconds=keep_seconds)
 
 

@@ -1,4 +1,4 @@
-"""Who is working: the registry of workers, presence, and the lease on being the sweeper."""
+"""The registry of workers, their presence, and the lease on being the leader of a role (the sweeper, the exporter)."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 
-#: First half of the advisory lock that a worker holds while it lives; the second is its `presence_key`.
+#: The first key of the advisory lock that a living worker holds; the second key is its `presence_key`.
 PRESENCE = 7_305
 
 
 async def register(
     connection: Connection, worker: UUID, *, host: str, pid: int, version: str, queues: Sequence[str]
 ) -> int:
-    """Add a worker that has just started, not yet present; returns its presence key."""
+    """Register a worker that has just started, not present yet; returns its presence key."""
     key: int = await connection.fetchval(
         "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, $2, $3, $4, $5)"
         " RETURNING presence_key",
@@ -29,15 +29,15 @@ async def register(
 
 
 async def serves(connection: Connection, worker: UUID, queues: Sequence[str]) -> None:
-    """The worker takes work of these queues from now on, and of no others."""
+    """From now on the worker serves these queues and no others."""
     await connection.execute("UPDATE worker SET queues = $2 WHERE id = $1", worker, list(queues))
 
 
 async def appear(connection: Connection, worker: UUID, presence_key: int) -> bool:
-    """Take the presence lock on this very session, and say so in the registry.
+    """Take the presence lock on this session, and mark the worker as present.
 
-    The kernel closes the socket of a process that dies and PostgreSQL drops the lock, so that everybody knows
-    at once. False: somebody else holds it (a session of ours that has not ended yet): try again.
+    When a process dies, the kernel closes its socket and PostgreSQL releases the lock: all workers can see it at once.
+    False: an older session of this worker still holds the lock: try again.
     """
     if not await connection.fetchval("SELECT pg_try_advisory_lock($1, $2)", PRESENCE, presence_key):
         return False
@@ -46,7 +46,7 @@ async def appear(connection: Connection, worker: UUID, presence_key: int) -> boo
 
 
 async def seen(connection: Connection, worker: UUID) -> bool:
-    """The worker lives. True: an operator asks it to drain."""
+    """Record that the worker lives. True: an operator asked it to drain."""
     return bool(
         await connection.fetchval(
             "UPDATE worker SET seen_at = clock_timestamp() WHERE id = $1 RETURNING draining", worker
@@ -55,12 +55,12 @@ async def seen(connection: Connection, worker: UUID) -> bool:
 
 
 async def ask_to_drain(connection: Connection, worker: UUID) -> bool:
-    """It stops taking work, finishes or gives back what it has, and ends. False: no such worker."""
+    """The worker claims no more tasks, finishes or releases those it has, and ends. False: no such worker."""
     return bool(await connection.fetchval("UPDATE worker SET draining = true WHERE id = $1 RETURNING true", worker))
 
 
 async def hide(connection: Connection, worker: UUID) -> None:
-    """Presence proves nothing for this worker from now on (its session is lost): only its leases do."""
+    """The worker lost its session: from now on only its leases show whether it lives."""
     await connection.execute("UPDATE worker SET present = false WHERE id = $1", worker)
 
 
@@ -68,16 +68,16 @@ async def unregister(connection: Connection, worker: UUID) -> None:
     await connection.execute("DELETE FROM worker WHERE id = $1", worker)
 
 
-# The session of worker w is there.
+# SQL: worker `w` holds its presence lock.
 _IS_THERE = f"""EXISTS (
     SELECT 1 FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND l.classid = {PRESENCE}::oid AND l.objid = w.presence_key::oid)"""
 
-# A server that has just started, or that has ended all its sessions because one of them crashed (which resets its
-# statistics), has no sessions of anybody yet: workers come back within a second or two.
-GONE = f"""
+# Just after PostgreSQL has started, or has ended all sessions because one crashed (this resets its statistics), no
+# worker has a session yet. Workers reconnect within a second or two, so wait ten.
+DEAD = f"""
 -- gone
 SELECT w.id FROM worker w
 WHERE w.present AND NOT {_IS_THERE}
@@ -86,19 +86,21 @@ WHERE w.present AND NOT {_IS_THERE}
 """
 
 
-def is_of_gone(owners: str) -> str:
-    """SQL: the lease of task `t` is of one of the array `owners`, and that one's session is still not there.
+def owner_is_dead(owners: str) -> str:
+    """SQL: the owner of task `t`'s lease is in the array `owners`, and still has no session.
 
-    They were seen to be gone a moment ago; on a slow link that is long enough to come back, and to claim anew.
+    The caller saw these owners dead a moment ago. On a slow link that is time enough to return, and to claim again.
     """
     return f"""t.lease_owner = ANY(ARRAY(
     SELECT was.id FROM unnest({owners}) AS was(id)
     WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND {_IS_THERE})))"""
 
 
-async def gone(connection: Connection) -> list[UUID]:
-    """Workers that were present and whose session has ended. A wrong guess is harmless: leases are fenced."""
-    return [row["id"] for row in await connection.fetch(GONE)]
+async def dead(connection: Connection) -> list[UUID]:
+    """Workers that were present and whose session has ended. A wrong guess is harmless: the epoch fences a lost
+    lease.
+    """
+    return [row["id"] for row in await connection.fetch(DEAD)]
 
 
 async def forget_workers(connection: Connection, silent: float) -> None:
@@ -110,10 +112,10 @@ async def forget_workers(connection: Connection, silent: float) -> None:
     )
 
 
-# While another leads there is nothing to insert, and so nothing to lock: asking is cheap.
+# While another process leads, the statement inserts nothing and so locks nothing: asking is cheap.
 _LEAD = f"""
 -- lead
-WITH gone AS MATERIALIZED ({GONE})
+WITH gone AS MATERIALIZED ({DEAD})
 INSERT INTO leadership (role, owner, until)
 SELECT $1, $2, clock_timestamp() + $3::interval
 WHERE NOT EXISTS (
@@ -128,9 +130,7 @@ RETURNING true
 
 
 async def lead(connection: Connection, role: str, owner: UUID, ttl: float) -> bool:
-    """Become, or stay, the one that does `role` for the next `ttl` seconds. A worker whose presence has ended leads
-    no more.
-    """
+    """Become or stay the leader of `role` for the next `ttl` seconds. A dead worker no longer leads."""
     return bool(await connection.fetchval(_LEAD, role, owner, timedelta(seconds=ttl)))
 
 
@@ -138,9 +138,9 @@ async def resign(connection: Connection, owner: UUID) -> None:
     await connection.execute("DELETE FROM leadership WHERE owner = $1", owner)
 
 
-async def gone_owner(connection: Connection, task_id: UUID) -> UUID | None:
-    """The owner of the task's lease, if its presence has ended."""
+async def dead_owner(connection: Connection, task_id: UUID) -> UUID | None:
+    """The owner of the task's lease, if it is dead."""
     owner: UUID | None = await connection.fetchval(
         "SELECT lease_owner FROM task WHERE id = $1 AND status = 'running'", task_id
     )
-    return owner if owner is not None and owner in await gone(connection) else None
+    return owner if owner is not None and owner in await dead(connection) else None

@@ -254,15 +254,15 @@ async def test_a_worker_whose_session_ended_is_known_to_be_gone(rows: Rows, anot
     other = await another()
     worker = other.terms.owner
     key = await workers.register(other.connection, worker, host="h", pid=1, version="0", queues=["default"])
-    assert await workers.gone(rows.connection) == []  # not yet present: nothing is known
+    assert await workers.dead(rows.connection) == []  # not yet present: nothing is known
     assert await workers.appear(other.connection, worker, key)
-    assert await workers.gone(rows.connection) == []
+    assert await workers.dead(rows.connection) == []
     claimed = await other.leased()
     await other.connection.close()
     # The server ends the session a moment after the socket closes; nothing tells us when.
-    while not await workers.gone(rows.connection):
+    while not await workers.dead(rows.connection):
         await asyncio.sleep(0.01)
-    assert await workers.gone_owner(rows.connection, claimed.lease.task_id) == worker
+    assert await workers.dead_owner(rows.connection, claimed.lease.task_id) == worker
     (taken,) = await claims.claim(rows.connection, rows.terms, [claimed.lease.task_id], [worker])
     assert (taken.was, taken.lease.epoch) == ("running", 2)
 

@@ -76,13 +76,13 @@ async def test_when_the_server_ends_all_sessions_because_one_of_them_crashed_nob
     assert await workers.appear(heartbeat, worker, await register(looking, worker))
     await heartbeat.close()
     async with asyncio.timeout(30):  # not before the server has been up for ten seconds
-        while await workers.gone(looking) != [worker]:
+        while await workers.dead(looking) != [worker]:
             await asyncio.sleep(0.1)
     os.kill(looking.get_server_pid(), signal.SIGKILL)
     with pytest.raises((asyncpg.PostgresError, asyncpg.InterfaceError, OSError)):
         await looking.fetchval("SELECT pg_sleep(10)")
     looking = await until_answered(lambda: connect(settings, "test"), within=30)
-    assert await workers.gone(looking) == []
+    assert await workers.dead(looking) == []
     await looking.close()
     await server.kill()
     await server.forget()

@@ -76,6 +76,6 @@ class Claimer:
         """
         try:
             async with self._pool.acquire() as connection:
-                return await workers.gone_owner(connection, task_id)
+                return await workers.dead_owner(connection, task_id)
         except TRY_AGAIN:
             return None

@@ -70,7 +70,7 @@ class Takeover:
         """Look for expired leases at once when a worker has died, else now and then: it reads every row version of
         running tasks since the last vacuum.
         """
-        dead = await workers.gone(connection) if self._settings.presence else []
+        dead = await workers.dead(connection) if self._settings.presence else []
         if not set(self.dead).issuperset(dead):
             self._hurry_until = monotonic() + _HURRY_SECONDS
         self.dead = tuple(dead)

@@ -1,4 +1,5 @@
-"""Acknowledgements of one channel, sent together: no timer, whatever gathered while the last write ran.
+"""The acknowledgements of one channel, many in one write. There is no timer: while one write runs, further ACKs gather
+for the next.
 
 Source of the layout: AMQP 0-9-1, section 1.8.3.12 (basic.ack).
 """
@@ -18,14 +19,13 @@ _BASIC_ACK = 0x3C0050
 
 
 def ack(channel: int, tag: int, *, multiple: bool = False) -> bytes:
-    """The frame that does it, for all up to `tag` if `multiple`."""
+    """The frame that acknowledges `tag`; with `multiple`, all tags up to it."""
     return frame(METHOD, channel, _ACK.pack(_BASIC_ACK, tag, multiple))
 
 
 class Acks:
-    """Remembers which deliveries of a channel are ours to ack, so that no tag is acked twice.
-
-    (The broker closes a channel that acks an unknown tag.) Nothing here raises or waits for a lost channel.
+    """Remembers the unacknowledged deliveries of a channel, so that no tag is acked twice: RabbitMQ closes a channel
+    that acks an unknown tag. No method waits for a lost channel; only `run` raises.
     """
 
     def __init__(self, channel: AbstractChannel) -> None:
@@ -47,7 +47,7 @@ class Acks:
             self._ready.set()
 
     async def run(self) -> None:
-        """Send what is settled, until cancelled or the channel is closed."""
+        """Send the settled ACKs until cancelled, or until the channel is closed: raises BrokerUnavailable."""
         try:
             while True:
                 await self._ready.wait()
@@ -57,20 +57,20 @@ class Acks:
                 if not self._settled:
                     self._idle.set()
         finally:
-            self._idle.set()  # what is left can never be sent: nobody shall wait for it
+            self._idle.set()  # the rest can never be sent: `drained` must not wait for it
 
     async def drained(self) -> None:
-        """Return when everything settled so far is on the wire, or the channel is lost."""
+        """Return when all ACKs settled so far are on the wire, or the channel is lost."""
         await self._idle.wait()
 
     async def _send(self, settled: list[int]) -> None:
-        """One `multiple` ACK up to the oldest delivery that somebody still works on, the others' own ones; all in one
-        write, which the client's `basic_ack` makes a write each.
+        """Send one `multiple` ACK for all tags below the oldest unsettled delivery, and one ACK for each other tag, all
+        in one write. The client's `basic_ack` would write each by itself.
         """
         oldest = next(iter(self._outstanding), settled[-1] + 1)
-        gather_or_cancel = [tag for tag in settled if tag < oldest]
-        acks = [ack(self._channel.number, gather_or_cancel[-1], multiple=True)] if gather_or_cancel else []
-        acks += [ack(self._channel.number, tag) for tag in settled[len(gather_or_cancel) :]]
+        below_oldest = [tag for tag in settled if tag < oldest]
+        acks = [ack(self._channel.number, below_oldest[-1], multiple=True)] if below_oldest else []
+        acks += [ack(self._channel.number, tag) for tag in settled[len(below_oldest) :]]
         if self._channel.is_closed:
             raise BrokerUnavailable("the channel closed")
         written = asyncio.get_running_loop().create_future()

@@ -1,6 +1,7 @@
-"""RabbitMQ, through aio-pika: one connection that publishes, one that consumes, each comes back by itself.
+"""RabbitMQ as the broker: one connection publishes, another consumes, and each reconnects by itself.
 
-Two, because an alarm blocks connections that publish, and consuming (which ends the alarm) must go on.
+There are two, because RabbitMQ's memory or disk alarm blocks connections that publish. Consuming ends the alarm, so it
+must go on.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class AmqpBroker:
         on_delivery: Callable[[Delivery], None],
         on_wake: Callable[[str], None] | None = None,
     ) -> None:
-        """`on_wake` is called when a queue is consumed again after a gap: hints may have been lost in it."""
+        """`on_wake` is called when consuming a queue resumes after a gap: hints may have been lost meanwhile."""
         await self._consumer.consume(prefetch, on_delivery, on_wake)
 
     def consume_also(self, prefetch: Mapping[str, int]) -> None:

@@ -1,7 +1,7 @@
-"""The publishes of one channel, written many at once, and what the broker says of them.
+"""The publisher confirms of one channel: hints are written many at once, and matched with RabbitMQ's answers.
 
-The client makes objects of a publish's three frames, starts a task for it, and waits for each to be written before it
-writes the next: that took 0.1 ms of CPU a message.
+The AMQP client would make objects of a message's three frames, start a task for it, and wait for each write: that took
+0.1 ms of CPU a message.
 
 Source of the layout: AMQP 0-9-1, sections 1.8.3.7 (basic.publish), 1.8.3.10 (basic.return), 1.8.3.12 (basic.ack), and
 RabbitMQ's extension basic.nack. Source of the order (a message is returned before it is confirmed): RabbitMQ's guide to
@@ -22,33 +22,33 @@ from leasehold.broker.amqp.wire import BODY, CONTENT, HEADER, METHOD, frame
 _BASIC = 60
 _PUBLISH, _RETURN, _ACK, _NACK = 0x3C0028, 0x3C0032, 0x3C0050, 0x3C0078
 _METHOD = struct.Struct(">I")
-_TAG = struct.Struct(">QB")  # delivery tag, bits of which the first says: and all before
-_PUBLISH_HEAD = struct.Struct(">IHB")  # the method, nothing, the length of the default exchange's name
+_TAG = struct.Struct(">QB")  # delivery tag; bits, of which the first is `multiple`: all tags up to it
+_PUBLISH_HEAD = struct.Struct(">IHB")  # the method, a reserved zero, the length of the default exchange's empty name
 _MANDATORY = 1
 _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
 _JSON = b"\x10application/json"
 _PERSISTENT = 2
-#: What every broker must take: section 1.4.2.6 (frame-max). Hints have about 200 bytes.
+#: The frame that every broker must accept: section 1.4.2.6 (frame-max). Hints have about 200 bytes.
 _MOST_BYTES = 4096 - 8
 
 
 def publish(channel: int, queue: str, headers: Mapping[str, str], body: bytes) -> bytes:
-    """The frames of a mandatory, persistent message to `queue`. Raises ValueError for what has no such form."""
+    """The frames of a mandatory, persistent message to `queue`. Raises ValueError when AMQP cannot encode it."""
     name = queue.encode()
-    there = _CONTENT_TYPE | (_HEADERS if headers else 0) | _DELIVERY_MODE
+    properties = _CONTENT_TYPE | (_HEADERS if headers else 0) | _DELIVERY_MODE
     try:
         method = _PUBLISH_HEAD.pack(_PUBLISH, 0, 0) + bytes((len(name),)) + name + bytes((_MANDATORY,))
         table = encode.field_table(dict(headers)) if headers else b""
     except (TypeError, ValueError, struct.error) as error:
-        raise ValueError("a name or a header that AMQP has no form for") from error
-    header = CONTENT.pack(_BASIC, 0, len(body), there) + _JSON + table + bytes((_PERSISTENT,))
+        raise ValueError("AMQP cannot encode the queue name or a header") from error
+    header = CONTENT.pack(_BASIC, 0, len(body), properties) + _JSON + table + bytes((_PERSISTENT,))
     if max(len(header), len(body)) > _MOST_BYTES:
-        raise ValueError("too large for one frame")
+        raise ValueError("the message is too large for one frame")
     return frame(METHOD, channel, method) + frame(HEADER, channel, header) + frame(BODY, channel, body)
 
 
 class Window:
-    """Messages that were written together: `confirmed`, one by one, once `settled` or given up."""
+    """Messages that were written together. `confirmed` is final once the future `settled` is done."""
 
     def __init__(self, messages: Sequence[tuple[str, bytes]]) -> None:
         self.messages = messages
@@ -64,22 +64,22 @@ class Window:
             self.give_up()
 
     def give_up(self) -> None:
-        """No more will be said of it."""
+        """No further confirm will come: `settled` is done."""
         if not self.settled.done():
             self.settled.set_result(None)
 
 
 class Confirms:
-    """Takes them from the wire. `on_return(queue)`: a message came back, there is no such queue."""
+    """Reads the confirms among a channel's frames. `on_return(queue)`: RabbitMQ returned a message: no such queue."""
 
     def __init__(self, on_return: Callable[[str], None]) -> None:
         self._on_return = on_return
         self._last = 0
         self._waiting: dict[int, tuple[Window, int]] = {}  # by delivery tag, ascending
-        self._returning = ("", b"", 0)  # a message that comes back: its queue, its body, bytes of that to come
+        self._returning = ("", b"", 0)  # a returned message: its queue, its body, missing bytes
 
     def sent(self, messages: Sequence[tuple[str, bytes]]) -> Window:
-        """These were written just now, in this order: queues and bodies."""
+        """The caller has just written these messages (queue and body), in this order."""
         window = Window(messages)
         for place in range(len(messages)):
             self._last += 1
@@ -87,14 +87,14 @@ class Confirms:
         return window
 
     def abandon(self) -> None:
-        """The channel is closed: of what waits nothing will be heard."""
+        """The channel is closed: no confirm will come for the waiting messages."""
         waiting, self._waiting = self._waiting, {}
         for window, _ in waiting.values():
             window.give_up()
 
     def __call__(self, kind: int, payload: bytes) -> bool:
-        """Take the frame if it confirms, refuses, or is part of a message that came back."""
-        if kind != METHOD:  # nothing else has content on a channel that only publishes
+        """Handle the frame if it is a confirm, a refusal, or part of a returned message; False: it is another frame."""
+        if kind != METHOD:  # on a channel that only publishes, only returned messages have content
             self._take_content(kind, payload)
             return True
         (method,) = _METHOD.unpack_from(payload)
@@ -108,11 +108,11 @@ class Confirms:
         return True
 
     def _take_confirm(self, tag: int, *, multiple: bool, ok: bool) -> None:
-        tags = list(takewhile(lambda one: one <= tag, self._waiting)) if multiple else [tag]
-        for one in tags:
-            found = self._waiting.pop(one, None)
-            if found is not None:
-                window, place = found
+        tags = list(takewhile(lambda waiting: waiting <= tag, self._waiting)) if multiple else [tag]
+        for settled in tags:
+            entry = self._waiting.pop(settled, None)
+            if entry is not None:
+                window, place = entry
                 window.settle(place, ok=ok)
 
     def _take_content(self, kind: int, payload: bytes) -> None:
@@ -126,7 +126,7 @@ class Confirms:
             self._take_return(queue, body)
 
     def _take_return(self, queue: str, body: bytes) -> None:
-        """A message that came back is confirmed all the same, after it."""
+        """Mark the message as returned. RabbitMQ confirms a returned message, too, after the return."""
         self._on_return(queue)
         for window, place in self._waiting.values():
             if window.messages[place] == (queue, body) and not window.returned[place]:
@@ -135,7 +135,7 @@ class Confirms:
 
 
 def _queue_of(returned: bytes) -> str:
-    """The routing key, after the code, the text and the exchange."""
+    """The routing key of a basic.return: it stands after the code, the text and the exchange."""
     at = _METHOD.size + 2
     for _ in ("text", "exchange"):
         at += 1 + returned[at]

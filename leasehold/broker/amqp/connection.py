@@ -1,7 +1,7 @@
-"""One connection to RabbitMQ that comes back by itself, and the two traps of waiting on it.
+"""A connection to RabbitMQ that reconnects by itself (`Link`), and a safe way to wait for RabbitMQ (`guarded`).
 
-Not aio-pika's RobustConnection: it restores every channel on every reconnect and starts over when one fails,
-so that a single bad queue keeps all of them down.
+aio-pika's RobustConnection does not serve: after a reconnect it restores every channel and starts over when one fails,
+so a single bad queue keeps all channels down.
 """
 
 from __future__ import annotations
@@ -25,22 +25,23 @@ from leasehold.domain.errors import BrokerUnavailable
 from leasehold.telemetry.outages import BROKER
 from leasehold.urls import broker_url
 
-#: Waits between attempts, jittered: quick after a blink, kind to a broker that 500 workers come back to.
+#: Waits between attempts, with jitter: short after a brief outage, and gentle when 500 workers reconnect at once.
 RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 3.0
-#: A connection that lived this long was a good one: the ladder begins anew.
+#: After a connection that lasted this long, the waits begin with the first again.
 SETTLED_SECONDS = 5.0
 
 
 @asynccontextmanager
 async def guarded(seconds: float) -> AsyncIterator[None]:
-    """Wait on the broker, but not for ever, and not mistaking its end for ours.
+    """Wait for the broker in the block. Raises TimeoutError after `seconds`, and BrokerUnavailable when the connection
+    ends.
 
-    What waits on a dying connection is ended with a bare CancelledError, which no `except Exception` catches;
-    it becomes BrokerUnavailable unless somebody did cancel this task. The other way round, a cancellation that comes
-    with the broker's answer is lost on its way through the client (`asyncio.wait_for` before Python 3.12 swallows
-    it): it is raised here. Raises TimeoutError, too.
+    The client ends a wait on a dying connection with a bare CancelledError, which no `except Exception` catches. This
+    raises BrokerUnavailable instead, unless this task itself was cancelled. And when this task is cancelled at the
+    moment of the broker's answer, the client loses the cancellation (`asyncio.wait_for` before Python 3.12 swallows
+    it): this raises it.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -57,7 +58,7 @@ async def guarded(seconds: float) -> AsyncIterator[None]:
 
 
 async def until_closed(resource: AbstractConnection | AbstractChannel) -> None:
-    """Return when `resource` is closed, for whatever reason."""
+    """Return when `resource` is closed, for any reason."""
     await asyncio.wait({resource.closing})
 
 
@@ -86,9 +87,9 @@ class Ladder:
 
 
 class Link:
-    """Connects, hands the connection to `serve`, and starts over when either ends.
+    """Connects, runs `serve` with the connection, and starts over when either ends.
 
-    `serve` runs for as long as it wants to use the connection and is cancelled when the connection is lost.
+    When the connection is lost, `serve` is cancelled.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class Link:
             self._loop = None
 
     def drop(self) -> None:
-        """Give this connection up for a new one."""
+        """Replace this connection by a new one."""
         self._drop.set()
 
     async def _run(self) -> None:
@@ -127,7 +128,7 @@ class Link:
             ladder.begin()
             try:
                 await self._connect_and_serve()
-            # Whatever goes wrong with a connection, the answer is the same: say it and try again.
+            # Every error of a connection has the same remedy: record it, and reconnect.
             except Exception as error:  # noqa: BLE001
                 BROKER.met(error, self._role, detail=str(error))
             await ladder.wait()
@@ -136,7 +137,7 @@ class Link:
         name = f"leasehold {self._role} {socket.gethostname()} {os.getpid()}"
         broker = broker_url(self._url.get_secret_value())
         url = make_url(broker.url, heartbeat=self._heartbeat)
-        # aio-pika's own Connection loses hold of a socket when it is cancelled between opening it and saying so.
+        # aio-pika's own Connection leaks its socket when it is cancelled just after it opened the socket.
         wire = Wire()
         connection = aiormq.Connection(
             url, context=broker.tls, client_properties={"connection_name": name}, transport_factory=wire
@@ -150,7 +151,7 @@ class Link:
             await self._serve_until_lost(connection, wire)
         finally:
             self.connection = None
-            # A broker that does not answer the farewell either is left without.
+            # Close without an answer if the broker does not give one.
             with suppress(Exception):
                 async with guarded(CLOSE_SECONDS):
                     await connection.close()

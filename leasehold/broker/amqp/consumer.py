@@ -1,4 +1,4 @@
-"""The consuming half: every queue's three bands, each with its share, and a hand-over that does no work."""
+"""The consuming half: it subscribes to the three bands of every queue, and passes each hint to `on_delivery`."""
 
 from __future__ import annotations
 
@@ -22,10 +22,9 @@ from leasehold.broker.base import Delivery
 from leasehold.broker.envelope import Garbage, decode
 from leasehold.settings import Settings
 
-#: Shares of the prefetch window, by band. Deliveries wait their turn in one line, so when every band has more
-#: than enough, work is done in this proportion: `low` is slow under a flood of `high`, but never starves.
-#: A share is not lent out: a worker whose work is all in one band has that share of the window, so ask for
-#: about three times the hints that shall be worked on at once.
+#: Shares of the prefetch window, by band. When every band has hints enough, workers run them in this proportion: `low`
+#: is slow under a flood of `high`, but never starves. Bands do not lend: a worker whose tasks are all in one band has
+#: only that share of the window, so ask for about three times the number of slots.
 SHARES = (0.6, 0.3, 0.1)
 #: How long `close` waits for the last ACKs to leave.
 DRAIN_SECONDS = 3.0
@@ -34,7 +33,7 @@ log = structlog.get_logger(__name__)
 
 
 def split(prefetch: int) -> tuple[int, ...]:
-    """`prefetch` by band: rounded, at least 1 each (so 1 becomes 3 in all)."""
+    """Each band's part of `prefetch`: rounded, and at least 1 (so 1 becomes 3 in all)."""
     return tuple(max(1, round(prefetch * share)) for share in SHARES)
 
 
@@ -45,7 +44,7 @@ class Consumer:
         self._on_delivery: Callable[[Delivery], None] | None = None
         self._on_wake: Callable[[str], None] | None = None
         self.link = Link(settings.amqp_url, "consume", settings.amqp_heartbeat, self._serve)
-        #: While there is a connection: begins with further subscriptions on it.
+        #: Starts further subscriptions on the open connection; None without a connection.
         self._begin: Callable[[Sequence[Subscription]], None] | None = None
         self.last_delivery_at: float | None = None
         self.garbage: Counter[str] = Counter()
@@ -83,7 +82,7 @@ class Consumer:
         await asyncio.gather(*(subscription.stop() for subscription in self._subscriptions))
 
     async def close(self) -> None:
-        """Stop, let the last ACKs leave, and disconnect: what was not acked goes back to the broker."""
+        """Stop, send the last ACKs, and disconnect. RabbitMQ delivers unacknowledged hints again."""
         await self.stop()
         with suppress(TimeoutError):
             async with asyncio.timeout(DRAIN_SECONDS):
@@ -102,12 +101,12 @@ class Consumer:
             self._begin = begin
             try:
                 begin(self._subscriptions)
-                await asyncio.Event().wait()  # stopped subscriptions: the connection stays, for the ACKs
+                await asyncio.Event().wait()  # after a stop the connection stays open, for the ACKs
             finally:
                 self._begin = None
 
     def _resumed(self, subscription: Subscription) -> None:
-        """Hints may have been lost with the queue or the broker's disk: the database knows."""
+        """Hints may have been lost with the queue or the broker's disk, so the worker polls the queue."""
         if self._on_wake is not None:
             self._on_wake(subscription.queue)
 
@@ -119,23 +118,27 @@ class Consumer:
             hint = decode(message.body, message.headers)
             if self._on_delivery is not None:
                 self._on_delivery(Delivery(hint, partial(_ack, acks, tag), message.redelivered))
-        # A message that cannot be handled now can never be. Acked, or it would come back for ever.
+        # A message that cannot be handled now never can. Ack it: else RabbitMQ would redeliver it for ever.
         except Exception as error:  # noqa: BLE001
             acks.settle(tag)
             self._drop(subscription, error, len(message.body))
 
     def _drop(self, subscription: Subscription, error: Exception, size: int) -> None:
-        """Count it always, log it once a kind: a flood of garbage must not become a flood of logs."""
+        """Count each dropped message; log the first of each kind: a flood of garbage must not flood the log."""
         kind = error.kind if isinstance(error, Garbage) else "handler_error"
         self.garbage[kind] += 1
         if self.garbage[kind] == 1:
             log.warning(
-                "message was dropped", kind=kind, queue=subscription.name, size_bytes=size, exc_info=_ours(error)
+                "message was dropped",
+                kind=kind,
+                queue=subscription.name,
+                size_bytes=size,
+                exc_info=_traceback_of(error),
             )
 
 
-def _ours(error: Exception) -> Exception | None:
-    """Keep the traceback of a mistake in the code that took the hint; garbage has none worth reading."""
+def _traceback_of(error: Exception) -> Exception | None:
+    """An error in the code that handles a hint has a traceback worth reading; garbage has none."""
     return None if isinstance(error, Garbage) else error
 
 

@@ -1,7 +1,7 @@
-"""The deliveries of one channel, read as their frames come.
+"""The deliveries of one channel, decoded from its frames as they arrive.
 
-The client reads a delivery in nine steps, makes objects of its three frames, passes each through two queues, and starts
-a task for the message: that was two fifths of a busy worker's CPU.
+The AMQP client takes nine steps for a delivery: it makes objects of three frames, passes each through two queues, and
+starts a task for the message. That was two fifths of a busy worker's CPU.
 
 Source of the layout: AMQP 0-9-1, sections 2.3.5.2 (content) and 1.8.3.13 (basic.deliver).
 """
@@ -24,55 +24,57 @@ _CONTENT_TYPE, _CONTENT_ENCODING, _HEADERS = 1 << 15, 1 << 14, 1 << 13
 
 @dataclass(slots=True)
 class Message:
-    """What was delivered on a channel."""
+    """A delivered message."""
 
     tag: int
     redelivered: bool
     headers: Mapping[str, Any] = field(default_factory=dict)
     body: bytes = b""
-    missing: int = -1  # bytes of the body that are to come; -1 before its size is known
+    missing: int = -1  # bytes of the body that have not arrived; -1 before its size is known
 
 
 class Deliveries:
-    """Takes them from the wire. `receive`: called in the event loop, one after another; it must not raise."""
+    """Reads the deliveries among a channel's frames. `receive`: called with each, in the event loop; must not raise."""
 
     def __init__(self, receive: Callable[[Message], None]) -> None:
         self._receive = receive
-        self._begun: Message | None = None
+        self._incoming: Message | None = None
 
     def __call__(self, kind: int, payload: bytes) -> bool:
-        """Take the frame if it is part of a delivery. The frames of a message follow one another."""
+        """Handle the frame if it is part of a delivery; False: it is not. The frames of a message follow one
+        another.
+        """
         if kind == METHOD:
             if not payload.startswith(_DELIVER):
                 return False
             tag, redelivered = _TAG.unpack_from(payload, 5 + payload[4])  # after the consumer's name
-            self._begun = Message(tag, redelivered)
+            self._incoming = Message(tag, redelivered)
             return True
-        message = self._begun
+        message = self._incoming
         if message is None:
             return False
         if kind == HEADER:
-            _, _, message.missing, properties = CONTENT.unpack_from(payload)
-            if properties & _HEADERS:
-                message.headers = _headers(payload[CONTENT.size :], properties)
+            _, _, message.missing, flags = CONTENT.unpack_from(payload)
+            if flags & _HEADERS:
+                message.headers = _headers(payload[CONTENT.size :], flags)
         else:
             message.body += payload
             message.missing -= len(payload)
         if message.missing <= 0:
-            self._begun = None
+            self._incoming = None
             self._receive(message)
         return True
 
 
-def _headers(properties: bytes, there: int) -> Mapping[str, Any]:
-    """The headers among the encoded properties, before which at most two short strings come.
+def _headers(properties: bytes, flags: int) -> Mapping[str, Any]:
+    """The headers among the encoded properties; at most two short strings stand before them.
 
-    Whoever can write to a queue may write what nobody can read: that has none.
+    Anybody who can write to the queue may write headers that cannot be decoded: the message then has none.
     """
     at = 0
     try:
         for flag in (_CONTENT_TYPE, _CONTENT_ENCODING):
-            if there & flag:
+            if flags & flag:
                 at += 1 + properties[at]
         _, headers = decode.field_table(properties[at:])
     except (ValueError, IndexError, struct.error):

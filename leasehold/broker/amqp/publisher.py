@@ -1,4 +1,6 @@
-"""The publishing half: persistent, mandatory, confirmed, pipelined; every doubt is an honest False."""
+"""The publishing half: persistent, mandatory messages, many in flight. True only for a hint that RabbitMQ confirmed;
+False for every doubt.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,14 @@ from leasehold.domain.errors import BrokerUnavailable
 from leasehold.runtime.holding import going_out
 from leasehold.settings import Settings
 
-#: Publishes in flight at once: enough to hide the broker's fsync, few enough to bound memory.
+#: Messages in flight at once: enough to hide the time of the broker's fsync, and few enough to bound memory.
 WINDOW = 500
 
 log = structlog.get_logger(__name__)
 
 
 class _Session:
-    """One open channel: what was declared over it and what is being sent on it."""
+    """An open channel, and the queues that were declared since it opened."""
 
     def __init__(
         self, connection: AbstractConnection, channel: AbstractChannel, wire: Wire, confirms: Confirms
@@ -38,7 +40,7 @@ class _Session:
         self._confirms = confirms
 
     def encode(self, queue: str, hint: Hint) -> _Message | None:
-        """None, which is told: it has no form."""
+        """The hint's message. None, with a log line, when AMQP cannot encode it."""
         body = encode(hint)
         try:
             return _Message(queue, body, publish(self._channel.number, queue, hint.headers, body))
@@ -47,7 +49,7 @@ class _Session:
             return None
 
     def send(self, messages: Sequence[_Message]) -> Window:
-        """Write them at once. Raises BrokerUnavailable."""
+        """Write all messages in one write. Raises BrokerUnavailable."""
         if self._channel.is_closed:
             raise BrokerUnavailable("the channel closed")
         self._wire.write(b"".join(message.frames for message in messages))
@@ -56,7 +58,7 @@ class _Session:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """A hint as it is sent. `queue`: its name on the broker."""
+    """An encoded hint. `queue`: the queue's name on the broker."""
 
     queue: str
     body: bytes
@@ -76,7 +78,7 @@ class Publisher:
         return self._session is not None
 
     async def publish(self, hints: Sequence[Hint]) -> list[bool]:
-        """Return True where the broker confirmed; raises nothing but our own cancellation."""
+        """True for each hint that the broker confirmed. Raises only this task's own cancellation."""
         going_out("the broker")
         sent: list[bool] = []
         for start in range(0, len(hints), WINDOW):
@@ -89,7 +91,7 @@ class Publisher:
             return [False] * len(hints)
         names = [self._topology.name_of(hint.queue, hint.band) for hint in hints]
         try:
-            # Under an alarm the broker stops reading from publishers: sending would only pile up copies.
+            # During an alarm the broker reads nothing from publishers: sending would only pile up copies.
             async with guarded(self._timeout):
                 await session.connection.ready()
         except Exception:  # noqa: BLE001 - a doubt is a False
@@ -100,11 +102,11 @@ class Publisher:
             if name in session.declared and (message := session.encode(name, hint)) is not None:
                 sendable[place] = message
         confirmed = await self._send(session, list(sendable.values()))
-        sure = {place for place, ok in zip(sendable, confirmed, strict=True) if ok}
-        return [place in sure for place in range(len(hints))]
+        confirmed_places = {place for place, ok in zip(sendable, confirmed, strict=True) if ok}
+        return [place in confirmed_places for place in range(len(hints))]
 
     async def _send(self, session: _Session, messages: Sequence[_Message]) -> list[bool]:
-        """Return once all are confirmed, or nothing more will be heard of them in time."""
+        """Which messages are confirmed, once all are settled or the timeout is over."""
         if not messages:
             return []
         try:
@@ -115,7 +117,7 @@ class Publisher:
         return window.confirmed
 
     def _returned(self, name: str) -> None:
-        """Count it. The queue is gone (deleted, or a fresh broker), so the next batch declares it again."""
+        """A message found no queue: the queue was deleted, or the broker is new. The next batch declares it again."""
         self.unroutable += 1
         if self._session is not None and name in self._session.declared:
             self._session.declared.discard(name)
@@ -148,6 +150,6 @@ class Publisher:
                 wire.sieve.leave(channel.number, confirms)
                 confirms.abandon()
             if not connection.is_opened:
-                return await until_closed(connection)  # the link tells why, and serves us the next one
+                return await until_closed(connection)  # the link logs why, and calls `_serve` with the next connection
             log.warning("publishing channel was closed; opening another")
             await ladder.wait()

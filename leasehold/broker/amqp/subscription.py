@@ -1,4 +1,4 @@
-"""One band of one queue, being consumed on a channel of its own, so that its troubles stay its own."""
+"""A subscription consumes one band of one queue on a channel of its own, so that an error stops no other queue."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from leasehold.broker.amqp.deliveries import Deliveries, Message
 from leasehold.broker.amqp.topology import RPC_SECONDS, Topology
 from leasehold.broker.amqp.wire import Wire
 
-#: What a subscription does with a message: `receive(subscription, message, acks)`, called in the event loop.
+#: Called in the event loop with each message.
 Receive = Callable[["Subscription", Message, Acks], None]
 
 log = structlog.get_logger(__name__)
 
 
 class Subscription:
-    """Declares, consumes, and begins again when its channel closes or the broker cancels its consumer.
-
-    That covers a deleted queue, the broker's `consumer_timeout`, and a queue without a leader.
+    """Declares the queue, consumes it, and starts again when its channel closes or RabbitMQ cancels its consumer: the
+    queue was deleted, the broker's `consumer_timeout` passed, or the queue has no leader.
     """
 
     def __init__(self, topology: Topology, queue: str, band: int, prefetch: int) -> None:
@@ -52,24 +51,24 @@ class Subscription:
         receive: Receive,
         on_resumed: Callable[[Subscription], None],
     ) -> None:
-        """Consume until cancelled; `on_resumed` is called each time that consuming begins again."""
+        """Consume until cancelled. `on_resumed`: called each time that consuming starts again."""
         ladder = Ladder()
         while not self._stopped:
             ladder.begin()
             reason: Exception | None = None
             try:
                 await self._consume(connection, wire, receive, on_resumed)
-            # Whatever goes wrong with a subscription, the answer is the same: say it and try again.
+            # Every error of a subscription has the same remedy: log it, and try again.
             except Exception as error:  # noqa: BLE001
                 reason = error
             if not connection.is_opened:
-                return await until_closed(connection)  # the link tells why, and serves us the next one
+                return await until_closed(connection)  # the link logs why, and serves the next connection
             self._report(reason)
             await ladder.wait()
         return None
 
     async def stop(self) -> None:
-        """No new deliveries; the channel stays, because ACKs go over the channel that delivered."""
+        """Stop new deliveries. The channel stays open: an ACK must use the channel of its delivery."""
         self._stopped = True
         channel, tag = self._channel, self._consumer_tag
         self._consumer_tag = None
@@ -79,7 +78,7 @@ class Subscription:
                     await channel.basic_cancel(tag)
 
     async def drained(self) -> None:
-        """Return when the ACKs given so far are on the wire, or can never be."""
+        """Return when the ACKs so far are on the wire, or the channel is lost."""
         if self._acks is not None:
             await self._acks.drained()
 
@@ -128,16 +127,16 @@ class Subscription:
                 await channel.close()
 
     def _report(self, error: Exception | None) -> None:
-        """Once a trouble, not once an attempt: a queue may be out of order for hours."""
+        """Log each new error once, not once an attempt: a queue may be out of order for hours."""
         trouble = f"{type(error).__name__}: {error}" if error else "consumer cancelled, or channel closed"
         if self._stopped or trouble == self._trouble:
             return
         self._trouble = trouble
-        log.warning("queue is not consumed now; trying again until it is", queue=self.name, reason=trouble)
+        log.warning("the queue is not consumed; trying again until it is", queue=self.name, reason=trouble)
 
 
 async def _never(_message: DeliveredMessage) -> None:
-    """The client's own hand-over: deliveries are taken before."""
+    """The client's callback. It is never called: `Deliveries` handles deliveries before the client sees them."""
     raise AssertionError("a delivery reached the client")
 
 

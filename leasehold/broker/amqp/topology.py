@@ -1,7 +1,7 @@
-"""What we declare on RabbitMQ: one durable queue per queue and band, and one for what it gives up on.
+"""The queues on RabbitMQ: one durable queue for each queue and band, and one for hints that RabbitMQ gives up on.
 
-Routing is by queue name through the default exchange: nothing to bind, and `mandatory` tells when the queue
-is missing. Only arguments that 3.10 to 4.x all accept; correctness depends on none of them.
+Publishers use the default exchange with the queue's name: there is nothing to bind, and `mandatory` returns a message
+whose queue is missing. RabbitMQ 3.10 to 4.x accept all arguments used here; correctness depends on none of them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from aiormq.exceptions import ChannelPreconditionFailed
 from leasehold.broker.amqp.connection import guarded
 from leasehold.broker.base import BANDS
 
-#: A backstop: attempts are counted in the database. A hint that crashed this many consumers is parked.
+#: A second safeguard, because PostgreSQL counts the attempts. RabbitMQ parks a hint after this many deliveries.
 DELIVERY_LIMIT = 20
-#: Parked hints are for a person to look at; the sweeper has announced their tasks again long since.
+#: Parked hints are for a person to read. Their tasks do not need them: polls find the tasks.
 PARKED_MAX = 10_000
-#: A leaderless quorum queue lets a declare hang for a minute; give up sooner and try again later.
+#: Without a leader a quorum queue lets a declare hang for a minute: give up sooner, and try again.
 RPC_SECONDS = 10.0
 
 log = structlog.get_logger(__name__)
@@ -40,10 +40,10 @@ class Topology:
         return f"{self.prefix}.{queue}.{BANDS[band]}"
 
     async def declare(self, connection: AbstractConnection, name: str) -> None:
-        """Make sure that `name` and the parking queue exist.
+        """Make sure that the queue `name` and the parking queue exist.
 
-        Runs on channels of its own, because a refusal closes the channel. Raises what the broker answers,
-        except for a conflict of arguments, which is logged: the queue exists, and it serves as it is.
+        Each declare has a channel of its own, because a refusal closes the channel. Raises the broker's error, except a
+        conflict of arguments: this is logged, and the existing queue is used.
         """
         await self._declare(connection, self.parked, self._parked_arguments())
         await self._declare(connection, name, self._arguments())

@@ -1,7 +1,8 @@
-"""The frames of one connection, as they come and go.
+"""The frames of one connection, on their way in and out.
 
-What a channel's taker wants is cut out of the bytes as they arrive, before the AMQP client sees them, and everything
-else goes on to the client as it came. What the client would write in many pieces can be written in one.
+A consumer or publisher registers a handler for its channel. The handler gets the channel's frames from the bytes as
+they arrive, before the AMQP client sees them; all other frames go on to the client unchanged. Outgoing frames can be
+written many at once, where the client would write each by itself.
 
 Source of the layout: AMQP 0-9-1, sections 2.3.5 (frames) and 2.3.5.2 (content).
 """
@@ -19,20 +20,22 @@ from yarl import URL
 
 from leasehold.domain.errors import BrokerUnavailable
 
-_FRAME = struct.Struct(">BHI")  # type, channel, size of what follows, before an end byte
+_FRAME = struct.Struct(">BHI")  # type, channel, size of the payload; after the payload comes an end byte
 _END = 0xCE
 _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
-#: The client calls a connection dead that says nothing for long, and a broker that delivers sends no heartbeats.
+#: The client counts a connection without frames as dead, and a broker that delivers sends no heartbeats: the client
+#: then gets a heartbeat this often.
 _ALIVE_SECONDS = 1.0
-#: No broker agrees on larger frames; who says so is none.
+#: No broker agrees to larger frames: a peer that sends one does not speak AMQP.
 _MOST_BYTES = 16 * 1024 * 1024
 
 METHOD, HEADER, BODY = 1, 2, 3
-#: How a header begins: class and weight, the size of the body, which properties there are.
+#: The begin of a content header: class, weight, size of the body, flags of the properties.
 CONTENT = struct.Struct(">HHQH")
 
-#: Whether it took the frame, told by its kind and what it carries. Called in the event loop; it must not raise.
-Take = Callable[[int, bytes], bool]
+#: Handles a frame of a kind (METHOD, HEADER, BODY) with its payload. False: the frame is for the client. Called in the
+#: event loop; it must not raise.
+FrameHandler = Callable[[int, bytes], bool]
 
 
 def frame(kind: int, channel: int, payload: bytes) -> bytes:
@@ -40,24 +43,24 @@ def frame(kind: int, channel: int, payload: bytes) -> bytes:
 
 
 class Sieve:
-    """What of a connection is taken: the methods and contents of some channels."""
+    """Divides the incoming frames: those of some channels for their handlers, all others for the client."""
 
     def __init__(self) -> None:
-        self._takers: dict[int, Take] = {}
+        self._handlers: dict[int, FrameHandler] = {}
         self._rest = b""
         self._is_amqp = True
 
-    def take(self, channel: int, taker: Take) -> None:
-        """From now on."""
-        self._takers[channel] = taker
+    def take(self, channel: int, handler: FrameHandler) -> None:
+        """From now on `handler` gets the frames of the channel."""
+        self._handlers[channel] = handler
 
-    def leave(self, channel: int, taker: Take) -> None:
-        """No more of them. Does nothing when the channel's number is already somebody else's."""
-        if self._takers.get(channel) is taker:
-            del self._takers[channel]
+    def leave(self, channel: int, handler: FrameHandler) -> None:
+        """The handler gets no more frames. Does nothing when the channel's number already has another handler."""
+        if self._handlers.get(channel) is handler:
+            del self._handlers[channel]
 
     def sift(self, data: bytes) -> bytes:
-        """What of `data` is for the client: whole frames, in order; half a frame waits for its other half."""
+        """The part of `data` that is for the client: whole frames, in order. Half a frame waits for its other half."""
         if not self._is_amqp:
             return data
         if self._rest:
@@ -68,12 +71,12 @@ class Sieve:
             kind, channel, length = _FRAME.unpack_from(data, at)
             start, end = at + _FRAME.size, at + _FRAME.size + length
             if length > _MOST_BYTES or (end < size and data[end] != _END):
-                self._is_amqp = False  # the client knows what to say of it
+                self._is_amqp = False  # not AMQP: the client reports it
                 return b"".join((*others, data[kept:]))
             if end >= size:
                 break
-            taker = self._takers.get(channel)
-            if taker is not None and METHOD <= kind <= BODY and taker(kind, data[start:end]):
+            handler = self._handlers.get(channel)
+            if handler is not None and METHOD <= kind <= BODY and handler(kind, data[start:end]):
                 others.append(data[kept:at])
                 kept = end + 1
             at = end + 1
@@ -83,7 +86,7 @@ class Sieve:
 
 
 class Wire(TransportFactory):
-    """One connection's way to the broker."""
+    """The transport of one connection, with its sieve."""
 
     def __init__(self) -> None:
         self.sieve = Sieve()
@@ -96,7 +99,7 @@ class Wire(TransportFactory):
         self._writer.write(frames)
 
     async def create(self, url: URL, **kwargs: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Called by the client. Raises AMQPConnectionError."""
+        """The client calls this to connect. Raises AMQPConnectionError."""
         contexts = kwargs.pop("ssl_context_provider")
         ssl = await contexts.get_context() if url.scheme == "amqps" else None
         loop = asyncio.get_running_loop()
@@ -113,7 +116,7 @@ class Wire(TransportFactory):
 
 
 class _Reader(asyncio.StreamReader):
-    """What the client reads from."""
+    """The client's reader: it gets the bytes that the sieve leaves."""
 
     def __init__(self, sieve: Sieve, loop: asyncio.AbstractEventLoop) -> None:
         super().__init__(loop=loop)

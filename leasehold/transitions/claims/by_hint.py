@@ -10,7 +10,7 @@ from uuid import UUID
 from leasehold.db.database import Connection
 from leasehold.transitions.claims.marking import MARK_CLAIMED, job_columns
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
-from leasehold.transitions.workers import is_of_gone
+from leasehold.transitions.workers import owner_is_dead
 
 # $1 task ids, $2 owner, $3 duration of the lease, $4 losses that are too many, $5 owners that are dead, $6 whether the
 # owner may claim again what it claimed itself.
@@ -33,7 +33,8 @@ WITH jobs AS MATERIALIZED (
       -- The CASE keeps the planner from an index of statuses: it would read a whole backlog to find a few tasks.
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
                WHEN t.status = 'running' THEN t.losses < $4
-                   AND (t.lease_until < clock_timestamp() OR (t.lease_owner = $2 AND $6) OR {is_of_gone("$5::uuid[]")})
+                   AND (t.lease_until < clock_timestamp() OR (t.lease_owner = $2 AND $6) OR
+                   {owner_is_dead("$5::uuid[]")})
                ELSE false END
     ORDER BY t.id
     FOR UPDATE OF t

@@ -16,7 +16,8 @@ WITH jobs AS MATERIALIZED (
       -- The CASE keeps the planner from an index of statuses: it would read a whole backlog to find a few tasks.
       AND CASE WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at <= clock_timestamp()
                WHEN t.status = 'running' THEN t.losses < $4
-                   AND (t.lease_until < clock_timestamp() OR (t.lease_owner = $2 AND $6) OR t.lease_owner = ANY(ARRAY(
+                   AND (t.lease_until < clock_timestamp() OR (t.lease_owner = $2 AND $6) OR
+                   t.lease_owner = ANY(ARRAY(
     SELECT was.id FROM unnest($5::uuid[]) AS was(id)
     WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND EXISTS (
     SELECT 1 FROM pg_locks l

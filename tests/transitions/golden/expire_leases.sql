@@ -12,7 +12,7 @@ WITH held AS MATERIALIZED (
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
 ), judged AS MATERIALIZED (
-    -- With one step that was lost too often, all that its job lost at once end.
+    -- If one step was lost too often, all steps that its job lost in this batch fail with it.
     SELECT held.id, bool_or(held.losses >= $2) OVER (PARTITION BY held.job_id) AS spent FROM held
 ), failed AS (
     UPDATE task t
@@ -28,6 +28,7 @@ WITH held AS MATERIALIZED (
     SELECT id, epoch, cause, code, message, retryable FROM failed
 )
 , rest AS (
+    -- The other open steps of the jobs that fail.
     UPDATE task s
     SET status = CASE WHEN s.status = 'running' THEN 'cancelled' ELSE 'skipped' END,
         lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
@@ -36,6 +37,7 @@ WITH held AS MATERIALIZED (
       AND s.status IN ('blocked', 'pending', 'running', 'retry', 'waiting')
     RETURNING s.id, s.job_id, s.step, s.position, s.epoch, s.status
 ), news AS (
+    -- One event for each task, numbered within the job; the settled tasks come first.
     SELECT n.*, row_number() OVER (PARTITION BY job_id ORDER BY first, position) AS nth,
            count(*) OVER (PARTITION BY job_id) AS n
     FROM (
@@ -47,6 +49,7 @@ WITH held AS MATERIALIZED (
         SELECT 1, id, job_id, step, position, epoch, status, NULL FROM rest
     ) AS n
 ), advanced AS (
+    -- `ended`: the first failed step of a job that fails; its error becomes the job's.
     UPDATE job j
     SET status = CASE WHEN ended.code IS NULL THEN j.status ELSE 'failed' END,
         error = CASE WHEN ended.code IS NULL THEN j.error

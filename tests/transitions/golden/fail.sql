@@ -53,6 +53,7 @@ WITH asked AS MATERIALIZED (
     SELECT id, epoch, cause, code, message, retryable FROM failed
 )
 , rest AS (
+    -- The other open steps of the jobs that fail.
     UPDATE task s
     SET status = CASE WHEN s.status = 'running' THEN 'cancelled' ELSE 'skipped' END,
         lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
@@ -61,6 +62,7 @@ WITH asked AS MATERIALIZED (
       AND s.status IN ('blocked', 'pending', 'running', 'retry', 'waiting')
     RETURNING s.id, s.job_id, s.step, s.position, s.epoch, s.status
 ), news AS (
+    -- One event for each task, numbered within the job; the settled tasks come first.
     SELECT n.*, row_number() OVER (PARTITION BY job_id ORDER BY first, position) AS nth,
            count(*) OVER (PARTITION BY job_id) AS n
     FROM (
@@ -72,6 +74,7 @@ WITH asked AS MATERIALIZED (
         SELECT 1, id, job_id, step, position, epoch, status, NULL FROM rest
     ) AS n
 ), advanced AS (
+    -- `ended`: the first failed step of a job that fails; its error becomes the job's.
     UPDATE job j
     SET status = CASE WHEN ended.code IS NULL THEN j.status ELSE 'failed' END,
         error = CASE WHEN ended.code IS NULL THEN j.error
