@@ -1,8 +1,8 @@
-"""How much an evaluation of a JSON Schema would visit: its expanded size.
+"""The cost of a JSON Schema: how many nodes an evaluation would visit, called the expanded size.
 
-A node is a subschema, or a value in `enum` and `const`, or a character of a pattern. A `$ref` counts as much as what it
-refers to, so two references in each of 27 definitions count 2^27. Recursion through the payload (a tree's children)
-counts once: there the payload's own size, and the evaluator's time limit, are the bounds.
+A node is a subschema, or a value in `enum` and `const`, or a character of a pattern. A `$ref` counts as much as its
+target, so two references in each of 27 definitions count 2^27. Recursion through the payload (a tree's children) counts
+once: the payload's own size and the evaluator's time limit bound it.
 """
 
 from __future__ import annotations
@@ -13,31 +13,35 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import unquote, urldefrag
 
-#: Keywords that apply subschemas to the same value: one subschema, a list, a mapping of names.
+#: Keywords that apply subschemas to the same value: a single subschema, a list, a mapping by name.
 _SAME_ONE = ("not", "if", "then", "else")
 _SAME_LIST = ("allOf", "anyOf", "oneOf")
 _SAME_MAP = ("dependentSchemas",)
-#: ... and to a part of the value.
+#: Keywords that apply subschemas to a part of the value.
 _PART_ONE = ("items", "additionalProperties", "unevaluatedItems", "unevaluatedProperties", "contains", "propertyNames")
 _PART_LIST = ("prefixItems",)
 _PART_MAP = ("properties", "patternProperties")
 _REFS = ("$ref", "$dynamicRef")
-#: Evaluating these asks once more of all subschemas beside them what they have evaluated.
+#: These keywords evaluate all subschemas beside them a second time, to learn which parts those have evaluated.
 _UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
 
-#: What a reference costs that leads out of the document, as to a metaschema: nobody counts what it refers to.
+#: The cost of a reference out of the document, as to a metaschema: its target is not counted.
 _ELSEWHERE = 1000
 _REPEATED = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
-#: A count is cut here, so that no sum of sums becomes a number of a million digits.
+#: The highest count, so that no sum of sums becomes a number of a million digits.
 _MOST = 10**9
 
 
 class InPlaceCycle(Exception):
-    """A schema refers to itself without going deeper into the value: its evaluation would never end."""
+    """The schema refers to itself for the same value: its evaluation would never end."""
 
 
 @dataclass(eq=False, slots=True)
 class _Node:
+    """A subschema. `own`: its keywords' cost. `doubled`: `same` counts twice. `same`, `parts`: the subschemas for the
+    same value, and for its parts. `group`: its strongly connected component; -1 before it is known.
+    """
+
     own: int
     doubled: bool = False
     same: list[_Node] = field(default_factory=list)
@@ -47,9 +51,9 @@ class _Node:
 
 
 def expanded_size(schema: Any) -> int:
-    """Count what an evaluation would visit, at most 10^9. Raises InPlaceCycle.
+    """How many nodes an evaluation would visit, at most 10^9. Raises InPlaceCycle.
 
-    It goes along chains of references by recursion: the interpreter's limit has to be high.
+    Follows chains of references by recursion: the interpreter's recursion limit must be high.
     """
     root = _Document(schema).node(schema)
     _number_groups(root)
@@ -57,7 +61,7 @@ def expanded_size(schema: Any) -> int:
 
 
 class _Document:
-    """Makes nodes of a document's subschemas, each once. References are found by pointer, anchor or `$id`."""
+    """Makes one node for each subschema of a document. Resolves references by pointer, anchor or `$id`."""
 
     def __init__(self, schema: Any) -> None:
         self._schema = schema
@@ -68,20 +72,20 @@ class _Document:
         self._base_of: dict[int, str] = {}
         self._index(schema, "")
 
-    def _index(self, found: Any, base: str) -> None:
-        if isinstance(found, dict):
-            if isinstance(name := found.get("$id"), str):
-                base = "" if found is self._schema else urldefrag(name)[0]
-                self._by_uri[urldefrag(name)[0]] = self._by_uri[base] = found
-            self._base_of[id(found)] = base
+    def _index(self, value: Any, base: str) -> None:
+        if isinstance(value, dict):
+            if isinstance(name := value.get("$id"), str):
+                base = "" if value is self._schema else urldefrag(name)[0]
+                self._by_uri[urldefrag(name)[0]] = self._by_uri[base] = value
+            self._base_of[id(value)] = base
             for keyword in ("$anchor", "$dynamicAnchor"):
-                if isinstance(name := found.get(keyword), str):
-                    self._anchors[base, name] = found
-            if isinstance(name := found.get("$dynamicAnchor"), str):
-                self._dynamic.setdefault(name, []).append(found)
-        values = found.values() if isinstance(found, dict) else found if isinstance(found, list) else ()
-        for value in values:
-            self._index(value, base)
+                if isinstance(name := value.get(keyword), str):
+                    self._anchors[base, name] = value
+            if isinstance(name := value.get("$dynamicAnchor"), str):
+                self._dynamic.setdefault(name, []).append(value)
+        children = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+        for child in children:
+            self._index(child, base)
 
     def node(self, schema: Any) -> _Node:
         if not isinstance(schema, dict):
@@ -92,8 +96,8 @@ class _Document:
         node = self._nodes[id(schema)] = _Node(
             1 + _own(schema), doubled=any(keyword in schema for keyword in _UNEVALUATED)
         )
-        node.same += [self.node(one) for one in _under(schema, _SAME_ONE, _SAME_LIST, _SAME_MAP)]
-        node.parts += [self.node(one) for one in _under(schema, _PART_ONE, _PART_LIST, _PART_MAP)]
+        node.same += [self.node(subschema) for subschema in _under(schema, _SAME_ONE, _SAME_LIST, _SAME_MAP)]
+        node.parts += [self.node(subschema) for subschema in _under(schema, _PART_ONE, _PART_LIST, _PART_MAP)]
         for keyword in _REFS:
             if isinstance(reference := schema.get(keyword), str):
                 for target in self._targets(schema, reference, dynamic=keyword == "$dynamicRef"):
@@ -101,7 +105,7 @@ class _Document:
         return node
 
     def _targets(self, schema: dict[str, Any], reference: str, *, dynamic: bool) -> list[Any]:
-        """What the reference may mean; None for what is not in this document."""
+        """The possible targets of the reference; None stands for a target outside this document."""
         uri, fragment = urldefrag(reference)
         fragment = unquote(fragment)
         if dynamic and (found := self._dynamic.get(fragment)):
@@ -112,16 +116,16 @@ class _Document:
         return [_at(self._by_uri.get(base), fragment)]
 
 
-def _at(found: Any, pointer: str) -> Any:
+def _at(value: Any, pointer: str) -> Any:
     for part in pointer.split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(name)
-        elif isinstance(found, list) and name.isdecimal() and int(name) < len(found):
-            found = found[int(name)]
+        if isinstance(value, dict):
+            value = value.get(name)
+        elif isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
         else:
             return None
-    return found
+    return value
 
 
 def _under(
@@ -131,32 +135,32 @@ def _under(
         if keyword in schema:
             yield schema[keyword]
     for keyword in lists:
-        if isinstance(found := schema.get(keyword), list):
-            yield from found
+        if isinstance(subschemas := schema.get(keyword), list):
+            yield from subschemas
     for keyword in maps:
-        if isinstance(found := schema.get(keyword), dict):
-            yield from found.values()
+        if isinstance(by_name := schema.get(keyword), dict):
+            yield from by_name.values()
 
 
 def _own(schema: Mapping[str, Any]) -> int:
-    """What the keywords of one subschema cost themselves."""
+    """The cost of a subschema's own keywords."""
     size = len(schema) + sum(_values(schema[keyword]) for keyword in ("enum", "const", "required") if keyword in schema)
     if isinstance(needed := schema.get("dependentRequired"), dict):
         size += _values(needed)
     if isinstance(pattern := schema.get("pattern"), str):
-        size += _of_pattern(pattern)
+        size += _pattern_cost(pattern)
     if isinstance(patterns := schema.get("patternProperties"), dict):
-        size += sum(map(_of_pattern, patterns))
+        size += sum(map(_pattern_cost, patterns))
     return size
 
 
-def _values(found: Any) -> int:
-    if isinstance(found, dict):
-        return 1 + sum(map(_values, found.values()))
-    return 1 + sum(map(_values, found)) if isinstance(found, list) else 1
+def _values(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(_values, value.values()))
+    return 1 + sum(map(_values, value)) if isinstance(value, list) else 1
 
 
-def _of_pattern(pattern: str) -> int:
+def _pattern_cost(pattern: str) -> int:
     """Its length, with every counted repetition taken as if it stood around all of it; far more than it costs."""
     size = len(pattern)
     for least, most in _REPEATED.findall(pattern):
@@ -186,17 +190,17 @@ def _number_groups(root: _Node) -> None:
     visit(root)
 
 
-def _total(node: _Node, under_way: set[_Node]) -> int:
+def _total(node: _Node, visiting: set[_Node]) -> int:
     if node.total is not None:
         return node.total
-    if node in under_way:
+    if node in visiting:
         raise InPlaceCycle
-    under_way.add(node)
-    same = sum(_total(other, under_way) for other in node.same)
+    visiting.add(node)
+    same = sum(_total(other, visiting) for other in node.same)
     if node.doubled:
         same *= 2
-    # a part that leads back is evaluated once for each level of the payload, not of the schema
-    parts = sum(1 if other.group == node.group else _total(other, under_way) for other in node.parts)
-    under_way.discard(node)
+    # recursion through a part ends with the payload, so the part counts once
+    parts = sum(1 if other.group == node.group else _total(other, visiting) for other in node.parts)
+    visiting.discard(node)
     node.total = min(_MOST, node.own + same + parts)
     return node.total

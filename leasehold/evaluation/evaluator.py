@@ -1,9 +1,9 @@
-"""Evaluates what clients wrote, so that no schema and no payload can stop the process that was asked.
+"""The evaluator: it checks the schemas and payloads of clients so that none can stop the process that asks.
 
-Two lanes, each with a child process that starts when it is first needed. A question goes to the quick lane, where it
-may take a few milliseconds. Where that is not enough, the child is killed, and the question, like all others of its
-tenant for a minute, goes to the slow lane. So the tenants whose schemas are cheap wait for nobody's whose are not. A
-tenant has one question under way at a time, so that the others come next.
+There are two child processes, each started when first needed. A question goes to the quick child, where it may take a
+few milliseconds of CPU. If that is not enough, the kernel kills the child, and the question goes to the slow child, as
+do all questions of its tenant for a minute. So a tenant with cheap schemas waits for no expensive ones. A tenant has
+one question in work at a time, so that other tenants get turns.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from leasehold.evaluation.flat import FlatSchemas
 from leasehold.evaluation.process import Died, Late, Process
 from leasehold.settings import Settings
 
-#: The quick lane's share of the CPU time that an evaluation may take.
-_QUICK = 0.1
-#: How long a tenant stays in the slow lane, and how long a refusal for its cost is remembered.
+#: The quick child's share of the CPU time that an evaluation may take.
+_QUICK_SHARE = 0.1
+#: How long a tenant's questions go to the slow child, and how long a refusal for its cost is remembered.
 _SLOW_SECONDS = 60.0
 _REFUSED_SECONDS = 600.0
-_REFUSALS = 4096
+_MAX_REFUSALS = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """How much an evaluation may take; the settings of these names say what each is for."""
+    """How much an evaluation may take; the settings of the same names describe each."""
 
     schema_max_size: int
     cpu_seconds: float
@@ -61,28 +61,29 @@ class _Tenant:
 
 
 class Evaluator:
-    """`async with evaluating(settings)` makes one; it may be used by any number of tasks of one event loop."""
+    """Checks schemas and payloads, for any number of tasks of one event loop. `evaluating(settings)` opens it."""
 
     def __init__(self, terms: Terms) -> None:
         self._terms = terms
         self._flat = FlatSchemas()
-        self._quick = _Batcher(terms, terms.cpu_seconds * _QUICK)
-        self._slow = _Batcher(terms, terms.cpu_seconds)
+        self._quick = _Child(terms, terms.cpu_seconds * _QUICK_SHARE)
+        self._slow = _Child(terms, terms.cpu_seconds)
         self._tenants: defaultdict[str, _Tenant] = defaultdict(_Tenant)
         self._slow_until: dict[str, float] = {}
         self._refused: OrderedDict[tuple[str, bytes], float] = OrderedDict()
-        self._under_way: set[asyncio.Task[dict[str, Any]]] = set()
+        self._running: set[asyncio.Task[dict[str, Any]]] = set()
 
     async def check_schema(self, tenant_id: str, schema: dict[str, Any]) -> None:
-        """Raises Invalid: `invalid_request` for what is no JSON Schema 2020-12, `schema_too_complex`; and what `_asked`
-        raises.
+        """Raises Invalid `invalid_request` when `schema` is not a JSON Schema 2020-12, Invalid `schema_too_complex`,
+        and what
+        `_ask` raises.
         """
         encoded = orjson.dumps(schema)
         question = _Question(_name(encoded), encoded, [], self._terms.schema_max_size)
         too_complex = Invalid(
             "schema_too_complex", "To check this schema takes too long: use fewer patterns, or shorter ones."
         )
-        answer = await self._asked(tenant_id, question, too_complex)
+        answer = await self._ask(tenant_id, question, too_complex)
         if "cost" in answer:
             raise Invalid(
                 "schema_too_complex",
@@ -94,8 +95,8 @@ class Evaluator:
             raise Invalid("invalid_request", f"payload_schema is not a JSON Schema 2020-12: {answer['no_schema']}")
 
     async def check(self, tenant_id: str, schema: dict[str, Any], payloads: Sequence[bytes]) -> None:
-        """Payloads as JSON, against a schema that a client wrote. Raises Invalid: `invalid_payload`, naming the path,
-        with `place` as the first that does not fit; `payload_too_complex`; and what `_asked` raises.
+        """Check JSON payloads against a schema that a client wrote. Raises Misfit `invalid_payload` for the first
+        payload that does not fit, with its `place` and the path; Invalid `payload_too_complex`; and what `_ask` raises.
         """
         if not schema:
             return
@@ -103,43 +104,43 @@ class Evaluator:
         validator = self._flat.validator(encoded, sum(map(len, payloads)))
         if validator is not None:
             for place, payload in enumerate(payloads):
-                if (wrong := misfit(validator, orjson.loads(payload))) is not None:
-                    raise Misfit(place, "invalid_payload", sentence(*wrong))
+                if (problem := misfit(validator, orjson.loads(payload))) is not None:
+                    raise Misfit(place, "invalid_payload", sentence(*problem))
             return
         question = _Question(_name(encoded), encoded, payloads)
         too_complex = Invalid(
             "payload_too_complex", "To check this payload against its template's schema takes too long."
         )
-        answer = await self._asked(tenant_id, question, too_complex)
+        answer = await self._ask(tenant_id, question, too_complex)
         if "place" in answer:
-            said = sentence(answer["path"], answer["message"])
-            raise Misfit(answer["place"], "invalid_payload", said)
-        if answer:  # a schema that was stored before this was refused
+            raise Misfit(answer["place"], "invalid_payload", sentence(answer["path"], answer["message"]))
+        if answer:  # the schema cannot be used: it was stored by a release that allowed more
             raise too_complex
 
-    async def _asked(self, tenant_id: str, question: _Question, too_complex: Invalid) -> dict[str, Any]:
-        """Raises `too_complex`; TooMany, when too many of the tenant's wait; Unavailable, when the machine is so busy
-        that the child did not get the CPU time which it may use.
+    async def _ask(self, tenant_id: str, question: _Question, too_complex: Invalid) -> dict[str, Any]:
+        """A child's answer. Raises `too_complex`; TooMany when too many questions of the tenant wait; Unavailable when
+        the machine is so busy that the child did not get its CPU time.
         """
-        name = (tenant_id, question.digest())
-        if (until := self._refused.get(name)) is not None and until > monotonic():
+        refusal = (tenant_id, question.digest())
+        if (until := self._refused.get(refusal)) is not None and until > monotonic():
             raise too_complex
         tenant = self._tenants[tenant_id]
         if tenant.waiting >= self._terms.waiting:
             raise self._too_many("Too many payloads of this tenant wait to be checked.")
         tenant.waiting += 1
         try:
-            async with asyncio.timeout(self._terms.wall_seconds) as patience:
+            async with asyncio.timeout(self._terms.wall_seconds) as timeout:
                 await tenant.turn.acquire()
-                patience.reschedule(None)
-                # a client that leaves must not have a child killed: the question goes on, and keeps the tenant's turn
+                timeout.reschedule(None)
+                # a task of its own: a client that disconnects must not kill a child. The question keeps the tenant's
+                # turn.
                 task = asyncio.create_task(self._in_turn(tenant_id, tenant, question))
-            self._under_way.add(task)
-            task.add_done_callback(self._under_way.discard)
+            self._running.add(task)
+            task.add_done_callback(self._running.discard)
             return await asyncio.shield(task)
         except Died:
-            self._refused[name] = monotonic() + _REFUSED_SECONDS
-            if len(self._refused) > _REFUSALS:
+            self._refused[refusal] = monotonic() + _REFUSED_SECONDS
+            if len(self._refused) > _MAX_REFUSALS:
                 self._refused.popitem(last=False)
             raise too_complex from None
         except Late:
@@ -151,8 +152,8 @@ class Evaluator:
             if not tenant.waiting and not tenant.turn.locked():
                 self._tenants.pop(tenant_id, None)
 
-    def _too_many(self, said: str) -> TooMany:
-        return TooMany("evaluations_waiting", said, policy="evaluations", most=self._terms.waiting, retry_after=1)
+    def _too_many(self, message: str) -> TooMany:
+        return TooMany("evaluations_waiting", message, policy="evaluations", most=self._terms.waiting, retry_after=1)
 
     async def _in_turn(self, tenant_id: str, tenant: _Tenant, question: _Question) -> dict[str, Any]:
         try:
@@ -161,22 +162,22 @@ class Evaluator:
                     return await self._quick.ask(question)
                 except Died:
                     now = monotonic()
-                    self._slow_until = {one: until for one, until in self._slow_until.items() if until > now}
+                    self._slow_until = {name: until for name, until in self._slow_until.items() if until > now}
                     self._slow_until[tenant_id] = now + _SLOW_SECONDS
             return await self._slow.ask(question)
         finally:
             tenant.turn.release()
 
     async def close(self) -> None:
-        for task in self._under_way:
+        for task in self._running:
             task.cancel()
-        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await asyncio.gather(*self._running, return_exceptions=True)
         await self._quick.close()
         await self._slow.close()
 
 
 class Misfit(Invalid):
-    """What is wrong with the payload at `place` of many."""
+    """The payload at position `place` does not fit."""
 
     def __init__(self, place: int, code: str, message: str) -> None:
         super().__init__(code, message)
@@ -193,7 +194,7 @@ def _name(schema: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """`most`: the schema is to be counted, too."""
+    """A question to a child. `most`: the child counts the schema first, and refuses a greater cost."""
 
     name: str
     schema: bytes
@@ -207,16 +208,16 @@ class _Question:
         return digest.digest()
 
     def encoded(self, *, with_schema: bool) -> bytes:
-        said: dict[str, Any] = {"name": self.name, "payloads": [orjson.Fragment(one) for one in self.payloads]}
+        body: dict[str, Any] = {"name": self.name, "payloads": [orjson.Fragment(text) for text in self.payloads]}
         if with_schema or self.most is not None:
-            said["schema"] = orjson.Fragment(self.schema)
+            body["schema"] = orjson.Fragment(self.schema)
         if self.most is not None:
-            said["most"] = self.most
-        return orjson.dumps(said)
+            body["most"] = self.most
+        return orjson.dumps(body)
 
 
-class _Batcher:
-    """A child process and the queue before it: who comes first is asked first."""
+class _Child:
+    """A child process that is replaced when it dies, and the queue of the questions that wait for it."""
 
     def __init__(self, terms: Terms, cpu_seconds: float) -> None:
         self._terms = terms
@@ -225,28 +226,29 @@ class _Batcher:
         self._process: Process | None = None
 
     async def ask(self, question: _Question) -> dict[str, Any]:
-        """Raises Died and Late. A child that had answered others before, and died of something else than the time, is
-        no witness: what they left behind may have filled its memory. Then a fresh one is asked.
+        """Raises Died and Late. If a child that has answered other questions dies for another reason than CPU time,
+        their remains may have filled its memory: a new child gets the question once more.
         """
         async with self._turn:
-            process = await self._child()
+            process = await self._living_process()
             fresh = process.asked == 0
             try:
                 return await self._exchange(process, question)
             except Died as death:
                 if death.spent or fresh:
                     raise
-            return await self._exchange(await self._child(), question)
+            return await self._exchange(await self._living_process(), question)
 
     async def _exchange(self, process: Process, question: _Question) -> dict[str, Any]:
+        """Ask by the schema's name first, and with the schema when the child does not know it."""
         for with_schema in (False, True):
-            asked = question.encoded(with_schema=with_schema)
-            answer = await process.ask(asked, self._cpu_seconds, self._terms.wall_seconds)
+            body = question.encoded(with_schema=with_schema)
+            answer = await process.ask(body, self._cpu_seconds, self._terms.wall_seconds)
             if "unknown" not in answer:
                 break
         return answer
 
-    async def _child(self) -> Process:
+    async def _living_process(self) -> Process:
         if self._process is None or not self._process.alive:
             self._process = await Process.start(self._terms.memory_bytes)
         return self._process

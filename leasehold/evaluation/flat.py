@@ -1,8 +1,8 @@
-"""Schemas that are evaluated where they are met, without a child process, because their cost is bounded by their size.
+"""Flat schemas: the parent evaluates them without a child process, because their size bounds their cost.
 
-Such a schema is small and visits every value of the payload exactly once: no reference, no combination, no pattern.
-So an evaluation compares each value of the payload with at most `weight` values of the schema, and bytes times weight
-is an upper bound. What is above the bound goes to the evaluator, as does every other schema.
+A flat schema is small and visits every value of the payload exactly once: it has no reference, combination or pattern.
+An evaluation compares each value of the payload with at most `weight` values of the schema, so payload bytes times
+weight is an upper bound of the work. Work above the bound goes to the evaluator's child, as does every other schema.
 """
 
 from __future__ import annotations
@@ -13,10 +13,11 @@ from typing import Any, Final
 import orjson
 from jsonschema_rs import Draft202012Validator, ReferencingError, RegexOptions, ValidationError
 
-#: Schema bytes, and the product of payload bytes and weight, that are evaluated in an event loop: about a millisecond.
-_MOST_SCHEMA = 4096
-_MOST_STEPS = 200_000
-_KEPT = 256
+#: Bytes of a schema, and payload bytes times weight: the event loop then works about a millisecond.
+_MAX_SCHEMA_BYTES = 4096
+_MAX_STEPS = 200_000
+#: Compiled schemas that are kept.
+_MAX_VALIDATORS = 256
 
 _KEYWORDS: Final = frozenset(
     {
@@ -29,7 +30,7 @@ _KEYWORDS: Final = frozenset(
 
 
 def weight(schema: Any) -> int | None:
-    """The most that one value of a payload is compared with; None for a schema that is not flat."""
+    """With how many values of the schema one value of a payload is compared at most; None: the schema is not flat."""
     if isinstance(schema, bool):
         return 1
     if not isinstance(schema, dict) or not schema.keys() <= _KEYWORDS:
@@ -39,54 +40,56 @@ def weight(schema: Any) -> int | None:
         return None
     own = len(schema) + len(properties)
     own += sum(_values(schema[keyword]) for keyword in ("enum", "const", "required") if keyword in schema)
-    under = [weight(one) for one in properties.values()]
-    under += [weight(schema[keyword]) for keyword in ("additionalProperties", "items") if keyword in schema]
+    subschemas = [weight(subschema) for subschema in properties.values()]
+    subschemas += [weight(schema[keyword]) for keyword in ("additionalProperties", "items") if keyword in schema]
     heaviest = own
-    for one in under:
-        if one is None:
+    for subschema_weight in subschemas:
+        if subschema_weight is None:
             return None
-        heaviest = max(heaviest, one)
+        heaviest = max(heaviest, subschema_weight)
     return heaviest
 
 
-def _values(found: Any) -> int:
-    if isinstance(found, dict):
-        return 1 + sum(map(_values, found.values()))
-    return 1 + sum(map(_values, found)) if isinstance(found, list) else 1
+def _values(value: Any) -> int:
+    if isinstance(value, dict):
+        return 1 + sum(map(_values, value.values()))
+    return 1 + sum(map(_values, value)) if isinstance(value, list) else 1
 
 
 class FlatSchemas:
-    """The validators of the flat schemas that were met last; safe to ask for any schema."""
+    """Keeps the validators of recent flat schemas. Any schema may be asked for."""
 
     def __init__(self) -> None:
         self._known: OrderedDict[bytes, tuple[int, Draft202012Validator] | None] = OrderedDict()
 
     def validator(self, schema: bytes, payload_bytes: int) -> Draft202012Validator | None:
-        """A validator for what may be evaluated here; None for what must not."""
-        if len(schema) > _MOST_SCHEMA:
+        """The validator, if the parent may evaluate this; None: it must not."""
+        if len(schema) > _MAX_SCHEMA_BYTES:
             return None
         if schema in self._known:
             self._known.move_to_end(schema)
         else:
-            self._known[schema] = _made(orjson.loads(schema))
-            if len(self._known) > _KEPT:
+            self._known[schema] = _compile_flat(orjson.loads(schema))
+            if len(self._known) > _MAX_VALIDATORS:
                 self._known.popitem(last=False)
         known = self._known[schema]
-        if known is None or known[0] * payload_bytes > _MOST_STEPS:
+        if known is None or known[0] * payload_bytes > _MAX_STEPS:
             return None
         return known[1]
 
 
-def _made(schema: Any) -> tuple[int, Draft202012Validator] | None:
+def _compile_flat(schema: Any) -> tuple[int, Draft202012Validator] | None:
     heaviest = weight(schema)
     if heaviest is None:
         return None
     try:
         return heaviest, compiled(schema)
-    except (ValidationError, ReferencingError, ValueError):  # no schema at all: the evaluator says what is wrong
+    except (ValidationError, ReferencingError, ValueError):  # not a JSON Schema: the evaluator reports why
         return None
 
 
 def compiled(schema: Any) -> Draft202012Validator:
-    """Offline, with patterns that take linear time. Raises ValidationError, ReferencingError or ValueError."""
+    """A validator that is offline and whose patterns take linear time. Raises ValidationError, ReferencingError or
+    ValueError.
+    """
     return Draft202012Validator(schema, validate_formats=True, pattern_options=RegexOptions(), offline=True)

@@ -1,4 +1,4 @@
-"""A child process of the evaluator as its parent sees it: start, ask, kill."""
+"""The evaluator's child process from the parent's side: start, ask, kill."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ from typing import Any
 
 import orjson
 
-from leasehold.evaluation.child import ANSWER, KEPT, QUESTION
+from leasehold.evaluation.child import ANSWER, ENVIRONMENT, QUESTION
 
-_MOST_ANSWER = 64 * 1024
+#: Bytes of an answer.
+_MAX_ANSWER = 64 * 1024
+#: How long a child that closed its pipe may take to end.
 _GRACE_SECONDS = 2.0
 
 
@@ -26,11 +28,11 @@ class Died(Exception):
 
 
 class Late(Exception):
-    """No answer came in time by the clock on the wall; the child has been killed."""
+    """No answer came within the elapsed time; the child has been killed."""
 
 
 class Process:
-    """One question at a time. `asked`: how many it has answered."""
+    """A child process, for one question at a time. `asked`: how many it has answered."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
@@ -39,7 +41,7 @@ class Process:
 
     @classmethod
     async def start(cls, memory_bytes: int) -> Process:
-        environment = {name: os.environ[name] for name in KEPT if name in os.environ}
+        environment = {name: os.environ[name] for name in ENVIRONMENT if name in os.environ}
         return cls(
             await asyncio.create_subprocess_exec(
                 sys.executable, "-B", "-P", "-m", "leasehold.evaluation.child", str(memory_bytes),
@@ -53,7 +55,7 @@ class Process:
         return self._process.returncode is None
 
     async def ask(self, question: bytes, cpu_seconds: float, wall_seconds: float) -> dict[str, Any]:
-        """Raises Died or Late; then, as when it is cancelled, the child is gone."""
+        """Raises Died or Late. After these, and after a cancellation, the child is dead."""
         assert self._process.stdin is not None
         try:
             async with asyncio.timeout(wall_seconds):
@@ -74,13 +76,13 @@ class Process:
     async def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         (size,) = ANSWER.unpack(await self._process.stdout.readexactly(ANSWER.size))
-        if size > _MOST_ANSWER:
+        if size > _MAX_ANSWER:
             raise EOFError
         answer: dict[str, Any] = orjson.loads(await self._process.stdout.readexactly(size))
         return answer
 
     async def _status(self) -> int:
-        """Of a child that closed its pipe: how it ended, as subprocess gives it. One that lingers is killed."""
+        """The exit status of a child that closed its pipe, as subprocess reports it. A child that lingers is killed."""
         try:
             async with asyncio.timeout(_GRACE_SECONDS):
                 return await self._process.wait()
@@ -88,8 +90,8 @@ class Process:
             return await self.end()
 
     async def end(self) -> int:
-        """Kill it if it still runs, and reap it. Its status as subprocess gives it."""
+        """Kill the child if it still runs, and reap it. Returns its exit status, as subprocess reports it."""
         if self._process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)  # Popen's own would reap it first, and asyncio lose its status
+                os.kill(self.pid, signal.SIGKILL)  # not Popen.kill: it would reap the child before asyncio
         return await asyncio.shield(asyncio.ensure_future(self._process.wait()))

@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Known:
-    """A template and what runs of it are made of."""
+    """A template, and the pipeline that runs of it use. `by_code`: code declares it."""
 
     template: Template
     pipeline: Pipeline
@@ -37,34 +37,34 @@ class Known:
 
     @cached_property
     def _validator(self) -> Draft202012Validator:
-        return compiled(self.template.payload_schema)  # it costs as much as a run's commit
+        return compiled(self.template.payload_schema)  # kept: compiling costs as much as a run's commit
 
     @property
     def independent(self) -> bool:
-        """Its runs leave each other alone."""
+        """Its runs do not exclude or replace each other."""
         return self.pipeline.terms.concurrency == "allow"
 
     def params_by_code(self, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a run of code, whose schema is trusted. Raises Invalid, naming what does not fit."""
-        if (wrong := misfit(self._validator, dict(payload))) is not None:
-            raise Invalid("invalid_payload", sentence(*wrong))
+        """The parameters of a run, for a template of code: its schema is trusted. Raises Invalid with the path."""
+        if (problem := misfit(self._validator, dict(payload))) is not None:
+            raise Invalid("invalid_payload", sentence(*problem))
         try:
             return self.pipeline.params.model_validate(payload).model_dump(mode="json")
         except ValidationError as error:
             first = error.errors()[0]
-            said = sentence("".join(f"/{part}" for part in first["loc"]), first["msg"])
-            raise Invalid("invalid_payload", said) from None
+            path = "".join(f"/{part}" for part in first["loc"])
+            raise Invalid("invalid_payload", sentence(path, first["msg"])) from None
 
 
 class Templates:
-    """Looks templates up, and checks payloads against them. `pipelines`: what the code of this installation declares;
-    `evaluator`: the process's own, which whoever opened it closes.
+    """Looks templates up, and checks payloads against them. `pipelines`: those that this installation's code declares.
+    `evaluator`: the process's own; its opener closes it.
     """
 
     def __init__(self, pipelines: Pipelines, evaluator: Evaluator | None = None) -> None:
         self.pipelines = pipelines
         self._evaluator = evaluator if evaluator is not None else Evaluator(Terms.of(Settings()))
-        self._by_code: dict[str, Known] = {}  # made once: a JSON Schema costs as much as a run's commit
+        self._by_code: dict[str, Known] = {}  # kept: declaring costs as much as a run's commit
 
     def of_code(self) -> list[Known]:
         return [self._known(pipeline) for pipeline in self.pipelines if pipeline.terms.offered and not pipeline.inputs]
@@ -76,14 +76,14 @@ class Templates:
         return known
 
     def by_code(self, kind: str, version: int | None = None) -> Known | None:
-        """The template that code declares; it goes before any that a tenant wrote."""
+        """The template that code declares; it precedes any of a tenant with the same name."""
         for known in self.of_code():
             if known.template.type == kind and version in (None, known.template.version):
                 return known
         return None
 
     async def find(self, connection: Connection, tenant_id: str, kind: str, version: int | None = None) -> Known:
-        """The version, else the newest enabled one. Raises NotFound `template_not_found`."""
+        """The given version; without one the newest enabled. Raises NotFound `template_not_found`."""
         known = self.by_code(kind, version)
         if known is not None:
             return known
@@ -95,12 +95,14 @@ class Templates:
             version,
         )
         if row is None:
-            raise NotFound("template_not_found", "There is no such template, or none of it is enabled.")
+            raise NotFound("template_not_found", "There is no such template, or no version of it is enabled.")
         template = _read(row["declaration"])
         return Known(template, template.pipeline(), enabled=row["enabled"], by_code=False)
 
     async def of_run(self, connection: Connection, tenant_id: str, kind: str, version: int) -> Known:
-        """The template of a run that exists; of code whose version was raised since, as it is now. Raises NotFound."""
+        """The template of an existing run. A template of code is the current one, whatever its version. Raises
+        NotFound.
+        """
         return self.by_code(kind) or await self.find(connection, tenant_id, kind, version)
 
     async def find_usable(self, connection: Connection, tenant_id: str, kind: str, version: int | None) -> Known:
@@ -118,9 +120,9 @@ class Templates:
         return known
 
     async def params(self, tenant_id: str, known: Known, payload: Mapping[str, Any]) -> dict[str, Any]:
-        """The parameters of a run. Raises Invalid, naming what does not fit, and as Evaluator.check.
+        """The parameters of a run. Raises Invalid with the path that does not fit, and what Evaluator.check raises.
 
-        Hold no connection meanwhile where there is a choice: it may take as long as the evaluator's limits allow.
+        Hold no database connection meanwhile if you can: it may take as long as the evaluator's limits allow.
         """
         (params,) = await self.params_of_all(tenant_id, known, [payload])
         return params
@@ -128,7 +130,7 @@ class Templates:
     async def params_of_all(
         self, tenant_id: str, known: Known, payloads: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
-        """As `params`, of many. Raises Misfit, which says which, in place of Invalid."""
+        """As `params`, for many payloads. Raises Misfit with the payload's place, in place of Invalid."""
         checked: list[dict[str, Any]] = []
         encoded: list[bytes] = []
         async for payload in paced(payloads):
@@ -142,8 +144,8 @@ class Templates:
         return checked
 
     async def check(self, tenant_id: str, template: Template) -> None:
-        """Whether the template may be written. Raises Conflict: its name belongs to code; Invalid: an unknown handler,
-        or as Evaluator.check_schema.
+        """Check that the template may be written. Raises Conflict when its name belongs to code, Invalid for an unknown
+        handler, and what Evaluator.check_schema raises.
         """
         if template.type in self.pipelines:
             raise Conflict("template_reserved", "A pipeline of this installation has this name.")
@@ -154,7 +156,7 @@ class Templates:
             await self._evaluator.check_schema(tenant_id, template.payload_schema)
 
     async def write(self, connection: Connection, tenant_id: str, template: Template) -> None:
-        """Of a template that was checked. Raises Conflict when the version exists."""
+        """Write a template that `check` accepted. Raises Conflict when the version exists."""
         try:
             await connection.execute(
                 "INSERT INTO template (tenant_id, type, version, enabled, declaration) VALUES ($1, $2, $3, $4, $5)",
@@ -170,14 +172,14 @@ class Templates:
             ) from None
 
     def _check_handler(self, handler: str) -> None:
-        of, _, name = handler.partition(".")
-        offered = of in self.pipelines and self.pipelines[of].terms.offered
-        step = self.pipelines[of].by_name.get(name) if offered else None
+        pipeline, _, name = handler.partition(".")
+        offered = pipeline in self.pipelines and self.pipelines[pipeline].terms.offered
+        step = self.pipelines[pipeline].by_name.get(name) if offered else None
         if step is None or step.isolated:
             raise Invalid("unknown_worker_type", f"No handler {handler!r} is offered to templates.")
 
     async def enable(self, connection: Connection, tenant_id: str, kind: str, version: int, *, enabled: bool) -> None:
-        """Raises NotFound; a template of code cannot be disabled here: Conflict."""
+        """Enable or disable a version. Raises NotFound, and Conflict for a template of code: it is always enabled."""
         if kind in self.pipelines:
             raise Conflict("template_reserved", "Templates that code declares are always enabled.")
         if not await connection.fetchval(
@@ -197,20 +199,20 @@ class Templates:
             tenant_id,
             kind,
         )
-        found = [known for known in self.of_code() if kind in (None, known.template.type)]
+        listed = [known for known in self.of_code() if kind in (None, known.template.type)]
         for row in rows:
             try:
                 template = _read(row["declaration"])
-            except Conflict as error:  # the others are listed
+            except Conflict as error:  # list the others
                 log.warning("a template is left out of a list", tenant_id=tenant_id, code=error.code)
                 continue
-            found.append(Known(template, template.pipeline(), enabled=row["enabled"], by_code=False))
-        return sorted(found, key=lambda known: (known.template.type, -known.template.version))
+            listed.append(Known(template, template.pipeline(), enabled=row["enabled"], by_code=False))
+        return sorted(listed, key=lambda known: (known.template.type, -known.template.version))
 
 
 def _read(declaration: Any) -> Template:
-    """A template as it was written. Raises Conflict `template_unreadable`: the row was changed by hand, or written by a
-    release that allowed more.
+    """The template of a row. Raises Conflict `template_unreadable`: a person changed the row, or a release that allowed
+    more wrote it.
     """
     try:
         return Template.model_validate(declaration)

@@ -1,1 +1,3 @@
-"""Metrics that are read from the database: jobs, queues, workers, the broker. Above all other rooms of the core."""
+"""The exporter: metrics that are read from the database (jobs, queues, workers) and from the broker's connections. It
+stands above all other rooms of the core.
+"""

@@ -1,4 +1,4 @@
-"""What a process's own ends of the broker tell: whether they are up, and what arrived that was no hint."""
+"""Metrics of a process's own connections to the broker: whether they are up, and how many messages were no hints."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from leasehold.broker.base import Broker
 
 
 class BrokerParts(Collector):
-    """Asked at a scrape, so that nothing is counted in between."""
+    """Reads the broker's own counts at each scrape."""
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
@@ -20,22 +20,22 @@ class BrokerParts(Collector):
         return []
 
     def collect(self) -> Iterator[Metric]:
-        said = self._broker.describe()
+        state = self._broker.describe()
         up = GaugeMetricFamily(
             "leasehold_broker_up", "1 while hints can be sent and, in a worker, arrive", labels=["broker"]
         )
-        up.add_metric([self._broker.name], float(said["connected"]))
+        up.add_metric([self._broker.name], float(state["connected"]))
         yield up
         connects = CounterMetricFamily(
             "leasehold_broker_connects", "Connections to the broker: the first one, and each again", labels=["end"]
         )
-        for end, count in said["connects"].items():
+        for end, count in state["connects"].items():
             connects.add_metric([end], count)
         yield connects
         garbage = CounterMetricFamily("leasehold_broker_garbage", "Messages that were no hint of ours", labels=["kind"])
-        for kind, count in said.get("garbage", {}).items():
+        for kind, count in state.get("garbage", {}).items():
             garbage.add_metric([kind], count)
         yield garbage
         yield CounterMetricFamily(
-            "leasehold_broker_unroutable", "Hints that found no queue, which was made again", said.get("unroutable", 0)
+            "leasehold_broker_unroutable", "Hints that found no queue, which was made again", state.get("unroutable", 0)
         )

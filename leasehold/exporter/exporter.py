@@ -1,8 +1,9 @@
-"""What only the database knows (queues, leases, the outbox, its own health), told by one elected process.
+"""Metrics that only the database knows: queues, leases, the outbox, its own health. One elected process exports them.
 
-Every worker and every API process offers itself; the one that holds the leadership row looks every few seconds and
-adds what it saw to its /metrics, the others add nothing. So the numbers are there as long as anybody is, and two
-that tell them at once, around a change of leader, tell the same: dashboards take the greatest.
+Every worker and every API process offers itself. The process that holds the leadership row queries the database every
+few seconds and adds the answers to its /metrics; the others add nothing. So the metrics exist as long as any process
+lives. Around a change of leader two processes may export them: the values are the same, and dashboards use the
+greatest.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from leasehold.transitions.quarantine import is_away
 
 log = structlog.get_logger(__name__)
 
-#: Seconds between looks. Beside a backlog of ten thousand tasks one takes PostgreSQL up to a tenth of a second.
+#: Seconds between rounds. With a backlog of ten thousand tasks a round takes PostgreSQL up to a tenth of a second.
 EVERY = 10.0
-#: Beside much that has gone through and is not vacuumed yet a look takes longer, and then comes so seldom that it takes
-#: no more than this share of the time; but so often at least.
+#: With many deleted rows that are not vacuumed yet a round takes longer. Rounds then come so seldom that they take at
+#: most this share of the time, but at least once in this many seconds.
 _SHARE = 1 / 50
 _AT_LEAST_EVERY = 60.0
-#: The most queues that are told of.
+#: The most queues that are exported.
 MOST_QUEUES = 100
-#: The longest that one statement of a look may take, in seconds.
+#: The most seconds that one statement may take.
 _PATIENCE = 3.0
 
 LEADS = gauge("exporter_leads", "1 in the process that tells what only the database knows")
@@ -69,27 +70,27 @@ def _questions(silent: float) -> dict[str, tuple[str, tuple[object, ...]]]:
 
 
 async def look(connection: Connection, silent: float, of_kinds: Sequence[Question] = ()) -> Rows:
-    """All that one look finds. `silent`: seconds after which a worker that was not seen counts as silent.
+    """The rows of one round, by question. `silent`: a worker without a heartbeat for this many seconds is silent.
 
-    A question that the database refuses is left out and counted, and the others are asked. Raises one of TRY_AGAIN.
+    A question that the database refuses is counted and left out; the others are asked. Raises one of TRY_AGAIN.
     """
-    found: dict[str, Sequence[Any]] = {}
+    rows: dict[str, Sequence[Any]] = {}
     slow = 0
-    asked = _questions(silent) | {question.name: (question.statement, question.values) for question in of_kinds}
-    for name, (statement, values) in asked.items():
+    questions = _questions(silent) | {question.name: (question.statement, question.values) for question in of_kinds}
+    for name, (statement, values) in questions.items():
         try:
-            found[name] = await connection.fetch(statement, *values, timeout=_PATIENCE)
+            rows[name] = await connection.fetch(statement, *values, timeout=_PATIENCE)
         except (asyncpg.PostgresError, TimeoutError) as error:
             slow += isinstance(error, TimeoutError)
             if is_away(connection, error) or slow > 1:
                 raise
             EXPORTER_REFUSED.labels(name).inc()
             log.warning("the exporter's question was not answered", question=name, error=type(error).__name__)
-    return found
+    return rows
 
 
 class Exporter(Collector):
-    """`run` for as long as the process lives; registered, it adds the last look to what a scrape gets."""
+    """Asks the questions while `run` runs; once registered, adds the latest answers to each scrape."""
 
     def __init__(self, settings: Settings, owner: UUID, pool: Pool, of_kinds: Sequence[Question] = ()) -> None:
         self._of_kinds = of_kinds
@@ -97,7 +98,7 @@ class Exporter(Collector):
         self._pool = pool
         self._silent = 3 * settings.renew_seconds
         self._on = settings.metrics
-        self._seen: Rows | None = None
+        self._latest: Rows | None = None
         self._pauses = Pauses(share=_SHARE, least=EVERY, most=_AT_LEAST_EVERY)
         self._fresh_until = 0.0
 
@@ -114,36 +115,36 @@ class Exporter(Collector):
         leads = await workers.lead(connection, "exporter", self._owner, 3 * EVERY)
         LEADS.set(leads)
         if not leads:
-            self._seen = None
+            self._latest = None
             self._pauses.forget()
             return
         if not self._pauses.due:
             return
         began = monotonic()
         with LOOK_SECONDS.time():
-            self._seen = await look(connection, self._silent, self._of_kinds)
+            self._latest = await look(connection, self._silent, self._of_kinds)
         pause = self._pauses.done(began)
         self._fresh_until = monotonic() + 3 * pause
 
     def describe(self) -> list[Metric]:
-        """Nothing is promised: who leads, changes."""
+        """Promises no metrics, because the leader changes."""
         return []
 
     def collect(self) -> Iterator[Metric]:
-        """Nothing, unless we lead and what we saw is fresh: an old number is worse than none."""
-        seen = self._seen
-        if seen is not None and monotonic() < self._fresh_until:
-            yield from families(seen, self._of_kinds)
+        """The latest answers, if this process leads and they are fresh: an old number is worse than none."""
+        latest = self._latest
+        if latest is not None and monotonic() < self._fresh_until:
+            yield from families(latest, self._of_kinds)
 
 
-def families(seen: Rows, of_kinds: Sequence[Question] = ()) -> Iterator[Metric]:
-    """The metrics that a look amounts to."""
-    if "queues" in seen and "leases" in seen:
-        yield from _of_queues(seen["queues"], seen["leases"])
-    every = dict(_FAMILIES) | {question.name: question.families for question in of_kinds}
-    for name, of in every.items():
-        if name in seen:
-            yield from of(seen[name])
+def families(rows: Rows, of_kinds: Sequence[Question] = ()) -> Iterator[Metric]:
+    """The metrics of one round."""
+    if "queues" in rows and "leases" in rows:
+        yield from _of_queues(rows["queues"], rows["leases"])
+    by_name = dict(_FAMILIES) | {question.name: question.families for question in of_kinds}
+    for name, to_metrics in by_name.items():
+        if name in rows:
+            yield from to_metrics(rows[name])
 
 
 def _of_backlog(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
@@ -176,11 +177,12 @@ def _of_database(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 def _of_queues(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
     leased = {row["queue"]: row for row in leases}
-    # Those that workers serve, then those that have waited longest: tenants name queues, so there may be many.
+    # First the queues that workers serve, then those that have waited longest: tenants name queues, so there may be
+    # many.
     first = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MOST_QUEUES]
-    found = {row["queue"]: row for row in first}
-    names = sorted({*found, *sorted(leased)[:MOST_QUEUES]})
-    tasks = [((name, state), found[name][state]) for name in names if name in found for state in ("due", "later")]
+    by_queue = {row["queue"]: row for row in first}
+    names = sorted({*by_queue, *sorted(leased)[:MOST_QUEUES]})
+    tasks = [((name, state), by_queue[name][state]) for name in names if name in by_queue for state in ("due", "later")]
     tasks += [((name, "running"), leased[name]["running"] if name in leased else 0) for name in names]
     yield _labelled(
         "queue_tasks",
@@ -188,9 +190,9 @@ def _of_queues(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str
         ["queue", "state"],
         tasks,
     )
-    yield _per_queue("queue_oldest_due_seconds", "How long the oldest due task has waited", found, names, "oldest")
-    yield _per_queue("queue_workers", "Workers that serve the queue and are not draining", found, names, "workers")
-    yield _per_queue("queue_paused", "1 while somebody has paused the queue", found, names, "paused")
+    yield _per_queue("queue_oldest_due_seconds", "How long the oldest due task has waited", by_queue, names, "oldest")
+    yield _per_queue("queue_workers", "Workers that serve the queue and are not draining", by_queue, names, "workers")
+    yield _per_queue("queue_paused", "1 while somebody has paused the queue", by_queue, names, "paused")
     yield _per_queue("lease_oldest_seconds", "How long the oldest attempt has been running", leased, names, "oldest")
     yield _per_queue("leases_overdue", "Leases that have passed and that nobody has taken", leased, names, "overdue")
     yield _per_queue(
@@ -219,9 +221,9 @@ def _of_sessions(sessions: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
 
 
 def _of_slow(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    found = {"other": 0} | {row["statement"]: row["n"] for row in rows}
+    by_name = {"other": 0} | {row["statement"]: row["n"] for row in rows}
     meaning = "Statements that have been under way for over a second, by the name in their first line"
-    yield _labelled("database_slow_statements", meaning, ["statement"], [((name,), n) for name, n in found.items()])
+    yield _labelled("database_slow_statements", meaning, ["statement"], [((name,), n) for name, n in by_name.items()])
 
 
 _FAMILIES: Mapping[str, Callable[[Sequence[Mapping[str, Any]]], Iterator[Metric]]] = {
@@ -246,9 +248,9 @@ def _per_queue(
 def exporting(
     settings: Settings, owner: UUID, pool: Pool, broker: Broker, of_kinds: Sequence[Question] = ()
 ) -> Iterator[Exporter]:
-    """Add to /metrics what the database and the broker's connections tell; the caller runs the exporter.
+    """Add the metrics of the database and of the broker's connections to /metrics. The caller runs the exporter.
 
-    `of_kinds`: what kinds of work ask of the database, beside what the exporter asks itself.
+    `of_kinds`: the questions of kinds of work, in addition to the exporter's own.
     """
     exporter = Exporter(settings, owner, pool, of_kinds)
     parts: tuple[Collector, ...] = (exporter, BrokerParts(broker)) if settings.metrics else ()

@@ -1,4 +1,4 @@
-"""Jobs that ended, counted by whichever process ended them: workers, and the API for external workers and cancels."""
+"""Counts jobs that ended, in the process that ended them: a worker, or the API for external workers and cancels."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ JOB_SECONDS = spreads("job_duration_seconds", "From a job's submission to its su
 
 
 def jobs_ended(ends: Sequence[JobEnded]) -> None:
-    """Count them, once the transaction that ended them is committed."""
+    """Count the jobs. Call it once the transaction that ended them has committed."""
     for job in ends:
         JOBS.labels(job.pipeline, job.outcome).inc()
         if job.outcome == "succeeded":

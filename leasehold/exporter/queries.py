@@ -1,18 +1,18 @@
-"""What the exporter asks the database. Each statement reads small partial indexes or statistics, never a table.
+"""The exporter's statements. Each reads small partial indexes or statistics, never a whole table.
 
-A count stops at a cap: ten thousand waiting tasks or a million are the same news, and cost the same. It walks the
-index in order, for a bitmap would be made of all that there is. `now()` and not `clock_timestamp()`, because an index
-can be searched only for what stays the same during a statement.
+A count stops at a cap: ten thousand waiting tasks or a million mean the same to an operator, and then cost the same.
+The count reads the index in order, because a bitmap would read all entries. The statements use `now()` and not
+`clock_timestamp()`: an index can be searched only by a value that is constant during a statement.
 """
 
 from __future__ import annotations
 
-#: The most pairs of a tenant and a band, of all queues together, that a look goes through.
+#: The most lines (a queue, a band and a tenant) that one round reads.
 MOST_LINES = 2000
 
-# Tasks wait in lines, one a queue, band and tenant: found by jumping from one to the next in the index. A queue's cap
-# is shared by its lines. And the queues that workers serve, with tasks or without.
-# $1 the cap, $2 seconds after which a worker that was not seen is silent, $3 the most lines.
+# A line is the waiting tasks of one queue, band and tenant. The statement finds the lines by jumping through the index;
+# the lines of a queue share its cap. It also returns queues without tasks that workers serve.
+# $1 the cap, $2 seconds without a heartbeat after which a worker is silent, $3 the most lines.
 QUEUES = """
 -- exporter_queues
 WITH RECURSIVE line(queue, priority, tenant_id, nth) AS (
@@ -62,7 +62,7 @@ SELECT queue, coalesce(waiting.due, 0) AS due, coalesce(waiting.later, 0) AS lat
 FROM waiting FULL JOIN serving USING (queue)
 """
 
-# Leases: as many as attempts run, in a partial index of those alone. $1 the cap.
+# Reads the partial index of running tasks. $1 the cap.
 LEASES = """
 -- exporter_leases
 SELECT l.queue, count(*)::int AS running,
@@ -86,7 +86,7 @@ SELECT (SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) A
                  WHERE next_run_at IS NOT NULL ORDER BY next_run_at LIMIT 1), 0)::float8 AS schedule_oldest
 """
 
-# $1 seconds after which a worker that was not seen is silent.
+# $1 seconds without a heartbeat after which a worker is silent.
 WORKERS = """
 -- exporter_workers
 SELECT count(*) FILTER (WHERE heard AND NOT draining)::int AS serving,
@@ -100,7 +100,7 @@ QUARANTINE = """
 SELECT duty, count(*)::int AS n FROM quarantine WHERE retry_at > now() GROUP BY duty
 """
 
-# Estimates that PostgreSQL keeps by itself; an event's day is its own table. Sizes are asked of the file system.
+# PostgreSQL's own estimates. Events have a table for each day. Sizes come from the file system.
 TABLES = r"""
 -- exporter_tables
 SELECT regexp_replace(relname, '^event_.*', 'event') AS name, sum(n_live_tup)::float8 AS live,
@@ -108,7 +108,7 @@ SELECT regexp_replace(relname, '^event_.*', 'event') AS name, sum(n_live_tup)::f
 FROM pg_stat_user_tables WHERE schemaname = current_schema() GROUP BY 1
 """
 
-# Other roles' sessions show their ages only to members of pg_monitor; ours are always seen.
+# PostgreSQL shows the ages of other roles' sessions only to members of pg_monitor, and those of this role always.
 SESSIONS = """
 -- exporter_sessions
 SELECT coalesce(state, 'other') AS state, count(*)::int AS n,
@@ -122,8 +122,8 @@ WHERE datname = current_database() AND backend_type = 'client backend' AND pid <
 GROUP BY 1
 """
 
-# Statements of ours are named by their first line, so that PostgreSQL's own views and logs name them, too; all others
-# are `other`.
+# The platform's statements have their name in their first line, also in PostgreSQL's views and logs. All others are
+# `other`.
 SLOW = r"""
 -- exporter_slow
 SELECT CASE WHEN starts_with(application_name, 'leasehold ')

@@ -1,1 +1,1 @@
-"""Runs by the clock."""
+"""Schedules: runs that are submitted by the clock."""

@@ -1,5 +1,7 @@
-"""Firing schedules. Any number of schedulers may run this at once, and any of them may die in it: a schedule's row is
-locked while it fires, its runs and its next instant commit together, and (schedule, tick) is unique among runs.
+"""Firing: the schedulers submit the runs of schedules that are due, and the API backfills and runs a schedule now.
+
+Any number of schedulers may fire at once, and any may die meanwhile: a schedule's row is locked while it fires, its
+runs and its next instant commit together, and (schedule, tick) is unique among runs.
 """
 
 from __future__ import annotations
@@ -28,12 +30,12 @@ from leasehold.transitions.runs import Made, NewRun
 
 log = structlog.get_logger(__name__)
 
-#: A tick that is later than this was missed, and is the catch-up policy's.
+#: A tick older than this is a missed tick: the catch-up policy decides on it.
 ON_TIME = timedelta(seconds=60)
-#: Ticks of one schedule that are caught up, or filled in, in one go.
+#: The most ticks of one schedule that one firing, or one backfill, submits.
 MOST_TICKS = 100
 
-#: A template and the parameters of its runs, or why there are none.
+#: A template with the parameters of its runs, or the error that prevents them.
 Prepared: TypeAlias = tuple[Known, dict[str, Any]] | RequestError
 
 #: The duty's name in the quarantine.
@@ -84,12 +86,12 @@ async def fire_due(
     pause_after: int = STUCK_AFTER,
     admission: Admission | None = None,
 ) -> list[Made]:
-    """Make the runs of schedules whose time has come, each schedule in a transaction of its own. Publish what each
-    brings after this returns.
+    """Submit the runs of due schedules, each schedule in a transaction of its own. Publish the hints of each `Made`
+    after this returns.
 
-    A schedule that cannot be fired says so in `last_error`, and is tried again with growing pauses; after `pause_after`
-    such failures in a row it is paused. `admission` charges each tick to the tenant; one that it refuses stays due, is
-    tried again as above, and pauses nothing. None: nothing is charged.
+    A schedule that cannot be fired records `last_error`, and is tried again with growing pauses; after `pause_after`
+    such failures in a row it is paused. `admission` charges each tick to the tenant. A tick that it refuses stays due,
+    is tried again in the same way, and pauses nothing. None: nothing is charged.
     """
 
     async def due(schedule_id: UUID) -> list[Made]:
@@ -106,17 +108,20 @@ async def fire_due(
 
     made: list[Made] = []
     for statement, fire in ((_DUE, due), (_BUFFERED, buffered)):
-        for found in await connection.fetch(statement, limit):
-            work, failed = partial(fire, found["id"]), partial(_broken, connection, found["id"], pause_after)
-            made += await alone(connection, DUTY, found["id"], work, failed) or ()
+        for row in await connection.fetch(statement, limit):
+            schedule_id = row["id"]
+            work, failed = partial(fire, schedule_id), partial(_record_failure, connection, schedule_id, pause_after)
+            made += await alone(connection, DUTY, schedule_id, work, failed) or ()
     return made
 
 
-async def _broken(connection: Connection, schedule_id: UUID, pause_after: int, error: Exception, failures: int) -> None:
-    """A schedule could not even be tried: it says why, and pauses after so many failures, unless it is not at fault."""
-    its_fault = not isinstance(error, (TooMany, Unavailable))
-    await connection.execute(_REFUSED, schedule_id, described(error), its_fault)
-    if its_fault and failures >= pause_after:
+async def _record_failure(
+    connection: Connection, schedule_id: UUID, pause_after: int, error: Exception, failures: int
+) -> None:
+    """Record why the schedule could not be fired. Pause it after `pause_after` failures, if it is itself at fault."""
+    at_fault = not isinstance(error, (TooMany, Unavailable))
+    await connection.execute(_REFUSED, schedule_id, described(error), at_fault)
+    if at_fault and failures >= pause_after:
         await _pause(connection, schedule_id, f"it could not be fired {failures} times in a row", "broken")
 
 
@@ -141,19 +146,19 @@ async def _fire(
     due += cron.between(row["cron"], row["timezone"], due[0], row["now"], MOST_TICKS)
     made: list[Made] = []
     refused: datetime | None = None
-    if wanted := _wanted(row, due):
+    if ticks := _ticks_to_run(row, due):
         prepared = await prepare(connection, templates, row)
-        # What is refused is refused for each tick: it counts once.
-        for tick in wanted[-1:] if isinstance(prepared, RequestError) else wanted:
+        # An error refuses every tick alike: record it once.
+        for tick in ticks[-1:] if isinstance(prepared, RequestError) else ticks:
             try:
-                async with connection.transaction():  # a savepoint: what is refused cancels no other
+                async with connection.transaction():  # a savepoint: a refused tick undoes no other
                     made += await _start(connection, prepared, row, tick, keep_seconds, admission)
             except TooMany:
                 if not made:
                     raise
-                refused = tick  # and all that follow: the next turn begins with it
+                refused = tick  # the next firing begins with this tick
                 break
-    # With a full batch there may be more behind it: go on from the last that was looked at.
+    # After a full batch there may be more ticks: the next firing continues after the last one of this batch.
     after = due[-1] if len(due) > MOST_TICKS else row["now"]
     upcoming = refused or cron.next_after(row["cron"], row["timezone"], after)
     failures = await connection.fetchval(
@@ -178,8 +183,8 @@ async def _failed_too_often(connection: Connection, row: Any) -> bool:
     return len(states) == bound and all(state["status"] in ("failed", "expired") for state in states)
 
 
-def _wanted(row: Any, due: Sequence[datetime]) -> list[datetime]:
-    """Which of the ticks become runs: those on time, and of the missed ones what the policy says."""
+def _ticks_to_run(row: Any, due: Sequence[datetime]) -> list[datetime]:
+    """The ticks that become runs: those on time, and the missed ones that the catch-up policy allows."""
     on_time = [tick for tick in due if row["now"] - tick <= ON_TIME]
     window = timedelta(seconds=row["catch_up_seconds"])
     missed = [tick for tick in due if tick not in on_time and row["now"] - tick <= window]
@@ -198,9 +203,9 @@ async def _start(
     keep_seconds: int,
     admission: Admission | None,
 ) -> list[Made]:
-    """The run of one tick, as the overlap policy lets it be. One that is refused cancels no other.
+    """Submit the run of one tick, as the overlap policy allows. A refused run cancels no other run.
 
-    Raises TooMany: then nothing of this may be committed.
+    Raises TooMany: the caller must roll back.
     """
     if isinstance(prepared, RequestError):
         await _refused(connection, row["id"], tick, prepared)
@@ -215,9 +220,9 @@ async def _start(
         return []
     cancelled = unfinished if row["overlap"] == "cancel_other" else []
     if cancelled and not await without_run(connection, row["id"], [tick]):
-        return []  # a backfill has made it, and it may be the one that would be cancelled
+        return []  # a backfill has submitted this tick, and may be the run that would be cancelled
     try:
-        async with connection.transaction():  # a savepoint: who refuses the new run keeps the one before it
+        async with connection.transaction():  # a savepoint: if the new run is refused, the older run goes on
             freed, ended = await _cancelled(connection, row, cancelled)
             made = await _charged(connection, prepared, row, tick, keep_seconds, admission)
     except (TooMany, Unavailable):
@@ -233,7 +238,7 @@ async def _start(
 async def _cancelled(
     connection: Connection, row: Any, run_ids: Sequence[UUID]
 ) -> tuple[Sequence[ConcurrencyLimitName], Sequence[JobEnded]]:
-    """Ask the schedule's runs to stop: their gates, and those that ended at once."""
+    """Cancel the schedule's runs. Returns their concurrency limits, and the runs that ended at once."""
     if not run_ids:
         return [], []
     freed = await gates_of(connection, run_ids)
@@ -251,7 +256,7 @@ async def _charged(
     keep_seconds: int,
     admission: Admission | None,
 ) -> Made | None:
-    """None: the tick has its run already. Raises RequestError."""
+    """Submit the run and charge the tenant for it. None: the tick has its run already. Raises RequestError."""
     if admission is None:
         return await _make(connection, prepared, row, tick, keep_seconds)
     payer = Payer(row["tenant_id"])
@@ -272,9 +277,9 @@ async def _unfinished(connection: Connection, schedule_id: UUID) -> list[UUID]:
 
 
 async def prepare(connection: Connection, templates: Templates, row: Any) -> Prepared:
-    """What the schedule's runs are made of.
+    """The template and parameters of the schedule's runs, or the error that prevents them.
 
-    Raises TooMany and Unavailable where the payload could not be checked now: the tick stays due.
+    Raises TooMany and Unavailable when the payload cannot be checked now: the tick stays due.
     """
     try:
         known = await templates.find_schedulable(connection, row["tenant_id"], row["template"], row["version"])
@@ -286,19 +291,19 @@ async def prepare(connection: Connection, templates: Templates, row: Any) -> Pre
 
 
 async def without_run(connection: Connection, schedule_id: UUID, ticks: Sequence[datetime]) -> list[datetime]:
-    """Those of the ticks that made no run yet."""
+    """The ticks that have no run yet."""
     rows = await connection.fetch(
         "SELECT tick FROM run WHERE schedule_id = $1 AND tick = ANY($2::timestamptz[])", schedule_id, list(ticks)
     )
-    have = {row["tick"] for row in rows}
-    return [tick for tick in ticks if tick not in have]
+    with_run = {row["tick"] for row in rows}
+    return [tick for tick in ticks if tick not in with_run]
 
 
 async def start(
     connection: Connection, prepared: Prepared, row: Any, tick: datetime | None, keep_seconds: int
 ) -> Made | None:
-    """A run of the schedule now, for `tick`. None: that tick has its run already, or the run was refused; the schedule
-    then says why.
+    """Submit a run of the schedule now, for `tick`. None: the tick has its run already, or the run was refused; then
+    the schedule records why.
     """
     try:
         if isinstance(prepared, RequestError):
@@ -312,7 +317,7 @@ async def start(
 async def _make(
     connection: Connection, prepared: tuple[Known, dict[str, Any]], row: Any, tick: datetime | None, keep_seconds: int
 ) -> Made | None:
-    """None: the tick has its run already. Raises RequestError."""
+    """Submit the run. None: the tick has its run already. Raises RequestError."""
     known, params = prepared
     try:
         async with connection.transaction():
@@ -337,18 +342,18 @@ async def _make(
 
 
 async def _refused(connection: Connection, schedule_id: UUID, tick: datetime | None, error: RequestError) -> None:
-    said = {"code": error.code, "message": error.message, "tick": tick}
-    await connection.execute(_REFUSED, schedule_id, said, isinstance(error, Invalid))
-    log.warning("a schedule made no run", schedule_id=str(schedule_id), code=error.code)
+    record = {"code": error.code, "message": error.message, "tick": tick}
+    await connection.execute(_REFUSED, schedule_id, record, isinstance(error, Invalid))
+    log.warning("a schedule submitted no run", schedule_id=str(schedule_id), code=error.code)
 
 
-# Refusals that only a change of the schedule or of its template can mend count as failures.
+# $3: the refusal counts as a failure, because only a change of the schedule or of its template can mend it.
 _REFUSED = """
 -- schedule_refused
 UPDATE schedule SET last_error = $2, failures = CASE WHEN $3 THEN failures + 1 ELSE failures END WHERE id = $1
 """
 
-# `last_run_at`: the newest tick that has its run, or when one was made by hand.
+# `last_run_at`: the newest tick with a run, or the time of a run that a client started.
 _MADE = """
 -- schedule_made
 UPDATE schedule SET last_error = NULL, failures = 0,

@@ -1,1 +1,1 @@
-"""What a process counts, traces and logs. Instruments only: who reads the database for metrics is `exporter`."""
+"""Logs, metrics and traces of a process."""

@@ -1,4 +1,4 @@
-"""Whether a process has its database. A worker's heartbeat says so, and the API's readiness probe."""
+"""Whether this process reaches the database: a worker's heartbeat and the API's readiness probe record it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CONNECTS = counter("database_connects_total", "Connections of a worker's heartbe
 
 @contextmanager
 def contact() -> Iterator[None]:
-    """The block asks the database something; whether it answered is whether it is up."""
+    """The block queries the database: `UP` is 1 if it succeeds, 0 if it raises."""
     try:
         yield
     except BaseException:

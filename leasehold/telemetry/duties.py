@@ -1,4 +1,4 @@
-"""What the duties count: turns and units that failed as nobody foresaw. Labels are the duties' own names."""
+"""Counters of the duties: unforeseen errors, failed units, paused schedules. Labels are the duties' names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Structured logs: one JSON object a line in production, readable on a terminal."""
+"""Structured logs: one JSON object a line in production, readable text on a terminal."""
 
 from __future__ import annotations
 
@@ -19,43 +19,45 @@ from structlog.typing import EventDict, Processor
 from leasehold.settings import Settings
 from leasehold.telemetry import redaction
 
-_SAID: ContextVar[Mapping[str, object]] = ContextVar("said", default=MappingProxyType({}))
+_FACTS: ContextVar[Mapping[str, object]] = ContextVar("facts", default=MappingProxyType({}))
 
 
-def say_with_every_line(words: Mapping[str, object]) -> None:
-    """From now on, in this context; instead of what was said so before. Values become text when a line is written.
+def add_to_every_line(facts: Mapping[str, object]) -> None:
+    """Add `facts` to every log line of this context from now on, in place of earlier ones. Values become text when a
+    line is written.
 
-    Beside structlog's own, which sets a variable a word: on the hot path that was a twelfth of the worker's CPU.
+    structlog's own context variables serve as well, but it sets one for each fact: that was a twelfth of the worker's
+    CPU.
     """
-    _SAID.set(words)
+    _FACTS.set(facts)
 
 
-def _add_said(_logger: object, _method: str, event: EventDict) -> EventDict:
-    for name, value in _SAID.get().items():
+def _add_facts(_logger: object, _method: str, event: EventDict) -> EventDict:
+    for name, value in _FACTS.get().items():
         event.setdefault(name, str(value) if isinstance(value, UUID) else value)
     return event
 
 
 def configure_logs(settings: Settings) -> None:
-    """Called once by a process's main; libraries' own logs come out in the same form."""
+    """Set up the logs of this process, also those of libraries. A process's main calls it once."""
     redaction.learn(settings)
     for_machines = settings.log_format == "json" or (settings.log_format == "auto" and not sys.stderr.isatty())
     shared: list[Processor] = [
         structlog.contextvars.merge_contextvars,
-        _add_said,
+        _add_facts,
         structlog.stdlib.add_logger_name,
         structlog.stdlib.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
     renderer: Processor
-    # Tracebacks without local variables, which both ways show by default: they hold keys, bodies and signed URLs.
+    # Tracebacks have no local variables, which both renderers show by default: they hold keys, bodies and signed URLs.
     if for_machines:
         shared.append(structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)))
         renderer = structlog.processors.JSONRenderer(as_json)
     else:
         renderer = structlog.dev.ConsoleRenderer(
-            exception_formatter=structlog.dev.plain_traceback,  # the rich one takes seconds, and shows values
+            exception_formatter=structlog.dev.plain_traceback,  # the rich formatter takes seconds, and shows values
             colors=sys.stderr.isatty(),
         )
     structlog.configure(
@@ -67,7 +69,7 @@ def configure_logs(settings: Settings) -> None:
         logger_factory=structlog.stdlib.LoggerFactory(),
         cache_logger_on_first_use=True,
     )
-    # What no line of ours shows costs a stack walk and three look-ups a line (the logging HOWTO, "Optimization").
+    # No line shows these facts, and they cost a stack walk and three look-ups a line (logging HOWTO, "Optimization").
     logging._srcfile = None  # noqa: SLF001 - the documented way
     logging.logThreads = logging.logProcesses = logging.logMultiprocessing = False
     handler = logging.StreamHandler(sys.stderr)
@@ -85,13 +87,13 @@ def configure_logs(settings: Settings) -> None:
 
 
 def as_json(event: EventDict, **options: Any) -> str:
-    """A line's words, whatever they are. `options`: of `json.dumps`."""
+    """The event as JSON, whatever its values. `options`: those of `json.dumps`."""
     try:
         return orjson.dumps(event, default=options["default"]).decode()
-    except TypeError:  # a number or a text that is none of JSON's: Python's own encoder has a way to write it
+    except TypeError:  # a number or text that orjson refuses: Python's encoder can write it
         return json.dumps(event, **options)
 
 
 def _redact(_logger: object, _method: str, line: Any) -> str:
-    """The last step of all: it sees the line as it will be written, tracebacks included."""
+    """Remove secrets from the finished line, tracebacks included. It must be the last step."""
     return redaction.redact(line)

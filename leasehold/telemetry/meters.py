@@ -1,7 +1,7 @@
-"""Making metrics: `leasehold_` names, buckets, bounded labels, and the switch that turns all of them off.
+"""Makes metrics: names begin with `leasehold_`, labels are bounded, and one switch turns all of them off.
 
-A label's values are declared names (pipelines, steps, queues, codes) or a fixed few words: never an id, never what
-a client sent. `Bounded` keeps that so where a handler chooses the word.
+A label's values are declared names (pipelines, steps, queues, codes) or a few fixed words: never an id, and never text
+of a client. `Bounded` keeps this rule where a handler chooses the word.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from leasehold.telemetry.tallies import Spreads, Tallies
 
 log = structlog.get_logger(__name__)
 
-#: Seconds of something that a machine does at once, and of something that is waited for or worked on.
+#: Buckets in seconds: for quick operations, and for work and waits.
 QUICK = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_400)
-#: The most values of a label whose words are chosen by handlers; further ones become `other`.
+#: The most values of a label that handlers choose; further ones become `other`.
 MOST_WORDS = 100
 
-_made: list[MetricWrapperBase | Tallies | Spreads] = []
+_metrics: list[MetricWrapperBase | Tallies | Spreads] = []
 
 
 class Described(NamedTuple):
-    """What docs/reference/metrics.md says of a metric. `kind`: counter, gauge or histogram."""
+    """A metric as docs/reference/metrics.md lists it. `kind`: counter, gauge or histogram."""
 
     name: str
     kind: str
@@ -49,41 +49,41 @@ def _describe(name: str, kind: str, labels: Sequence[str], meaning: str) -> str:
 
 
 def counter(name: str, meaning: str, labels: Sequence[str] = ()) -> Counter:
-    made = Counter(_describe(name, "counter", labels, meaning), meaning, labels)
-    _made.append(made)
-    return made
+    metric = Counter(_describe(name, "counter", labels, meaning), meaning, labels)
+    _metrics.append(metric)
+    return metric
 
 
 def gauge(name: str, meaning: str, labels: Sequence[str] = ()) -> Gauge:
-    made = Gauge(_describe(name, "gauge", labels, meaning), meaning, labels)
-    _made.append(made)
-    return made
+    metric = Gauge(_describe(name, "gauge", labels, meaning), meaning, labels)
+    _metrics.append(metric)
+    return metric
 
 
 def histogram(name: str, meaning: str, labels: Sequence[str] = (), *, buckets: Sequence[float] = SLOW) -> Histogram:
-    made = Histogram(_describe(name, "histogram", labels, meaning), meaning, labels, buckets=buckets)
-    _made.append(made)
-    return made
+    metric = Histogram(_describe(name, "histogram", labels, meaning), meaning, labels, buckets=buckets)
+    _metrics.append(metric)
+    return metric
 
 
 def tallies(name: str, meaning: str, labels: Sequence[str]) -> Tallies:
     """A counter for the hot path; see tallies.py."""
     _describe(name, "counter", labels, meaning)
-    made = Tallies(name, meaning, labels)
-    _made.append(made)
-    return made
+    metric = Tallies(name, meaning, labels)
+    _metrics.append(metric)
+    return metric
 
 
 def spreads(name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float] = SLOW) -> Spreads:
     """A histogram of seconds for the hot path; see tallies.py."""
     _describe(name, "histogram", labels, meaning)
-    made = Spreads(name, meaning, labels, bounds)
-    _made.append(made)
-    return made
+    metric = Spreads(name, meaning, labels, bounds)
+    _metrics.append(metric)
+    return metric
 
 
 class Bounded:
-    """The first `most` words that it is given stay what they are; later ones become `other`."""
+    """Returns each of the first `most` different words unchanged, and `other` for any later one."""
 
     def __init__(self, most: int = MOST_WORDS) -> None:
         self._most = most
@@ -101,14 +101,14 @@ _BUILD = gauge("build_info", "1; its labels say what runs here", ["role", "versi
 
 
 def expose(settings: Settings, role: str) -> int | None:
-    """Called once by a process's main: say what runs here, and serve /metrics on the listener of its own.
+    """Record the build, and serve /metrics on its own port if one is set. A process's main calls it once.
 
-    Returns the listener's port; None without one. Raises OSError when the address cannot be had.
+    Returns the port; None without one. Raises OSError when the address is not free.
     """
     if not settings.metrics:
         switch_off()
         return None
-    disable_created_metrics()  # type: ignore[no-untyped-call]  # a third of all lines, which nobody reads
+    disable_created_metrics()  # type: ignore[no-untyped-call]  # `_created` samples are a third of all lines, and nothing reads them
     _BUILD.labels(role, version("leasehold"), sys.version.split()[0]).set(1)
     if settings.metrics_port is None:
         return None
@@ -119,7 +119,7 @@ def expose(settings: Settings, role: str) -> int | None:
 
 
 class _Nothing:
-    """What a metric that is switched off does, and all of its children."""
+    """The methods of a metric that is switched off, and of its children: they do nothing."""
 
     def labels(self, *_values: str) -> _Nothing:
         return self
@@ -137,8 +137,8 @@ class _Nothing:
 
 
 def switch_off() -> None:
-    """From now on every metric of ours does nothing; for good, as nothing counted before would be right after."""
+    """From now on all metrics of the platform do nothing. There is no way back: counts would have a gap."""
     nothing = _Nothing()
-    for metric in _made:
+    for metric in _metrics:
         for name in ("labels", "inc", "dec", "set", "observe", "set_function"):
             setattr(metric, name, getattr(nothing, name))

@@ -1,7 +1,10 @@
-"""One outage is one line when it begins, one when it ends, and one a minute between, however many parts notice it.
+"""Outages: one log line when an outage begins, one when it ends, and one a minute between, however many parts notice
+it.
 
-Each process has one `Outage` for the database, the broker and the store. Whoever meets an error says so here and logs
-nothing itself; whoever gets an answer says so, too, which costs a comparison while all is well.
+A process has one `Outage` for the database, one for the broker and one for the store. The code that meets an error
+calls
+`met` and logs nothing itself. The code that gets an answer calls `answered`, which costs a comparison while all is
+well.
 """
 
 from __future__ import annotations
@@ -16,15 +19,15 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-#: Seconds between two lines about an outage that goes on.
+#: Seconds between two log lines while an outage lasts.
 REMINDER = 60.0
-#: An answer ends the outage when nobody has met an error for so long: parts that come back one after the other are one
-#: outage.
+#: An answer ends the outage when no part has met an error for this many seconds: parts that return one after another
+#: share one outage.
 SETTLED = 1.0
 
 
 class Outage:
-    """What this process knows of one part of the installation. Its methods may be called from any thread."""
+    """Whether the database, the broker or the store is away. Any thread may call the methods."""
 
     def __init__(self, part: str, *, clock: Callable[[], float] = monotonic) -> None:
         self._begins = f"the {part} is away; trying again until it is back"
@@ -36,7 +39,7 @@ class Outage:
         self._met_at = 0.0
         self._answered_at = 0.0
         self._ending: asyncio.TimerHandle | None = None
-        self._said_at = 0.0
+        self._logged_at = 0.0
         self._errors = 0
         self._noticed: set[str] = set()
 
@@ -45,7 +48,9 @@ class Outage:
         return self._since is not None
 
     def met(self, error: BaseException, noticed_by: str, **facts: object) -> None:
-        """`noticed_by` has met `error`, and will try again. Only the error's kind is logged: a text may hold a row."""
+        """Record that `noticed_by` met `error` and will try again. Logs only the error's type: its text may hold a
+        row.
+        """
         with self._lock:
             now = self._clock()
             begins = self._since is None
@@ -53,9 +58,9 @@ class Outage:
             self._met_at = now
             self._errors += 1
             self._noticed.add(noticed_by)
-            reminds = not begins and now - self._said_at >= REMINDER
+            reminds = not begins and now - self._logged_at >= REMINDER
             if begins or reminds:
-                self._said_at = now
+                self._logged_at = now
             seconds = round(now - self._since, 1)
         if begins:
             log.warning(
@@ -69,14 +74,14 @@ class Outage:
             )  # fmt: skip
 
     def answered(self) -> None:
-        """Somebody was answered. Soon after an error that ends nothing yet: it does if no further one comes."""
+        """Record an answer. It ends the outage, but within SETTLED of an error only if no further error comes."""
         if self._since is None:
             return
         self._answered_at = self._clock()
         if self._answered_at - self._met_at >= SETTLED:
             self._end()
         elif self._ending is None:
-            with suppress(RuntimeError):  # no loop: a later answer will do
+            with suppress(RuntimeError):  # no event loop in this thread: a later answer ends the outage
                 self._ending = asyncio.get_running_loop().call_later(SETTLED, self._perhaps_end)
 
     def _perhaps_end(self) -> None:
@@ -88,7 +93,7 @@ class Outage:
         with self._lock:
             if self._since is None:
                 return
-            said = {
+            facts = {
                 "away_seconds": round(self._met_at - self._since, 1),
                 "errors": self._errors,
                 "noticed_by": sorted(self._noticed),
@@ -96,7 +101,7 @@ class Outage:
             self._since = None
             self._errors = 0
             self._noticed.clear()
-        log.info(self._ends, **said)
+        log.info(self._ends, **facts)
 
 
 DATABASE = Outage("database")

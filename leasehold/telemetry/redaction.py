@@ -1,7 +1,7 @@
-"""Taking secrets out of text that leaves the process: log lines, and what a handler's error says.
+"""Removes secrets from text that leaves the process: log lines, and the errors of handlers.
 
-Known ones are every secret of the settings; the others are known by their form. Nothing here is the first defence:
-code does not put secrets into messages. It is for the library, and the handler, that does.
+It knows every secret of the settings, and finds others by their form. It is the second defence: code puts no secrets
+into messages, but a library or a handler may.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pydantic import SecretStr
 from leasehold.settings import Settings
 
 REDACTED = "[redacted]"
-#: A shorter word of the settings would be found in innocent text.
+#: Shorter secrets are not replaced: innocent text would contain them.
 _LEAST_CHARACTERS = 8
 
-#: Form by form, with what every text that has it contains: most lines contain none, and a search by form takes long.
+#: A text without any of these marks has no secret of the forms below. Most lines have none, and the search takes long.
 _MARKS = ("X-Amz-", "://", "lh_", "earer ", "asic ")
 _FORMS = (
     r"(?P<signed>X-Amz-(?:Signature|Credential|Security-Token)=)[^&\s\"'\\<>]+",
@@ -40,6 +40,7 @@ def learn(settings: Settings) -> None:
 
 
 def redact(text: str) -> str:
+    """`text` with each secret replaced by REDACTED."""
     for word in _known:
         if word in text:
             text = text.replace(word, REDACTED)
@@ -55,7 +56,7 @@ def _secrets_of(settings: Settings) -> set[str]:
 
 
 def _words_of(secret: str) -> Iterator[str]:
-    """A URL's secret is its password; its host may be told."""
+    """The secret parts of a setting. In a URL only the password is secret."""
     if "://" not in secret:
         yield secret
     elif password := urlsplit(secret).password:
@@ -63,6 +64,6 @@ def _words_of(secret: str) -> Iterator[str]:
 
 
 def _forms_of(secret: str) -> set[str]:
-    """As it is, in JSON, and in a URL."""
+    """The secret as it is, in JSON, and in a URL."""
     in_json = {json.dumps(secret, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
     return {secret, quote(secret, safe=""), *in_json}

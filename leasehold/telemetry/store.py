@@ -1,4 +1,4 @@
-"""What requests to the object store took, and how they ended."""
+"""Metrics of requests to the object store: duration and outcome."""
 
 from __future__ import annotations
 

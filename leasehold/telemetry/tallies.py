@@ -1,7 +1,7 @@
-"""Counts and histograms for the hot path: counted by one thread, the event loop's, and folded when they are scraped.
+"""Counters and histograms for the hot path. Only the event loop's thread counts; a scrape adds the counts up.
 
-The client library locks every value and walks a histogram's buckets. Here counting is an addition, and a histogram a
-search and two. A scrape, which is another thread's, reads numbers that may be a moment apart.
+The client library locks every value and walks a histogram's buckets. Here a count is an addition, and an observation a
+search and two additions. The scrape runs in another thread: its numbers may be from slightly different moments.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from prometheus_client.samples import Exemplar
 
 
 class Tally:
-    """One count."""
+    """One value of a counter."""
 
     __slots__ = ("value",)
 
@@ -31,7 +31,7 @@ class Tally:
 
 
 class Spread:
-    """How many values fell between which bounds, and their sum."""
+    """One value of a histogram: counts by bucket, and the sum of the values."""
 
     __slots__ = ("bounds", "counts", "examples", "total")
 
@@ -42,7 +42,7 @@ class Spread:
         self.examples: dict[int, tuple[Mapping[str, str], float, float]] = {}
 
     def observe(self, value: float, example: Mapping[str, str] | None = None) -> None:
-        """`example`: what leads to an example of such a value; the last one of a bucket is kept."""
+        """`example`: labels that lead to an example of the value (a trace); each bucket keeps the last one."""
         at = bisect_left(self.bounds, value)
         self.counts[at] += 1
         self.total += value
@@ -50,7 +50,9 @@ class Spread:
             self.examples[at] = (example, value, time())
 
     def buckets(self) -> Iterator[tuple[str, float] | tuple[str, float, Exemplar]]:
-        """Upper bound, how many values were not above it, and an example of those of this bucket alone, if any."""
+        """For each bucket: upper bound, how many values are not above it, and an example of the bucket itself, if
+        any.
+        """
         for at, count in enumerate(accumulate(self.counts)):
             bound = str(float(self.bounds[at])) if at < len(self.bounds) else "+Inf"
             example = self.examples.get(at)
@@ -65,7 +67,9 @@ _Child = TypeVar("_Child", Tally, Spread)
 
 
 class _Family(Collector, Generic[_Child]):
-    """Children by their labels' values; beyond `most` of them (tenants name templates and queues) all are `other`."""
+    """Children by the values of the labels. After `most` children (tenants name templates and queues) all are
+    `other`.
+    """
 
     most = 300
 
@@ -75,12 +79,12 @@ class _Family(Collector, Generic[_Child]):
         REGISTRY.register(self)
 
     def labels(self, *values: str) -> _Child:
-        found = self._children.get(values)
-        if found is None:
+        child = self._children.get(values)
+        if child is None:
             if len(self._children) >= self.most:
                 values = ("other",) * len(values)
-            found = self._children.setdefault(values, self._new())
-        return found
+            child = self._children.setdefault(values, self._new())
+        return child
 
     def _new(self) -> _Child:
         raise NotImplementedError
@@ -102,7 +106,7 @@ class Tallies(_Family[Tally]):
 class Spreads(_Family[Spread]):
     """A histogram. `bounds` ascend."""
 
-    most = 60  # each is a line a bucket
+    most = 60  # each child has a line for each bucket
 
     def __init__(self, name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
         self._bounds = bounds

@@ -1,8 +1,8 @@
-"""Traces: one a job, from the HTTP request through the outbox row and the broker's message to every step.
+"""Traces: one for each job, from the HTTP request through the outbox and the broker to every step.
 
-What carries a trace is a W3C `traceparent` in the job's `trace`, in the outbox row's and the message's headers. It is
-there always, for logs; spans are made only where `LEASEHOLD_TRACES` is on. Off, nothing is imported and a span is a
-call that returns a constant. Where spans go, and how many, is OpenTelemetry's own variables (`OTEL_*`).
+The W3C `traceparent` carries a trace: in the job's `trace`, and in the headers of outbox rows and messages. It is
+always there, for logs; spans are recorded only with `LEASEHOLD_TRACES`. Without it nothing is imported, and `span`
+returns a constant. OpenTelemetry's own variables (`OTEL_*`) say where spans go, and how many.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Headers = Mapping[str, str]
 
 
 class NoExporter(LeaseholdError):
-    """Traces are switched on, and the extra `otel` is not installed."""
+    """Traces are switched on, but the extra `otel` is not installed."""
 
 
 class Span:
-    """A span that goes on, or nothing at all."""
+    """A span under way. This base class records nothing: traces are off."""
 
     traceparent: str | None = None
 
     def named(self, name: str) -> None:
-        """Give it the name that it could not have at its start."""
+        """Change the name, where the right one is not known at the start."""
 
     def tell(self, **attributes: str | float) -> None:
-        """Add attributes: names and codes, never what a client or a handler said."""
+        """Add attributes: names and codes, never text of a client or a handler."""
 
     def failed(self, code: str) -> None:
-        """It did not end well."""
+        """Mark the span as failed."""
 
 
 class _RecordedSpan(Span):
@@ -54,19 +54,19 @@ class _RecordedSpan(Span):
         self._recorded.set_attributes(_dotted(attributes))
 
     def failed(self, code: str) -> None:
-        from opentelemetry.trace import StatusCode  # noqa: PLC0415 - the extra, here for sure
+        from opentelemetry.trace import StatusCode  # noqa: PLC0415 - the extra is installed: a tracer exists
 
         self._recorded.set_status(StatusCode.ERROR, code)
 
 
-#: OpenTelemetry's own names that one dot does not make.
+#: OpenTelemetry's attribute names with more than one dot.
 _NAMES = {"http_request_method": "http.request.method", "http_response_status_code": "http.response.status_code"}
 _NOTHING: AbstractContextManager[Span] = nullcontext(Span())
 _tracer: Tracer | None = None
 
 
 def begin_traces(role: str) -> None:
-    """Make spans from now on. What waits to be sent is sent when the process ends.
+    """Record spans from now on. Waiting spans are sent when the process ends.
 
     Raises NoExporter when OpenTelemetry is not installed.
     """
@@ -77,8 +77,8 @@ def begin_traces(role: str) -> None:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415 - as above
     except ImportError as error:
         raise NoExporter("LEASEHOLD_TRACES is on, but the extra `otel` is not installed") from error
-    ours = Resource({"service.name": f"leasehold-{role}", "service.version": version("leasehold")})
-    provider = TracerProvider(resource=ours.merge(OTELResourceDetector().detect()))  # OTEL_SERVICE_NAME wins
+    own = Resource({"service.name": f"leasehold-{role}", "service.version": version("leasehold")})
+    provider = TracerProvider(resource=own.merge(OTELResourceDetector().detect()))  # OTEL_SERVICE_NAME wins
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     global _tracer  # noqa: PLW0603 - one tracer a process, set once by its main
     _tracer = provider.get_tracer("leasehold", version("leasehold"))
@@ -87,9 +87,9 @@ def begin_traces(role: str) -> None:
 def span(
     name: str, kind: Kind = "INTERNAL", *, parent: Headers | None = None, **attributes: str | float
 ) -> AbstractContextManager[Span]:
-    """Measure the block. Its parent is what `parent` (headers with a traceparent) names, else the span around it.
+    """Measure the block. Its parent is the traceparent in the headers `parent`, else the span around it.
 
-    An attribute `messaging_system` is told as `messaging.system`.
+    An attribute `messaging_system` is recorded as `messaging.system`.
     """
     return _NOTHING if _tracer is None else _record(_tracer, name, kind, parent, attributes)
 
@@ -98,11 +98,11 @@ def span(
 def _record(
     tracer: Tracer, name: str, kind: Kind, parent: Headers | None, attributes: Mapping[str, str | int | float]
 ) -> Iterator[Span]:
-    from opentelemetry.trace import SpanKind  # noqa: PLC0415 - the extra, here for sure
+    from opentelemetry.trace import SpanKind  # noqa: PLC0415 - the extra is installed: a tracer exists
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator  # noqa: PLC0415 - as above
 
     context = TraceContextTextMapPropagator().extract(parent) if parent else None
-    # Not the library's way to record an exception: its message may hold what must not leave the process.
+    # The library would record the exception's message, which may hold what must not leave the process.
     with tracer.start_as_current_span(
         name,
         context,
@@ -121,15 +121,17 @@ def _record(
 
 @contextmanager
 def announced(headers: Sequence[Headers]) -> Iterator[list[Headers]]:
-    """The publishing of messages with these headers; gives what to send: with the publishing as the parent."""
+    """Measure the publishing of messages with these headers. Yields the headers to send, with the publishing as
+    parent.
+    """
     if _tracer is None:
         yield list(headers)
         return
     with ExitStack() as spans:
-        told = [spans.enter_context(span("hint publish", "PRODUCER", parent=one)) for one in headers]
+        published = [spans.enter_context(span("hint publish", "PRODUCER", parent=own)) for own in headers]
         yield [
-            {**one, "traceparent": said.traceparent or ""} if "traceparent" in one else one
-            for one, said in zip(headers, told, strict=True)
+            {**own, "traceparent": sent.traceparent or ""} if "traceparent" in own else own
+            for own, sent in zip(headers, published, strict=True)
         ]
 
 
@@ -138,12 +140,12 @@ def _dotted(attributes: Mapping[str, str | int | float]) -> dict[str, str | int 
 
 
 def trace_id_of(headers: Headers | None) -> str | None:
-    """The 32 hexadecimal digits that name the trace."""
+    """The 32 hexadecimal digits of the trace's id; None without a trace."""
     traceparent = (headers or {}).get("traceparent", "")
     return traceparent[3:35] or None
 
 
 def exemplar_of(headers: Headers | None) -> dict[str, str] | None:
-    """The trace, as an example of what a histogram counts."""
+    """The trace's id, as an example for a histogram; None without a trace."""
     trace_id = trace_id_of(headers)
     return {"trace_id": trace_id} if trace_id else None

@@ -1,4 +1,6 @@
-"""Making runs: a job of a template, with its scope, its place among others of the same scope, and its gates."""
+"""Runs: a run is a job of a template, with a scope, a place among the runs of the same scope, and concurrency
+limits.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ from leasehold.transitions.jobs import NewJob, Place, RunOf
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
-    """What is asked for. `params`: already fit for the template (Known.params)."""
+    """A run to be written. `params`: already checked against the template (Templates.params)."""
 
     known: Known
     tenant_id: str
@@ -42,12 +44,12 @@ class NewRun:
     trace: Mapping[str, str] | None = None
     keep_seconds: int | None = None
     dedupe_key: str | None = None  # at most one unfinished run of the template has it
-    start_within: timedelta | None = None  # in place of the template's
+    start_within: timedelta | None = None  # instead of the template's
     id: UUID = field(default_factory=new_id)
 
 
 class Duplicate(Conflict):
-    """An unfinished run of the template has the dedupe key. Roll back: that run is the answer, if it still lives."""
+    """An unfinished run of the template has the dedupe key. Roll back, and answer with that run if it still lives."""
 
     def __init__(self, other: object = None) -> None:
         which = "one that has just started" if other is None else other
@@ -56,7 +58,7 @@ class Duplicate(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class MadeTogether:
-    """As `Made`, for all of a batch."""
+    """A batch of new runs. After the commit publish `hints`, and call `gates.admit` with `gates`."""
 
     hints: Sequence[Announcement]
     gates: Sequence[gates.ConcurrencyLimitName]
@@ -64,8 +66,8 @@ class MadeTogether:
 
 @dataclass(frozen=True, slots=True)
 class Made:
-    """Publish `hints` after the commit, and then ask `gates` to let the run in. `left`: runs that made room for it;
-    `ended`: those of them that ended there and then.
+    """A new run. After the commit publish `hints`, and call `gates.admit` with `gates` and `left`. `left`: the runs
+    that it replaced; `ended`: those of them that ended at once.
     """
 
     id: UUID
@@ -76,14 +78,14 @@ class Made:
 
 
 async def create_together(connection: Connection, new: Sequence[NewRun]) -> MadeTogether:
-    """- -> pending for runs that leave each other alone, all of them or none, in a statement for each
-    hundred and one more. Where limits are declared, in two more and in the caller's transaction, which this then needs.
+    """- -> pending, for runs that do not exclude each other; all of them or none. Call it in a transaction if the
+    tenants have declared limits: then two more statements follow those of `jobs.submit`.
 
-    Raises Duplicate where somebody has just started a run with the dedupe key of one of them.
+    Raises Duplicate when another client has just started a run with one of the dedupe keys.
     """
-    assert all(one.known.independent for one in new)
+    assert all(run.known.independent for run in new)
     try:
-        return await _together(connection, new, await _surroundings(connection, {one.tenant_id for one in new}))
+        return await _together(connection, new, await _tenant_rules(connection, {run.tenant_id for run in new}))
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != _DEDUPE:
             raise
@@ -91,27 +93,30 @@ async def create_together(connection: Connection, new: Sequence[NewRun]) -> Made
 
 
 async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tuple[list[bool], Sequence[Announcement]]:
-    """As `create_together`, and without a transaction, for those that no declared limit is for: whether each is one of
-    them, and their hints. Nothing is written of the others.
+    """As `create_together`, without a transaction, for the runs without a declared limit only. Returns for each run
+    whether it was written, and the hints.
     """
-    around = await _surroundings(connection, {one.tenant_id for one in new})
-    free = [not _declared_gates(around[one.tenant_id], one) for one in new]
-    if not any(free):
-        return free, []
-    made = await _together(connection, [one for one, is_free in zip(new, free, strict=True) if is_free], around)
-    return free, made.hints
+    by_tenant = await _tenant_rules(connection, {run.tenant_id for run in new})
+    unlimited = [not _declared_limits(by_tenant[run.tenant_id], run) for run in new]
+    if not any(unlimited):
+        return unlimited, []
+    written = [run for run, is_unlimited in zip(new, unlimited, strict=True) if is_unlimited]
+    made = await _together(connection, written, by_tenant)
+    return unlimited, made.hints
 
 
-async def _together(connection: Connection, new: Sequence[NewRun], around: Mapping[str, _Surroundings]) -> MadeTogether:
-    made = []
-    async for one in paced(new):
-        its = around[one.tenant_id]
-        made.append(_job(one, _declared_gates(its, one), notify=its.watched))
-    hints = await jobs.submit(connection, made)
-    return MadeTogether(hints, sorted({(gate.tenant_id, gate.key) for job in made for gate in job.gates}))
+async def _together(
+    connection: Connection, new: Sequence[NewRun], by_tenant: Mapping[str, _TenantRules]
+) -> MadeTogether:
+    new_jobs = []
+    async for run in paced(new):
+        rules = by_tenant[run.tenant_id]
+        new_jobs.append(_job(run, _declared_limits(rules, run), notify=rules.watched))
+    hints = await jobs.submit(connection, new_jobs)
+    return MadeTogether(hints, sorted({(limit.tenant_id, limit.key) for job in new_jobs for limit in job.gates}))
 
 
-def _job(new: NewRun, its_gates: Sequence[ConcurrencyLimit], *, notify: bool, exclusive: str | None = None) -> NewJob:
+def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, exclusive: str | None = None) -> NewJob:
     template = new.known.template
     return NewJob(
         pipeline=new.known.pipeline,
@@ -122,7 +127,7 @@ def _job(new: NewRun, its_gates: Sequence[ConcurrencyLimit], *, notify: bool, ex
         keep_seconds=new.keep_seconds,
         id=new.id,
         not_before=new.scheduled_at,
-        gates=its_gates,
+        gates=own_limits,
         exclusive_key=exclusive,
         dedupe_key=new.dedupe_key,
         start_within=new.start_within,
@@ -132,15 +137,15 @@ def _job(new: NewRun, its_gates: Sequence[ConcurrencyLimit], *, notify: bool, ex
 
 
 async def create(connection: Connection, new: NewRun) -> Made:
-    """- -> pending, in the caller's transaction, which this needs.
+    """- -> pending. Call it in a transaction.
 
-    Raises Conflict `same_scope_running` (reject_same_scope) with the other run's id in its message, and Duplicate; a
-    tick that made its run already raises asyncpg.UniqueViolationError.
+    Raises Conflict `same_scope_running` (reject_same_scope) with the other run's id in its message, and Duplicate. A
+    tick that has its run already raises asyncpg.UniqueViolationError.
     """
-    around = (await _surroundings(connection, {new.tenant_id}))[new.tenant_id]
-    placed = await _placed(connection, new, around)
-    job = _job(new, placed.place.gates, notify=around.watched, exclusive=placed.place.exclusive_key)
-    async with _alone(connection, new, placed.place):
+    rules = (await _tenant_rules(connection, {new.tenant_id}))[new.tenant_id]
+    placed = await _placed(connection, new, rules)
+    job = _job(new, placed.place.gates, notify=rules.watched, exclusive=placed.place.exclusive_key)
+    async with _translate_conflicts(connection, new, placed.place):
         hints = await jobs.submit(connection, [job])
     return placed.made(new.id, hints)
 
@@ -148,9 +153,9 @@ async def create(connection: Connection, new: NewRun) -> Made:
 async def revive(
     connection: Connection, new: NewRun, params: Mapping[str, Any] | None, from_step: str | None
 ) -> Made | None:
-    """failed -> pending for the run `new.id`, in the caller's transaction, which this needs: it waits at its scope and
-    limits as a new one does. None: it has not failed, or there is none. `new.params`: what it runs with from now on;
-    `params`: the same where they are not its own.
+    """failed -> pending, for the run `new.id`. It waits at its scope and limits as a new run does. None: there is no
+    such failed run. Call it in a transaction. `new.params`: the parameters from now on; `params`: the same if they
+    differ from those before, else None.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`.
     """
@@ -162,14 +167,16 @@ async def revive(
     if failed is None:
         return None
     new = replace(new, dedupe_key=failed["dedupe_key"])
-    placed = await _placed(connection, new, (await _surroundings(connection, {new.tenant_id}))[new.tenant_id])
-    async with _alone(connection, new, placed.place):
+    placed = await _placed(connection, new, (await _tenant_rules(connection, {new.tenant_id}))[new.tenant_id])
+    async with _translate_conflicts(connection, new, placed.place):
         hints = await jobs.replay(connection, new.id, new.tenant_id, params, from_step, placed.place)
     return None if hints is None else placed.made(new.id, hints)
 
 
 @dataclass(frozen=True, slots=True)
 class _Placed:
+    """The place of a new run, and the runs that it replaces; `ended`: those of them that ended at once."""
+
     place: Place
     replaced: Sequence[UUID] = ()
     ended: Sequence[JobEnded] = ()
@@ -179,17 +186,17 @@ class _Placed:
         return Made(run_id, hints, names, self.replaced, self.ended)
 
 
-async def _placed(connection: Connection, new: NewRun, around: _Surroundings) -> _Placed:
-    """Its place among others, which by its template's rule may have to make room."""
+async def _placed(connection: Connection, new: NewRun, rules: _TenantRules) -> _Placed:
+    """The place of the run by its template's concurrency rule; `replace_same_scope` cancels the runs before it."""
     concurrency = new.known.pipeline.terms.concurrency
     same = _same_scope(new)
-    its_gates = _declared_gates(around, new)
+    declared = _declared_limits(rules, new)
     if concurrency == "reject_same_scope":
-        return _Placed(Place(its_gates, same))
+        return _Placed(Place(declared, same))
     if concurrency == "allow":
-        return _Placed(Place(its_gates))
+        return _Placed(Place(declared))
     scope = ConcurrencyLimit(new.tenant_id, f"scope:{new.known.template.type}:{same}", at_most=1)
-    place = Place([*its_gates, scope])
+    place = Place([*declared, scope])
     return (
         _Placed(place, *await _replace(connection, new, scope))
         if concurrency == "replace_same_scope"
@@ -197,7 +204,7 @@ async def _placed(connection: Connection, new: NewRun, around: _Surroundings) ->
     )
 
 
-#: The indexes that let one unfinished run of a template have a place, and a dedupe key.
+#: The unique indexes of unfinished runs of a template: by exclusive key, and by dedupe key.
 _EXCLUSIVE, _DEDUPE = "job_exclusive", "job_dedupe"
 
 _LIVING = """
@@ -209,22 +216,22 @@ WHERE tenant_id = $1 AND pipeline = $2 AND dedupe_key = ANY($3::text[]) AND dedu
 
 
 async def living(connection: Connection, tenant_id: str, template: str, keys: Collection[str]) -> dict[str, Any]:
-    """The unfinished runs of the template that have these dedupe keys, by their keys: `id`, `status`, `version`."""
+    """The unfinished runs of the template with these dedupe keys, by key: `id`, `status`, `version`."""
     rows = await connection.fetch(_LIVING, tenant_id, template, sorted(keys))
     return {row["dedupe_key"]: row for row in rows}
 
 
 async def _refuse_duplicate(connection: Connection, new: NewRun) -> None:
-    """Raises Duplicate."""
+    """Raises Duplicate if an unfinished run has the dedupe key."""
     if new.dedupe_key is not None:
         for other in (await living(connection, new.tenant_id, new.known.pipeline.name, [new.dedupe_key])).values():
             raise Duplicate(other["id"])
 
 
 @asynccontextmanager
-async def _alone(connection: Connection, new: NewRun, place: Place) -> AsyncIterator[None]:
-    """Raises Conflict or Duplicate where the block finds the place or the dedupe key of the run taken; what the caller
-    did before survives that.
+async def _translate_conflicts(connection: Connection, new: NewRun, place: Place) -> AsyncIterator[None]:
+    """Raises Conflict or Duplicate when the block violates the exclusive or the dedupe key. What the caller wrote
+    before the block survives.
     """
     if place.exclusive_key is None and new.dedupe_key is None:
         yield
@@ -235,8 +242,8 @@ async def _alone(connection: Connection, new: NewRun, place: Place) -> AsyncIter
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name not in (_EXCLUSIVE, _DEDUPE):
             raise
-        await _refuse_duplicate(connection, new)  # it may have the place, too
-        if error.constraint_name == _DEDUPE:  # it has just ended
+        await _refuse_duplicate(connection, new)  # the same run may have both keys
+        if error.constraint_name == _DEDUPE:  # the other run has just ended
             raise Duplicate from None
         other = await connection.fetchval(
             "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
@@ -248,19 +255,22 @@ async def _alone(connection: Connection, new: NewRun, place: Place) -> AsyncIter
 
 
 def _same_scope(new: NewRun) -> str:
-    """Equal for runs of one scope. Fixed length, so that no payload makes a key too long for an index."""
-    said = [new.scope, new.scope_id, [[key, new.params.get(key)] for key in new.known.pipeline.terms.dedupe_keys]]
-    return hashlib.sha256(orjson.dumps(said, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
+    """A digest that is equal for runs of one scope. Its length is fixed: no payload makes a key too long for an
+    index.
+    """
+    scope = [new.scope, new.scope_id, [[key, new.params.get(key)] for key in new.known.pipeline.terms.dedupe_keys]]
+    return hashlib.sha256(orjson.dumps(scope, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
 
 
 async def _replace(connection: Connection, new: NewRun, gate: ConcurrencyLimit) -> tuple[list[UUID], list[JobEnded]]:
-    """Ask those before it to stop: they, and those that ended at once. It waits at their gate until they have.
+    """Cancel the runs of the same scope. Returns them, and those that ended at once. The new run waits at `gate`, the
+    limit of the scope, until they have ended.
 
-    Raises Duplicate: a run is not replaced by who asks for it again.
+    Raises Duplicate: a client that submits the same run again does not replace it.
     """
     await connection.execute(
         "INSERT INTO gate (tenant_id, key, at_most) VALUES ($1, $2, 1)"
-        " ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = 1",  # its lock puts replacements in a row
+        " ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = 1",  # the row's lock puts replacements in order
         gate.tenant_id,
         gate.key,
     )
@@ -279,16 +289,14 @@ async def _replace(connection: Connection, new: NewRun, gate: ConcurrencyLimit) 
 
 
 @dataclass(frozen=True, slots=True)
-class _Surroundings:
-    """Of a tenant. `limits`: rows of gates that operators and the tenant have declared; `watched`: a webhook wants to
-    know how its runs end.
-    """
+class _TenantRules:
+    """What a tenant's new runs need. `limits`: the rows of declared limits; `watched`: the tenant has a webhook."""
 
     limits: Sequence[Any]
     watched: bool
 
 
-_SURROUNDINGS = """
+_TENANT_RULES = """
 -- run_surroundings
 SELECT asked.tenant_id,
        EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = asked.tenant_id AND w.enabled) AS watched,
@@ -299,10 +307,10 @@ FROM unnest($1::text[]) AS asked(tenant_id)
 """
 
 
-async def _surroundings(connection: Connection, tenants: Collection[str]) -> dict[str, _Surroundings]:
-    rows = await connection.fetch(_SURROUNDINGS, list(tenants), EVERYBODY)
-    return {row["tenant_id"]: _Surroundings(row["limits"], row["watched"]) for row in rows}
+async def _tenant_rules(connection: Connection, tenants: Collection[str]) -> dict[str, _TenantRules]:
+    rows = await connection.fetch(_TENANT_RULES, list(tenants), EVERYBODY)
+    return {row["tenant_id"]: _TenantRules(row["limits"], row["watched"]) for row in rows}
 
 
-def _declared_gates(around: _Surroundings, new: NewRun) -> list[ConcurrencyLimit]:
-    return limits.gates_of(around.limits, new.tenant_id, new.known.pipeline, new.params)
+def _declared_limits(rules: _TenantRules, new: NewRun) -> list[ConcurrencyLimit]:
+    return limits.gates_of(rules.limits, new.tenant_id, new.known.pipeline, new.params)

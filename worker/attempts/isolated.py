@@ -20,7 +20,7 @@ from leasehold.runtime import failpoints
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry import traces
-from leasehold.telemetry.logs import say_with_every_line
+from leasehold.telemetry.logs import add_to_every_line
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion
 from leasehold.worker import metrics
@@ -217,7 +217,7 @@ class IsolatedAttempts:
     async def _run_speculatively(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, speculation: Speculation
     ) -> Done:
-        say_with_every_line({"job_id": claimed.job_id, "step": step.name, "ahead": True})
+        add_to_every_line({"job_id": claimed.job_id, "step": step.name, "ahead": True})
         timeout = step.timeout.total_seconds()
         files, directory = speculation.files, speculation.directory
         return await self._run(claimed, pipeline, step, files, directory, timeout, speculation.progress)

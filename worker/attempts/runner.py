@@ -22,7 +22,7 @@ from leasehold.domain.registry import Pipelines
 from leasehold.runtime import failpoints
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import traces
-from leasehold.telemetry.logs import say_with_every_line
+from leasehold.telemetry.logs import add_to_every_line
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Snoozing, Verdict
 from leasehold.worker import metrics
@@ -103,7 +103,7 @@ class Runner:
         """
         began = monotonic()
         trace = claimed.trace or {}
-        say_with_every_line({
+        add_to_every_line({
             "job_id": claimed.job_id,
             "task_id": claimed.lease.task_id,
             "step": claimed.step,
