@@ -56,7 +56,7 @@ END_FAILED_JOBS = """
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq, j.pipeline,
               CASE WHEN ended.retryable THEN 'failed' ELSE 'rejected' END AS outcome,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT n.job_id, a.seq + n.nth, a.tenant_id,
            CASE n.status WHEN 'retry' THEN 'retried' WHEN 'pending' THEN 'lost' ELSE n.status END,
@@ -79,7 +79,7 @@ END_CANCELLED_JOBS = """
     WHERE j.id = mine.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq, mine.n, j.pipeline,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT s.job_id, a.seq + s.nth, a.tenant_id, 'cancelled',
            CASE WHEN s.nth < a.n THEN 'cancel_requested' ELSE a.status END, s.id, s.step, 'cancelled', s.epoch, s.data

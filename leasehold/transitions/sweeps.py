@@ -62,7 +62,7 @@ WITH held AS MATERIALIZED (
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
               'worker_lost' AS code, 'the worker was lost while it ran this step' AS message,
               'loss' AS cause, true AS retryable
-), kept AS (
+), failures AS (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
     SELECT id, epoch, cause, code, message, retryable FROM failed
 )"""
@@ -148,7 +148,7 @@ WITH ended AS (
     WHERE j.id = mine.job_id
     RETURNING j.id, j.tenant_id, j.event_seq - mine.n AS seq, j.pipeline, before.status AS was,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT n.job_id, a.seq + n.nth, a.tenant_id, n.status, CASE WHEN n.nth = n.n THEN 'expired' ELSE a.was END,
            n.id, n.step, n.status, n.epoch

@@ -101,7 +101,7 @@ WITH jobs AS MATERIALIZED (
         deadline_at = CASE WHEN j.timeout_seconds IS NULL AND j.start_within_seconds IS NULL THEN j.deadline_at
                            ELSE clock_timestamp() + make_interval(secs => j.timeout_seconds) END
     FROM counted mine WHERE mine.nth = 1 AND j.id = mine.job_id
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
     SELECT job_id, event_seq + 1, tenant_id, 'admitted', becomes FROM counted WHERE nth = 1
 )

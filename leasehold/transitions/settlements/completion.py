@@ -94,24 +94,24 @@ WITH {HELD}, done AS (
     FROM judged mine
     CROSS JOIN LATERAL (SELECT count(*)::int AS n FROM taken t WHERE t.job_id = mine.job_id) AS gone_on
     WHERE mine.nth = 1 AND j.id = mine.job_id
-), told AS (
+), events AS (
     -- A job that ends shows its last status in its last event only.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT job_id, event_seq + nth, tenant_id, 'completed',
            CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < n THEN 'running' ELSE becomes END,
            id, step, 'succeeded', epoch
     FROM judged
-), claimed AS (
+), claim_events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT t.job_id, t.seq + t.nth, t.tenant_id, 'claimed', 'running', t.id, t.step, 'running', t.epoch,
            jsonb_build_object('worker', ($1::uuid[])[t.place], 'attempt', t.attempt)
     FROM taken t
-), stored AS (
+), outputs AS (
     INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)
     SELECT d.id, o.name, d.job_id, d.tenant_id, d.step, o.key, o.size, o.sha256, o.content_type
     FROM done d CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[d.place] -> 'of')
         AS o(name text, key text, size bigint, sha256 text, content_type text)
-), valued AS (
+), results AS (
     INSERT INTO result (task_id, value)
     SELECT d.id, ($5::jsonb[])[d.place] FROM done d WHERE ($5::jsonb[])[d.place] IS NOT NULL
 ), hinted AS (

@@ -46,7 +46,7 @@ WITH {HELD_IN_LIVE_JOB}, judged AS MATERIALIZED (
     FROM judged WHERE t.id = judged.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, judged.code, judged.message,
               judged.cause, judged.retryable
-), kept AS (
+), failures AS (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
     SELECT id, epoch, cause, code, message, retryable FROM failed
 ){END_FAILED_JOBS}

@@ -19,7 +19,7 @@ WITH {HELD_IN_LIVE_JOB}, parked AS (
     JOIN unnest($4::float8[], $5::jsonb[]) WITH ORDINALITY AS p(delay, note, nth) ON p.nth = held.nth
     WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.epoch, t.available_at, p.note
-), noted AS (
+), notes AS (
     INSERT INTO note (task_id, value) SELECT id, note FROM parked WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
 ), advanced AS (
@@ -27,7 +27,7 @@ WITH {HELD_IN_LIVE_JOB}, parked AS (
     FROM (SELECT job_id, count(*)::int AS n FROM parked GROUP BY job_id) AS mine
     WHERE j.id = mine.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'parked',
            a.status, p.id, p.step, 'waiting', p.epoch, jsonb_build_object('until', p.available_at)

@@ -20,12 +20,12 @@ WITH stopped AS (
     FROM counted WHERE j.id = counted.id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - counted.n - 1 AS seq, counted.n, j.pipeline,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
-), asked AS (
+), cancel_event AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, data)
     SELECT id, seq + 1, tenant_id, 'cancel_requested', CASE WHEN n = 0 THEN status ELSE 'cancel_requested' END,
            $2::jsonb
     FROM advanced
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT s.job_id, a.seq + 1 + s.nth, a.tenant_id, s.status,
            CASE WHEN s.nth < a.n THEN 'cancel_requested' ELSE a.status END, s.id, s.step, s.status, s.epoch

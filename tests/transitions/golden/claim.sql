@@ -58,7 +58,7 @@ WITH jobs AS MATERIALIZED (
         event_seq = j.event_seq + mine.n
     FROM counted mine
     WHERE mine.nth = 1 AND j.id = mine.job_id
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT c.job_id, c.event_seq + c.nth, c.tenant_id, CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,
            c.becomes, c.id, c.step, 'running', c.epoch, jsonb_build_object('worker', $2::uuid, 'attempt', c.attempt)

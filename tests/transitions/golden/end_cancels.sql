@@ -28,7 +28,7 @@ WITH jobs AS MATERIALIZED (
     WHERE j.id = mine.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq, mine.n, j.pipeline,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT s.job_id, a.seq + s.nth, a.tenant_id, 'cancelled',
            CASE WHEN s.nth < a.n THEN 'cancel_requested' ELSE a.status END, s.id, s.step, 'cancelled', s.epoch, s.data

@@ -48,7 +48,7 @@ WITH asked AS MATERIALIZED (
     FROM judged WHERE t.id = judged.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, judged.code, judged.message,
               judged.cause, judged.retryable
-), kept AS (
+), failures AS (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
     SELECT id, epoch, cause, code, message, retryable FROM failed
 )
@@ -97,7 +97,7 @@ WITH asked AS MATERIALIZED (
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq, j.pipeline,
               CASE WHEN ended.retryable THEN 'failed' ELSE 'rejected' END AS outcome,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT n.job_id, a.seq + n.nth, a.tenant_id,
            CASE n.status WHEN 'retry' THEN 'retried' WHEN 'pending' THEN 'lost' ELSE n.status END,

@@ -45,7 +45,7 @@ WITH asked AS MATERIALIZED (
            ARRAY[parent.id], p.max_attempts, p.handler, parent.cancelable
     FROM parts p JOIN parent ON parent.id = p.parent
     RETURNING id, job_id, queue, priority
-), kept AS (
+), items AS (
     INSERT INTO item (task_id, parent_id, number, value) SELECT id, parent, number, value FROM parts
 ), advanced AS (
     UPDATE job j
@@ -53,7 +53,7 @@ WITH asked AS MATERIALIZED (
     FROM (SELECT job_id, count(*)::int AS n, sum(n)::int AS parts FROM parent GROUP BY job_id) AS mine
     WHERE j.id = mine.job_id
     RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'fanned_out',
            a.status, p.id, p.step, 'blocked', p.epoch, jsonb_build_object('parts', p.n)

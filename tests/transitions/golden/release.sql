@@ -38,7 +38,7 @@ WITH asked AS MATERIALIZED (
     FROM (SELECT job_id, count(*)::int AS n FROM released GROUP BY job_id) AS mine
     WHERE j.id = mine.job_id
     RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.id), a.tenant_id, 'released',
            a.status, r.id, r.step, 'pending', r.epoch

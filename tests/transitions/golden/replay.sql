@@ -29,7 +29,7 @@ WITH locked AS MATERIALIZED (
         event_seq = j.event_seq + (SELECT count(*)::int FROM revived)
     FROM locked WHERE j.id = locked.id
     RETURNING j.id, j.tenant_id, j.trace, j.event_seq - (SELECT count(*)::int FROM revived) AS seq
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT r.job_id, a.seq + row_number() OVER (ORDER BY r.position), a.tenant_id, 'replayed', 'pending',
            r.id, r.step, r.status, r.epoch

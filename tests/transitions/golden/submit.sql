@@ -38,7 +38,7 @@ WITH new_job AS MATERIALIZED (
            max_attempts, handler, timeout_seconds, cancelable, coalesce(not_before, clock_timestamp()),
            CASE WHEN status = 'skipped' THEN clock_timestamp() END
     FROM new_task
-), told AS (
+), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
     SELECT id, 1, tenant_id, 'submitted', status FROM new_job
 )
