@@ -28,8 +28,8 @@ LEFT JOIN advanced e ON e.id = s.job_id AND e.status = 'cancelled'
 
 
 async def acknowledge_cancel(connection: Connection, leases: Sequence[Lease]) -> Settled:
-    """running -> cancelled, in a job that was asked to stop; the job ends with the last of its leased steps.
+    """running -> cancelled, in a job that is being cancelled. The job ends with the last of its leased steps.
 
-    A lease of any other job is answered LOST and changes nothing.
+    A lease of any other job changes nothing: its verdict is LOST.
     """
     return settled_of(await connection.fetch(ACKNOWLEDGE_CANCEL, *lease_columns(leases)), ends=True)

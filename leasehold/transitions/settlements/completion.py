@@ -148,18 +148,22 @@ FROM taken t JOIN job j ON j.id = t.job_id
 async def complete(
     connection: Connection, completions: Sequence[Completion], terms: LeaseTerms | None = None
 ) -> Settled:
-    """running -> succeeded. Unblocks the steps that needed it and writes their hints; the last step ends the job.
+    """running -> succeeded. Unblocks the steps that needed the task, and writes their hints; the last step ends the
+    job.
 
     With `terms`, each completion that `goes_on` claims one of the steps that it unblocks: blocked -> running.
     """
     asked_at = monotonic()
-    # Lists in a list would be an array of two dimensions.
-    outputs = [{"of": [asdict(output) for output in done.outputs]} if done.outputs else None for done in completions]
-    values = [done.value for done in completions]
-    columns = lease_columns([done.lease for done in completions])
-    goes_on = [done.goes_on and terms is not None for done in completions]
+    # Each element is a mapping, because PostgreSQL takes a list of lists for an array of two dimensions.
+    outputs = [
+        {"of": [asdict(output) for output in completion.outputs]} if completion.outputs else None
+        for completion in completions
+    ]
+    values = [completion.value for completion in completions]
+    leases = lease_columns([completion.lease for completion in completions])
+    goes_on = [completion.goes_on and terms is not None for completion in completions]
     ttl = timedelta(seconds=0.0 if terms is None else terms.ttl)
-    rows = await connection.fetch(COMPLETE, *columns, outputs, values, goes_on, ttl)
+    rows = await connection.fetch(COMPLETE, *leases, outputs, values, goes_on, ttl)
     outcome = settled_of([row for row in rows if row["next"] is None], hints=True, ends=True)
     if terms is not None:
         for row in rows:
@@ -168,5 +172,6 @@ async def complete(
     return outcome
 
 
-def _with_ids(said: dict[str, Any]) -> dict[str, Any]:
-    return said | {"id": UUID(said["id"]), "job_id": UUID(said["job_id"])}
+def _with_ids(next_step: dict[str, Any]) -> dict[str, Any]:
+    """JSON has the ids as text."""
+    return next_step | {"id": UUID(next_step["id"]), "job_id": UUID(next_step["job_id"])}

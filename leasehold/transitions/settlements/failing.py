@@ -59,13 +59,13 @@ LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
 
 
 async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
-    """running -> retry while the error may pass and attempts are left, else -> failed, and the job with it."""
-    columns = lease_columns([failure.lease for failure in failures])
+    """running -> retry while the failure is retryable and attempts are left; else -> failed, and the job fails, too."""
+    leases = lease_columns([failure.lease for failure in failures])
     async with connection.transaction():
-        await connection.execute(_LOCK_JOBS, columns[1])
+        await connection.execute(_LOCK_JOBS, leases[1])
         rows = await connection.fetch(
             FAIL,
-            *columns,
+            *leases,
             [failure.cause for failure in failures],
             [failure.code for failure in failures],
             [failure.message for failure in failures],

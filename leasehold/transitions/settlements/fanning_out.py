@@ -58,14 +58,14 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 """
 
 
-async def fan_out(connection: Connection, spreadings: Sequence[FanningOut]) -> Settled:
-    """running -> blocked on new tasks, one a part; when all have succeeded the step runs again.
+async def fan_out(connection: Connection, fan_outs: Sequence[FanningOut]) -> Settled:
+    """running -> blocked, on one new task for each part. When all have succeeded, the step runs again.
 
-    A step that was spread before raises asyncpg.UniqueViolationError: its parts have names of their own.
+    Raises asyncpg.UniqueViolationError for a step that has fanned out before, because its parts' names exist.
     """
     parts = [
         {
-            "parent": spreading.lease.task_id,
+            "parent": fanning_out.lease.task_id,
             "id": new_id(),
             "step": f"{part.step}.{number}",
             "number": number,
@@ -74,8 +74,8 @@ async def fan_out(connection: Connection, spreadings: Sequence[FanningOut]) -> S
             "handler": part.handler,
             "value": part.value,
         }
-        for spreading in spreadings
-        for number, part in enumerate(spreading.parts)
+        for fanning_out in fan_outs
+        for number, part in enumerate(fanning_out.parts)
     ]
-    columns = lease_columns([spreading.lease for spreading in spreadings])
-    return settled_of(await connection.fetch(FAN_OUT, *columns, parts), hints=True)
+    leases = lease_columns([fanning_out.lease for fanning_out in fan_outs])
+    return settled_of(await connection.fetch(FAN_OUT, *leases, parts), hints=True)

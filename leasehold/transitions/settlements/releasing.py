@@ -44,5 +44,5 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 
 
 async def release(connection: Connection, leases: Sequence[Lease]) -> Settled:
-    """running -> pending, for a worker that stops: the attempt does not count, and another hint is written."""
+    """running -> pending, for a worker that stops. The attempt does not count; the statement writes a new hint."""
     return settled_of(await connection.fetch(RELEASE, *lease_columns(leases)), hints=True)

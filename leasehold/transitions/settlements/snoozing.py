@@ -39,12 +39,12 @@ FROM asked a LEFT JOIN parked p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
 """
 
 
-async def wait_until(connection: Connection, parkings: Sequence[Snoozing]) -> Settled:
-    """running -> waiting: the lease is given back, the attempt does not count, the note is kept."""
+async def wait_until(connection: Connection, snoozings: Sequence[Snoozing]) -> Settled:
+    """running -> waiting: the lease ends, the attempt does not count, and the note is kept for the next attempt."""
     rows = await connection.fetch(
         WAIT_UNTIL,
-        *lease_columns([parking.lease for parking in parkings]),
-        [parking.delay for parking in parkings],
-        [parking.note for parking in parkings],
+        *lease_columns([snoozing.lease for snoozing in snoozings]),
+        [snoozing.delay for snoozing in snoozings],
+        [snoozing.note for snoozing in snoozings],
     )
     return settled_of(rows)
