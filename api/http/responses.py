@@ -14,7 +14,7 @@ from leasehold.broker.outbox import Announcement
 from leasehold.exporter.jobs import jobs_ended
 from leasehold.transitions import gates
 from leasehold.transitions.gates import ConcurrencyLimitName
-from leasehold.transitions.runs import Made
+from leasehold.transitions.runs import CreatedRun
 
 
 def encoded(content: Any) -> bytes:
@@ -44,7 +44,7 @@ async def follow_up(
             services.announcer.announce(await gates.admit(connection, limits, left))
 
 
-async def follow_up_run(services: Services, effects: Made) -> None:
+async def follow_up_run(services: Services, effects: CreatedRun) -> None:
     """Call after the commit that created or revived a run: as `follow_up`, and count the runs that it replaced."""
     jobs_ended(effects.ended)
     await follow_up(services, effects.hints, effects.gates, effects.left)

@@ -28,7 +28,7 @@ from leasehold.evaluation.evaluator import Misfit
 from leasehold.limits.admission import queues_of
 from leasehold.runtime.pacing import paced
 from leasehold.transitions import runs
-from leasehold.transitions.runs import MadeTogether, NewRun
+from leasehold.transitions.runs import CreatedRuns, NewRun
 
 log = structlog.get_logger(__name__)
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
@@ -55,7 +55,7 @@ async def create_runs(
     request: Request, body: BatchRequest, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
-    created: list[tuple[int, MadeTogether]] = []
+    created: list[tuple[int, CreatedRuns]] = []
     limit_headers: dict[str, str] = {}
     await refuse_early(services, caller, {}, idempotency_key)
     new = await _checked_runs(services, caller, body, identity_of(request).trace)

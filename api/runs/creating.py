@@ -35,7 +35,7 @@ from leasehold.domain.states import JobState
 from leasehold.evaluation.templates import Known
 from leasehold.limits.admission import queues_of
 from leasehold.transitions import runs
-from leasehold.transitions.runs import Duplicate, Made, NewRun
+from leasehold.transitions.runs import CreatedRun, Duplicate, NewRun
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
@@ -89,7 +89,7 @@ async def _create_alone(
     services: Services, caller: Caller, body: RunRequest, idempotency_key: str | None, new: NewRun | RequestError
 ) -> Response:
     """Write the run in a transaction of its own, with its idempotency key and its charges."""
-    created: list[tuple[NewRun, Made]] = []
+    created: list[tuple[NewRun, CreatedRun]] = []
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:

@@ -21,7 +21,7 @@ from leasehold.db import run_reads
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound, TooMany
 from leasehold.limits.admission import queues_waited_in
-from leasehold.transitions.runs import Made
+from leasehold.transitions.runs import CreatedRun
 
 router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters", route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
@@ -86,7 +86,7 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
     if not (body.fingerprint or body.template or body.code):
         raise Invalid("filter_missing", "Name a fingerprint, a template or a code.")
     services = services_of(request)
-    replayed: list[Made] = []
+    replayed: list[CreatedRun] = []
     refused: list[dict[str, Any]] = []
     async with services.bulk.turn(caller.tenant_id), services.pool.acquire() as connection:
         rows = await run_reads.dead_letters(
@@ -121,7 +121,7 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
     return json_response({"replayed": replayed_ids, "refused": refused}, HTTPStatus.ACCEPTED, limit_headers)
 
 
-async def _replay(services: Services, connection: Connection, caller: Caller, run_id: UUID) -> Made | None:
+async def _replay(services: Services, connection: Connection, caller: Caller, run_id: UUID) -> CreatedRun | None:
     """Revive one run of a request that was charged as a whole. None: the run is not failed any more.
 
     Raises Conflict and NotFound for this run, TooMany for the tenant.

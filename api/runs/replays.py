@@ -32,7 +32,7 @@ from leasehold.domain.states import JobState
 from leasehold.evaluation.templates import Known
 from leasehold.limits.admission import queues_of, queues_waited_in
 from leasehold.transitions import runs, webhooks
-from leasehold.transitions.runs import Made, NewRun
+from leasehold.transitions.runs import CreatedRun, NewRun
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
@@ -88,7 +88,7 @@ async def revive(
     run: Row,
     params: dict[str, Any] | None = None,
     from_step: str | None = None,
-) -> Made | None:
+) -> CreatedRun | None:
     """Make the failed `run` pending again, inside the caller's transaction. None: the run is not failed any more.
 
     Webhook deliveries about the failure that are not written yet are written first: afterwards the run's row no longer
@@ -125,7 +125,7 @@ async def revive(
 async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_key: IdempotencyKey = None) -> Response:
     services = services_of(request)
     run = await find_run(services, caller, run_id)
-    created: list[Made] = []
+    created: list[CreatedRun] = []
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:

@@ -37,7 +37,7 @@ from leasehold.limits.admission import queues_waited_in
 from leasehold.limits.bounds import make_room
 from leasehold.schedules import firing as schedules
 from leasehold.transitions import quarantine
-from leasehold.transitions.runs import Made
+from leasehold.transitions.runs import CreatedRun
 
 router = APIRouter(tags=["schedules"], prefix="/v1/schedules", route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
@@ -307,7 +307,7 @@ async def run_now(
         row = await _find(connection, caller.tenant_id, schedule_id)
     prepared = await _prepared(services, row)
     limit_headers: dict[str, str] = {}
-    started: list[Made] = []
+    started: list[CreatedRun] = []
 
     async def work(connection: Connection) -> Answer:
         row = await _find(
@@ -349,7 +349,7 @@ async def backfill(
 ) -> Response:
     services = services_of(request)
     keep = services.settings.retention_days * 86_400
-    created: list[Made | None] = []
+    created: list[CreatedRun | None] = []
     async with services.pool.acquire() as connection:
         row = await _find(connection, caller.tenant_id, schedule_id)
         if body.end > row["now"]:

@@ -108,8 +108,8 @@ class _Document:
         """The possible targets of the reference; None stands for a target outside this document."""
         uri, fragment = urldefrag(reference)
         fragment = unquote(fragment)
-        if dynamic and (found := self._dynamic.get(fragment)):
-            return list(found)
+        if dynamic and (targets := self._dynamic.get(fragment)):
+            return list(targets)
         base = uri or self._base_of.get(id(schema), "")
         if fragment and not fragment.startswith("/"):
             return [self._anchors.get((base, fragment))]

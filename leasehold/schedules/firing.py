@@ -26,7 +26,7 @@ from leasehold.transitions import jobs, runs
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.gates import ConcurrencyLimitName, gates_of
 from leasehold.transitions.quarantine import STUCK_AFTER, alone, described, not_in
-from leasehold.transitions.runs import Made, NewRun
+from leasehold.transitions.runs import CreatedRun, NewRun
 
 log = structlog.get_logger(__name__)
 
@@ -85,20 +85,20 @@ async def fire_due(
     limit: int = 50,
     pause_after: int = STUCK_AFTER,
     admission: Admission | None = None,
-) -> list[Made]:
-    """Submit the runs of due schedules, each schedule in a transaction of its own. Publish the hints of each `Made`
-    after this returns.
+) -> list[CreatedRun]:
+    """Submit the runs of due schedules, each schedule in a transaction of its own. Publish the hints of each
+    `CreatedRun` after this returns.
 
     A schedule that cannot be fired records `last_error`, and is tried again with growing pauses; after `pause_after`
     such failures in a row it is paused. `admission` charges each tick to the tenant. A tick that it refuses stays due,
     is tried again in the same way, and pauses nothing. None: nothing is charged.
     """
 
-    async def due(schedule_id: UUID) -> list[Made]:
+    async def due(schedule_id: UUID) -> list[CreatedRun]:
         row = await connection.fetchrow(_LOCK_DUE, schedule_id)
         return [] if row is None else await _fire(connection, templates, row, keep_seconds, pause_after, admission)
 
-    async def buffered(schedule_id: UUID) -> list[Made]:
+    async def buffered(schedule_id: UUID) -> list[CreatedRun]:
         row = await connection.fetchrow(_LOCK_BUFFERED, schedule_id)
         if row is None:
             return []
@@ -106,13 +106,13 @@ async def fire_due(
         prepared = await prepare(connection, templates, row)
         return await _start(connection, prepared, row, row["buffered_at"], keep_seconds, admission)
 
-    made: list[Made] = []
+    created: list[CreatedRun] = []
     for statement, fire in ((_DUE, due), (_BUFFERED, buffered)):
         for row in await connection.fetch(statement, limit):
             schedule_id = row["id"]
             work, failed = partial(fire, schedule_id), partial(_record_failure, connection, schedule_id, pause_after)
-            made += await alone(connection, DUTY, schedule_id, work, failed) or ()
-    return made
+            created += await alone(connection, DUTY, schedule_id, work, failed) or ()
+    return created
 
 
 async def _record_failure(
@@ -138,13 +138,13 @@ async def _fire(
     keep_seconds: int,
     pause_after: int,
     admission: Admission | None,
-) -> list[Made]:
+) -> list[CreatedRun]:
     if await _failed_too_often(connection, row):
         await _pause(connection, row["id"], f"the last {row['pause_after_failures']} runs failed", "runs_failed")
         return []
     due = [row["next_run_at"]]
     due += cron.between(row["cron"], row["timezone"], due[0], row["now"], MOST_TICKS)
-    made: list[Made] = []
+    created: list[CreatedRun] = []
     refused: datetime | None = None
     if ticks := _ticks_to_run(row, due):
         prepared = await prepare(connection, templates, row)
@@ -152,9 +152,9 @@ async def _fire(
         for tick in ticks[-1:] if isinstance(prepared, RequestError) else ticks:
             try:
                 async with connection.transaction():  # a savepoint: a refused tick undoes no other
-                    made += await _start(connection, prepared, row, tick, keep_seconds, admission)
+                    created += await _start(connection, prepared, row, tick, keep_seconds, admission)
             except TooMany:
-                if not made:
+                if not created:
                     raise
                 refused = tick  # the next firing begins with this tick
                 break
@@ -166,7 +166,7 @@ async def _fire(
     )
     if failures >= pause_after:
         await _pause(connection, row["id"], f"{failures} firings in a row were refused", "refused")
-    return made
+    return created
 
 
 async def _failed_too_often(connection: Connection, row: Any) -> bool:
@@ -202,7 +202,7 @@ async def _start(
     tick: datetime,
     keep_seconds: int,
     admission: Admission | None,
-) -> list[Made]:
+) -> list[CreatedRun]:
     """Submit the run of one tick, as the overlap policy allows. A refused run cancels no other run.
 
     Raises TooMany: the caller must roll back.
@@ -224,15 +224,17 @@ async def _start(
     try:
         async with connection.transaction():  # a savepoint: if the new run is refused, the older run goes on
             freed, ended = await _cancelled(connection, row, cancelled)
-            made = await _charged(connection, prepared, row, tick, keep_seconds, admission)
+            created = await _charged(connection, prepared, row, tick, keep_seconds, admission)
     except (TooMany, Unavailable):
         raise
     except RequestError as error:
         await _refused(connection, row["id"], tick, error)
         return []
-    if made is not None:
-        made = replace(made, gates=[*made.gates, *freed], left=[*made.left, *cancelled], ended=[*made.ended, *ended])
-    return [] if made is None else [made]
+    if created is not None:
+        created = replace(
+            created, gates=[*created.gates, *freed], left=[*created.left, *cancelled], ended=[*created.ended, *ended]
+        )
+    return [] if created is None else [created]
 
 
 async def _cancelled(
@@ -255,16 +257,16 @@ async def _charged(
     tick: datetime,
     keep_seconds: int,
     admission: Admission | None,
-) -> Made | None:
+) -> CreatedRun | None:
     """Submit the run and charge the tenant for it. None: the tick has its run already. Raises RequestError."""
     if admission is None:
         return await _make(connection, prepared, row, tick, keep_seconds)
     payer = Payer(row["tenant_id"])
     async with admission.submitting(connection, payer, queues_of(row["tenant_id"], prepared[0].pipeline)):
-        made = await _make(connection, prepared, row, tick, keep_seconds)
-        if made is None:
+        created = await _make(connection, prepared, row, tick, keep_seconds)
+        if created is None:
             await admission.refund(connection, payer)
-    return made
+    return created
 
 
 async def _unfinished(connection: Connection, schedule_id: UUID) -> list[UUID]:
@@ -301,7 +303,7 @@ async def without_run(connection: Connection, schedule_id: UUID, ticks: Sequence
 
 async def start(
     connection: Connection, prepared: Prepared, row: Any, tick: datetime | None, keep_seconds: int
-) -> Made | None:
+) -> CreatedRun | None:
     """Submit a run of the schedule now, for `tick`. None: the tick has its run already, or the run was refused; then
     the schedule records why.
     """
@@ -316,7 +318,7 @@ async def start(
 
 async def _make(
     connection: Connection, prepared: tuple[Known, dict[str, Any]], row: Any, tick: datetime | None, keep_seconds: int
-) -> Made | None:
+) -> CreatedRun | None:
     """Submit the run. None: the tick has its run already. Raises RequestError."""
     known, params = prepared
     try:
@@ -332,13 +334,13 @@ async def _make(
                 tick=tick,
                 keep_seconds=keep_seconds,
             )
-            made = await runs.create(connection, new)
+            created = await runs.create(connection, new)
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != "run_of_tick":
             raise
         return None
     await connection.execute(_MADE, row["id"], tick)
-    return made
+    return created
 
 
 async def _refused(connection: Connection, schedule_id: UUID, tick: datetime | None, error: RequestError) -> None:

@@ -46,13 +46,13 @@ def redact(text: str) -> str:
             text = text.replace(word, REDACTED)
     if not any(mark in text for mark in _MARKS):
         return text
-    return _by_form.sub(lambda found: f"{found[found.lastgroup or 0]}{REDACTED}", text)
+    return _by_form.sub(lambda match: f"{match[match.lastgroup or 0]}{REDACTED}", text)
 
 
 def _secrets_of(settings: Settings) -> set[str]:
     values = (getattr(settings, name) for name in Settings.model_fields)
-    found = {word for value in values if isinstance(value, SecretStr) for word in _words_of(value.get_secret_value())}
-    return {word for word in found if len(word) >= _LEAST_CHARACTERS}
+    words = {word for value in values if isinstance(value, SecretStr) for word in _words_of(value.get_secret_value())}
+    return {word for word in words if len(word) >= _LEAST_CHARACTERS}
 
 
 def _words_of(secret: str) -> Iterator[str]:

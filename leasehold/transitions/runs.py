@@ -57,7 +57,7 @@ class Duplicate(Conflict):
 
 
 @dataclass(frozen=True, slots=True)
-class MadeTogether:
+class CreatedRuns:
     """A batch of new runs. After the commit publish `hints`, and call `gates.admit` with `gates`."""
 
     hints: Sequence[Announcement]
@@ -65,7 +65,7 @@ class MadeTogether:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class CreatedRun:
     """A new run. After the commit publish `hints`, and call `gates.admit` with `gates` and `left`. `left`: the runs
     that it replaced; `ended`: those of them that ended at once.
     """
@@ -77,7 +77,7 @@ class Made:
     ended: Sequence[JobEnded] = ()
 
 
-async def create_together(connection: Connection, new: Sequence[NewRun]) -> MadeTogether:
+async def create_together(connection: Connection, new: Sequence[NewRun]) -> CreatedRuns:
     """- -> pending, for runs that do not exclude each other; all of them or none. Call it in a transaction if the
     tenants have declared limits: then two more statements follow those of `jobs.submit`.
 
@@ -101,19 +101,19 @@ async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tup
     if not any(unlimited):
         return unlimited, []
     written = [run for run, is_unlimited in zip(new, unlimited, strict=True) if is_unlimited]
-    made = await _together(connection, written, by_tenant)
-    return unlimited, made.hints
+    created = await _together(connection, written, by_tenant)
+    return unlimited, created.hints
 
 
 async def _together(
     connection: Connection, new: Sequence[NewRun], by_tenant: Mapping[str, _TenantRules]
-) -> MadeTogether:
+) -> CreatedRuns:
     new_jobs = []
     async for run in paced(new):
         rules = by_tenant[run.tenant_id]
         new_jobs.append(_job(run, _declared_limits(rules, run), notify=rules.watched))
     hints = await jobs.submit(connection, new_jobs)
-    return MadeTogether(hints, sorted({(limit.tenant_id, limit.key) for job in new_jobs for limit in job.gates}))
+    return CreatedRuns(hints, sorted({(limit.tenant_id, limit.key) for job in new_jobs for limit in job.gates}))
 
 
 def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, exclusive: str | None = None) -> NewJob:
@@ -136,7 +136,7 @@ def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, e
     )
 
 
-async def create(connection: Connection, new: NewRun) -> Made:
+async def create(connection: Connection, new: NewRun) -> CreatedRun:
     """- -> pending. Call it in a transaction.
 
     Raises Conflict `same_scope_running` (reject_same_scope) with the other run's id in its message, and Duplicate. A
@@ -147,12 +147,12 @@ async def create(connection: Connection, new: NewRun) -> Made:
     job = _job(new, placed.place.gates, notify=rules.watched, exclusive=placed.place.exclusive_key)
     async with _translate_conflicts(connection, new, placed.place):
         hints = await jobs.submit(connection, [job])
-    return placed.made(new.id, hints)
+    return placed.created(new.id, hints)
 
 
 async def revive(
     connection: Connection, new: NewRun, params: Mapping[str, Any] | None, from_step: str | None
-) -> Made | None:
+) -> CreatedRun | None:
     """failed -> pending, for the run `new.id`. It waits at its scope and limits as a new run does. None: there is no
     such failed run. Call it in a transaction. `new.params`: the parameters from now on; `params`: the same if they
     differ from those before, else None.
@@ -170,7 +170,7 @@ async def revive(
     placed = await _placed(connection, new, (await _tenant_rules(connection, {new.tenant_id}))[new.tenant_id])
     async with _translate_conflicts(connection, new, placed.place):
         hints = await jobs.replay(connection, new.id, new.tenant_id, params, from_step, placed.place)
-    return None if hints is None else placed.made(new.id, hints)
+    return None if hints is None else placed.created(new.id, hints)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,9 +181,9 @@ class _Placed:
     replaced: Sequence[UUID] = ()
     ended: Sequence[JobEnded] = ()
 
-    def made(self, run_id: UUID, hints: Sequence[Announcement]) -> Made:
+    def created(self, run_id: UUID, hints: Sequence[Announcement]) -> CreatedRun:
         names = [(gate.tenant_id, gate.key) for gate in self.place.gates]
-        return Made(run_id, hints, names, self.replaced, self.ended)
+        return CreatedRun(run_id, hints, names, self.replaced, self.ended)
 
 
 async def _placed(connection: Connection, new: NewRun, rules: _TenantRules) -> _Placed:
