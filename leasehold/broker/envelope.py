@@ -21,7 +21,7 @@ _WITHOUT_TENANT = 1
 #: A hint has about 100 bytes.
 MAX_BYTES = 4096
 MAX_QUEUE_NAME = 200
-#: A longer tenant's name is cut: it only serves to give tenants turns.
+#: A longer tenant name is cut: workers use it only to give tenants turns.
 MAX_TENANT = 200
 MAX_HEADERS = 16
 MAX_HEADER_BYTES = 1024
@@ -38,6 +38,7 @@ class Garbage(ValueError):
 
 
 def encode(hint: Hint) -> bytes:
+    """The message's body; the hint's headers go beside it."""
     # str(): asyncpg's UUIDs are of a subclass, which orjson refuses.
     tenant = hint.tenant[:MAX_TENANT]
     return orjson.dumps({
@@ -46,7 +47,7 @@ def encode(hint: Hint) -> bytes:
 
 
 def decode(body: bytes, headers: Mapping[str, Any] | None = None) -> Hint:
-    """Read what a queue delivered. Raises Garbage."""
+    """The hint in a delivered message. Raises Garbage."""
     if len(body) > MAX_BYTES:
         raise Garbage("oversized")
     try:

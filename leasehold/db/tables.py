@@ -86,7 +86,7 @@ job = Table(
     Column("external", SmallInteger, nullable=False, server_default="0"),  # steps that external workers do
     Column(
         "held", Boolean, nullable=False, server_default="false"
-    ),  # waits at its concurrency limits (transitions/gates.py)
+    ),  # waits at its concurrency limits (transitions/gates)
     Column(
         "gated", Boolean, nullable=False, server_default="false"
     ),  # has concurrency limits: its end admits other jobs

@@ -55,7 +55,7 @@ class Process:
         return self._process.returncode is None
 
     async def ask(self, question: bytes, cpu_seconds: float, wall_seconds: float) -> dict[str, Any]:
-        """Raises Died or Late. After these, and after a cancellation, the child is dead."""
+        """The child's answer. Raises Died or Late. After these, and after a cancellation, the child is dead."""
         assert self._process.stdin is not None
         try:
             async with asyncio.timeout(wall_seconds):

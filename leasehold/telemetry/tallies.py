@@ -50,9 +50,7 @@ class Spread:
             self.examples[at] = (example, value, time())
 
     def buckets(self) -> Iterator[tuple[str, float] | tuple[str, float, Exemplar]]:
-        """For each bucket: upper bound, how many values are not above it, and an example of the bucket itself, if
-        any.
-        """
+        """For each bucket: its upper bound, how many values are not above it, and its own example, if any."""
         for at, count in enumerate(accumulate(self.counts)):
             bound = str(float(self.bounds[at])) if at < len(self.bounds) else "+Inf"
             example = self.examples.get(at)
@@ -67,9 +65,7 @@ _Child = TypeVar("_Child", Tally, Spread)
 
 
 class _Family(Collector, Generic[_Child]):
-    """Children by the values of the labels. After `most` children (tenants name templates and queues) all are
-    `other`.
-    """
+    """Values by labels. Tenants name templates and queues, so after `most` of them all further ones are `other`."""
 
     most = 300
 

@@ -35,8 +35,8 @@ SETTLED_SECONDS = 5.0
 
 @asynccontextmanager
 async def guarded(seconds: float) -> AsyncIterator[None]:
-    """Wait for the broker in the block. Raises TimeoutError after `seconds`, and BrokerUnavailable when the connection
-    ends.
+    """Wait for the broker in the block. Raises TimeoutError after `seconds`, and BrokerUnavailable when the
+    connection ends.
 
     The client ends a wait on a dying connection with a bare CancelledError, which no `except Exception` catches. This
     raises BrokerUnavailable instead, unless this task itself was cancelled. And when this task is cancelled at the
@@ -69,7 +69,7 @@ def _reason(connection: AbstractConnection) -> str:
 
 
 class Ladder:
-    """The waits of one loop that tries again."""
+    """The growing waits between the attempts of one loop."""
 
     def __init__(self) -> None:
         self._failures = 0
@@ -151,7 +151,7 @@ class Link:
             await self._serve_until_lost(connection, wire)
         finally:
             self.connection = None
-            # Close without an answer if the broker does not give one.
+            # Drop the connection if the broker does not answer the close.
             with suppress(Exception):
                 async with guarded(CLOSE_SECONDS):
                     await connection.close()
