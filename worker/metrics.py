@@ -25,7 +25,7 @@ CLAIMS = tallies(
 )
 WAIT = spreads(
     "task_wait_seconds",
-    "From when a task could run until it was claimed. new: first runs; retry: after an error; poll: parked before",
+    "From when a task could run until it was claimed. new: first runs; retry: after an error; poll: after a snooze",
     ["queue", "kind"],
 )
 ATTEMPTS = tallies("attempts_total", "Attempts ended", ["pipeline", "step", "outcome"])
@@ -35,7 +35,7 @@ DEAD = tallies("dead_letters_total", "Tasks given up: they wait for somebody to 
 ADOPTED = counter("outputs_adopted_total", "Attempts that found their work already done", ["pipeline", "step"])
 LEASES = gauge("leases_held", "Leases that this worker holds")
 LOST = counter("leases_lost_total", "Leases that were lost before the attempt could settle")
-TAKEN_OVER = counter("leases_taken_over_total", "Tasks claimed from an owner whose lease had passed or who was gone")
+TAKEN_OVER = counter("leases_taken_over_total", "Tasks claimed from an owner whose lease had expired or who was dead")
 EXPIRED = counter("leases_expired_total", "Leases of lost workers that this worker's sweeper ended")
 REFUSED = counter("zombie_writes_refused_total", "Settlements that changed nothing: the lease was somebody else's")
 STATEMENTS = spreads(

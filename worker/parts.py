@@ -1,6 +1,6 @@
 """The parts of a worker. `open_parts` opens them in order and closes them in the opposite order.
 
-Each part is given what it needs when it is made. So the order below is the order of dependence:
+Each part gets what it needs when it is made: so the order below is the order of dependence. It is:
 work directory, children, servers (database, broker, store), registration, announcer, heartbeat, batchers, runner,
 slot pools, duties.
 """

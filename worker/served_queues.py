@@ -5,20 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Self
 
-from leasehold.domain.pipeline import Step, pinned_queue, unpinned_queue
+from leasehold.domain.pipeline import pinned_queue, unpinned_queue
 from leasehold.domain.registry import Pipelines
 from leasehold.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
 class ServedQueues:
-    """`isolated`: the queues of `every` with an isolated step. `pipelines`: the names of those with a step in `every`,
-    `isolated_pipelines`: with an isolated step besides, `inline_pipelines`: with an inline step besides.
+    """`every`: all queues that the settings choose. `isolated`: those of them with an isolated step.
+
+    Of the pipelines with a step in one of the queues: `isolated_pipelines` have an isolated step, `inline_pipelines` an
+    inline step. A pipeline may be in both.
     """
 
     every: frozenset[str]
     isolated: frozenset[str]
-    pipelines: tuple[str, ...]
     isolated_pipelines: tuple[str, ...]
     inline_pipelines: tuple[str, ...]
 
@@ -28,8 +29,8 @@ class ServedQueues:
 
     @classmethod
     def chosen(cls, pipelines: Pipelines, settings: Settings) -> Self:
-        """The queues that the settings name, else all that the pipelines declare; and each as pinned to the worker's
-        labels.
+        """The queues that the settings name; if they name none, all that the pipelines declare. For each label of the
+        worker the queues pinned to that label, too.
         """
         declared = {step.queue for pipeline in pipelines for step in pipeline.steps}
         named = frozenset(settings.queues or declared)
@@ -37,12 +38,10 @@ class ServedQueues:
         every = named | pinned
         unpinned = {unpinned_queue(queue) for queue in every}
         served = [pipeline for pipeline in pipelines if any(step.queue in unpinned for step in pipeline.steps)]
-        isolated_steps: list[Step] = [step for pipeline in served for step in pipeline.steps if step.isolated]
-        isolated_queues = {step.queue for step in isolated_steps}
+        isolated_queues = {step.queue for pipeline in served for step in pipeline.steps if step.isolated}
         return cls(
             every=every,
             isolated=frozenset(queue for queue in every if unpinned_queue(queue) in isolated_queues),
-            pipelines=tuple(pipeline.name for pipeline in served),
             isolated_pipelines=tuple(p.name for p in served if any(step.isolated for step in p.steps)),
             inline_pipelines=tuple(p.name for p in served if not all(step.isolated for step in p.steps)),
         )

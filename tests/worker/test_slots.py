@@ -134,7 +134,7 @@ async def test_a_job_of_many_steps_gives_its_slot_up_between_two_when_others_wai
 
 
 @pytest.mark.parametrize("turns", range(5))
-async def test_a_crew_ends_though_it_is_told_to_look_at_that_very_moment(turns: int) -> None:
+async def test_a_slot_pool_ends_though_it_is_asked_to_poll_at_that_very_moment(turns: int) -> None:
     """Before Python 3.12 `asyncio.wait_for` loses a cancellation that comes with what it waits for."""
     looked = asyncio.Event()
 

@@ -19,7 +19,7 @@ from leasehold.worker.sandbox import frames
 
 
 class Directories:
-    """A directory exists only once somebody has made it; most inline attempts need none."""
+    """The worker has one. A directory exists only after `make` or the first use: most inline attempts need none."""
 
     def __init__(self, root: Path) -> None:
         self._root = root

@@ -100,10 +100,10 @@ def die_with(parent: int) -> None:
         os._exit(1)
 
 
-def close_descriptors(kept: int) -> None:
-    """Close all files but the standard ones and `kept`: some event loops pass more descriptors on."""
+def close_descriptors(channel: int) -> None:
+    """Close all files but the standard ones and `channel`: some event loops pass more descriptors on."""
     for fd in map(int, os.listdir("/proc/self/fd")):  # noqa: PTH208 - numbers, not paths
-        if fd not in {0, 1, 2, kept}:
+        if fd not in {0, 1, 2, channel}:
             with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
                 os.close(fd)
 
@@ -158,9 +158,7 @@ class Fences:
             self._own_files = landlock.ruleset({**self._grants, landlock.READ: readable})
 
     def enclose(self, files: list[Path], directory: Path) -> None:
-        """In a sealed child: of all runs' files, leave it only `files` to read and `directory` to write. Raises
-        OSError.
-        """
+        """In a sealed child: leave it only these `files` to read and this `directory` to write. Raises OSError."""
         if not self._has_landlock:
             return
         if self._own_files is None:

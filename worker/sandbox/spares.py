@@ -1,4 +1,4 @@
-"""The spare children of one pipeline: forked before a run needs them. And their zygote: started again when it dies."""
+"""Keeps spare children of one pipeline, forked before a run needs them. Restarts their zygote when it dies."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Spares:
     def __init__(self, recipe: Recipe) -> None:
         self._recipe = recipe
         self._waiting: asyncio.Queue[ChildProcess] = asyncio.Queue()
-        self._missing = asyncio.Semaphore(WAITING)
-        self._exhausted = asyncio.Event()
-        self._idle: set[ChildProcess] = set()
+        self._missing = asyncio.Semaphore(WAITING)  # how many spare children are to be forked
+        self._exhausted = asyncio.Event()  # no spare child is left
+        self._idle: set[ChildProcess] = set()  # those of `_waiting`
         self._zygote: Zygote | None = None
         self._keeper: asyncio.Task[None] | None = None
         self._log = structlog.get_logger().bind(pipeline=recipe.pipeline)
@@ -44,6 +44,7 @@ class Spares:
         await first
 
     async def take(self) -> ChildProcess:
+        """A living child; waits until there is one."""
         while True:
             child = await self._waiting.get()
             self._remove(child)
@@ -61,7 +62,7 @@ class Spares:
         delay = _FIRST_DELAY
         while True:
             try:
-                await self._live(first)
+                await self._serve_one_zygote(first)
                 delay = _FIRST_DELAY  # the zygote started, and died later
             except (LeaseholdError, OSError) as error:
                 if not first.done():
@@ -71,7 +72,7 @@ class Spares:
             await asyncio.sleep(delay)
             delay = min(2 * delay, _LAST_DELAY)
 
-    async def _live(self, first: asyncio.Future[None]) -> None:
+    async def _serve_one_zygote(self, first: asyncio.Future[None]) -> None:
         """Start a zygote, keep spare children, and clean up when it dies. Raises DeclarationError or OSError when it
         cannot start.
         """
@@ -95,6 +96,7 @@ class Spares:
             await zygote.stop()
 
     async def _fill(self, zygote: Zygote) -> None:
+        """Fork a child whenever fewer than `WAITING` are spare."""
         delay = _FIRST_DELAY
         while True:
             await self._missing.acquire()
