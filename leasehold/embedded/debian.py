@@ -1,4 +1,4 @@
-"""Debian packages without root: downloaded with apt's own checks, unpacked into a private directory."""
+"""Debian packages without root: apt downloads and verifies them, and they are unpacked into a private directory."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Where private servers keep their data and their programs.
+"""The directories of private servers: one for the data of each run, and a cache for programs.
 
-A run's directory lives under /var/tmp, for the servers' user must be able to reach it, and is locked by its
-owner: a later run recognises what a killed one left and removes it. The cache keeps programs between runs.
+The directory of a run is under /var/tmp, where the servers' user can reach it. Its owner locks it, so that a later run
+recognises and removes the directory of a run that was killed. The cache keeps programs between runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ LOCK = "owner.lock"
 
 
 class RunDirectory:
-    """A directory of one run, made in `root`; removed at its end unless it was given (`keep`)."""
+    """The directory of one run, made in `root` and removed at the end. `keep`: use this directory, and keep it."""
 
     def __init__(self, keep: Path | None = None, *, root: Path | None = None) -> None:
         self._keep = keep
@@ -38,7 +38,7 @@ class RunDirectory:
         else:
             self.path = self._keep.absolute()
             self.path.mkdir(parents=True, exist_ok=True)
-        self.path.chmod(0o711)  # the servers' user passes through, and sees only what is its own
+        self.path.chmod(0o711)  # the servers' user may enter, but sees only its own files
         try:
             self._lock = _lock(self.path)
         except BlockingIOError:
@@ -54,7 +54,7 @@ class RunDirectory:
 
 
 def _lock(directory: Path) -> int:
-    # Locked first and named after, so that a lock file which is there and free always means a dead owner.
+    # Lock the file before it gets its name. So a lock file that is free always means a dead owner.
     final = directory / LOCK
     if final.exists():
         lock = os.open(final, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -72,10 +72,10 @@ def _lock(directory: Path) -> int:
 
 
 def remove_abandoned(root: Path) -> list[Path]:
-    """Remove the directories in `root` of our own earlier runs whose owner is dead; gives what was removed."""
+    """Remove the directories in `root` of this user's earlier runs whose owner is dead. Returns the removed ones."""
     removed = []
     for directory in root.glob(f"{PREFIX}*"):
-        with contextlib.suppress(OSError):  # somebody else removes it at this moment
+        with contextlib.suppress(OSError):  # another process may remove it at this moment
             if _is_abandoned(directory):
                 shutil.rmtree(directory, ignore_errors=True)
                 removed.append(directory)
@@ -100,17 +100,17 @@ def _is_abandoned(directory: Path) -> bool:
 
 
 def temporary_root() -> Path:
-    """Where runs are kept: $LEASEHOLD_TMP, /var/tmp (a disk, not memory), or what the system has."""
+    """The folder for directories of runs: $LEASEHOLD_TMP, else /var/tmp (a disk, not memory), else the system's."""
     if configured := os.environ.get("LEASEHOLD_TMP"):
         return Path(configured)
     return Path("/var/tmp") if os.access("/var/tmp", os.W_OK) else Path(tempfile.gettempdir())  # noqa: S108 - mkdtemp makes it
 
 
 def cache_directory() -> Path:
-    """Where downloaded programs are kept: $LEASEHOLD_CACHE, /var/cache for root, else the user's own cache.
+    """The folder for downloaded programs: $LEASEHOLD_CACHE, else /var/cache for root, else the user's own cache.
 
     Raises:
-        EmbeddedError: somebody else could write there, and so choose what we run.
+        EmbeddedError: another user could write there, and so choose which programs run.
     """
     if configured := os.environ.get("LEASEHOLD_CACHE"):
         cache = Path(configured)

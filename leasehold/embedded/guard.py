@@ -1,9 +1,9 @@
-"""Runs one server so that nothing of it outlives the process that wanted it.
+"""The guard of one server: a small program that lets no process of the server outlive the server's owner.
 
-Started by `leasehold.embedded.process` as `python guard.py OWNER_PID UID GID LAST_SIGNAL PROGRAM ARGUMENT...`, with the
-standard library only. It ends the server and everything the server started, daemons included, when its owner
-ends in any way (a closed pipe or a pidfd tells), when it is told to, or when the server itself ends.
-`PR_SET_PDEATHSIG` alone would not do: it follows the thread that forked, and epmd, a grandchild, does not
+`leasehold.embedded.process` starts it as `python guard.py OWNER_PID UID GID LAST_SIGNAL PROGRAM ARGUMENT...`. It uses
+the standard library only. It kills the server and all processes that the server started, daemons included, when the
+owner ends in any way (its pipe closes, or its pidfd reports it), when the guard gets a signal, or when the server ends.
+`PR_SET_PDEATHSIG` alone is not enough: it follows the thread that forked, and a grandchild such as epmd does not
 inherit it.
 
 Each byte read from standard input is a signal number for the server; the end of the input means "end it all".
@@ -33,7 +33,7 @@ def prctl(option: int, value: int) -> None:
 
 
 def descendants(root: int) -> list[int]:
-    """Every process below `root`, by one reading of /proc."""
+    """Every process below `root`, from one pass over /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it ended while we read
@@ -49,10 +49,10 @@ def descendants(root: int) -> list[int]:
 
 
 def kill_everything(server: int) -> None:
-    """SIGKILL to all descendants until none is left; a subreaper inherits every orphan, so none can hide."""
+    """SIGKILL all descendants until none is left. The guard is a subreaper, so it inherits every orphan."""
     while True:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(server, signal.SIGKILL)  # where there is no /proc
+            os.killpg(server, signal.SIGKILL)  # for systems without /proc
         for pid in descendants(os.getpid()):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -63,7 +63,7 @@ def kill_everything(server: int) -> None:
 
 
 class Guard:
-    """Watches the owner, the orders and the server with one poll and no timer."""
+    """Waits for the owner, for signals to forward, and for the server, with one poll and no timer."""
 
     def __init__(self, owner: int, last_signal: int) -> None:
         self.last_signal = last_signal
@@ -85,7 +85,7 @@ class Guard:
         self.stopped = self.stopped or number in STOPPING
 
     def watch(self, owner: int) -> int | None:
-        # A child that the owner forked may hold our pipe open after its death, hence the pidfd beside it.
+        # The pipe alone is not enough: a child that the owner forked may hold it open after the owner's death.
         try:
             owner_fd = os.pidfd_open(owner)
         except (AttributeError, OSError):
@@ -138,7 +138,7 @@ class Guard:
                     self.status = ended[1]
 
     def say_last_signal(self) -> None:
-        """Let the server tidy up what only it can, such as shared memory, before the SIGKILL."""
+        """Let the server free what only it can free, such as shared memory, before the SIGKILL."""
         if self.last_signal == signal.SIGKILL:
             return
         with contextlib.suppress(ProcessLookupError):

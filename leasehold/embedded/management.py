@@ -1,4 +1,4 @@
-"""Virtual hosts by RabbitMQ's management API: each test gets a broker's worth of its own in milliseconds."""
+"""RabbitMQ's management API: it makes virtual hosts, so that each test has a broker of its own within milliseconds."""
 
 from __future__ import annotations
 

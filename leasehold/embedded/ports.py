@@ -1,4 +1,4 @@
-"""Free loopback ports."""
+"""Finds free loopback ports for private servers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import socket
 
 from leasehold.embedded.process import EmbeddedError
 
-# Below the range that the kernel gives to outgoing connections, so that a server which is stopped and started
-# again finds its port free.
+# Below the kernel's range for outgoing connections: the port of a server that restarts stays free meanwhile.
 LOWEST, HIGHEST = 20_000, 32_000
 ATTEMPTS = 200
 _given: set[int] = set()
 
 
 def free_port() -> int:
-    """Find a port on 127.0.0.1 that nothing listens on now, and that this process has not been given before: who was
-    may not listen yet, or may come back to it.
+    """A port on 127.0.0.1 that nothing listens on now, and that no earlier call in this process has returned: its
+    server may not listen yet, or may restart.
     """
     for _ in range(ATTEMPTS):
         port = random.randrange(LOWEST, HIGHEST)  # noqa: S311 - no secret

@@ -1,4 +1,4 @@
-"""A private PostgreSQL on a free loopback port."""
+"""A private PostgreSQL server on a free loopback port, for `leasehold dev`, the demo and the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Servers as child processes that end with us, run as an unprivileged user where we are root."""
+"""Servers as child processes that end with this process. As root, they run as an unprivileged user.
+
+Every private server is started here, behind a guard (guard.py), which kills it if this process dies.
+"""
 
 from __future__ import annotations
 
@@ -19,12 +22,12 @@ LOG_LINES_SHOWN = 15
 
 
 class EmbeddedError(LeaseholdError):
-    """A server did not start, or ended by itself. The message ends with the last lines of its log."""
+    """A server did not start, or it ended by itself. The message ends with the last lines of its log."""
 
 
 @dataclass(frozen=True)
 class RunAs:
-    """Who a server runs as; -1 means "as we do"."""
+    """The user and group that a server runs as; -1: those of this process."""
 
     uid: int = -1
     gid: int = -1
@@ -35,7 +38,7 @@ class RunAs:
 
     @property
     def user(self) -> int | None:
-        """As `subprocess` wants it."""
+        """The uid, as `subprocess` expects it."""
         return self.uid if self.drops else None
 
     @property
@@ -48,7 +51,7 @@ class RunAs:
         return path
 
     def directory(self, path: Path) -> Path:
-        """Make `path` (kept if there) a directory that only this user can read."""
+        """Make a directory that only this user can read, if it does not exist."""
         path.mkdir(mode=0o700, exist_ok=True)
         return self.own(path)
 
@@ -62,7 +65,7 @@ class RunAs:
 
 
 def unprivileged() -> RunAs:
-    """`nobody` when we are root, for PostgreSQL and RabbitMQ have no business with root; else ourselves."""
+    """The user `nobody` if this process is root, because PostgreSQL and RabbitMQ need no root; else its own user."""
     if os.geteuid() != 0:
         return RunAs()
     nobody = pwd.getpwnam("nobody")
@@ -89,7 +92,7 @@ class Server:
         run_as: RunAs,
         last_signal: signal.Signals = signal.SIGKILL,
     ) -> Server:
-        """Start `argv` with exactly the environment `env`; it gets `last_signal` if its owner dies."""
+        """Start `argv` with exactly the environment `env`. The guard sends it `last_signal` if this process dies."""
         guard = [sys.executable, "-I", "-S", GUARD, os.getpid(), run_as.uid, run_as.gid, int(last_signal)]
         with log.open("ab") as output:
             process = await asyncio.create_subprocess_exec(
@@ -100,7 +103,7 @@ class Server:
                 stderr=output,
                 env=dict(env),
                 cwd=cwd,
-                start_new_session=True,  # the terminal's Ctrl-C is for the owner, who then stops us in order
+                start_new_session=True,  # Ctrl-C must reach this process only, which then stops the servers in order
             )
         return cls(name, process, log)
 
@@ -109,11 +112,11 @@ class Server:
         return self._process.returncode is None
 
     async def wait(self) -> int:
-        """Give the exit code, once the server and all it started are gone."""
+        """The exit code, once the server and all processes that it started have ended."""
         return await self._process.wait()
 
     async def stop(self, number: signal.Signals, *, grace: float) -> None:
-        """Send a signal and wait until everything is gone; after `grace` seconds, kill."""
+        """Send a signal and wait until the server has ended. After `grace` seconds kill it."""
         pipe = self._process.stdin
         if self.running and pipe is not None:
             with contextlib.suppress(ConnectionError):
@@ -124,7 +127,7 @@ class Server:
         await self.kill()
 
     async def kill(self) -> None:
-        """SIGKILL to the server; its guard does the same to whatever it started."""
+        """SIGKILL the server. Its guard kills the processes that the server started."""
         pipe = self._process.stdin
         if self.running and pipe is not None:
             with contextlib.suppress(ConnectionError):
@@ -140,7 +143,7 @@ class Server:
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
-    """Kill a program of our own that still runs, as when the wait for it was cancelled."""
+    """Kill a child program that still runs, for example after the wait for it was cancelled."""
     if process.returncode is None:
         with contextlib.suppress(ProcessLookupError):
             process.kill()

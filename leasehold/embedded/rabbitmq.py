@@ -1,4 +1,4 @@
-"""A private RabbitMQ node on free loopback ports."""
+"""A private RabbitMQ node on free loopback ports, for `leasehold dev` and the tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A private S3 server, `rclone serve s3`: checked signatures, plain files on disk."""
+"""A private S3 server, `rclone serve s3`. It checks signatures and keeps objects as plain files on disk."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scripts/services`: private servers for a shell or a command."""
+"""The program behind `scripts/services`: private servers for a shell or for one command."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def serve(wanted: argparse.Namespace) -> int:
 
 
 def stop_signals() -> asyncio.Event:
-    """Give an event that SIGINT or SIGTERM sets."""
+    """An event that SIGINT or SIGTERM sets."""
     stopped = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
@@ -58,7 +58,7 @@ def stop_signals() -> asyncio.Event:
 
 
 async def run_command(command: list[str], environment: dict[str, str], stopped: asyncio.Event) -> int:
-    """Run a command to its end; gives its exit code, as a shell does. A signal to us ends it."""
+    """Run a command to its end and return its exit code, as a shell does. SIGINT or SIGTERM ends the command."""
     process = await asyncio.create_subprocess_exec(*command, env=os.environ | environment)
     ended = asyncio.create_task(process.wait())
     told = asyncio.create_task(stopped.wait())

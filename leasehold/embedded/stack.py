@@ -1,4 +1,4 @@
-"""The servers of one installation, started together and ended together."""
+"""The private servers of one installation: EmbeddedStack starts them together and ends them together."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from leasehold.embedded.s3 import S3
 
 
 class EmbeddedStack:
-    """`async with EmbeddedStack(...) as stack:` runs the wanted servers.
+    """`async with EmbeddedStack(...) as stack:` runs the chosen servers.
 
     Args:
-        data: a directory to keep the data in; without it the data goes when the stack ends
-        durable: whether PostgreSQL waits for the disk (a test need not)
+        data: a directory to keep the data in; without it the data is deleted when the stack ends
+        durable: whether PostgreSQL waits for the disk; tests do not need it
         postgres: run PostgreSQL
         s3: run an S3 server
         rabbitmq: the server to run, from `find_rabbitmq()` or `await install_rabbitmq()`; None runs none
 
     Raises:
-        EmbeddedError: on entering, when a server cannot run; none is left running then.
+        EmbeddedError: on entering, when a server cannot run; then the others are stopped.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class EmbeddedStack:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process of the platform needs to use these servers: `LEASEHOLD_*`; holds secrets."""
+        """The variables `LEASEHOLD_*` with which a process of the platform uses these servers. They hold secrets."""
         found = {"LEASEHOLD_BROKER": "amqp" if self.rabbitmq else "postgres"}
         if self.postgres:
             found["LEASEHOLD_DATABASE_URL"] = self.postgres.url
@@ -98,8 +98,8 @@ class EmbeddedStack:
         return [server for server in (self.rabbitmq, self.postgres, self.s3) if server is not None]
 
     async def _end(self) -> None:
-        # Where the data goes anyway nobody waits for RabbitMQ's orderly end, 6 s. PostgreSQL's takes 30 ms,
-        # and frees its shared memory.
+        # RabbitMQ's orderly end takes 6 s: skip it if its data is deleted anyway. PostgreSQL's takes 30 ms, and frees
+        # its shared memory.
         for server in self._servers:
             if server is self.rabbitmq and self._data is None:
                 await server.kill()

@@ -1,4 +1,4 @@
-"""What a private server needs to take encrypted connections only."""
+"""The TLS files of a private server that accepts only encrypted connections."""
 
 from __future__ import annotations
 
