@@ -12,10 +12,10 @@ from leasehold.settings import Settings
 
 
 async def upgrade(settings: Settings, revision: str) -> None:
-    """Bring the platform's schema to `revision`; up to `head`, then those of all kinds of work to theirs.
+    """Bring the platform's schema to `revision`. With `head`, bring the schemas of all kinds of work up to date, too.
 
-    Raises DeclarationError for a kind that cannot be found, before anything is changed, and Invalid when
-    `database_app_role` names no role, or one that nothing is kept from.
+    Raises DeclarationError for an unknown kind, before any change. Raises Invalid when the role `database_app_role`
+    does not exist, or could change the schema all the same.
     """
     url = settings.database_url.get_secret_value()
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))

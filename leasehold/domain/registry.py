@@ -17,7 +17,7 @@ from leasehold.domain.pipeline import Pipeline
 
 #: A package offers its own work under this entry-point group; each entry is a `Pipeline` or a `Kind`.
 ENTRY_POINTS = "leasehold.pipelines"
-#: Where our own kinds of work lie; what the handlers in a folder need is the extra of the folder's name.
+#: The package of the platform's own kinds of work. The handlers in a folder need the extra with the folder's name.
 _SHIPPED = "leasehold.pipelines."
 
 

@@ -194,7 +194,7 @@ class Egress:
         timeout: float,
         redirects: int,
     ) -> AsyncIterator[httpx2.Response]:
-        """The answer after at most `redirects` redirects, with its body unread. `timeout` includes the block."""
+        """The answer after at most `redirects` redirects. The caller reads the body in its block, within `timeout`."""
         going_out("an address")
         try:
             async with asyncio.timeout(timeout):
