@@ -1,4 +1,4 @@
-"""The conversion door: send a model, poll, list."""
+"""/api/v1/jobs: send a model to convert, poll the conversion, cancel it, list conversions."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ _SLOW = Problem(
     status_code=201,
     openapi_extra=multipart(FORM, ["model", "user_id", "model_id", "version", "platform"]),
     responses=problems({
-        HTTPStatus.BAD_REQUEST: "`bad_request`: no readable form",
+        HTTPStatus.BAD_REQUEST: "`bad_request`: the form is malformed",
         HTTPStatus.REQUEST_TIMEOUT: "`body_too_slow`",
-        HTTPStatus.CONFLICT: "`job_in_progress`: the user's unfinished job is `job_id`, and in `Location`",
+        HTTPStatus.CONFLICT: "`job_in_progress`: `job_id` and `Location` name the user's unfinished job",
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "`tflite_unsupported`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `model_missing`, `unsupported_format`, `too_large`, "
         "`bad_reference_images`, `hardware_simulation_unavailable`, `idempotency_key_reused`",
@@ -113,23 +113,23 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     except Busy as busy:
         await _clean_up(services, caller, job_id)
         return _in_progress(busy, identity.request_id)
-    except RequestError:  # the idempotency key's
+    except RequestError:  # of the idempotency key
         await _clean_up(services, caller, job_id)
         raise
-    # After any other error nobody knows whether the job is there. If it is not, the sweeper finds what was stored.
+    # After any other error the job may or may not be written. If it is not, the sweeper deletes what was stored.
     for name, value in limited.items():
-        created.headers.setdefault(name, value)  # what all submissions share goes first
+        created.headers.setdefault(name, value)  # the fields of the tenant's limits go first
     return created
 
 
 def _announced(request: Request) -> int:
-    """The form's size, or the most that it may have."""
+    """The announced size of the form; the largest allowed size if none is announced."""
     announced = request.headers.get("content-length", "")
     return min(int(announced), MOST_BYTES) if announced.isdecimal() else MOST_BYTES
 
 
 async def _announce_upload(services: Services, caller: Caller, job_id: UUID, size: int) -> None:
-    """Write down where the form will be stored, before it is."""
+    """Record where the form will be stored, before anything is stored: the sweeper deletes what no job claims."""
     async with services.pool.acquire() as connection, connection.transaction():
         await uploads.open_upload(
             connection,
@@ -163,7 +163,7 @@ async def _created(
         await follow_up(services, submitted.hints, submitted.gates)
         SUBMITTED.labels(conversion.name).inc()
         log.info("job submitted", job_id=str(new.job.id), bytes=sent.model_bytes)
-    if not made:  # the first answer again: what was just stored is nobody's
+    if not made:  # a repeated request got its first answer: no job has what was just stored
         await _clean_up(services, caller, new.job.id)
     headers = limited | {"Location": f"{PATH}/{orjson.loads(answer.body)['job_id']}"}
     return Response(answer.body, answer.status_code, headers, media_type="application/json")
@@ -194,7 +194,7 @@ def _new(
 
 
 async def _clean_up(services: Services, caller: Caller, job_id: UUID) -> None:
-    """Take back what a refused job has stored; what a store that is away keeps, the sweeper deletes."""
+    """Delete what a refused job has stored. If the store is down, the sweeper deletes it later."""
     try:
         await services.store.delete(*keys_of(job_id).values())
     except LeaseholdError as error:
@@ -219,7 +219,7 @@ def _in_progress(busy: Busy, request_id: str) -> Response:
 @router.get(
     f"{PATH}/{{job_id}}",
     operation_id="getConversion",
-    summary="See what became of a model",
+    summary="Get the state and the results of a conversion",
     responses=problems(
         {
             HTTPStatus.NOT_FOUND: "`job_not_found`",
@@ -228,7 +228,7 @@ def _in_progress(busy: Busy, request_id: str) -> Response:
             HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`",
         }
     )
-    | {304: {"description": "Nothing changed since the answer with the ETag in `If-None-Match`."}},
+    | {304: {"description": "Nothing has changed since the answer with the ETag in `If-None-Match`."}},
 )
 async def get_conversion(
     request: Request,
@@ -272,19 +272,19 @@ async def find(services: Services, caller: Caller, job_id: UUID) -> Row:
 class CancelRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    reason: str = Field("", max_length=500, description="For people; it is kept with the job.")
+    reason: str = Field("", max_length=500, description="A reason for people, stored with the job.")
 
 
 @router.post(
     f"{PATH}/{{job_id}}/cancel",
     operation_id="cancelConversion",
-    summary="Stop a conversion, so that its user may send another",
-    description="One that no worker has begun ends at once; a running step is stopped within seconds. Asking again "
-    "while it stops changes nothing.",
+    summary="Cancel a conversion, so that its user may send another",
+    description="A conversion that no worker has started ends at once; a running step is stopped within seconds. "
+    "Asking again while the conversion stops changes nothing.",
     status_code=202,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`job_not_found`",
-        HTTPStatus.CONFLICT: "`resource_invalid_state`: it has ended",
+        HTTPStatus.CONFLICT: "`resource_invalid_state`: the conversion has ended",
         HTTPStatus.GONE: "`expired`",
         HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`",
     }),
@@ -294,7 +294,7 @@ async def cancel_conversion(
 ) -> Response:
     services = services_of(request)
     limited = await check_rate(services, caller, "posts")
-    await find(services, caller, job_id)  # of another kind of job nobody learns here
+    await find(services, caller, job_id)  # a job of another kind is no conversion: 404
     async with services.pool.acquire() as connection:
         names = await gates.gates_of(connection, [job_id])
         cancels = await jobs.request_cancel(

@@ -11,7 +11,7 @@ from fastapi.responses import StreamingResponse
 
 from leasehold.api.conversion.conversion import PATH, Reader, find
 from leasehold.api.conversion.rates import check_rate
-from leasehold.api.conversion.view import OUTSIDE, is_finished
+from leasehold.api.conversion.view import PUBLIC_STATE, is_finished
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.streams import ANSWERS, HEADERS, number_of, stream
 from leasehold.api.process.services import services_of
@@ -24,8 +24,8 @@ router = APIRouter(tags=["conversion"])
     f"{PATH}/{{job_id}}/events",
     operation_id="streamConversionEvents",
     summary="Follow a conversion",
-    description="Server-sent events, one for each change, ending after the last. A client that reconnects with "
-    "`Last-Event-ID` misses nothing and sees nothing twice; once there is nothing more to come it gets a 204.",
+    description="Server-sent events, one for each change. The stream ends after the last event. A client that "
+    "reconnects with `Last-Event-ID` misses no event and gets none twice. If no event can follow, the answer is 204.",
     response_class=StreamingResponse,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`job_not_found`",
@@ -47,9 +47,11 @@ async def stream_conversion_events(
     if is_finished(row) and row["event_seq"] <= after:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return StreamingResponse(
-        stream(services, caller.tenant_id, job_id, after, _words), media_type="text/event-stream", headers=HEADERS
+        stream(services, caller.tenant_id, job_id, after, _status_fields),
+        media_type="text/event-stream",
+        headers=HEADERS,
     )
 
 
-def _words(one: EventView) -> dict[str, Any]:
-    return {"status": OUTSIDE[one.job_status], "step_status": one.task_status}
+def _status_fields(event: EventView) -> dict[str, Any]:
+    return {"status": PUBLIC_STATE[event.job_status], "step_status": event.task_status}

@@ -1,4 +1,4 @@
-"""`/promote`: a conversion's artifacts are copied to where models are served from, all of them or none."""
+"""POST /api/v1/jobs/{job_id}/promote: copy a conversion's artifacts to where models are served from, all or none."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ class Target(BaseModel):
         None,
         max_length=_MOST_KEY,
         pattern=f"^{_PART}(/{_PART})*$",
-        description="Where to, below the tenant's own folder: parts of letters, digits, . _ and -, separated by /;"
-        " default `{job_id}/out.<artifact>`.",
+        description="The key below the tenant's own folder: parts of letters, digits, . _ and -, separated by /."
+        " Default: `{job_id}/out.<artifact>`.",
     )
-    replace: Flag | None = Field(None, description="Default: the request's own.")
+    replace: Flag | None = Field(None, description="Default: the `replace` of the request.")
 
 
 class PromoteRequest(BaseModel):
@@ -56,7 +56,7 @@ class PromoteRequest(BaseModel):
 
     targets: list[Target] = Field(min_length=1, max_length=8)
     replace: Flag = Field(
-        False, description="Overwrite what the same tenant promoted to these keys before; never anything else."
+        False, description="Overwrite objects that the same tenant promoted to these keys before, and no others."
     )
 
 
@@ -69,9 +69,9 @@ class Promoted(BaseModel):
 @router.post(
     "/api/v1/jobs/{job_id}/promote",
     operation_id="promoteConversion",
-    summary="Copy what came out to where models are served from",
-    description="All targets (200) or none (502). Repeating it copies nothing again. Keys begin with the tenant's own "
-    "folder at the target, and `promoted_object_keys` names them in full.",
+    summary="Copy results to where models are served from",
+    description="All targets (200) or none (502). A repeated request copies nothing again. Keys begin with the "
+    "tenant's own folder at the target, and `promoted_object_keys` names them in full.",
     response_model=Promoted,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`job_not_found`",
@@ -99,7 +99,7 @@ async def promote_conversion(request: Request, job_id: UUID, wanted: PromoteRequ
     ]
     keys = [copy.key for copy in copies]
     if len(set(keys)) != len(keys):
-        raise Invalid("invalid_request", "Two targets have one key.")
+        raise Invalid("invalid_request", "Two targets have the same key.")
     async with services.pool.acquire() as connection:
         begun = await promotions.begin(connection, caller.tenant_id, job_id)
     if begun is None:
@@ -117,7 +117,7 @@ async def promote_conversion(request: Request, job_id: UUID, wanted: PromoteRequ
 
 
 async def _decided(services: Services, caller: Caller, job_id: UUID, keys: list[str]) -> Promoted:
-    """Another request has promoted it, or is at it."""
+    """The answer if another request has promoted the conversion, or is doing so."""
     async with services.pool.acquire() as connection:
         found = await conversions.find(connection, caller.tenant_id, job_id)
     if found is None:
@@ -125,7 +125,7 @@ async def _decided(services: Services, caller: Caller, job_id: UUID, keys: list[
     if found["promoted"] is None:
         raise promotions.in_progress()
     if set(found["promoted"]) != set(keys):
-        raise Conflict("already_promoted", "It was promoted, to other keys.")
+        raise Conflict("already_promoted", "The conversion was promoted to other keys.")
     return Promoted(job_id=job_id, promoted_object_keys=found["promoted"])
 
 

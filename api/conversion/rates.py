@@ -1,4 +1,4 @@
-"""How often an API key may ask at the conversion door: a bound for all API processes together."""
+"""How often an API key may call the conversion endpoints: one bound for all API processes together."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ async def check_rate(services: Services, caller: Caller, what: Literal["posts", 
         quota = await rates.take(connection, f"conversion:{what}:{caller.quota_key}", per_minute)
     policy = f"conversion-{what}"
     if not quota.allowed:
-        said = f"At most {per_minute} {what} of conversions a minute."
-        raise TooMany("rate_limited", said, policy=policy, most=per_minute, window=60, retry_after=quota.wait)
+        message = f"At most {per_minute} {what} of conversions a minute."
+        raise TooMany("rate_limited", message, policy=policy, most=per_minute, window=60, retry_after=quota.wait)
     return {
         "RateLimit-Policy": f'"{policy}";q={per_minute};w=60',
         "RateLimit": f'"{policy}";r={quota.remaining};t=60',

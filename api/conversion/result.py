@@ -1,4 +1,7 @@
-"""`/result`: an artifact, streamed from the store: limited by key, bounded in time, charged for what was sent."""
+"""GET /api/v1/jobs/{job_id}/result: streams an artifact from the store.
+
+Downloads are limited by key and bounded in time. A download is charged for the bytes that were sent.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,7 @@ _OVER_QUOTA = "download_quota_exceeded"
 @router.get(
     "/api/v1/jobs/{job_id}/result",
     operation_id="getConversionResult",
-    summary="Download what came out",
+    summary="Download a result",
     description="At most 10 at once, 5 in 10 seconds, 20 a minute, 1 GB an hour and 6 GB in 24 hours by API key; "
     "5 minutes each. `Range` is ignored.",
     response_class=Response,
@@ -70,8 +73,8 @@ async def finished_artifacts(
     """The rows of the job's artifacts. Raises NotFound, Gone or Conflict."""
     async with services.pool.acquire() as connection:
         found = await conversions.find(connection, caller.tenant_id, job_id)
-        gone = found is None and await conversions.is_expired(connection, caller.tenant_id, job_id)
-    if gone:
+        is_expired = found is None and await conversions.is_expired(connection, caller.tenant_id, job_id)
+    if is_expired:
         raise expired()
     if found is None:
         raise NotFound("job_not_found", "There is no such conversion.")
@@ -88,7 +91,7 @@ def _artifact(found: Row, name: str) -> dict[str, Any]:
     for output in found["outputs"] or []:
         if output["name"] == ARTIFACTS[name]:
             return {**output, "disposition": disposition(found["source_filename"], _suffix(name))}
-    raise Conflict("not_ready", "The conversion has no such result, or not yet.")
+    raise Conflict("not_ready", "The conversion does not have this result, or not yet.")
 
 
 def _suffix(name: str) -> str:
@@ -121,7 +124,7 @@ async def _open(
     found: dict[str, Any],
     facts: dict[str, Any],
 ) -> Response:
-    """The answer with its first piece in hand: an object that is gone is still a 410."""
+    """Read the first piece, then answer: a deleted object is thus still a 410."""
     pieces = services.store.pieces(found["key"])
     try:
         first = await anext(pieces, b"")
@@ -150,12 +153,12 @@ async def _end(services: Services, caller: Caller, download_id: UUID, sent: int)
     try:
         async with services.pool.acquire() as connection:
             await downloads.end(connection, caller.tenant_id, download_id, sent)
-    except TRY_AGAIN as error:  # it stays charged in full, and ends by its time
+    except TRY_AGAIN as error:  # the download stays charged in full, and ends by its time limit
         log.warning("the end of a download was not recorded", error=type(error).__name__)
 
 
 class _Streamed(Response):
-    """One piece in memory at a time; ends early when the client goes, the time is over or the store fails."""
+    """Streams with one piece in memory. Ends early if the client leaves, the time is over or the store fails."""
 
     def __init__(
         self, pieces: AsyncGenerator[bytes, None], first: bytes, size: int, ended: Any, **options: Any
@@ -168,20 +171,20 @@ class _Streamed(Response):
         self._sent = 0
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
-        gone = asyncio.create_task(_disconnected(receive))
+        disconnected = asyncio.create_task(_disconnected(receive))
         try:
             async with aclosing(self._pieces), asyncio.timeout(downloads.MOST_SECONDS):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await self._send(send, self._first)
                 async for piece in self._pieces:
-                    if gone.done():
+                    if disconnected.done():
                         return
                     await self._send(send, piece)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
-            gone.cancel()
-            whole = self._sent == self._size and not gone.done()
-            await asyncio.shield(self._ended(self._sent, "streamed" if whole else "aborted"))
+            disconnected.cancel()
+            complete = self._sent == self._size and not disconnected.done()
+            await asyncio.shield(self._ended(self._sent, "streamed" if complete else "aborted"))
 
     async def _send(self, send: Send, piece: bytes) -> None:
         await send({"type": "http.response.body", "body": piece, "more_body": True})

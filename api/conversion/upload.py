@@ -1,7 +1,7 @@
-"""A conversion's form, from the socket straight to the object store: bounded in bytes, parts, time and memory.
+"""Reads a conversion's form from the socket into the object store: bounded in bytes, parts, time and memory.
 
-The model goes to its key in parts; reference images, each held until it is whole, into one archive. A form that turns
-out not to be acceptable is read to its end all the same, so that its sender sees why, and nothing of it is stored.
+The model goes to its key in parts. Reference images go into one archive, each once it is complete. A form with an
+error is read to its end, so that its client sees the answer; nothing of it is stored.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from leasehold.storage.store import ObjectStore
 from leasehold.storage.streaming import PART_BYTES, Upload
 
 LIMITS = ModelLimits()
-#: Everything a form may hold, with room for its boundaries and fields.
+#: The most bytes of a form, with room for its boundaries and fields.
 MOST_BYTES = LIMITS.max_bytes + LIMITS.max_images * LIMITS.max_image_bytes + 1024 * 1024
-#: What a form has in memory: of each of its two objects a part that gathers and one that is sent, and a picture.
+#: Memory of one form: for each of its two objects a part that fills and a part being sent, and a picture.
 MEMORY_BYTES = 4 * PART_BYTES + 2 * LIMITS.max_image_bytes
-#: An upload takes at most this long: 500 MB at 180 KB a second. What is unfinished then is gone within the hour.
+#: An upload may take this long: 500 MB at 180 KB a second. Unfinished uploads are deleted within the hour.
 MOST_SECONDS = 3000.0
 _MOST_FIELDS = 20
 _MOST_FIELD_BYTES = 4096
@@ -48,7 +48,7 @@ FORM: dict[str, Any] = {
     "model": {
         "type": "string",
         "format": "binary",
-        "description": "Named *.onnx, or *.tflite where that is taken.",
+        "description": "A file named *.onnx or, if the installation accepts it, *.tflite.",
     },
     "ref_images[]": {"type": "array", "items": {"type": "string", "format": "binary"}, "maxItems": LIMITS.max_images},
     "user_id": _USER,
@@ -66,7 +66,7 @@ FORM: dict[str, Any] = {
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A form that is acceptable, its files in the store."""
+    """A form that was accepted. Its files are in the store."""
 
     params: ConversionParams
     user_id: str
@@ -82,15 +82,15 @@ def prefix_of(job_id: UUID) -> str:
 
 
 def keys_of(job_id: UUID) -> dict[str, str]:
-    """Where a job's inputs lie; chosen by us, never by the client."""
+    """The keys of a job's inputs. The API chooses them, never the client."""
     return {"model": f"{prefix_of(job_id)}model", "references": f"{prefix_of(job_id)}references.tar"}
 
 
 async def receive(request: Request, store: ObjectStore, keys: dict[str, str], settings: Settings) -> Sent:
     """Read and store the whole form.
 
-    Raises Invalid, Unsupported, TimeoutError, StoreError, or a 400 for what is no form; then nothing is stored,
-    but for what a store that went away keeps.
+    Raises Invalid, Unsupported, TimeoutError, StoreError, or a 400 for a malformed form. Then nothing is stored, except
+    what could not be deleted because the store is down.
     """
     async with (
         asyncio.timeout(MOST_SECONDS),
@@ -104,7 +104,7 @@ async def receive(request: Request, store: ObjectStore, keys: dict[str, str], se
 
 
 class _Form:
-    """Takes the parts as they come. What is wrong first is remembered, and raised at the end."""
+    """Handles the parts as they arrive. Remembers the first error; `finish` raises it."""
 
     def __init__(self, model: Upload, references: Upload, settings: Settings) -> None:
         self._model = model
@@ -115,7 +115,7 @@ class _Form:
         self._file_name: str | None = None
         self._images = 0
         self._part = Begin("", None)
-        self._held = bytearray()  # the field or picture that is coming
+        self._held = bytearray()  # the field or picture that is being read
         self._refused: RequestError | StoreError | None = None
 
     async def take(self, event: Begin | Data | End) -> None:
@@ -169,7 +169,7 @@ class _Form:
 
     async def _keep_image(self) -> None:
         if sniff(bytes(self._held[:64])) not in _KINDS and not self._held.startswith(b"BM"):
-            raise Invalid("bad_reference_images", f"File {self._images + 1} is no JPEG, PNG, WebP or BMP picture.")
+            raise Invalid("bad_reference_images", f"File {self._images + 1} is not a JPEG, PNG, WebP or BMP picture.")
         member = tarfile.TarInfo(f"{self._images:03}")
         member.size = len(self._held)
         await self._references.write(member.tobuf())
@@ -223,7 +223,7 @@ def _params(fields: dict[str, str], toolchain: Toolchain) -> ConversionParams:
         places = sorted({str(item["loc"][0]) for item in error.errors()})
         raise Invalid("invalid_request", f"Not acceptable: {', '.join(places)}.") from None
     except orjson.JSONDecodeError:
-        raise Invalid("invalid_request", "Not acceptable: preprocessing is no JSON.") from None
+        raise Invalid("invalid_request", "Not acceptable: preprocessing is not JSON.") from None
     if params.enable_sim_hw and toolchain != "kneron":
         raise Invalid("hardware_simulation_unavailable", "enable_sim_hw needs the vendor's toolchain.")
     return params

@@ -1,4 +1,4 @@
-"""A conversion as its clients see it: the record of the door's text, from the rows."""
+"""Builds the JSON record of a conversion from its row, with the states' public names."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import orjson
 from leasehold.domain.states import JOB_TERMINAL
 from leasehold.pipelines.conversion.rows import Row
 
-#: What clients call a state -> the job's own.
+#: By public state: the job's own states.
 STATES: dict[str, tuple[str, ...]] = {
     "created": ("pending", "queued"),
     "running": ("running", "waiting_worker", "cancel_requested"),
     "completed": ("succeeded",),
     "failed": ("failed", "cancelled", "expired"),
 }
-OUTSIDE = {inner: outer for outer, several in STATES.items() for inner in several}
-#: `artifact` of /result -> the output's name.
+PUBLIC_STATE = {state: public for public, states in STATES.items() for state in states}
+#: By `artifact` of /result: the name of the output.
 ARTIFACTS = {
     "onnx": "output/out.onnx",
     "bie": "output/out.bie",
@@ -34,11 +34,11 @@ _ENDED = {"completed": "COMPLETED", "failed": "FAILED"}
 
 
 def record(row: Row) -> dict[str, Any]:
-    """The text's section 3."""
+    """The record of one conversion."""
     steps: list[dict[str, Any]] = row["steps"] or []
     keys = {output["name"]: output["key"] for output in row["outputs"] or []}
     models = {name: keys.get(ARTIFACTS[name]) for name in _MODELS}
-    status = OUTSIDE[row["status"]]
+    status = PUBLIC_STATE[row["status"]]
     current = next((step for step in steps if step["status"] != "succeeded"), None)
     inside = (current or {}).get("percent") or 0
     done = sum(step["status"] == "succeeded" for step in steps)
@@ -70,9 +70,9 @@ def record(row: Row) -> dict[str, Any]:
     }
 
 
-def encoded(said: dict[str, Any]) -> bytes:
-    """As JSON; the driver's own kind of UUID, which orjson does not know, by its text."""
-    return orjson.dumps(said, option=orjson.OPT_UTC_Z, default=str)
+def encoded(content: dict[str, Any]) -> bytes:
+    """The content as JSON. asyncpg's own UUID type, which orjson does not know, is written as its text."""
+    return orjson.dumps(content, option=orjson.OPT_UTC_Z, default=str)
 
 
 def is_finished(row: Row) -> bool:
@@ -94,7 +94,7 @@ def _timing(step: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def disposition(source: str, suffix: str) -> str:
-    """RFC 6266: a quoted ASCII name for old clients, and the true one."""
+    """Content-Disposition (RFC 6266): a quoted ASCII name for old clients, and the true name."""
     stem = source.rpartition(".")[0] or source
     plain = "".join(c if c.isascii() and (c.isalnum() or c in " ._-()") else "_" for c in stem)[:100]
     return f"attachment; filename=\"{plain}.{suffix}\"; filename*=UTF-8''{quote(f'{stem}.{suffix}', safe='')}"

@@ -1,4 +1,4 @@
-"""For operators: queues and their pauses, workers and their drains, limits."""
+"""/v1/queues, /v1/workers, /v1/limits: operators read and pause queues, drain workers, and set limits."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Limit(BaseModel):
         return self
 
 
-@router.get("/queues", operation_id="listQueues", summary="See the queues", responses=problems({}))
+@router.get("/queues", operation_id="listQueues", summary="List queues", responses=problems({}))
 async def list_queues(request: Request, _caller: Operator) -> Response:
     async with services_of(request).pool.acquire() as connection:
         return json_response({"queues": [dict(row) for row in await run_reads.queues(connection)]})
@@ -74,18 +74,18 @@ async def list_queues(request: Request, _caller: Operator) -> Response:
 @router.post(
     "/queues/{queue}/pause",
     operation_id="pauseQueue",
-    summary="Start nothing more of a queue",
-    description="What runs goes on. Submissions are still accepted.",
+    summary="Pause a queue",
+    description="No task of the queue starts. Running tasks go on, and submissions are still accepted.",
     responses=problems({}),
 )
-async def pause_queue(request: Request, queue: str, caller: Operator, asked: Pause | None = None) -> Response:
+async def pause_queue(request: Request, queue: str, caller: Operator, body: Pause | None = None) -> Response:
     async with services_of(request).pool.acquire() as connection:
-        reason = asked.reason if asked is not None and asked.reason else f"paused by {caller.client_id}"
+        reason = body.reason if body is not None and body.reason else f"paused by {caller.client_id}"
         await fleet.pause(connection, queue, reason)
     return json_response({"queue": queue, "paused": True})
 
 
-@router.post("/queues/{queue}/resume", operation_id="resumeQueue", summary="Go on", responses=problems({}))
+@router.post("/queues/{queue}/resume", operation_id="resumeQueue", summary="Resume a queue", responses=problems({}))
 async def resume_queue(request: Request, queue: str, _caller: Operator) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection:
@@ -94,7 +94,7 @@ async def resume_queue(request: Request, queue: str, _caller: Operator) -> Respo
     return json_response({"queue": queue, "paused": False})
 
 
-@router.get("/workers", operation_id="listWorkers", summary="See the workers", responses=problems({}))
+@router.get("/workers", operation_id="listWorkers", summary="List workers", responses=problems({}))
 async def list_workers(request: Request, _caller: Operator) -> Response:
     async with services_of(request).pool.acquire() as connection:
         return json_response({"workers": [dict(row) for row in await run_reads.workers(connection)]})
@@ -103,8 +103,9 @@ async def list_workers(request: Request, _caller: Operator) -> Response:
 @router.post(
     "/workers/{worker_id}/drain",
     operation_id="drainWorker",
-    summary="Let a worker finish and end",
-    description="Within its renewal interval it stops taking work, finishes or gives back what it has, and ends.",
+    summary="Drain a worker",
+    description="Within its renewal interval the worker stops claiming tasks, finishes or releases those it has, "
+    "and exits.",
     status_code=202,
     responses=problems({HTTPStatus.NOT_FOUND: "`worker_not_found`"}),
 )
@@ -115,7 +116,7 @@ async def drain_worker(request: Request, worker_id: UUID, _caller: Operator) -> 
     return json_response({"id": worker_id, "draining": True}, HTTPStatus.ACCEPTED)
 
 
-@router.get("/limits", operation_id="listLimits", summary="See the limits", responses=problems({}))
+@router.get("/limits", operation_id="listLimits", summary="List limits", responses=problems({}))
 async def list_limits(request: Request, _caller: Operator) -> Response:
     async with services_of(request).pool.acquire() as connection:
         rows = await connection.fetch(

@@ -1,4 +1,7 @@
-"""The generation door, for providers: they say that there is news, and the next poll is made now."""
+"""POST by a provider: a generation has news, so its job polls the provider now and not at its next turn.
+
+The address has a signature in place of a key. The body is not read.
+"""
 
 from __future__ import annotations
 
@@ -31,23 +34,23 @@ _AGAIN_SECONDS = 0.2
     ROUTE,
     operation_id="hearProvider",
     status_code=204,
-    include_in_schema=False,  # its address is given to the provider with the order, and is of use to nobody else
+    include_in_schema=False,  # only providers use it: the order gives them its address
 )
 async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str, Path(max_length=100)]) -> Response:
-    """What the provider says is not read. 404 `task_not_found`; 503 `not_waiting`: say it again."""
+    """Wake the job's poll. 404 `task_not_found`; 503 `not_waiting`: the provider sends the callback again."""
     services = services_of(request)
     if not callbacks.is_genuine(Sealing(services.settings), job_id, signature):
         raise NotFound("task_not_found", "There is no such generation.")
-    until = monotonic() + _PATIENCE_SECONDS
+    deadline = monotonic() + _PATIENCE_SECONDS
     while True:
         async with services.pool.acquire() as connection:
             row = await generations.owner(connection, job_id)
-            if row is None or row["status"] in JOB_TERMINAL:  # nothing is left to be asked
+            if row is None or row["status"] in JOB_TERMINAL:  # nothing is left to poll
                 return Response(status_code=HTTPStatus.NO_CONTENT)
             hints = await wake(connection, job_id, row["tenant_id"], "poll")
         if hints:
             await follow_up(services, hints)
             return Response(status_code=HTTPStatus.NO_CONTENT)
-        if monotonic() > until:
-            raise Unavailable("not_waiting", "The generation is not waiting for news just now; say it again.")
+        if monotonic() > deadline:
+            raise Unavailable("not_waiting", "The generation is not waiting for a callback now. Send it again.")
         await asyncio.sleep(_AGAIN_SECONDS)

@@ -27,8 +27,8 @@ TaskId = Annotated[str, Query(pattern=TASK_ID)]
 LastEventId = Annotated[str | None, Header(max_length=20)]
 
 _FOLLOWS = {
-    "description": "Server-sent events, one for each change, ending after the last. A client that reconnects with "
-    "`Last-Event-ID` misses nothing and sees nothing twice; once there is nothing more to come it gets a 204.",
+    "description": "Server-sent events, one for each change. The stream ends after the last event. A client that "
+    "reconnects with `Last-Event-ID` misses no event and gets none twice. If no event can follow, the answer is 204.",
     "response_class": StreamingResponse,
     "responses": problems({
         HTTPStatus.NOT_FOUND: "`task_not_found`",
@@ -62,23 +62,23 @@ async def _stream(request: Request, caller: Caller, kind: Kind, task_id: str, la
     if is_finished(row) and row["event_seq"] <= after:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return StreamingResponse(
-        stream(services, caller.tenant_id, row["job_id"], after, _words),
+        stream(services, caller.tenant_id, row["job_id"], after, _status_fields),
         media_type="text/event-stream",
         headers=HEADERS,
     )
 
 
-def _words(one: EventView) -> dict[str, Any]:
-    word = _word(one)
+def _status_fields(event: EventView) -> dict[str, Any]:
+    word = _word(event)
     return {} if word is None else {"status": NUMBER.get(word, 0), "status_text": word}
 
 
-def _word(one: EventView) -> Word | None:
-    """What a query would say after this event; None where that depends on earlier ones."""
-    if one.job_status in JOB_TERMINAL:
-        return "completed" if one.job_status == JobState.SUCCEEDED else "failed"
-    if one.step is None:
-        return "pending" if one.kind in ("submitted", "queued", "admitted") else None
-    if one.step != "submit" or one.task_status == TaskState.SUCCEEDED:
+def _word(event: EventView) -> Word | None:
+    """The status that a query answers after this event. None if earlier events decide."""
+    if event.job_status in JOB_TERMINAL:
+        return "completed" if event.job_status == JobState.SUCCEEDED else "failed"
+    if event.step is None:
+        return "pending" if event.kind in ("submitted", "queued", "admitted") else None
+    if event.step != "submit" or event.task_status == TaskState.SUCCEEDED:
         return "polling"
-    return "processing" if one.task_status in _PROCESSING else "pending"
+    return "processing" if event.task_status in _PROCESSING else "pending"

@@ -1,4 +1,4 @@
-"""The generation door, first half: order an image or a video, and call it off."""
+"""Order images and videos from providers, and cancel an order. `queries` reads what became of it."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ Credential = Annotated[
     Header(
         alias="X-Provider-Credential",
         max_length=4096,
-        description="Your own at the provider: sealed at rest, never told. Without it the installation's is used.",
+        description="Your own credential at the provider: stored sealed, never returned. If left out, the "
+        "installation's is used.",
     ),
 ]
 
@@ -105,7 +106,7 @@ async def _create(
     idempotency_key: str | None,
 ) -> Response:
     services = services_of(request)
-    services.store.require()  # before anything is bought
+    services.store.require()  # before the provider charges anything
     terms = _terms(services.opened["generation"], wanted, credential)
     sealed = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
     params = _params(services.settings, kind, wanted, terms, sealed)
@@ -137,13 +138,13 @@ async def _create(
 
 
 def _terms(catalogue: Catalogue, wanted: GenerationRequest, credential: str | None) -> ProviderTerms:
-    """What is known of the provider without asking it. Raises Invalid."""
+    """The provider's terms, as this installation is configured. Raises Invalid."""
     name = wanted.provider or catalogue.default
     if not name:
-        raise Invalid("provider_not_configured", "Name a provider: this installation has no choice of its own.")
+        raise Invalid("provider_not_configured", "Name a provider: this installation has no default.")
     terms = catalogue.find(name)
     if terms is None:
-        raise Invalid("unknown_provider", "This installation knows no such provider.")
+        raise Invalid("unknown_provider", "This installation has no such provider.")
     if credential is None and not terms.has_credential:
         raise Invalid("credential_missing", f"Send X-Provider-Credential: there is no credential for {name}.")
     return terms
@@ -194,8 +195,8 @@ def _new(
 
 
 def _gates(settings: Settings, caller: Caller, server: str | None, terms: ProviderTerms) -> list[ConcurrencyLimit]:
-    """A server that a caller names is one machine, and a provider's bounds are the installation's: tenants share them.
-    Without a server each tenant has a share of its own.
+    """The concurrency limits of the order. All tenants share the limit of a server that a caller names (it is one
+    machine) and of a provider. Without a server, each tenant has a limit of its own.
     """
     found = []
     if settings.generation_per_server:
@@ -211,19 +212,19 @@ _CANCELS = {
     "response_model": GenerationAnswer,
     "responses": problems({
         HTTPStatus.NOT_FOUND: "`task_not_found`",
-        HTTPStatus.CONFLICT: "`resource_invalid_state`: it has ended, or is being cancelled",
+        HTTPStatus.CONFLICT: "`resource_invalid_state`: the generation has ended, or is being cancelled",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
     }),
     "status_code": 202,
 }  # fmt: skip
 
 
-@router.post("/v1/images/cancel", operation_id="cancelImages", summary="Call images off", **_CANCELS)  # type: ignore[arg-type]  # as above
+@router.post("/v1/images/cancel", operation_id="cancelImages", summary="Cancel images", **_CANCELS)  # type: ignore[arg-type]  # as above
 async def cancel_images(request: Request, wanted: CancelRequest, caller: Writer) -> GenerationAnswer:
     return await _cancel(request, "image", wanted, caller)
 
 
-@router.post("/v1/video/cancel", operation_id="cancelVideo", summary="Call a video off", **_CANCELS)  # type: ignore[arg-type]  # as above
+@router.post("/v1/video/cancel", operation_id="cancelVideo", summary="Cancel a video", **_CANCELS)  # type: ignore[arg-type]  # as above
 async def cancel_video(request: Request, wanted: CancelRequest, caller: Writer) -> GenerationAnswer:
     return await _cancel(request, "video", wanted, caller)
 
@@ -236,7 +237,11 @@ async def _cancel(request: Request, kind: Kind, wanted: CancelRequest, caller: C
         if row is None:
             raise NotFound("task_not_found", "There is no such generation.")
         left = await gates.gates_of(connection, [row["job_id"]])
-        off = None if is_finished(row) else await _call_off(connection, services, caller, row["job_id"], wanted)
+        off = (
+            None
+            if is_finished(row)
+            else await _cancel_and_withdraw(connection, services, caller, row["job_id"], wanted)
+        )
         if off is None:
             raise Conflict("resource_invalid_state", "The generation has ended, or is being cancelled.")
         said = await find()
@@ -246,21 +251,22 @@ async def _cancel(request: Request, kind: Kind, wanted: CancelRequest, caller: C
     return await answer(services, said or row)
 
 
-async def _call_off(
+async def _cancel_and_withdraw(
     connection: Connection, services: Services, caller: Caller, job_id: UUID, wanted: CancelRequest
 ) -> tuple[list[Announcement], list[JobEnded]] | None:
-    """Cancel the job, and write another that tells its provider, in one transaction: the other's hints, and the job if
-    it has ended with this. None: it cannot be cancelled.
+    """Cancel the job and, in the same transaction, write a withdrawal job that cancels the order at the provider.
+
+    Returns the hints of the withdrawal, and the jobs that ended. None: the job cannot be cancelled.
     """
     by = f"client {caller.client_id}"
     async with connection.transaction():
         cancels = await jobs.request_cancel(connection, [job_id], caller.tenant_id, reason=wanted.reason, by=by)
         if not cancels.states:
             return None
-        told = NewJob(
+        withdraw = NewJob(
             pipeline=withdrawal,
             tenant_id=caller.tenant_id,
             params={"job_id": str(job_id)},
             keep_seconds=services.settings.generation_keep_seconds,
         )
-        return await jobs.submit(connection, [told]), cancels.ended
+        return await jobs.submit(connection, [withdraw]), cancels.ended

@@ -1,4 +1,4 @@
-"""The generation door, second half: what became of a generation, and how many there are."""
+"""Read generations: the state and the results of an order, and statistics."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from leasehold.pipelines.generation.rows import Row
 router = APIRouter(tags=["generation"], route_class=CallerFirst)
 Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
 TaskId = Annotated[str, Query(pattern=TASK_ID)]
-Consume = Annotated[bool, Query(description="Take a finished result once and for all; it is unknown from then on.")]
+Consume = Annotated[bool, Query(description="Take a finished result and forget it: the task is unknown from then on.")]
 IfNoneMatch = Annotated[str | None, Header(max_length=1000)]
 Wait = Annotated[float, Query(ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change.")]
 
 _QUERIES = {
     "response_model": GenerationAnswer,
-    "description": "An unknown task is told as status 0 with an empty url and `status_text` `unknown`. A result is "
+    "description": "An unknown task has status 0, an empty url and the `status_text` `unknown`. A result is "
     "kept until `expires_at`, unless it is consumed.",
     "responses": problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}),
 }
-_CHEAPLY = {304: {"description": "Nothing changed since the answer with the ETag in `If-None-Match`."}}
-_POLLS = _QUERIES | {"responses": problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}) | _CHEAPLY}
+_NOT_MODIFIED = {304: {"description": "Nothing has changed since the answer with the ETag in `If-None-Match`."}}
+_POLLS = _QUERIES | {"responses": problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}) | _NOT_MODIFIED}
 
 
-@router.get("/v1/images/query", operation_id="queryImages", summary="See what became of images", **_POLLS)  # type: ignore[arg-type]  # what the routes share
+@router.get("/v1/images/query", operation_id="queryImages", summary="Get the state of images", **_POLLS)  # type: ignore[arg-type]  # what the routes share
 async def query_images(
     request: Request,
     response: Response,
@@ -50,14 +50,14 @@ async def query_images(
     return await _query(request, response, caller, "image", task_id, wait, if_none_match, consume=consume)
 
 
-@router.post("/v1/images/query", operation_id="postImagesQuery", summary="The same, by a body", **_QUERIES)  # type: ignore[arg-type]  # as above
+@router.post("/v1/images/query", operation_id="postImagesQuery", summary="As the GET, with a JSON body", **_QUERIES)  # type: ignore[arg-type]  # as above
 async def post_images_query(
-    request: Request, response: Response, caller: Reader, wanted: TaskQuery
+    request: Request, response: Response, caller: Reader, body: TaskQuery
 ) -> GenerationAnswer | Response:
-    return await _query(request, response, caller, "image", wanted.task_id, wanted.wait, consume=wanted.consume)
+    return await _query(request, response, caller, "image", body.task_id, body.wait, consume=body.consume)
 
 
-@router.get("/v1/video/query", operation_id="queryVideo", summary="See what became of a video", **_POLLS)  # type: ignore[arg-type]  # as above
+@router.get("/v1/video/query", operation_id="queryVideo", summary="Get the state of a video", **_POLLS)  # type: ignore[arg-type]  # as above
 async def query_video(
     request: Request,
     response: Response,
@@ -71,11 +71,11 @@ async def query_video(
     return await _query(request, response, caller, "video", task_id, wait, if_none_match, consume=consume)
 
 
-@router.post("/v1/video/query", operation_id="postVideoQuery", summary="The same, by a body", **_QUERIES)  # type: ignore[arg-type]  # as above
+@router.post("/v1/video/query", operation_id="postVideoQuery", summary="As the GET, with a JSON body", **_QUERIES)  # type: ignore[arg-type]  # as above
 async def post_video_query(
-    request: Request, response: Response, caller: Reader, wanted: TaskQuery
+    request: Request, response: Response, caller: Reader, body: TaskQuery
 ) -> GenerationAnswer | Response:
-    return await _query(request, response, caller, "video", wanted.task_id, wanted.wait, consume=wanted.consume)
+    return await _query(request, response, caller, "video", body.task_id, body.wait, consume=body.consume)
 
 
 async def _query(
@@ -109,7 +109,7 @@ async def _query(
 
 
 def _is_known(row: Row, if_none_match: str | None) -> bool:
-    """Who does not know the present state is told it at once."""
+    """Whether the client already has the present state. If not, the answer does not wait."""
     return if_none_match is None or matches(if_none_match, etag(row))
 
 
@@ -121,7 +121,7 @@ async def _find(request: Request, caller: Caller, kind: Kind, task_id: str) -> R
 @router.get(
     "/v1/generations/statistics",
     operation_id="generationStatistics",
-    summary="How many generations there are, by status, and what each server has under way",
+    summary="Count generations by status, and those under way by server",
     response_model=GenerationStatistics,
     responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`"}),
 )

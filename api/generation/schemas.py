@@ -1,4 +1,4 @@
-"""The generation door's requests and answers, as its clients see them."""
+"""The JSON of the generation endpoints: the models of their requests and answers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def _small(extra: dict[str, Any] | None) -> dict[str, Any] | None:
 class SourcePicture(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    url: str = Field(max_length=2048, pattern=r"^https?://", description="Where the provider finds it.")
+    url: str = Field(
+        max_length=2048, pattern=r"^https?://", description="The address from which the provider fetches the picture."
+    )
     width: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
     height: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
 
@@ -44,7 +46,7 @@ class GenerationRequest(BaseModel):
     )
 
     prompt: str = Field(min_length=1, max_length=MOST_PROMPT)
-    model: str | None = Field(None, max_length=200, description="As the provider calls it.")
+    model: str | None = Field(None, max_length=200, description="The provider's name of the model.")
     negative_prompt: str | None = Field(None, max_length=MOST_PROMPT)
     width: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
     height: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
@@ -52,20 +54,26 @@ class GenerationRequest(BaseModel):
     images: list[SourcePicture] = Field(default=[], max_length=MOST_IMAGES)
     is_pro: Flag = False
     duration: Annotated[int, Field(ge=1, le=600_000), JsonNumber] | None = Field(
-        None, description="Of a video, in milliseconds."
+        None, description="The length of a video, in milliseconds."
     )
     ratio: str | None = Field(None, pattern=r"^\d{1,3}:\d{1,3}$")
     response_format: Literal["url"] = Field("url", description="Results are URLs; there is no other form.")
-    task_id: str | None = Field(None, pattern=TASK_ID, description="Your own name of it: repeating is safe.")
-    server_id: str | None = Field(
-        None, pattern=SERVER_ID, description="Only workers with this label do it, three at once by default."
+    task_id: str | None = Field(
+        None, pattern=TASK_ID, description="Your own id of the order: a repeated order with it is not bought twice."
     )
-    provider: str | None = Field(None, max_length=63, description="Unless said, the installation's own choice.")
+    server_id: str | None = Field(
+        None,
+        pattern=SERVER_ID,
+        description="Only workers with this label run the job; by default three such jobs at once.",
+    )
+    provider: str | None = Field(None, max_length=63, description="If left out, the installation's default.")
     allow_resubmit: Flag = Field(
-        False, description="Buy again, where otherwise `submit_outcome_unknown` would be the end."
+        False,
+        description="Submit again (and perhaps pay twice) where the job would otherwise fail with "
+        "`submit_outcome_unknown`.",
     )
     extra: Annotated[dict[str, Any] | None, AfterValidator(_small)] = Field(
-        None, description="For the provider alone, by its own names."
+        None, description="Further fields, passed to the provider as they are."
     )
 
 
@@ -73,7 +81,7 @@ class TaskQuery(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"task_id": "order-4711"}]})
 
     task_id: str = Field(pattern=TASK_ID)
-    consume: Flag = Field(False, description="Take a finished result once and for all; it is unknown from then on.")
+    consume: Flag = Field(False, description="Take a finished result and forget it: the task is unknown from then on.")
     wait: Number = Field(0, ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change.")
 
 
@@ -86,7 +94,7 @@ class CancelRequest(BaseModel):
 
 class Ordered(BaseModel):
     task_id: str
-    job_id: UUID | None = Field(None, description="The platform's own name of it.")
+    job_id: UUID | None = Field(None, description="The id of the job.")
     status: Literal[0] = 0
 
 
@@ -98,20 +106,20 @@ class GenerationAccepted(BaseModel):
 class GenerationError(BaseModel):
     code: str
     message: str
-    retryable: bool = Field(description="Whether ordering it again can help.")
+    retryable: bool = Field(description="Whether another order may succeed.")
     fail_code: str | None = Field(None, description="The provider's own code.")
 
 
 class GenerationState(BaseModel):
     task_id: str
-    job_id: UUID | None = Field(None, description="The platform's own name of it.")
+    job_id: UUID | None = Field(None, description="The id of the job.")
     url: str = Field(description="The files' URLs, joined by commas.")
-    status: Literal[0, -1, -2] = Field(description="0 under way or unknown, -1 made, -2 failed.")
+    status: Literal[0, -1, -2] = Field(description="0: under way or unknown; -1: completed; -2: failed.")
     status_text: Literal["unknown", "pending", "processing", "polling", "completed", "failed"]
     urls: list[str]
     error: GenerationError | None = None
     metadata: dict[str, Any] | None = None
-    expires_at: int | None = Field(None, description="When the result is forgotten, in seconds since 1970.")
+    expires_at: int | None = Field(None, description="When the result is deleted, in seconds since 1970.")
 
 
 class GenerationAnswer(BaseModel):
@@ -120,7 +128,7 @@ class GenerationAnswer(BaseModel):
 
 
 class GenerationStatistics(BaseModel):
-    """`tasks`: by kind and status. `servers`: how many each has under way (processing or polling)."""
+    """`tasks`: counts by kind and status. `servers`: how many each server has under way (processing or polling)."""
 
     tasks: dict[str, dict[str, int]]
     servers: dict[str, int]

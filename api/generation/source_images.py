@@ -1,4 +1,4 @@
-"""Source images of generations: uploaded in one request, for providers to fetch by the URL that is answered."""
+"""POST /v1/upload/images: store source images of generations, and answer URLs from which providers fetch them."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ _EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
         ["image"],
     ),
     responses=problems({
-        HTTPStatus.BAD_REQUEST: "`bad_request`: no readable form",
+        HTTPStatus.BAD_REQUEST: "`bad_request`: the form is malformed",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`image_missing`, `too_many_images`, `too_large`, `unsupported_format`",
         HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`, `storage_full`",
         HTTPStatus.BAD_GATEWAY: "`store_unavailable`",
@@ -75,8 +75,8 @@ async def upload_images(request: Request, caller: Writer) -> Response:
 
 
 class _Form:
-    """Takes one image at a time into memory and then to the store. What is wrong first is raised at the form's end,
-    so that its sender sees why.
+    """Reads one image at a time into memory and stores it. The first error is raised at the end of the form: a client
+    that still sends would not see an earlier answer.
     """
 
     def __init__(self, services: Services, caller: Caller) -> None:
@@ -87,7 +87,7 @@ class _Form:
         self._held = bytearray()
         self._is_file = False
         self._keys: list[str] = []
-        self._fresh: dict[str, datetime] = {}  # brought by this form, and kept until then
+        self._fresh: dict[str, datetime] = {}  # stored by this form; kept until then
         self._refused: RequestError | StoreError | None = None
 
     async def read(self, request: Request) -> list[str]:
@@ -98,7 +98,7 @@ class _Form:
             raise
 
     async def _drop(self) -> None:
-        """Nobody hears of what a refused form has brought: it goes with the next housekeeping."""
+        """Leave what a refused form has stored to the next housekeeping: no client knows of it."""
         if self._fresh:
             async with self._services.pool.acquire() as connection:
                 await generations.drop_sources(connection, self._caller.tenant_id, self._fresh)
@@ -138,7 +138,7 @@ class _Form:
             raise Invalid("unsupported_format", "A source image is a JPEG, PNG or WebP.")
         name = f"{hashlib.sha256(image).hexdigest()}.{_EXTENSIONS[kind]}"
         tenant_id = self._caller.tenant_id
-        owner = hashlib.sha256(tenant_id.encode()).hexdigest()[:16]  # tenants' names are not all fit for keys
+        owner = hashlib.sha256(tenant_id.encode()).hexdigest()[:16]  # not every tenant's name is a valid part of a key
         key = f"sources/{owner}/{name}"
         async with self._services.pool.acquire() as connection, connection.transaction():
             self.limited = await self._services.admission.uploading(connection, self._caller.payer)

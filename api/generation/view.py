@@ -1,4 +1,4 @@
-"""A generation in the words of its door's text, from the rows."""
+"""Builds the JSON answer of a generation from its row, in the words of the original API (docs/guides/generation.md)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from leasehold.pipelines.generation.rows import UNDER_WAY, Row
 
 Word: TypeAlias = Literal["unknown", "pending", "processing", "polling", "completed", "failed"]
 NUMBER: dict[Word, Literal[0, -1, -2]] = {"completed": -1, "failed": -2}
-#: For a job that ended badly without an error of its own. Either may be ordered again.
+#: The error of a job that ended badly and has no error of its own. Both may be ordered again.
 _ENDED = {
     JobState.CANCELLED: ("cancelled", "The generation was cancelled."),
     JobState.EXPIRED: ("deadline_exceeded", "The generation was not made in time."),
@@ -29,7 +29,7 @@ def is_finished(row: Row) -> bool:
 
 
 def status_word(row: Row) -> Word:
-    """The text's words; leasehold.pipelines.generation.rows.STATUS says the same in SQL."""
+    """The public status. leasehold.pipelines.generation.rows.STATUS is the same rule in SQL."""
     if row["status"] == JobState.SUCCEEDED:
         return "completed"
     if is_finished(row):
@@ -41,7 +41,7 @@ def status_word(row: Row) -> Word:
 
 
 def unknown(task_id: str) -> GenerationAnswer:
-    """Clients expect no error for it."""
+    """The answer for an unknown task: clients expect no error."""
     return GenerationAnswer(
         created=int(time()),
         data=GenerationState(task_id=task_id, url="", status=0, status_text="unknown", urls=[]),

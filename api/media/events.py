@@ -1,4 +1,4 @@
-"""A media's events as they happen: server-sent events with resume."""
+"""GET /media/{media_id}/events: the events of a picture's job, as server-sent events that a client can resume."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ router = APIRouter(tags=["media"], route_class=CallerFirst)
     "/media/{media_id}/events",
     operation_id="streamMediaEvents",
     summary="Follow a picture's processing",
-    description="Server-sent events, one for each change, ending after the last. A client that reconnects with "
-    "`Last-Event-ID` misses nothing and sees nothing twice; once there is nothing more to come it gets a 204.",
+    description="Server-sent events, one for each change. The stream ends after the last event. A client that "
+    "reconnects with `Last-Event-ID` misses no event and gets none twice. If no event can follow, the answer is 204.",
     response_class=StreamingResponse,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`media_not_found`",
@@ -50,20 +50,20 @@ async def stream_media_events(
 ) -> Response:
     services = services_of(request)
     after = number_of(last_event_id)
-    found = await find_media(services, caller, media_id)
-    if found.job_id is None:
-        raise Conflict("not_submitted", "This media has no job; its upload was not completed.")
-    if found.job_status in JOB_TERMINAL and found.job_seq <= after:
+    media = await find_media(services, caller, media_id)
+    if media.job_id is None:
+        raise Conflict("not_submitted", "This media has no job yet: complete its upload first.")
+    if media.job_status in JOB_TERMINAL and media.job_seq <= after:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return StreamingResponse(
-        stream(services, caller.tenant_id, found.job_id, after, _words),
+        stream(services, caller.tenant_id, media.job_id, after, _status_fields),
         media_type="text/event-stream",
         headers=HEADERS,
     )
 
 
-def _words(one: EventView) -> dict[str, Any]:
+def _status_fields(event: EventView) -> dict[str, Any]:
     return {
-        "status": status_word(one.job_status),
-        "step_status": step_word(one.task_status) if one.task_status is not None else None,
+        "status": status_word(event.job_status),
+        "step_status": step_word(event.task_status) if event.task_status is not None else None,
     }

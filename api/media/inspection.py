@@ -1,4 +1,4 @@
-"""What can be told about an uploaded object without fetching it: its size and its first bytes."""
+"""Checks an uploaded object by its size and its first bytes, without reading the rest of it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leasehold.storage.store import ObjectStore
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The object can never be processed. The codes are those the pipeline itself would fail with."""
+    """Why the object can never be processed. The pipeline's own steps would fail with the same code."""
 
     code: str
     message: str
@@ -21,9 +21,9 @@ class Refusal:
 
 
 async def inspect_upload(store: ObjectStore, key: str, declared: str, limits: PictureLimits) -> int | Refusal:
-    """The object's size in bytes, or why it is refused.
+    """The object's size in bytes, or the reason of its refusal.
 
-    Raises Conflict when there is no object yet, StoreUnavailable when the store does not answer.
+    Raises Conflict if there is no object yet, StoreUnavailable if the store does not answer.
     """
     try:
         size, head = await store.look(key, HEAD_BYTES)

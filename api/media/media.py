@@ -1,4 +1,7 @@
-"""The media door, second half: what became of a picture, by polling cheaply."""
+"""/media/{media_id}: read a picture's state, cheaply if nothing changed; delete the picture.
+
+`uploads` makes the picture and starts its job.
+"""
 
 from __future__ import annotations
 
@@ -37,13 +40,13 @@ Writer = Annotated[Caller, Depends(Require(MEDIA_WRITE))]
 @router.get(
     "/media/{media_id}",
     operation_id="getMedia",
-    summary="See what became of a picture",
+    summary="Get the state and the results of a picture",
     response_model=MediaAnswer,
     response_model_exclude_none=True,
     responses=problems({
         HTTPStatus.NOT_FOUND: "`media_not_found`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
-    }) | {304: {"description": "Nothing changed since the answer with the ETag in `If-None-Match`."}},
+    }) | {304: {"description": "Nothing has changed since the answer with the ETag in `If-None-Match`."}},
 )  # fmt: skip
 async def get_media(
     request: Request,
@@ -52,31 +55,32 @@ async def get_media(
     caller: Reader,
     if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
     wait: Annotated[
-        float, Query(ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change, if unfinished.")
+        float,
+        Query(ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change if the job is unfinished."),
     ] = 0,
 ) -> MediaAnswer | Response:
     services = services_of(request)
     structlog.contextvars.bind_contextvars(media_id=str(media_id))
-    found = await find_media(services, caller, media_id)
-    if wait and _worth_waiting(services, found, if_none_match):
-        assert found.job_id is not None
-        await services.watch.changed(found.job_id, found.job_seq, wait)
-        found = await find_media(services, caller, media_id)
-    headers = {"ETag": _etag(services, found)}
-    if not is_finished(found):
+    media = await find_media(services, caller, media_id)
+    if wait and _worth_waiting(services, media, if_none_match):
+        assert media.job_id is not None
+        await services.watch.changed(media.job_id, media.job_seq, wait)
+        media = await find_media(services, caller, media_id)
+    headers = {"ETag": _etag(services, media)}
+    if not is_finished(media):
         headers["Retry-After"] = "1"
     if matches(if_none_match, headers["ETag"]):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     response.headers.update(headers)
-    return await media_answer(services, found)
+    return await media_answer(services, media)
 
 
 @router.delete(
     "/media/{media_id}",
     operation_id="deleteMedia",
-    summary="Delete a picture and everything made of it",
-    description="It is gone for everybody at once; a step that runs is stopped. Objects are deleted in this call or, "
-    "where the store is away or a step still runs, within minutes. URLs signed before end with their objects.",
+    summary="Delete a picture and all its results",
+    description="No request sees the picture any more; a running step is stopped. The objects are deleted in this "
+    "call or, if the store is down or a step still runs, within minutes. Signed URLs stop working with their objects.",
     status_code=204,
     responses=problems({HTTPStatus.NOT_FOUND: "`media_not_found`"}),
 )
@@ -97,32 +101,32 @@ async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Resp
         if deleted.prefix is not None:
             await uploads.remove_below(services.store, f"{deleted.prefix}/")
     except StoreError as error:
-        log.warning("objects of a deleted media are left for housekeeping", error=type(error).__name__)
+        log.warning("objects of a deleted media are left for the housekeeping", error=type(error).__name__)
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
 async def find_media(services: Services, caller: Caller, media_id: UUID) -> MediaView:
-    """Raises NotFound; another tenant's media is not there."""
+    """Read the media. Raises NotFound, also for another tenant's media."""
     async with services.pool.acquire() as connection:
-        found = await reads.find_media(connection, caller.tenant_id, media_id)
-    if found is None:
+        media = await reads.find_media(connection, caller.tenant_id, media_id)
+    if media is None:
         raise NotFound("media_not_found", "There is no such media.")
-    return found
+    return media
 
 
-def _worth_waiting(services: Services, found: MediaView, if_none_match: str | None) -> bool:
-    """Not when there is no job to change, nor when the caller does not know the present state yet."""
-    if found.job_id is None or is_finished(found):
+def _worth_waiting(services: Services, media: MediaView, if_none_match: str | None) -> bool:
+    """Whether to wait: the job is unfinished, and the client already has the present state."""
+    if media.job_id is None or is_finished(media):
         return False
-    return if_none_match is None or matches(if_none_match, _etag(services, found))
+    return if_none_match is None or matches(if_none_match, _etag(services, media))
 
 
-def _etag(services: Services, found: MediaView) -> str:
-    """The state's version. Weak, because the signature in a URL differs from answer to answer.
+def _etag(services: Services, media: MediaView) -> str:
+    """The version of the state. Weak, because the signature in a URL differs from answer to answer.
 
-    Where URLs are signed it changes twice in their life, so that a 304 never leaves a caller with a dead one.
+    If URLs are signed, the ETag changes twice in their life, so that a 304 never leaves a client with an expired URL.
     """
-    version = f"{found.id}.{found.status}.{found.job_id}.{found.job_seq}"
-    if is_finished(found) and services.settings.cdn_base_url is None:
+    version = f"{media.id}.{media.status}.{media.job_id}.{media.job_seq}"
+    if is_finished(media) and services.settings.cdn_base_url is None:
         version += f".{int(time() // (services.settings.download_url_seconds / 2))}"
     return weak(version)

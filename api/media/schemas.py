@@ -1,4 +1,4 @@
-"""The media door's requests and answers, as its clients see them."""
+"""The JSON of the media endpoints: the models of their requests and answers."""
 
 from __future__ import annotations
 
@@ -29,8 +29,10 @@ class UploadRequest(BaseModel):
         json_schema_extra={"examples": [{"content_type": "image/jpeg", "file_name": "a.jpg", "content_length": 48213}]},
     )
 
-    content_type: str = Field(max_length=100, description="What the upload will be; the upload URL admits only it.")
-    file_name: str = Field(max_length=1024, description="For people; it is no part of the key.")
+    content_type: str = Field(
+        max_length=100, description="The media type of the upload: the upload URL admits no other."
+    )
+    file_name: str = Field(max_length=1024, description="A name for people. The key does not contain it.")
     content_length: Annotated[int, Field(gt=0), JsonNumber] | None = Field(
         None, description="If given, the upload URL admits exactly this many bytes."
     )
@@ -63,7 +65,7 @@ class CompleteRequest(BaseModel):
     variants: list[VariantName] = Field([], max_length=20, description="Further outputs, each made at most once.")
     priority: Literal["high", "normal", "low"] = "normal"
     step_priority: dict[Literal["resize", "compress", "webp"], Literal["high", "normal", "low"]] = Field(
-        {}, description="Of steps that shall have another priority than the picture."
+        {}, description="The priorities of steps that differ from the picture's."
     )
 
 
@@ -78,21 +80,23 @@ class Accepted(BaseModel):
 class Failure(BaseModel):
     code: str = Field(description="Stable and machine-readable.")
     message: str = Field(description="A sentence for people.")
-    retryable: bool = Field(description="Whether trying the same picture again can help.")
+    retryable: bool = Field(description="Whether another try with the same picture may succeed.")
 
 
 class StepAnswer(BaseModel):
     name: str
     status: StepStatus
-    attempt: int = Field(description="How often it was started; 0 before the first time.")
+    attempt: int = Field(description="How often the step was started; 0 before its first start.")
     started_at: datetime | None = None
     finished_at: datetime | None = None
-    duration_ms: int | None = Field(None, description="Of the attempt that finished it.")
-    error: Failure | None = Field(None, description="Why the last attempt failed, until one succeeds.")
+    duration_ms: int | None = Field(None, description="The time of the attempt that finished the step.")
+    error: Failure | None = Field(
+        None, description="Why the last attempt failed. Absent once an attempt has succeeded."
+    )
 
 
 class Original(BaseModel):
-    width: int | None = Field(None, description="In pixels, upright; known once `resize` has looked at it.")
+    width: int | None = Field(None, description="In pixels, upright. Known once `resize` has read the picture.")
     height: int | None = None
     bytes: int
     content_type: str
@@ -128,10 +132,14 @@ class MediaAnswer(BaseModel):
     media_id: UUID
     status: MediaStatus
     job_id: UUID | None = None
-    final_url: str | None = Field(None, description="Once READY. A signed URL lives at least half its life more.")
-    variants: dict[str, VariantAnswer] | None = Field(None, description="Once READY: what was asked for, by name.")
-    original: Original | None = Field(None, description="Once uploaded and checked.")
+    final_url: str | None = Field(
+        None, description="Set once READY. A signed URL stays valid for at least half its lifetime."
+    )
+    variants: dict[str, VariantAnswer] | None = Field(
+        None, description="Set once READY: the requested variants, by name."
+    )
+    original: Original | None = Field(None, description="Set once the upload is checked.")
     steps: list[StepAnswer] = []
-    error: Failure | None = Field(None, description="Once FAILED.")
+    error: Failure | None = Field(None, description="Set once FAILED.")
     created_at: datetime
     updated_at: datetime

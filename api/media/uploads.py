@@ -1,4 +1,4 @@
-"""The media door, first half: hand out an upload URL, and take the upload in."""
+"""POST /upload-url and POST /complete-upload: sign an upload URL, then check the uploaded picture and start its job."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def create_upload_url(
     ticket = UploadTicket.model_validate_json(answer.body)
     body = answer.body
     if answer.age.total_seconds() >= services.settings.upload_url_seconds and await _extended(services, caller, ticket):
-        # The first answer's URL is dead; the same media with a living one is what the caller needs.
+        # The URL of the first answer has expired: the same media gets a new URL.
         ticket = await _ticket(services, ticket.media_id, ticket.original_key, wanted)
         body = ticket.model_dump_json().encode()
     headers = limited | {"Location": f"/media/{ticket.media_id}"}
@@ -83,7 +83,7 @@ async def create_upload_url(
 
 
 async def _extended(services: Services, caller: Caller, ticket: UploadTicket) -> bool:
-    """Whether a new URL may be made: not for a media that has ended, to which nobody would look again."""
+    """Extend the upload's time. False: the upload has ended, so no new URL may be made."""
     async with services.pool.acquire() as connection:
         return await uploads.extend(
             connection, caller.tenant_id, ticket.original_key, services.settings.upload_url_seconds
@@ -93,9 +93,9 @@ async def _extended(services: Services, caller: Caller, ticket: UploadTicket) ->
 def _check_wanted(wanted: UploadRequest, settings: Settings) -> None:
     accepted = ALLOWED.keys() if settings.picture_heic else ALLOWED.keys() - HEIC
     if wanted.content_type not in accepted:
-        raise Invalid("unsupported_content_type", f"Accepted are {', '.join(sorted(accepted))}.")
+        raise Invalid("unsupported_content_type", f"Accepted types: {', '.join(sorted(accepted))}.")
     if wanted.content_length is None and settings.upload_require_length:
-        raise Invalid("content_length_required", "Say the picture's content_length; the upload URL admits exactly it.")
+        raise Invalid("content_length_required", "Send content_length: the upload URL admits exactly this many bytes.")
     if wanted.content_length is not None and wanted.content_length > settings.picture_max_bytes:
         raise Invalid("too_large", f"A picture has at most {settings.picture_max_bytes} bytes.")
 
@@ -141,9 +141,9 @@ async def _ticket(services: Services, media_id: UUID, key: str, wanted: UploadRe
     "/complete-upload",
     operation_id="completeUpload",
     summary="Start the processing of an uploaded picture",
-    description="Repeating it, also concurrently, gives the same answer and starts nothing twice; of several "
-    "calls that differ in `variants` or `priority` the first counts. A refused object makes the media FAILED: "
-    "get a new upload URL for another try.",
+    description="A repeated call, also a concurrent one, gets the same answer and starts nothing twice. If calls "
+    "differ in `variants` or `priority`, the first counts. A refused object makes the media FAILED: get a new "
+    "upload URL to try again.",
     status_code=202,
     response_model=Accepted,
     responses=problems({
@@ -159,7 +159,7 @@ async def complete_upload(request: Request, response: Response, done: CompleteRe
     structlog.contextvars.bind_contextvars(media_id=str(done.media_id))
     found = await _find(services, caller, done.media_id)
     if done.original_key != found.original_key:
-        raise Invalid("wrong_key", "This is not the key that was given out for the media.")
+        raise Invalid("wrong_key", "The original_key is not the key of this media.")
     limited: dict[str, str] = {}
     job_id = _settled(found) or await _take_in(services, caller, found, done, identity_of(request).trace, limited)
     response.headers.update(limited)
@@ -177,7 +177,7 @@ async def _find(services: Services, caller: Caller, media_id: UUID) -> MediaView
 
 
 def _settled(found: MediaView) -> UUID | None:
-    """The job of a media that has one; None while it may still get one. Raises what it was refused for."""
+    """The id of the media's job; None if it may still get a job. Raises Invalid with the reason of its refusal."""
     if found.error is not None:
         raise Invalid(found.error["code"], found.error["message"])
     return found.job_id
@@ -191,14 +191,14 @@ async def _take_in(
     trace: dict[str, str],
     limited: dict[str, str],
 ) -> UUID:
-    """The job's id. `limited` gets the RateLimit fields."""
+    """Check the object and write the job; return its id. The RateLimit fields are added to `limited`."""
     queues = queues_of(caller.tenant_id, media)
     await refuse_early(services, caller, queues)
     limits = _limits(services.settings)
     try:
         inspected = await inspect_upload(services.store, found.original_key, found.content_type, limits)
     except Conflict:
-        # Whoever has refused it meanwhile has deleted it.
+        # Another request may have refused the object meanwhile, and deleted it.
         if (job_id := _settled(await _find(services, caller, found.id))) is not None:
             return job_id
         raise
@@ -237,7 +237,7 @@ async def _take_in(
 
 
 async def _refuse(services: Services, caller: Caller, found: MediaView, refusal: Refusal) -> UUID:
-    """Make the media FAILED and say why; unless another request took it in or refused it first."""
+    """Make the media FAILED and raise the reason. If another request decided first, give its outcome."""
     async with services.pool.acquire() as connection, connection.transaction():
         refused = await transitions.refuse_upload(
             connection,
@@ -254,7 +254,7 @@ async def _refuse(services: Services, caller: Caller, found: MediaView, refusal:
     try:
         await services.store.delete(found.original_key)
     except StoreError as error:  # the sweeper deletes it within a minute
-        log.warning("a refused object is left for housekeeping", error=type(error).__name__)
+        log.warning("a refused object is left for the housekeeping", error=type(error).__name__)
     REFUSED.labels(refusal.code).inc()
     log.info("upload refused", code=refusal.code, bytes=refusal.size)
     raise Invalid(refusal.code, refusal.message)
@@ -263,7 +263,7 @@ async def _refuse(services: Services, caller: Caller, found: MediaView, refusal:
 async def _decided_elsewhere(services: Services, caller: Caller, media_id: UUID) -> UUID:
     job_id = _settled(await _find(services, caller, media_id))
     if job_id is None:
-        raise Conflict("upload_expired", "The upload was not completed in time; get a new upload URL.")
+        raise Conflict("upload_expired", "The upload was not completed in time: get a new upload URL.")
     return job_id
 
 

@@ -1,4 +1,4 @@
-"""A media row and its job, told in the media door's words."""
+"""Builds the JSON answer of a media from its row and its job: the states' public names, the signed URLs."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from leasehold.api.media.schemas import (
 from leasehold.api.process.services import Services
 from leasehold.db.reads import MediaView, StepView
 from leasehold.domain.states import JOB_TERMINAL, JobState, TaskState
-from leasehold.pipelines.media.pipeline import media
+from leasehold.pipelines.media.pipeline import media as pipeline
 from leasehold.pipelines.media.variants import VARIANTS
 
-#: The step whose value says what the original is, and the output that is the result.
+#: The step whose value has the size of the original, and the output that is the final picture.
 _MEASURES = "resize"
-_FINAL = media.by_name["webp"].writes
+_FINAL = pipeline.by_name["webp"].writes
 
 _MEDIA_STATUS: dict[JobState, MediaStatus] = {
     JobState.SUCCEEDED: "READY",
@@ -44,7 +44,7 @@ _STEP_STATUS: dict[TaskState, StepStatus] = {
     TaskState.CANCELLED: "CANCELLED",
 }
 
-#: For a job that ended badly without an error of its own.
+#: The error of a job that ended badly and has no error of its own.
 _ENDED = {
     JobState.CANCELLED: {"code": "cancelled", "message": "The job was cancelled.", "retryable": True},
     JobState.EXPIRED: {"code": "deadline_exceeded", "message": "The job ran past its deadline.", "retryable": True},
@@ -60,41 +60,41 @@ def step_word(task_status: str) -> StepStatus:
     return _STEP_STATUS[TaskState(task_status)]
 
 
-def media_status(found: MediaView) -> MediaStatus:
-    if found.job_status is not None:
-        return status_word(found.job_status)
-    if found.error is not None:
+def media_status(media: MediaView) -> MediaStatus:
+    if media.job_status is not None:
+        return status_word(media.job_status)
+    if media.error is not None:
         return "FAILED"
-    return "INIT" if found.status == "INIT" else "UPLOADED"
+    return "INIT" if media.status == "INIT" else "UPLOADED"
 
 
-def is_finished(found: MediaView) -> bool:
-    """Whether it can be expected to change no more."""
-    return found.error is not None or found.job_status in JOB_TERMINAL
+def is_finished(media: MediaView) -> bool:
+    """Whether the state is final."""
+    return media.error is not None or media.job_status in JOB_TERMINAL
 
 
-async def media_answer(services: Services, found: MediaView) -> MediaAnswer:
-    """What GET answers; signs its URLs, where there is no CDN."""
-    status = media_status(found)
+async def media_answer(services: Services, media: MediaView) -> MediaAnswer:
+    """The answer of GET. Without a CDN its URLs are signed."""
+    status = media_status(media)
     ready = status == "READY"
     return MediaAnswer(
-        media_id=found.id,
+        media_id=media.id,
         status=status,
-        job_id=found.job_id,
-        final_url=await _url(services, found, _FINAL) if ready else None,
-        variants=(await _variants(services, found) or None) if ready else None,
-        original=_original(found),
-        steps=[_step(step) for step in found.steps],
-        error=_error(found),
-        created_at=found.created_at,
-        updated_at=found.changed_at,
+        job_id=media.job_id,
+        final_url=await _url(services, media, _FINAL) if ready else None,
+        variants=(await _variants(services, media) or None) if ready else None,
+        original=_original(media),
+        steps=[_step(step) for step in media.steps],
+        error=_error(media),
+        created_at=media.created_at,
+        updated_at=media.changed_at,
     )
 
 
-async def _url(services: Services, found: MediaView, name: str | None) -> str | None:
-    """Through the row: only what was committed has a URL."""
-    key = f"{found.output_prefix}/{name}"
-    if key not in found.outputs:
+async def _url(services: Services, media: MediaView, name: str | None) -> str | None:
+    """The URL of an output. None if no such output is committed."""
+    key = f"{media.output_prefix}/{name}"
+    if key not in media.outputs:
         return None
     base = services.settings.cdn_base_url
     if base is not None:
@@ -102,26 +102,26 @@ async def _url(services: Services, found: MediaView, name: str | None) -> str | 
     return await services.store.sign_get(key, seconds=services.settings.download_url_seconds)
 
 
-async def _variants(services: Services, found: MediaView) -> dict[str, VariantAnswer]:
-    made: dict[str, VariantAnswer] = {}
+async def _variants(services: Services, media: MediaView) -> dict[str, VariantAnswer]:
+    variants: dict[str, VariantAnswer] = {}
     for name, variant in VARIANTS.items():
-        url = await _url(services, found, variant.output)
+        url = await _url(services, media, variant.output)
         if url is not None:
-            row = found.outputs[f"{found.output_prefix}/{variant.output}"]
-            made[name] = VariantAnswer(url=url, bytes=row.size, content_type=row.content_type)
-    return made
+            row = media.outputs[f"{media.output_prefix}/{variant.output}"]
+            variants[name] = VariantAnswer(url=url, bytes=row.size, content_type=row.content_type)
+    return variants
 
 
-def _original(found: MediaView) -> Original | None:
-    if found.job_id is None or found.size is None:
+def _original(media: MediaView) -> Original | None:
+    if media.job_id is None or media.size is None:
         return None
-    values = [step.value for step in found.steps if step.name == _MEASURES and step.value is not None]
+    values = [step.value for step in media.steps if step.name == _MEASURES and step.value is not None]
     measured: Mapping[str, Any] = values[0].get("original", {}) if values else {}
     return Original(
         width=measured.get("width"),
         height=measured.get("height"),
-        bytes=found.size,
-        content_type=found.content_type,
+        bytes=media.size,
+        content_type=media.content_type,
     )
 
 
@@ -145,9 +145,9 @@ def _utc(instant: datetime | None) -> datetime | None:
     return instant.astimezone(UTC) if instant is not None else None
 
 
-def _error(found: MediaView) -> Failure | None:
-    if found.error is not None:
-        return Failure.model_validate(found.error)
-    if found.job_status is None or media_status(found) != "FAILED":
+def _error(media: MediaView) -> Failure | None:
+    if media.error is not None:
+        return Failure.model_validate(media.error)
+    if media.job_status is None or media_status(media) != "FAILED":
         return None
-    return Failure.model_validate(found.job_error or _ENDED[JobState(found.job_status)])
+    return Failure.model_validate(media.job_error or _ENDED[JobState(media.job_status)])
