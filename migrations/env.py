@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from functools import partial
+from importlib import import_module
 
 import asyncpg
 from alembic import context
@@ -11,15 +12,15 @@ from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
-from leasehold.db import run_tables, upload_tables
 from leasehold.db.tables import metadata
-from leasehold.pipelines.conversion import tables as conversion_tables
-from leasehold.pipelines.generation import tables as generation_tables
+from leasehold.pipelines import SHIPPED
 from leasehold.settings import Settings
 from leasehold.urls import database_url
 
-#: Modules that add their tables to `metadata`. `alembic revision --autogenerate` would drop a table that nobody loaded.
-DECLARING = (run_tables, upload_tables, conversion_tables, generation_tables)
+# The tables that this release's own revisions make: a module that is not imported adds none to `metadata`, and
+# autogenerate would take its tables for dropped.
+for room in ("db.run_tables", "db.upload_tables", *(f"pipelines.{kind.name}.tables" for kind in SHIPPED)):
+    import_module(f"leasehold.{room}")
 
 #: Any number, the same in every release: migrators queue on this advisory lock.
 _MIGRATORS = 7_305_411

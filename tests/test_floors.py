@@ -145,8 +145,6 @@ def test_a_kind_of_work_imports_no_other_kind() -> None:
 OF_KINDS = ("leasehold.pipelines", *(f"leasehold.api.{kind}" for kind in ("media", "conversion", "generation")))
 #: The core's only sentences with a kind in them, and why.
 NAMES_A_KIND = {
-    ("leasehold.migrations.env", "leasehold.pipelines.conversion.tables"),  # autogenerate drops what nobody loaded
-    ("leasehold.migrations.env", "leasehold.pipelines.generation.tables"),
     ("leasehold.cli.demo", "leasehold.pipelines.media.kinds"),  # the demo sends pictures: it is about this kind
     ("leasehold", "leasehold.pipelines.conversion.nef"),  # the public face offers the reader of packages
 }
@@ -164,6 +162,25 @@ def test_the_core_imports_no_kind_of_work() -> None:
         if imported.startswith(kinds)
     }
     assert wrong == NAMES_A_KIND
+
+
+def test_the_core_writes_no_statement_of_a_kind() -> None:
+    """Their tables are read and written in their own rooms; what the core needs to know they say themselves."""
+    tables = [
+        found
+        for kind in ("media", "conversion", "generation")
+        for found in re.findall(r'= Table\(\s*"(\w+)"', (ROOT / f"leasehold/pipelines/{kind}/tables.py").read_text())
+    ]
+    assert len(tables) > 4
+    statement = re.compile(rf"\b(FROM|INTO|UPDATE|JOIN)\s+({'|'.join(tables)})\b")
+    wrong = [
+        (name_of(path), found[0])
+        for folder in ("leasehold", "api", "worker")
+        for path in files(folder)
+        if not name_of(path).startswith(OF_KINDS)
+        for found in statement.finditer(path.read_text())
+    ]
+    assert wrong == []
 
 
 def test_our_code_is_imported_by_one_name_only() -> None:

@@ -22,12 +22,11 @@ from leasehold.api.media.schemas import MediaAnswer
 from leasehold.api.media.view import is_finished, media_answer
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.db import reads
-from leasehold.db.reads import MediaView
 from leasehold.domain.errors import NotFound, StoreError
 from leasehold.exporter.jobs import jobs_ended
 from leasehold.limits import uploads
-from leasehold.pipelines.media import transitions
+from leasehold.pipelines.media import reads, transitions
+from leasehold.pipelines.media.reads import MediaView
 from leasehold.transitions import gates
 
 log = structlog.get_logger(__name__)

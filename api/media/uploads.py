@@ -24,18 +24,17 @@ from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import REFUSED, SUBMITTED
 from leasehold.api.process.services import Services, services_of
 from leasehold.broker.base import BANDS
-from leasehold.db import reads
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
-from leasehold.db.reads import MediaView
 from leasehold.domain.errors import Conflict, Invalid, NotFound, StoreError
 from leasehold.domain.ids import new_id
 from leasehold.limits import uploads
 from leasehold.limits.admission import queues_of
-from leasehold.pipelines.media import transitions
+from leasehold.pipelines.media import reads, transitions
 from leasehold.pipelines.media.kinds import ALLOWED, HEIC
 from leasehold.pipelines.media.limits import PictureLimits
 from leasehold.pipelines.media.pipeline import MediaParams, media
+from leasehold.pipelines.media.reads import MediaView
 from leasehold.runtime import failpoints
 from leasehold.settings import Settings
 from leasehold.transitions.jobs import NewJob
@@ -85,7 +84,7 @@ async def create_upload_url(
 async def _extended(services: Services, caller: Caller, ticket: UploadTicket) -> bool:
     """Extend the upload's time. False: the upload has ended, so no new URL may be made."""
     async with services.pool.acquire() as connection:
-        return await uploads.extend(
+        return await transitions.extend_upload(
             connection, caller.tenant_id, ticket.original_key, services.settings.upload_url_seconds
         )
 

@@ -16,9 +16,9 @@ from leasehold.api.media.schemas import (
     VariantAnswer,
 )
 from leasehold.api.process.services import Services
-from leasehold.db.reads import MediaView, StepView
 from leasehold.domain.states import JOB_TERMINAL, JobState, TaskState
 from leasehold.pipelines.media.pipeline import media as pipeline
+from leasehold.pipelines.media.reads import MediaView, StepView
 from leasehold.pipelines.media.variants import VARIANTS
 
 #: The step whose value has the size of the original, and the output that is the final picture.

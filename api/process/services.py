@@ -108,7 +108,7 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             watch=watch,
             queues=queues,
             templates=Templates(pipelines, evaluator),
-            admission=Admission(settings),
+            admission=Admission(settings, kinds),
             kinds=kinds,
             opened=await open_all(kinds, settings, stack),
             files=Files(pool, store),

@@ -326,36 +326,6 @@ leadership = Table(
     Column("until", _INSTANT, nullable=False),
 )
 
-media = Table(
-    "media",
-    metadata,
-    Column("id", Uuid, primary_key=True),
-    Column("tenant_id", Text, nullable=False),
-    # Written here: INIT, UPLOADED, and FAILED of an object that was refused before it had a job. After that clients see
-    # the job's state, as PROCESSING, READY or FAILED.
-    Column("status", Text, nullable=False, server_default="INIT"),
-    # Deferred: the guarded update that sets job_id runs before the job's insert, in the same transaction.
-    Column(
-        "job_id",
-        Uuid,
-        ForeignKey("job.id", ondelete="SET NULL", deferrable=True, initially="DEFERRED"),
-        unique=True,
-    ),
-    Column("original_key", Text, nullable=False, unique=True),
-    Column("content_type", Text, nullable=False),
-    Column("file_name", Text, nullable=False),
-    Column("size", BigInteger),  # bytes, as found in the store
-    Column("error", JSONB),  # {code, message, retryable} of an object that was refused
-    Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
-    Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
-    Column("expires_at", _INSTANT),  # housekeeping deletes an upload that was not completed by then
-    Column("deleted_at", _INSTANT),  # its client deleted it: nobody can read it, and housekeeping removes it
-    CheckConstraint("status IN ('INIT', 'UPLOADED', 'FAILED')", name="status_known"),
-    CheckConstraint("(status = 'FAILED') = (error IS NOT NULL)", name="failed_says_why"),
-    Index("media_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),
-    Index("media_tenant", "tenant_id", postgresql_include=["size"]),  # the bytes stored for a tenant
-)
-
 api_key = Table(
     "api_key",
     metadata,

@@ -1,11 +1,11 @@
-"""The table of uploads: one row for each object key that a client may still write to the store.
+"""The tables of uploads and downloads. Of uploads: one row for each object key that a client may still write.
 
 The row exists before the object does, so the sweeper finds every object that a client left behind (limits/uploads.py).
 """
 
 from __future__ import annotations
 
-from sqlalchemy import TIMESTAMP, BigInteger, Boolean, Column, Index, Integer, Table, Text, Uuid, text
+from sqlalchemy import TIMESTAMP, BigInteger, Boolean, Column, Index, Integer, Table, Text, Uuid, func, text
 
 from leasehold.db.tables import metadata
 
@@ -27,4 +27,19 @@ upload = Table(
     Index("upload_look", "look_at"),
     Index("upload_attempt", "task_id", "epoch", postgresql_where=text("task_id IS NOT NULL AND open")),
     Index("upload_open", "tenant_id", postgresql_where=text("open")),
+)
+
+download = Table(
+    "download",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("key_prefix", Text, nullable=False),  # the first of the keys that were rotated: what limits count by
+    Column("bytes", BigInteger, nullable=False),  # the whole artifact while it is sent, then what was sent
+    Column("started_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("lapses_at", TIMESTAMP(timezone=True), nullable=False),  # a process that died ends no download
+    Column("finished_at", TIMESTAMP(timezone=True)),
+    # The last day of a key, for its limits; all keys, for the sweeper.
+    Index("download_of_key", "key_prefix", "started_at"),
+    Index("download_started", "started_at"),
 )

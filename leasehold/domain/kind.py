@@ -28,6 +28,8 @@ class Kind:
     `services_of(request).opened[name]`.
     `migrations`: a package (no attribute) of Alembic revisions with one head. `leasehold migrate` runs them after the
     platform's, and the table `alembic_version_{name}` says at which one the database is.
+    `stored`: no hook but an SQL query of one number: the bytes that the kind keeps for the tenant `$1` beside the
+    outputs of its jobs. They count for what a tenant may store.
     `housekeeping`: a callable that returns what the leading worker forgets and tidies (leasehold.kinds.housekeeping).
     `questions`: a callable that returns what the exporter asks the database for this kind (leasehold.kinds.metrics).
     """
@@ -39,6 +41,7 @@ class Kind:
     public: frozenset[str] = frozenset()
     opens: str | None = None
     migrations: str | None = None
+    stored: str | None = None
     housekeeping: str | None = None
     questions: str | None = None
 

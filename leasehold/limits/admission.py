@@ -12,7 +12,7 @@ rates, before any write; last the locks of the queues' depths.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import AsyncIterator, Collection, Mapping
+from collections.abc import AsyncIterator, Collection, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Literal
@@ -21,6 +21,7 @@ from uuid import UUID
 from leasehold.db import run_reads
 from leasehold.db.database import Connection, Lender, lock_name
 from leasehold.domain.errors import Invalid, TooMany
+from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline, pinned_queue
 from leasehold.limits import rates
 from leasehold.limits.rates import Quota
@@ -61,11 +62,14 @@ def queues_of(tenant_id: str, pipeline: Pipeline, pin: str | None = None) -> dic
 
 
 class Admission:
-    """The limits of this installation, one object for each process. It remembers for a moment what each tenant uses."""
+    """The limits of this installation, one object for each process. It remembers for a moment what each tenant uses.
 
-    def __init__(self, settings: Settings) -> None:
+    `kinds`: what they keep for a tenant counts, too.
+    """
+
+    def __init__(self, settings: Settings, kinds: Iterable[Kind]) -> None:
         self._settings = settings
-        self._usage = Usage(settings)
+        self._usage = Usage(settings, [kind.stored for kind in kinds if kind.stored is not None])
         self.upload_room = UploadRoom(settings.upload_unfinished_bytes)
 
     async def is_open(self, pool: Lender, tenant_id: str) -> bool:

@@ -33,7 +33,7 @@ INSPECTION_SECONDS = 60
 #: A URL counts as expired this many seconds after its end: clocks differ.
 _GRACE_SECONDS = 60
 #: A transfer that began before its URL expired may take this long.
-_SLOWEST = timedelta(days=1)
+SLOWEST = timedelta(days=1)
 _RETRY_SECONDS = 60.0
 _NO_ATTEMPT = (None, None)
 #: No writer of the platform needs longer for one object.
@@ -47,16 +47,6 @@ INSERT INTO upload (key, tenant_id, open, exact, bytes, most, writable_until, lo
 VALUES ($1, $2, true, $8, $3, $4, clock_timestamp() + make_interval(secs => $5),
         clock_timestamp() + make_interval(secs => $6), clock_timestamp() + make_interval(secs => $5) + $7::interval,
         $9, $10)
-"""
-_EXTEND = """
--- upload_extend
-UPDATE upload SET writable_until = clock_timestamp() + make_interval(secs => $3),
-    forget_at = clock_timestamp() + make_interval(secs => $3) + $4::interval,
-    look_at = least(look_at, clock_timestamp() + make_interval(secs => $5))
-WHERE key = $1 AND tenant_id = $2 AND open
-  AND EXISTS (SELECT FROM media WHERE original_key = $1 AND status = 'INIT'
-              AND expires_at > clock_timestamp() + make_interval(secs => $3))
-RETURNING key
 """
 # `most` -1: the sweeper deletes any object at the key, at once and again after the last possible transfer.
 _CLOSE = """
@@ -120,7 +110,7 @@ async def open_upload(
     if room is None or not await room.is_far(connection, tenant_id, size):
         await _check_room(connection, tenant_id, size, settings.upload_unfinished_bytes)
     first_inspection = seconds + _GRACE_SECONDS if exact or key.endswith("/") else INSPECTION_SECONDS
-    await connection.execute(_OPEN, key, tenant_id, counted, most, seconds, first_inspection, _SLOWEST, exact, *attempt)
+    await connection.execute(_OPEN, key, tenant_id, counted, most, seconds, first_inspection, SLOWEST, exact, *attempt)
 
 
 async def _check_room(connection: Connection, tenant_id: str, size: int, bound: int) -> None:
@@ -135,12 +125,6 @@ async def _check_room(connection: Connection, tenant_id: str, size: int, bound: 
             most=bound,
             retry_after=_RETRY_SECONDS,
         )
-
-
-async def extend(connection: Connection, tenant_id: str, key: str, seconds: float) -> bool:
-    """Let a client send to `key` for `seconds` from now. False: the upload is finished, or expires before that."""
-    extended_key = await connection.fetchval(_EXTEND, key, tenant_id, seconds, _SLOWEST, INSPECTION_SECONDS)
-    return extended_key is not None
 
 
 async def close(connection: Connection, tenant_id: str, key: str, *, keep: int | None) -> None:

@@ -8,7 +8,7 @@ under a lock.
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from time import monotonic
@@ -35,9 +35,7 @@ _JOBS = "SELECT count(*) FROM (SELECT 1 FROM job WHERE tenant_id = $1 AND finish
 
 _BYTES = """
 -- stored_bytes
-SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1)
-      + (SELECT coalesce(sum(size), 0) FROM media WHERE tenant_id = $1)
-      + (SELECT coalesce(sum((input ->> 'size_bytes')::bigint), 0) FROM conversion WHERE tenant_id = $1))::bigint
+SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1){of_kinds})::bigint
 """
 
 
@@ -49,9 +47,13 @@ class _Known:
 
 
 class Usage:
-    """The counts that this process remembers, by tenant. A bound of 0 means no bound: nothing is counted for it."""
+    """The counts that this process remembers, by tenant. A bound of 0 means no bound: nothing is counted for it.
 
-    def __init__(self, settings: Settings) -> None:
+    `stored`: what kinds of work keep beside the outputs of jobs (Kind.stored).
+    """
+
+    def __init__(self, settings: Settings, stored: Iterable[str]) -> None:
+        self._bytes = _BYTES.format(of_kinds="".join(f"\n      + ({of_kind})" for of_kind in stored))
         self._most_jobs = settings.unfinished_per_tenant
         self._most_bytes = settings.stored_bytes_per_tenant
         self._known: OrderedDict[str, _Known] = OrderedDict()
@@ -103,7 +105,7 @@ class Usage:
         async with _connection(database) as connection:
             started = monotonic()
             jobs = await self._jobs(connection, tenant_id) if self._most_jobs else 0
-            stored = await connection.fetchval(_BYTES, tenant_id) if self._most_bytes else 0
+            stored = await connection.fetchval(self._bytes, tenant_id) if self._most_bytes else 0
             now = monotonic()
         pause = pause_after(now - started, share=_SHARE, least=_LEAST_SECONDS, most=_MOST_SECONDS)
         known = self._known[tenant_id] = _Known(jobs, stored, now + pause)

@@ -9,6 +9,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
+from importlib import import_module
 from pathlib import Path
 from urllib.parse import quote
 from uuid import UUID
@@ -24,6 +25,7 @@ from leasehold.db.tables import metadata
 from leasehold.domain.errors import Invalid
 from leasehold.embedded.postgres import Postgres, find_postgres
 from leasehold.embedded.process import unprivileged
+from leasehold.pipelines import SHIPPED
 from leasehold.selfcheck import check_database
 from leasehold.settings import Settings
 from tests.pictures import encoded, noisy
@@ -130,6 +132,9 @@ async def test_the_running_role_cannot_change_the_schema_or_reach_the_host(
 
 
 async def test_the_running_role_reads_and_writes_every_table_of_ours(app: asyncpg.Connection[asyncpg.Record]) -> None:
+    for room in ("db.run_tables", "db.upload_tables", *(f"pipelines.{kind.name}.tables" for kind in SHIPPED)):
+        import_module(f"leasehold.{room}")
+    assert len(metadata.tables) > 30
     for table in metadata.tables:
         rights = await app.fetchrow(
             "SELECT has_table_privilege($1, 'SELECT') AND has_table_privilege($1, 'INSERT')"

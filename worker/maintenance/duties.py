@@ -8,7 +8,7 @@ frequent duties share two, and housekeeping shares one (leasehold/db/pool_sizes.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
 from time import monotonic
@@ -58,13 +58,13 @@ class Duties:
         announcer: Announcer,
         templates: Templates,
         deliveries: Pipeline | None,
-        kinds: Iterable[Kind],
+        kinds: Sequence[Kind],
     ) -> None:
         self._settings = settings
         self._pool = pool
         self._announcer = announcer
         self._templates = templates
-        self._admission = Admission(settings)
+        self._admission = Admission(settings, kinds)
         self._deliveries = deliveries
         self._keep_seconds = settings.retention_days * 86_400
         self._last_limit: ConcurrencyLimitName = ("", "")

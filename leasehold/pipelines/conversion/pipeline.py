@@ -85,5 +85,6 @@ CONVERSION = Kind(
         "leasehold.api.conversion.result:router",
         "leasehold.api.conversion.promote:router",
     ),
+    stored="SELECT coalesce(sum((input ->> 'size_bytes')::bigint), 0) FROM conversion WHERE tenant_id = $1",
     housekeeping="leasehold.pipelines.conversion.housekeeping:housekeeping",
 )

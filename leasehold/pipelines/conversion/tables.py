@@ -1,8 +1,8 @@
-"""The schema of the conversion door: whose conversion a job is, what was sent, and who downloads how much."""
+"""The schema of the conversion door: whose conversion a job is, and what was sent."""
 
 from __future__ import annotations
 
-from sqlalchemy import TIMESTAMP, BigInteger, CheckConstraint, Column, ForeignKey, Index, Table, Text, Uuid, func, text
+from sqlalchemy import TIMESTAMP, CheckConstraint, Column, ForeignKey, Index, Table, Text, Uuid, func, text
 from sqlalchemy.dialects.postgresql import JSONB
 
 from leasehold.db.tables import metadata
@@ -49,19 +49,4 @@ promoted_object = Table(
     CheckConstraint("(reached = 'replaced') <= (backup IS NOT NULL)", name="replaced_has_backup"),
     # What calls are writing: by their job, and what the dead have left.
     Index("promoted_object_turn", "for_job", "until", postgresql_where=text("turn IS NOT NULL")),
-)
-
-download = Table(
-    "download",
-    metadata,
-    Column("id", Uuid, primary_key=True),
-    Column("tenant_id", Text, nullable=False),
-    Column("key_prefix", Text, nullable=False),  # the first of the keys that were rotated: what limits count by
-    Column("bytes", BigInteger, nullable=False),  # the whole artifact while it is sent, then what was sent
-    Column("started_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
-    Column("lapses_at", TIMESTAMP(timezone=True), nullable=False),  # a process that died ends no download
-    Column("finished_at", TIMESTAMP(timezone=True)),
-    # The last day of a key, for its limits; all keys, for the sweeper.
-    Index("download_of_key", "key_prefix", "started_at"),
-    Index("download_started", "started_at"),
 )

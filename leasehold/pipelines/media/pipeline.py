@@ -68,5 +68,6 @@ MEDIA = Kind(
         "leasehold.api.media.media:router",
         "leasehold.api.media.events:router",
     ),
+    stored="SELECT coalesce(sum(size), 0) FROM media WHERE tenant_id = $1",
     housekeeping="leasehold.pipelines.media.housekeeping:housekeeping",
 )

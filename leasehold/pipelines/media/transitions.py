@@ -23,6 +23,17 @@ INSERT INTO media (id, tenant_id, original_key, content_type, file_name, expires
 VALUES ($1, $2, $3, $4, $5, clock_timestamp() + $6::interval)
 """
 
+EXTEND_UPLOAD = """
+-- upload_extend
+UPDATE upload SET writable_until = clock_timestamp() + make_interval(secs => $3),
+    forget_at = clock_timestamp() + make_interval(secs => $3) + $4::interval,
+    look_at = least(look_at, clock_timestamp() + make_interval(secs => $5))
+WHERE key = $1 AND tenant_id = $2 AND open
+  AND EXISTS (SELECT FROM media WHERE original_key = $1 AND status = 'INIT'
+              AND expires_at > clock_timestamp() + make_interval(secs => $3))
+RETURNING key
+"""
+
 # An expired row may lose its object to the sweeper at any moment, so it is left alone.
 COMPLETE_UPLOAD = """
 -- upload_complete
@@ -64,6 +75,14 @@ async def register(
 ) -> None:
     """- -> INIT. An upload that is not completed within `lives` is forgotten by the sweeper."""
     await connection.execute(REGISTER, media_id, tenant_id, original_key, content_type, file_name, lives)
+
+
+async def extend_upload(connection: Connection, tenant_id: str, key: str, seconds: float) -> bool:
+    """Let a client send to `key` for `seconds` from now. False: the upload is finished, or expires before that."""
+    extended_key = await connection.fetchval(
+        EXTEND_UPLOAD, key, tenant_id, seconds, uploads.SLOWEST, uploads.INSPECTION_SECONDS
+    )
+    return extended_key is not None
 
 
 async def complete_upload(

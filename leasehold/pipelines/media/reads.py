@@ -1,0 +1,113 @@
+"""What GET shows of a picture, read by one statement: one round trip, one snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from leasehold.db.database import Connection
+
+
+@dataclass(frozen=True, slots=True)
+class StepView:
+    """One step as its job's owner may see it. `failure` is the last failed attempt's {code, message, retryable}."""
+
+    name: str
+    status: str
+    attempt: int
+    started_at: datetime | None
+    finished_at: datetime | None
+    failure: Mapping[str, Any] | None
+    value: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True, slots=True)
+class OutputView:
+    key: str
+    size: int
+    content_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class MediaView:
+    """A media row with the state of its job. The job's fields are None before the job exists."""
+
+    id: UUID
+    status: str
+    original_key: str
+    content_type: str
+    size: int | None
+    error: Mapping[str, Any] | None
+    created_at: datetime
+    updated_at: datetime
+    job_id: UUID | None
+    job_status: str | None
+    job_seq: int
+    job_error: Mapping[str, Any] | None
+    output_prefix: str | None
+    changed_at: datetime
+    steps: Sequence[StepView]
+    outputs: Mapping[str, OutputView]  # by key
+
+
+FIND_MEDIA = """
+-- media_find
+SELECT m.id, m.status, m.original_key, m.content_type, m.size, m.error, m.created_at, m.updated_at, m.job_id,
+    j.status AS job_status, j.event_seq AS job_seq, j.error AS job_error, j.output_prefix,
+    (SELECT max(e.at) FROM history e WHERE e.job_id = j.id) AS changed_at,
+    (SELECT jsonb_agg(jsonb_build_object(
+        'name', t.step, 'status', t.status, 'attempt', t.attempt, 'started_at', t.started_at,
+        'finished_at', t.finished_at,
+        'failure', (SELECT jsonb_build_object('code', f.code, 'message', f.message, 'retryable', f.retryable)
+                    FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1),
+        'value', (SELECT x.value FROM result x WHERE x.task_id = t.id)
+     ) ORDER BY t.position) FROM task t WHERE t.job_id = j.id) AS steps,
+    (SELECT jsonb_agg(jsonb_build_object('key', o.key, 'size', o.size, 'content_type', o.content_type))
+     FROM output o WHERE o.job_id = j.id) AS outputs
+FROM media m LEFT JOIN job j ON j.id = m.job_id
+WHERE m.id = $1 AND m.tenant_id = $2 AND m.deleted_at IS NULL
+"""
+
+
+def _instant(text: str | None) -> datetime | None:
+    return datetime.fromisoformat(text) if text is not None else None
+
+
+def _step(row: Mapping[str, Any]) -> StepView:
+    return StepView(
+        name=row["name"],
+        status=row["status"],
+        attempt=row["attempt"],
+        started_at=_instant(row["started_at"]),
+        finished_at=_instant(row["finished_at"]),
+        failure=row["failure"],
+        value=row["value"],
+    )
+
+
+async def find_media(connection: Connection, tenant_id: str, media_id: UUID) -> MediaView | None:
+    """Read the media and everything that GET shows of it. None: no such media, or another tenant's."""
+    row = await connection.fetchrow(FIND_MEDIA, media_id, tenant_id)
+    if row is None:
+        return None
+    return MediaView(
+        id=row["id"],
+        status=row["status"],
+        original_key=row["original_key"],
+        content_type=row["content_type"],
+        size=row["size"],
+        error=row["error"],
+        created_at=row["created_at"],
+        updated_at=row["updated_at"],
+        job_id=row["job_id"],
+        job_status=row["job_status"],
+        job_seq=row["job_seq"] or 0,
+        job_error=row["job_error"],
+        output_prefix=row["output_prefix"],
+        changed_at=max(row["updated_at"], row["changed_at"] or row["updated_at"]),
+        steps=[_step(step) for step in row["steps"] or []],
+        outputs={output["key"]: OutputView(**output) for output in row["outputs"] or []},
+    )
