@@ -78,7 +78,7 @@ class Promoted(BaseModel):
         HTTPStatus.CONFLICT: "`not_ready`, `promotion_in_progress`, `already_promoted` (to other keys), "
         "`target_exists`",
         HTTPStatus.GONE: "`expired`",
-        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `targets_not_distinct`",
         HTTPStatus.TOO_MANY_REQUESTS: "`rate_limited`",
         HTTPStatus.BAD_GATEWAY: "`promotion_failed`, `token_refused`, `token_endpoint_unavailable`",
         HTTPStatus.SERVICE_UNAVAILABLE: "`promotion_not_configured`",
@@ -99,7 +99,7 @@ async def promote_conversion(request: Request, job_id: UUID, wanted: PromoteRequ
     ]
     keys = [copy.key for copy in copies]
     if len(set(keys)) != len(keys):
-        raise Invalid("invalid_request", "Two targets have the same key.")
+        raise Invalid("targets_not_distinct", "Two targets have the same key.")
     async with services.pool.acquire() as connection:
         begun = await promotions.begin(connection, caller.tenant_id, job_id)
     if begun is None:

@@ -30,7 +30,7 @@ _BATCH = 500
 _MOST_SECONDS = 600.0
 _MOST_NUMBER = 2**31 - 1
 LastEventId: TypeAlias = Annotated[
-    Annotated[str, Field(max_length=20, json_schema_extra={"pattern": "^(0|[1-9][0-9]{0,8})$"})] | None, Header()
+    Annotated[str, Field(max_length=20, json_schema_extra={"pattern": "^[0-9]{0,20}$"})] | None, Header()
 ]
 #: The fields of an event's data that the job's owner may see.
 _SHOWN = ("attempt", "code", "message", "retry_at", "until", "reason", "by", "parts", "forced")

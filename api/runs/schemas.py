@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 from uuid import UUID
 
-from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
+from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
 from leasehold.db.run_reads import Row
 from leasehold.domain.cron import FIRST, LAST
@@ -17,9 +18,15 @@ from leasehold.domain.template import MOST_SECONDS
 Priority = Literal["high", "normal", "low"]
 Scope = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 ScopeId = Annotated[str, Field(max_length=200)]
+
+
+def _utc(instant: datetime) -> datetime:
+    return instant.astimezone(UTC)
+
+
 #: An instant that a client names. Bounded, so that it stays in the calendar of every time zone and in the column's
-#: range.
-Instant = Annotated[AwareDatetime, Field(ge=FIRST, le=LAST), JsonInstant]
+#: range. Converted to UTC: RFC 3339 allows offsets up to 23:59, PostgreSQL reads them up to 15:59.
+Instant = Annotated[AwareDatetime, Field(ge=FIRST, le=LAST), AfterValidator(_utc), JsonInstant]
 
 
 class _Request(BaseModel):

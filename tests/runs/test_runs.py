@@ -270,3 +270,14 @@ async def test_a_timeout_counts_by_the_databases_clock_however_wrong_the_apis_is
     assert abs(await rows.fetchval(left, UUID(run)) - timedelta(seconds=600)) < timedelta(seconds=1)  # two reads of it
     due = await rows.fetchval("SELECT deadline_at FROM job WHERE id = $1", UUID(later))
     assert due == datetime(2100, 1, 1, 0, 10, tzinfo=UTC)
+
+
+async def test_an_instant_may_have_any_offset_that_its_format_knows(client: Client, rows: Connection) -> None:
+    """PostgreSQL reads offsets up to 15:59."""
+    for offset, utc in (("+20:20", "2999-01-01T03:40:00Z"), ("-23:59", "2999-01-02T23:59:00Z")):
+        at = f"2999-01-02T00:00:00{offset}"
+        batch = await client.post("/v1/runs/batch", template="scripted", runs=[{}], scheduled_at=at)
+        runs = [await client.start(scheduled_at=at), *batch.json()["ids"]]
+        for run in runs:
+            found = await rows.fetchval("SELECT scheduled_at FROM run WHERE job_id = $1", UUID(run))
+            assert found == datetime.fromisoformat(utc)

@@ -291,6 +291,13 @@ async def test_a_file_service_that_only_knows_put_and_delete_loses_nothing_it_di
                 assert list(service.files) == ["/models/acme/m/out.nef"]
 
 
+async def test_two_targets_of_one_key_are_refused(stage: Stage) -> None:
+    async with stage.tenant("acme") as acme:
+        path = await acme.convert(b"new")
+        assert code(await acme.promote(path, [*ONE, *ONE])) == (422, "targets_not_distinct")
+        assert await stage.models.all() == {}
+
+
 async def test_a_put_does_not_overwrite_what_came_between_the_look_and_the_put(stage: Stage) -> None:
     store = stage.running.services.store
     await store.put("jobs/a/output/out.nef", b"new", content_type=BINARY, metadata={})
