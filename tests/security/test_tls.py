@@ -228,7 +228,7 @@ async def test_verify_none_is_somebodys_own_decision(rabbitmq_tls: RabbitMQ, fil
 BAD = [
     ("postgresql://u:pa55word@h/db?sslmod=require", "sslmod"),
     ("postgresql://u:pa55word@h/db?sslmode=verify", "sslmode is one of"),
-    ("postgresql://u:pa55word@h/db?sslmode=require&sslmode=disable", "twice"),
+    ("postgresql://u:pa55word@h/db?sslmode=require&sslmode=disable", "more than once"),
     ("postgresql://u:pa55word@h/db?sslmode=verify-full&sslrootcert=/no/such/file", "/no/such/file cannot be read"),
     ("postgresql://u:pa55word@h/db?sslmode=verify-ca&sslrootcert=/etc/hostname", "PEM"),
     ("postgresql://u:pa55word@h/db?channel_binding=require", "channel_binding"),
@@ -236,8 +236,8 @@ BAD = [
     ("postgresql://u:p?a55word=pa55word@h/db", "%3F"),
     ("postgresql://u:p#pa55word@h/db", "%23"),
     ("postgresql://u:p[pa55word@h/db", "not a URL"),
-    ("postgresql+asyncpg://u:pa55word@h/db", "begins with postgresql://"),
-    ("mysql://u:pa55word@h/db", "begins with postgresql://"),
+    ("postgresql+asyncpg://u:pa55word@h/db", "begin with postgresql://"),
+    ("mysql://u:pa55word@h/db", "begin with postgresql://"),
 ]
 
 
@@ -261,7 +261,7 @@ def test_a_database_url_that_is_not_understood_is_refused_in_a_sentence_without_
         ("amqp://u:pa55word@h/?cacertfile=/etc/hostname", "need the scheme amqps"),
         ("amqp://u:pa55word@h:1,g:2/", "one host"),
         ("amqp://u:pa55word@h:x/", "a port is a number"),
-        ("http://u:pa55word@h/", "begins with amqp://"),
+        ("http://u:pa55word@h/", "begin with amqp://"),
     ],
 )
 def test_a_broker_url_that_is_not_understood_is_refused_in_a_sentence_without_its_password(url: str, said: str) -> None:
