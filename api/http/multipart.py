@@ -16,8 +16,8 @@ from leasehold.api.http.media_types import FORM, wrong_type
 from leasehold.domain.errors import Invalid
 
 _MOST_HEADERS_BYTES = 8 * 1024
-_MOST_NAME = 200
-_MOST_FILE_NAME = 4096
+#: Of a field and of a file, in bytes.
+_MOST_NAME = 4096
 #: A client that sends nothing for this long is taken for gone.
 MOST_SILENT_SECONDS = 60.0
 
@@ -71,7 +71,7 @@ class _Events:
     def on_headers_finished(self) -> None:
         _, options = parse_options_header(self._disposition)
         name, file_name = options.get(b"name"), options.get(b"filename")
-        if name is None or len(name) > _MOST_NAME or len(file_name or b"") > _MOST_FILE_NAME:
+        if name is None or max(len(name), len(file_name or b"")) > _MOST_NAME:
             raise _unreadable()
         self.gathered.append(Begin(_text(name), None if file_name is None else _unescaped(_text(file_name))))
 

@@ -137,7 +137,7 @@ async def test_12_6_a_step_longer_than_the_lease_and_the_consumer_timeout_finish
         claims = Counter(event["step"] for event in await fleet.rows.events(job.id) if event["kind"] == "claimed")
         assert claims == {"only": 1}
         assert not [event for event in await fleet.rows.events(job.id) if event["kind"] in ("taken_over", "lost")]
-        taken_back = [worker for worker in workers if "not consumed now" in worker.log.read_text()]
+        taken_back = [worker for worker in workers if "the queue is not consumed" in worker.log.read_text()]
         assert taken_back, "the broker never lost its patience: nothing was shown"
     finally:
         await fleet.close()

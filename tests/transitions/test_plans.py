@@ -9,6 +9,7 @@ import re
 import pytest
 
 from leasehold.db import reads
+from leasehold.pipelines.media import reads as media_reads
 from leasehold.transitions import claims
 from leasehold.transitions.settlements import completion
 from tests.factories import THREE, Rows
@@ -19,7 +20,7 @@ STATEMENTS = {
 }
 #: What the API reads while a client polls or streams.
 READS = {
-    "find_media": ("uuid, text", reads.FIND_MEDIA),
+    "find_media": ("uuid, text", media_reads.FIND_MEDIA),
     "event_numbers": ("uuid[]", reads.EVENT_NUMBERS),
     "events_after": ("uuid, text, int, int", reads.EVENTS_AFTER),
 }

@@ -61,7 +61,7 @@ def first(attempt: PlainAttempt) -> Done | None:
                 time.sleep(0.01)
     attempt.progress(50, "half")
     attempt.write("greeting.txt", b"hello", "text/plain")
-    said = logs._SAID.get()  # what each line of the log says in this context
+    said = logs._FACTS.get()  # what each line of the log says in this context
     return Done(value={"thread": threading.current_thread().name, "job_id": str(said["job_id"])})
 
 
