@@ -13,6 +13,7 @@ import uvloop
 from leasehold.domain.errors import DeclarationError
 from leasehold.runtime import failpoints
 from leasehold.runtime.garbage import freeze_loaded
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
 from leasehold.telemetry.logs import configure_logs
 from leasehold.telemetry.meters import expose
@@ -49,9 +50,7 @@ async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
         for task in ended:
             task.result()
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,9 +19,9 @@ from uuid import UUID
 import structlog
 
 from leasehold.broker import make_broker
-from leasehold.broker.announcer import Announcer
+from leasehold.broker.announcer import Announcer, on_pool
 from leasehold.broker.base import Broker
-from leasehold.db.database import Connection, Pool, make_pool
+from leasehold.db.database import Pool, make_pool
 from leasehold.db.pool_sizes import pool_of_worker
 from leasehold.domain.errors import StoreError
 from leasehold.domain.registry import Pipelines
@@ -30,7 +30,7 @@ from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import Exporter, exporting
 from leasehold.kinds.metrics import questions_of
 from leasehold.pipelines import kinds_of
-from leasehold.runtime.gather import gather_or_cancel
+from leasehold.runtime.gather import cancel_and_wait, gather_or_cancel
 from leasehold.runtime.periodic import Periodic
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -106,12 +106,12 @@ async def open_parts(
         )
         stack.push_async_callback(children.close)
         warming = asyncio.create_task(_warm(children, queues, settings), name="warming")
-        stack.push_async_callback(_cancelled, warming)
+        stack.push_async_callback(cancel_and_wait, warming)
         pool, broker, store = await _open_servers(stack, settings, queues, warming)
         ready = warming.result() if warming.done() else queues.inline
         presence_key = await stack.enter_async_context(registered(pool, worker, ready))
 
-        announcer = Announcer(broker, _on_pool(pool))
+        announcer = Announcer(broker, on_pool(pool))
         announcer.start()
         stack.push_async_callback(announcer.close)
         reporter, admitter = Reporter(pool), Admitter(pool, announcer)
@@ -224,19 +224,6 @@ async def _open_pipelines(
 async def result_of(task: asyncio.Task[Any]) -> Any:
     """Wait for the task. Cancelling the caller does not cancel the task."""
     return await asyncio.shield(task)
-
-
-async def _cancelled(task: asyncio.Task[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-def _on_pool(pool: Pool) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:
-    async def on_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
-        async with pool.acquire() as connection:
-            await work(connection)
-
-    return on_connection
 
 
 def _root(settings: Settings) -> Path:

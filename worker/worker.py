@@ -19,6 +19,7 @@ from leasehold.domain.registry import Pipelines
 from leasehold.kinds.schemas import schemas_of
 from leasehold.kinds.settings import check_settings
 from leasehold.pipelines import kinds_of
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.selfcheck import as_log, check_all
 from leasehold.settings import Settings
 from leasehold.worker import metrics
@@ -166,6 +167,4 @@ class Worker:
             self._failure.set_exception(error)
 
     async def _end_loops(self) -> None:
-        for loop in self._loops:
-            loop.cancel()
-        await asyncio.gather(*self._loops, return_exceptions=True)
+        await cancel_and_wait(*self._loops)

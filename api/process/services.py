@@ -7,7 +7,7 @@ submission needs no broker.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -20,9 +20,9 @@ from leasehold.api.process.submissions import Submissions
 from leasehold.api.process.tenant_pool import BulkWrites, TenantPool
 from leasehold.api.process.watch import JobWatch, QueueWatch
 from leasehold.broker import make_broker
-from leasehold.broker.announcer import Announcer
+from leasehold.broker.announcer import Announcer, on_pool
 from leasehold.broker.base import Broker
-from leasehold.db.database import Connection, Pool, make_pool
+from leasehold.db.database import make_pool
 from leasehold.db.pool_sizes import pool_of_api
 from leasehold.domain.ids import new_id
 from leasehold.domain.kind import Kind
@@ -35,6 +35,7 @@ from leasehold.kinds.opening import open_all
 from leasehold.limits.admission import Admission
 from leasehold.limits.external_files import Files
 from leasehold.pipelines import kinds_of
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
@@ -82,14 +83,14 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         broker = make_broker(settings)
         await broker.open()
         stack.push_async_callback(broker.close)
-        announcer = Announcer(broker, _on_pool(pool))
+        announcer = Announcer(broker, on_pool(pool))
         announcer.start()
         stack.push_async_callback(announcer.close)
         submissions = await stack.enter_async_context(Submissions(settings, announcer).open())
         kinds = kinds_of(pipelines)
         exporter = stack.enter_context(exporting(settings, new_id(), pool, broker, questions_of(kinds)))
         exporting_task = asyncio.create_task(exporter.run())
-        stack.push_async_callback(_end, exporting_task)
+        stack.push_async_callback(cancel_and_wait, exporting_task)
         watch = JobWatch(pool)
         stack.push_async_callback(watch.close)
         queues = QueueWatch(pool)
@@ -113,19 +114,6 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             opened=await open_all(kinds, settings, stack),
             files=Files(pool, store),
         )
-
-
-async def _end(task: asyncio.Task[None]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-
-
-def _on_pool(pool: Pool) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:
-    async def on_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
-        async with pool.acquire() as connection:
-            await work(connection)
-
-    return on_connection
 
 
 def services_of(request: Request) -> Services:

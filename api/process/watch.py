@@ -15,6 +15,7 @@ from uuid import UUID
 
 from leasehold.db import reads, run_reads
 from leasehold.db.database import Pool
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry.outages import DATABASE
 
@@ -76,8 +77,7 @@ class _Watch(ABC, Generic[_Key]):
     async def close(self) -> None:
         self.release_all()
         if self._loop is not None:
-            self._loop.cancel()
-            await asyncio.gather(self._loop, return_exceptions=True)
+            await cancel_and_wait(self._loop)
 
     def _forget(self, keys: Sequence[_Key], waiter: asyncio.Future[bool]) -> None:
         for key in keys:

@@ -14,8 +14,9 @@ import structlog
 from leasehold.broker import outbox
 from leasehold.broker.base import Broker
 from leasehold.broker.outbox import Announcement
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, Lender
 from leasehold.runtime import failpoints
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import outages, traces
 
@@ -66,6 +67,16 @@ class Waiting:
         return taken
 
 
+def on_pool(pool: Lender) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:
+    """An announcer's `on_connection` that borrows a connection each time."""
+
+    async def on_connection(work: Callable[[Connection], Awaitable[None]]) -> None:
+        async with pool.acquire() as connection:
+            await work(connection)
+
+    return on_connection
+
+
 class Announcer:
     """Publishes what `announce` is given, in batches. A hint that cannot be published stays in the outbox for the
     relay.
@@ -89,8 +100,7 @@ class Announcer:
 
     async def close(self) -> None:
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel_and_wait(self._task)
 
     def announce(self, announcements: Sequence[Announcement]) -> None:
         """Publish soon, tenants in turn; returns at once."""

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from leasehold.broker.amqp.connection import Ladder
 from leasehold.broker.base import Delivery, Hint
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
 from leasehold.telemetry.outages import DATABASE
 from leasehold.urls import database_url
@@ -211,9 +212,7 @@ class _Session:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_and_wait(*tasks)
         for task in done:
             if not task.cancelled() and (error := task.exception()):
                 raise error

@@ -22,6 +22,7 @@ from leasehold.embedded.process import RunAs, Server
 from leasehold.embedded.rabbitmq import RabbitMQ
 from leasehold.embedded.rabbitmq_install import find_rabbitmq
 from leasehold.embedded.stack import EmbeddedStack
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.worker.sandbox import isolation
@@ -184,6 +185,5 @@ async def _start_late(rabbitmq: RabbitMQ) -> None:
 
 
 async def _abandon(rabbitmq: RabbitMQ, starting: asyncio.Task[None]) -> None:
-    starting.cancel()
-    await asyncio.gather(starting, return_exceptions=True)
+    await cancel_and_wait(starting)
     await rabbitmq.kill()

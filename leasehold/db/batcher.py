@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from leasehold.db.database import Connection
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.telemetry.outages import DATABASE
 
@@ -55,8 +56,7 @@ class Batcher(Generic[_In, _Out]):
     async def close(self) -> None:
         """Stop. Callers that still wait get CancelledError."""
         if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+            await cancel_and_wait(self._task)
         for _, answer in self._waiting:
             answer.cancel()
         self._waiting.clear()

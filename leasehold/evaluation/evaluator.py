@@ -23,6 +23,7 @@ from leasehold.domain.errors import Invalid, TooMany, Unavailable
 from leasehold.evaluation.child import misfit
 from leasehold.evaluation.flat import FlatSchemas
 from leasehold.evaluation.process import Died, Late, Process
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
 
 #: The quick child's share of the CPU time that an evaluation may take.
@@ -169,9 +170,7 @@ class Evaluator:
             tenant.turn.release()
 
     async def close(self) -> None:
-        for task in self._running:
-            task.cancel()
-        await asyncio.gather(*self._running, return_exceptions=True)
+        await cancel_and_wait(*self._running)
         await self._quick.close()
         await self._slow.close()
 

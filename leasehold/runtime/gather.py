@@ -1,4 +1,4 @@
-"""Running several coroutines at once, all or nothing: after the first error the others are cancelled."""
+"""Running several coroutines at once, all or nothing; and ending tasks."""
 
 from __future__ import annotations
 
@@ -19,6 +19,11 @@ async def gather_or_cancel(coroutines: Iterable[Coroutine[Any, Any, _T]]) -> lis
     try:
         return await asyncio.gather(*tasks)
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)
+
+
+async def cancel_and_wait(*tasks: asyncio.Future[Any]) -> None:
+    """Cancel the tasks and wait until they have ended. Their errors are dropped."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 import structlog
 
 from leasehold.domain.errors import StoreError
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.storage.s3 import request
 
 if TYPE_CHECKING:
@@ -130,8 +131,7 @@ class Upload:
 
     async def _abort(self) -> None:
         if self._sending is not None:
-            self._sending.cancel()
-            await asyncio.gather(self._sending, return_exceptions=True)
+            await cancel_and_wait(self._sending)
         if self._upload_id is None:
             return
         try:

@@ -8,6 +8,7 @@ import contextlib
 import structlog
 
 from leasehold.domain.errors import DeclarationError, LeaseholdError
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.zygote_process import Recipe, Zygote
 
@@ -54,8 +55,7 @@ class Spares:
 
     async def close(self) -> None:
         if self._keeper is not None:
-            self._keeper.cancel()
-            await asyncio.gather(self._keeper, return_exceptions=True)
+            await cancel_and_wait(self._keeper)
 
     async def _keep(self, first: asyncio.Future[None]) -> None:
         """Keep a zygote alive until `close`. `first` gets the outcome of the first start."""
@@ -85,9 +85,7 @@ class Spares:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             self._log.error("the zygote has died; another one is started")
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_and_wait(*tasks)
             while not self._waiting.empty():
                 child = self._waiting.get_nowait()
                 self._remove(child)

@@ -22,6 +22,7 @@ from pydantic import SecretStr
 from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.backoff import delay_after
 from leasehold.domain.errors import BrokerUnavailable
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.telemetry.outages import BROKER
 from leasehold.urls import broker_url
 
@@ -166,9 +167,7 @@ class Link:
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await cancel_and_wait(*tasks)
         for task in done:
             if not task.cancelled() and (error := task.exception()):
                 raise error

@@ -16,6 +16,7 @@ from leasehold.broker.amqp.connection import CLOSE_SECONDS, Ladder, guarded, unt
 from leasehold.broker.amqp.deliveries import Deliveries, Message
 from leasehold.broker.amqp.topology import RPC_SECONDS, Topology
 from leasehold.broker.amqp.wire import Wire
+from leasehold.runtime.gather import cancel_and_wait
 
 #: Called in the event loop with each message.
 Receive = Callable[["Subscription", Message, Acks], None]
@@ -119,9 +120,7 @@ class Subscription:
             wire.sieve.leave(channel.number, deliveries)
 
     async def _leave(self, channel: AbstractChannel, *tasks: asyncio.Task[object]) -> None:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)
         with suppress(Exception):
             async with guarded(CLOSE_SECONDS):
                 await channel.close()

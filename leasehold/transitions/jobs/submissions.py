@@ -8,6 +8,7 @@ from typing import Any
 
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
+from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.pacing import PIECE
 from leasehold.transitions import gates
 from leasehold.transitions.jobs.records import NewJob, job_record, task_records
@@ -104,8 +105,7 @@ async def _write_in_pieces(connection: Connection, jobs: Sequence[NewJob], piece
             hints += await writing
     finally:
         if writing is not None:
-            writing.cancel()
-            await asyncio.gather(writing, return_exceptions=True)  # waits until the connection is free again
+            await cancel_and_wait(writing)  # waits until the connection is free again
     return hints
 
 
