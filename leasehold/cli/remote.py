@@ -47,6 +47,14 @@ def _failure(sentence: str) -> typer.Exit:
     return typer.Exit(_FAILED)
 
 
+def _parsed(payload: str) -> Any:
+    """The payload of an argument. A payload that is not JSON is a failure."""
+    try:
+        return json.loads(payload)
+    except ValueError as error:
+        raise _failure(f"the payload is not JSON: {error}") from None
+
+
 def _show(answer: Any, as_json: bool, otherwise: Callable[[], None]) -> None:
     if as_json:
         typer.echo(json.dumps(answer))
@@ -79,11 +87,13 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Start a run."""
-    try:
-        parsed = json.loads(payload)
-    except ValueError as error:
-        raise _failure(f"the payload is not JSON: {error}") from None
-    body = {"template": template, "payload": parsed, "scope": scope, "scope_id": scope_id, "priority": priority}
+    body = {
+        "template": template,
+        "payload": _parsed(payload),
+        "scope": scope,
+        "scope_id": scope_id,
+        "priority": priority,
+    }
     with _api_client() as api_client:
         created = api_client.post("/v1/runs", body)
     if not (as_json and follow):  # `watch` prints the whole run: `--json` must print one document only
@@ -189,11 +199,13 @@ def create_schedule(
     as_json: AsJson = False,
 ) -> None:
     """Run a template by the clock."""
-    try:
-        parsed = json.loads(payload)
-    except ValueError as error:
-        raise _failure(f"the payload is not JSON: {error}") from None
-    body = {"template": template, "cron": cron, "timezone": timezone, "payload_template": parsed, "overlap": overlap}
+    body = {
+        "template": template,
+        "cron": cron,
+        "timezone": timezone,
+        "payload_template": _parsed(payload),
+        "overlap": overlap,
+    }
     with _api_client() as api_client:
         created = api_client.post("/v1/schedules", body)
     _show(created, as_json, lambda: console.print(f"{created['id']} next at {created['next_run_at']}", highlight=False))

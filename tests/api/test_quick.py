@@ -125,7 +125,7 @@ async def _with_path(request: Request, run_id: UUID, wanted: RunRequest, caller:
     raise AssertionError
 
 
-@pytest.mark.parametrize("media_api", [_without_caller, _with_query, _with_response, _without_body, _with_path])
-def test_it_refuses_to_be_declared_for_a_door_of_another_kind(media_api: Any) -> None:
+@pytest.mark.parametrize("endpoint", [_without_caller, _with_query, _with_response, _without_body, _with_path])
+def test_it_refuses_to_be_declared_for_an_endpoint_of_another_kind(endpoint: Any) -> None:
     with pytest.raises(DeclarationError, match="a quick route takes"):
-        APIRouter(route_class=QuickRoute).add_api_route("/{run_id}", media_api, methods=["POST"])
+        APIRouter(route_class=QuickRoute).add_api_route("/{run_id}", endpoint, methods=["POST"])

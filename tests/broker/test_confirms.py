@@ -82,10 +82,10 @@ async def test_each_is_sure_that_was_acked_and_not_returned_wherever_the_stream_
     window = line.sent(*(b"%d" % number for number in range(count)))
     back = data.draw(st.sets(st.integers(0, count - 1)))
     refused = data.draw(st.sets(st.integers(0, count - 1)))
-    gather_or_cancel = 0 if refused else data.draw(st.integers(0, count))
+    together = 0 if refused else data.draw(st.integers(0, count))
     stream = b"".join(returned("q", b"%d" % number) for number in sorted(back))
-    stream += acked(gather_or_cancel, multiple=True) if gather_or_cancel else b""
-    for place in data.draw(st.permutations(range(gather_or_cancel, count))):
+    stream += acked(together, multiple=True) if together else b""
+    for place in data.draw(st.permutations(range(together, count))):
         stream += marshal(spec.Basic.Nack(place + 1), CHANNEL) if place in refused else acked(place + 1)
     left = marshal(spec.Channel.Close(200, "", 0, 0), CHANNEL)
     stream += left
