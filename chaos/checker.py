@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from itertools import islice
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from chaos.checks import hints, jobs, leases, outputs, story, surroundings
-from chaos.checks.verdict import NotApplicable
+from chaos.checks.verdict import NotApplicable, Seen
 from chaos.history import History
 
-#: Of more violations than this only the number is told.
+#: Of more violations than this the verdict has only the number.
 _MOST_EVIDENCE = 10
 
-Check = Callable[[History], Iterable[str]]
+Check = Callable[[History], Iterable[Seen]]
+#: Of each invariant and each kind of thing that its check looks at: how many a history must have.
+Floors = Mapping[str, Mapping[str, int]]
 
 INVARIANTS: dict[str, Check] = {
     "I1": jobs.i1, "I2": jobs.i2, "I3": story.i3, "I4": story.i4, "I5": leases.i5, "I6": leases.i6,
@@ -27,28 +29,46 @@ INVARIANTS: dict[str, Check] = {
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`why`: the evidence of a violation, or the reason why the invariant does not apply."""
+    """`observed`: how many things of each kind were looked at. `why`: the evidence of violations, what was seen too
+    rarely, or the reason why the invariant does not apply.
+    """
 
     number: str
     says: str
-    state: Literal["ok", "violated", "not applicable"]
+    state: Literal["ok", "violated", "not observed", "not applicable"]
+    observed: Mapping[str, int] = field(default_factory=dict)
     why: tuple[str, ...] = ()
     violations: int = 0
+
+    @property
+    def red(self) -> bool:
+        """Violated; or not observed as often as the plan of the run demands, which proves nothing."""
+        return self.state in ("violated", "not observed")
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def judge(history: History) -> list[Verdict]:
-    return [_verdict(number, check, history) for number, check in INVARIANTS.items()]
+def judge(history: History, floors: Floors) -> list[Verdict]:
+    """`floors`: chaos.checks.floors.floors_of(plan). An invariant without a floor there still needs one observation."""
+    return [_verdict(number, check, history, floors.get(number, {})) for number, check in INVARIANTS.items()]
 
 
-def _verdict(number: str, check: Check, history: History) -> Verdict:
+def _verdict(number: str, check: Check, history: History, floors: Mapping[str, int]) -> Verdict:
     says = (check.__doc__ or "").partition("\n")[0]
     try:
-        found = list(check(history))
+        seen = list(check(history))
     except NotApplicable as reason:
-        return Verdict(number, says, "not applicable", (str(reason),))
-    if found:
-        return Verdict(number, says, "violated", tuple(islice(found, _MOST_EVIDENCE)), len(found))
-    return Verdict(number, says, "ok")
+        return Verdict(number, says, "not applicable", why=(str(reason),))
+    observed = dict(sorted(Counter(each.what for each in seen).items()))
+    wrong = [each.wrong for each in seen if each.wrong]
+    if wrong:
+        return Verdict(number, says, "violated", observed, tuple(wrong[:_MOST_EVIDENCE]), len(wrong))
+    rare = [
+        f"{what}: {observed.get(what, 0)} seen, {least} wanted"
+        for what, least in floors.items()
+        if observed.get(what, 0) < least
+    ]
+    if rare or not observed:
+        return Verdict(number, says, "not observed", observed, tuple(rare) or ("nothing was looked at",))
+    return Verdict(number, says, "ok", observed)

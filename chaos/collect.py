@@ -40,7 +40,7 @@ _TABLES = {
     "outputs": "SELECT * FROM output", "results": "SELECT * FROM result",
     "failures": "SELECT * FROM failure", "media": "SELECT * FROM media",
     "outbox": "SELECT * FROM outbox",
-    "firings": "SELECT * FROM run WHERE schedule_id IS NOT NULL",
+    "run_rows": "SELECT * FROM run",
 }  # fmt: skip
 
 
@@ -51,6 +51,7 @@ def terms() -> Terms:
         {(name, step.name): step.max_attempts for name, step in steps},
         {(name, step.name): step.needs for name, step in steps},
         frozenset((kind.name, step.name) for kind in KINDS for step in kind.steps if not step.isolated),
+        {(name, step.name): step.writes for name, step in steps if step.writes is not None},
     )  # fmt: skip
 
 
@@ -60,6 +61,7 @@ async def gather(it: Installation, load: Load, history: History) -> None:
         await connection.set_type_codec("jsonb", encoder=json.dumps, decoder=json.loads, schema="pg_catalog")
         for name, statement in _TABLES.items():
             setattr(history, name, [_plain(row) for row in await connection.fetch(statement)])
+        history.firings = [row for row in history.run_rows if row["schedule_id"] is not None]
         history.changes = await audit.changes(connection)
     history.requests, history.streams = load.requests, load.streams
     history.journal = [line for line in journal.read(it.journal) if line["what"] in ("begin", "end")]
@@ -67,6 +69,7 @@ async def gather(it: Installation, load: Load, history: History) -> None:
     history.deliveries = it.receiver.deliveries
     history.has_broker = bool(it.amqp_url)
     history.objects = await _objects(it)
+    history.gathered = True
     history.expected_bytes = _words() | await asyncio.to_thread(_pictures)
 
 
@@ -184,24 +187,29 @@ async def _looked(http: httpx2.AsyncClient, url: str, key: str) -> int:
     return answer.status_code
 
 
-async def leftovers(it: Installation, codes: dict[str, int | None]) -> list[str]:
-    """What processes that have ended should have taken with them; each in words."""
-    found = [f"{name} exited with {code} when told to stop" for name, code in codes.items() if code != 0]
-    found += [f"process {pid} still runs: {line}" for pid, line in _ours(it)]
-    if it.work_dir.exists():
-        found += [f"directory {path.name} is left" for path in it.work_dir.iterdir()]
+async def leftovers(it: Installation, codes: dict[str, int | None]) -> list[tuple[str, list[str]]]:
+    """What processes that have ended should have taken with them: of each kind of thing looked at, what is left."""
+    found = [
+        ("process", [f"{name} exited with {code} when told to stop"] if code != 0 else [])
+        for name, code in codes.items()
+    ]
+    found.append(("processes", [f"process {pid} still runs: {line}" for pid, line in _ours(it)]))
+    left = it.work_dir.iterdir() if it.work_dir.exists() else ()
+    found.append(("directory", [f"directory {path.name} is left" for path in left]))
     async with it.connection() as connection:
-        for row in await connection.fetch(
-            "SELECT application_name, state FROM pg_stat_activity"
-            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
-        ):
-            found.append(f"a session of {row['application_name']} is left, {row['state']}")
+        sessions = [
+            f"a session of {row['application_name']} is left, {row['state']}"
+            for row in await connection.fetch(
+                "SELECT application_name, state FROM pg_stat_activity"
+                " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+            )
+        ]
+        found.append(("sessions", sessions))
         locks = await connection.fetchval(
             "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'"
             " AND database = (SELECT oid FROM pg_database WHERE datname = current_database())"
         )
-        if locks:
-            found.append(f"{locks} advisory locks are left")
+        found.append(("locks", [f"{locks} advisory locks are left"] if locks else []))
     return found
 
 

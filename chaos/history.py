@@ -20,7 +20,12 @@ _CLOSED = JOB_TERMINAL | {JobState.CANCEL_REQUESTED}
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One thing that a client wanted. `answer`: accepted | refused | unknown; `job` is known once it is accepted."""
+    """One thing that a client wanted. `answer`: accepted | refused | unknown; `job` is known once it is accepted.
+
+    Over HTTP, `door` is the endpoint, as "POST /v1/runs", and `key` the Idempotency-Key, which every job that it may
+    make has as its run's `scope_id`. `answers`: of each try that was answered with a 2xx, in order, the ids of the jobs
+    that it named. `made`: how many jobs the request is for.
+    """
 
     kind: str
     tenant: str
@@ -30,6 +35,9 @@ class Request:
     answer: str
     job: str = ""
     tries: int = 1
+    door: str = ""
+    answers: tuple[tuple[str, ...], ...] = ()
+    made: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,7 @@ class Terms:
     max_attempts: Mapping[tuple[str, str], int]  # by pipeline and step
     needs: Mapping[tuple[str, str], tuple[str, ...]]
     inline: frozenset[tuple[str, str]]  # steps whose handlers keep a journal
+    writes: Mapping[tuple[str, str], str]  # the output that a success of the step must have
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +87,8 @@ class History:
     outbox: list[Row] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
-    firings: list[Row] = field(default_factory=list)  # runs that schedules made
+    run_rows: list[Row] = field(default_factory=list)
+    firings: list[Row] = field(default_factory=list)  # of them those that schedules made
     deliveries: list[Delivery] = field(default_factory=list)  # webhooks, as their receiver heard them
     journal: list[Row] = field(default_factory=list)  # begin and end lines of handlers
     heard: list[Heard] = field(default_factory=list)
@@ -87,13 +97,14 @@ class History:
     expected_bytes: dict[tuple[str, str, str], str] = field(default_factory=dict)  # pipeline, output, words: sha256
     streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # job: (cursor, what came after)
     probes: list[tuple[str, int]] = field(default_factory=list)  # what was asked with a foreign key, the status
-    overdue: list[str] = field(default_factory=list)  # leases seen past all patience while everything was well
+    overdue: list[list[str]] = field(default_factory=list)  # of each look after the faults: leases past all patience
     queued: dict[str, int] = field(default_factory=dict)  # what the queues held at rest, ready
     returned: dict[str, int] = field(default_factory=dict)  # what came back when the workers left: was unacknowledged
     parked: list[str] = field(default_factory=list)  # tasks of dead-lettered hints
-    leftovers: list[str] = field(default_factory=list)
+    leftovers: list[tuple[str, list[str]]] = field(default_factory=list)  # what was looked at, what was left of it
     has_broker: bool = True
-    rested: bool = True
+    gathered: bool = False  # the rows above were read from an installation that rests
+    rested: bool = False
     rest_seconds: float = 0.0
     children_killed: int = 0
 
@@ -112,6 +123,13 @@ class History:
     @cached_property
     def task_by_id(self) -> dict[str, Row]:
         return {task["id"]: task for task in self.tasks}
+
+    @cached_property
+    def tasks_of(self) -> dict[str, list[Row]]:
+        grouped: defaultdict[str, list[Row]] = defaultdict(list)
+        for task in self.tasks:
+            grouped[task["job_id"]].append(task)
+        return grouped
 
     @cached_property
     def events_of(self) -> dict[str, list[Row]]:

@@ -34,13 +34,17 @@ def show(made: Report, console: Console) -> None:
         f"  fired: {', '.join(f'{name} x{count}' for name, count in sorted(made.fired.items())) or 'nothing'}"
     )
     if made.never_fired:
-        console.print(f"  planned and never fired, does not count: {', '.join(made.never_fired)}")
-    good = [verdict.number for verdict in made.verdicts if verdict.state == "ok"]
-    other = [verdict for verdict in made.verdicts if verdict.state == "not applicable"]
-    console.print(f"  ok: {' '.join(good)}")
-    console.print(f"  not applicable: {'; '.join(f'{verdict.number} ({verdict.why[0]})' for verdict in other)}")
-    for verdict in made.violated:
-        console.print(f"  VIOLATED {verdict.number}, {verdict.violations} times: {verdict.says}", markup=False)
+        console.print(f"  NEVER FIRED, though planned: {', '.join(made.never_fired)}")
+    if not made.rested:
+        console.print("  NEVER AT REST: work was left, or a process stood still")
+    good = [f"{verdict.number} ({sum(verdict.observed.values())})" for verdict in made.verdicts if not verdict.why]
+    console.print(f"  ok, with observations: {' '.join(good)}")
+    for verdict in made.verdicts:
+        if verdict.state == "not applicable":
+            console.print(f"  not applicable: {verdict.number} ({verdict.why[0]})", markup=False)
+    for verdict in made.red:
+        times = f", {verdict.violations} times" if verdict.violations else ""
+        console.print(f"  {verdict.state.upper()} {verdict.number}{times}: {verdict.says}", markup=False)
         for evidence in verdict.why:
             console.print(f"      {evidence}", markup=False)
 
@@ -53,12 +57,12 @@ def append(made: Report, file: Path) -> None:
 
 def sum_up(done: Sequence[Report], console: Console) -> None:
     fired: Counter[str] = sum((made.fired for made in done), Counter())
-    violated = [made for made in done if not made.mutate and not made.good]
+    red = [made for made in done if not made.mutate and not made.good]
     caught = [made.mutate for made in done if made.mutate and made.good]
     missed = [made.mutate for made in done if made.mutate and not made.good]
-    console.print(f"\n{len(done)} runs, {sum(fired.values())} faults fired, {len(violated)} runs with violations")
-    if violated:
-        console.print(f"violated with the seeds {', '.join(str(made.plan.seed) for made in violated)}")
+    console.print(f"\n{len(done)} runs, {sum(fired.values())} faults fired, {len(red)} red runs")
+    if red:
+        console.print(f"red with the seeds {', '.join(str(made.plan.seed) for made in red)}")
     if caught or missed:
         console.print(f"mutants caught: {', '.join(caught) or 'none'}; not caught: {', '.join(missed) or 'none'}")
 

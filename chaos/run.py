@@ -13,6 +13,7 @@ from typing import Any
 
 from chaos import collect, journal
 from chaos.checker import Verdict, judge
+from chaos.checks.floors import floors_of
 from chaos.faults import Faults
 from chaos.history import History
 from chaos.load import Load
@@ -36,6 +37,7 @@ class Report:
     mutate: str
     seconds: float = 0.0
     rest_seconds: float = 0.0
+    rested: bool = False
     fired: Counter[str] = field(default_factory=Counter)
     jobs: Counter[str] = field(default_factory=Counter)  # "kind status"
     verdicts: list[Verdict] = field(default_factory=list)
@@ -45,10 +47,18 @@ class Report:
         return [verdict for verdict in self.verdicts if verdict.state == "violated"]
 
     @property
+    def red(self) -> list[Verdict]:
+        """Violated, or not observed as often as the plan demands."""
+        return [verdict for verdict in self.verdicts if verdict.red]
+
+    @property
     def good(self) -> bool:
-        """Nothing is violated; of a mutant: what its guard protects is."""
-        numbers = {verdict.number for verdict in self.violated}
-        return CAUGHT_BY[self.mutate] in numbers if self.mutate else not numbers
+        """All was seen and nothing is violated, all rested, and every fault fired; of a mutant: what its guard protects
+        is violated.
+        """
+        if self.mutate:
+            return CAUGHT_BY[self.mutate] in {verdict.number for verdict in self.violated}
+        return self.rested and not self.red and not self.never_fired
 
     @property
     def never_fired(self) -> list[str]:
@@ -61,6 +71,7 @@ class Report:
             "plan": self.plan.as_json(),
             "seconds": round(self.seconds, 1),
             "rest_seconds": round(self.rest_seconds, 1),
+            "rested": self.rested,
             "fired": dict(sorted(self.fired.items())),
             "never_fired": self.never_fired,
             "jobs": dict(sorted(self.jobs.items())),
@@ -87,8 +98,9 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         await collect.gather(it, load, history)
         history.children_killed = faults.children_killed
         report.fired = faults.fired + _failpoints(it)
-        report.verdicts = judge(history)
-        if keep is not None and report.violated:
+        report.rested = history.rested
+        report.verdicts = judge(history, floors_of(plan, broker=history.has_broker))
+        if keep is not None and (report.red or not report.rested):
             collect.write_down(history, it.directory)
             shutil.copytree(it.directory, keep / f"{mutate or plan.seed}", dirs_exist_ok=True)
     report.rest_seconds = history.rest_seconds
@@ -116,8 +128,9 @@ async def _rest(it: Installation, history: History) -> None:
             still = any(slot.is_stopped() for slot in it.slots.values())
             quiet = 0 if still or any(left.values()) else quiet + 1
             if time.monotonic() - began > _OVERDUE_SECONDS:
-                history.overdue += await collect.overdue(connection, _OVERDUE_SECONDS + SWEEP_SECONDS)
+                history.overdue.append(await collect.overdue(connection, _OVERDUE_SECONDS + SWEEP_SECONDS))
             await asyncio.sleep(0.3)
+        history.overdue.append(await collect.overdue(connection, _OVERDUE_SECONDS + SWEEP_SECONDS))
     history.rest_seconds = time.monotonic() - began
     history.rested = quiet == _SETTLED_LOOKS
 

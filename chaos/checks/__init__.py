@@ -1,1 +1,1 @@
-"""The invariants, by subject. A check yields a sentence of evidence for each violation that it finds."""
+"""The invariants, by subject. A check yields a `Seen` for each thing that it looks at, with evidence if it is wrong."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from chaos.amqp_tap import Heard, What
 from chaos.audit import Change, seconds
-from chaos.checks.verdict import NotApplicable
+from chaos.checks.verdict import NotApplicable, Seen, seen
 from chaos.history import History, Row
 from leasehold.domain.states import TASK_TERMINAL
 
@@ -16,7 +16,7 @@ _CLOCK = 0.005
 _RUNNABLE = ("pending", "retry", "waiting")
 
 
-def i9(history: History) -> Iterator[str]:
+def i9(history: History) -> Iterator[Seen]:
     """The ACK of a hint is later than the commit that made the hint unnecessary."""
     _needs_broker(history)
     for heard in history.heard:
@@ -24,12 +24,13 @@ def i9(history: History) -> Iterator[str]:
         if heard.what is not What.ACKED or not changes:
             continue
         closed = history.closed_at.get(changes[0].row["job_id"], float("inf"))
-        if closed > heard.at + _CLOCK and _was_claimable_throughout(changes, heard):
-            waited = 1000 * (heard.at - heard.since)
-            yield (
-                f"{heard.process} acknowledged the hint of {history.name_of(heard.task)} {waited:.0f} ms after it came,"
-                " while the task could have been claimed all that time"
-            )
+        yield seen(
+            "ACK",
+            f"{heard.process} acknowledged the hint of {history.name_of(heard.task)}"
+            f" {1000 * (heard.at - heard.since):.0f} ms after it came, while the task could have been claimed all that"
+            " time",
+            good=closed <= heard.at + _CLOCK or not _was_claimable_throughout(changes, heard),
+        )
 
 
 def _was_claimable_throughout(changes: list[Change], heard: Heard) -> bool:
@@ -52,27 +53,29 @@ def _is_claimable(task: Row, at: float) -> bool:
     return task["status"] in _RUNNABLE and seconds(task["available_at"]) <= at
 
 
-def i10(history: History) -> Iterator[str]:
+def i10(history: History) -> Iterator[Seen]:
     """A hint is written in the commit that needs it, is dropped only once confirmed, and the outbox runs empty."""
     yield from _written_elsewhere(history)
-    for row in history.outbox:
-        name = history.name_of(row["task_id"])
-        yield f"the hint of {name} is in the outbox {history.rest_seconds:.0f} s after the faults"
+    if history.gathered:
+        names = [history.name_of(row["task_id"]) for row in history.outbox]
+        after = f"{history.rest_seconds:.0f} s after the faults"
+        yield seen("outbox at rest", f"the outbox has hints {after}: {', '.join(names)}", good=not names)
     if history.has_broker:
         yield from _dropped_unconfirmed(history)
 
 
-def _written_elsewhere(history: History) -> Iterator[str]:
+def _written_elsewhere(history: History) -> Iterator[Seen]:
     hinted = {
         (change.xact, change.row["task_id"]) for change in history.changes if change.of == "outbox" and change.after
     }
     for task, changes in history.task_changes.items():
         for change in changes:
-            if (change.moved() or ("", ""))[1] == "pending" and (change.xact, task) not in hinted:
-                yield f"{history.name_of(task)} became runnable in a transaction that wrote no hint"
+            if (change.moved() or ("", ""))[1] == "pending":
+                says = f"{history.name_of(task)} became runnable in a transaction that wrote no hint"
+                yield seen("hint written", says, good=(change.xact, task) in hinted)
 
 
-def _dropped_unconfirmed(history: History) -> Iterator[str]:
+def _dropped_unconfirmed(history: History) -> Iterator[Seen]:
     confirmed: defaultdict[str, list[Heard]] = defaultdict(list)
     for heard in history.heard:
         if heard.what is What.CONFIRMED:
@@ -80,25 +83,26 @@ def _dropped_unconfirmed(history: History) -> Iterator[str]:
     for change in history.changes:
         if change.of == "outbox" and change.before:
             task, written = change.before["task_id"], seconds(change.before["created_at"])
-            if not any(c.since >= written - _CLOCK and c.at <= change.at + _CLOCK for c in confirmed[task]):
-                yield f"the hint of {history.name_of(task)} was dropped from the outbox without a confirm"
+            sure = any(c.since >= written - _CLOCK and c.at <= change.at + _CLOCK for c in confirmed[task])
+            says = f"the hint of {history.name_of(task)} was dropped from the outbox without a confirm"
+            yield seen("hint dropped", says, good=sure)
 
 
-def i11(history: History) -> Iterator[str]:
+def i11(history: History) -> Iterator[Seen]:
     """At rest the queues are empty, and the task of every dead-lettered hint has ended."""
     _needs_broker(history)
     for queue, count in history.queued.items():
-        if count:
-            yield f"{queue} holds {count} messages at rest"
+        yield seen("queue ready", f"{queue} holds {count} messages at rest", good=not count)
     for queue, count in history.returned.items():
-        if count > history.queued.get(queue, 0):
-            yield f"{queue} had {count} messages at rest that a worker held and never acknowledged"
+        says = f"{queue} had {count} messages at rest that a worker held and never acknowledged"
+        yield seen("queue held", says, good=count <= history.queued.get(queue, 0))
     for body in history.parked:
         for task in history.tasks:
-            if task["id"] in body and task["status"] not in TASK_TERMINAL:
-                yield f"the hint of {history.name_of(task['id'])} is dead-lettered, and its task is {task['status']}"
+            if task["id"] in body:
+                says = f"the hint of {history.name_of(task['id'])} is dead-lettered, and its task is {task['status']}"
+                yield seen("dead letter", says, good=task["status"] in TASK_TERMINAL)
 
 
 def _needs_broker(history: History) -> None:
     if not history.has_broker:
-        raise NotApplicable("there is no broker on this machine")
+        raise NotApplicable("the run has no broker")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from chaos.checks.verdict import NotApplicable
+from chaos.checks.verdict import Seen, seen
 from chaos.history import History, Request, Row
 from leasehold.domain.states import JOB_TERMINAL
 
@@ -13,9 +13,10 @@ from leasehold.domain.states import JOB_TERMINAL
 MADE_TO_FAIL = {"hopeless": "not_now", "wrong": "refused", "poison": None}
 #: Codes of trouble around a step, not in it: a good job may fail by them once its attempts are used up.
 _SURROUNDINGS = {"worker_lost", "store_unavailable", "input_corrupt", "disk_full"}
+_CAUSES = ("error", "timeout", "crash", "loss")
 
 
-def i1(history: History) -> Iterator[str]:
+def i1(history: History) -> Iterator[Seen]:
     """Every accepted job has a row and reaches a terminal state; work that can succeed is not given up."""
     for request in history.requests:
         if request.answer != "accepted":
@@ -23,27 +24,34 @@ def i1(history: History) -> Iterator[str]:
         if request.kind == "scheduled":
             yield from _of_schedule(history, request)
             continue
-        job = history.job_by_id.get(request.job)
-        if job is None:
-            yield f"{request.kind} {request.job} was accepted and has no row"
-        elif job["status"] not in JOB_TERMINAL:
-            yield f"{request.kind} {request.job} is still {job['status']} {history.rest_seconds:.0f} s after the faults"
-        elif job["status"] != "succeeded" and request.kind not in MADE_TO_FAIL and not _excused(history, job):
-            yield f"{request.kind} {request.job} ended {job['status']}: {job['error']}"
+        yield Seen("accepted job", _wrong_with(history, request))
     known = {request.job for request in history.requests} | {run["job_id"] for run in history.firings}
     for job in history.jobs:
-        if job["status"] not in JOB_TERMINAL and job["id"] not in known:
-            yield f"{job['pipeline']} {job['id']}, whose client got no answer, is still {job['status']}"
+        if job["id"] not in known:
+            says = f"{job['pipeline']} {job['id']}, whose client got no answer, is still {job['status']}"
+            yield seen("job without an answer", says, good=job["status"] in JOB_TERMINAL)
 
 
-def _of_schedule(history: History, request: Request) -> Iterator[str]:
+def _wrong_with(history: History, request: Request) -> str:
+    """Evidence against what became of an accepted request; "" when it is well."""
+    job = history.job_by_id.get(request.job)
+    name = f"{request.kind} {request.job}"
+    if job is None:
+        return f"{name} was accepted and has no row"
+    if job["status"] not in JOB_TERMINAL:
+        return f"{name} is still {job['status']} {history.rest_seconds:.0f} s after the faults"
+    if job["status"] != "succeeded" and request.kind not in MADE_TO_FAIL and not _excused(history, job):
+        return f"{name} ended {job['status']}: {job['error']}"
+    return ""
+
+
+def _of_schedule(history: History, request: Request) -> Iterator[Seen]:
     """Its one tick made its one run, which has ended well."""
     made = history.runs_of.get(request.key, [])
-    if not made:
-        yield f"the schedule {request.key} made no run"
+    yield seen("schedule", f"the schedule {request.key} made no run", good=bool(made))
     for job in (history.job_by_id[run] for run in made):
-        if job["status"] != "succeeded" and not _excused(history, job):
-            yield f"the run {job['id']} of schedule {request.key} is {job['status']}: {job['error']}"
+        says = f"the run {job['id']} of schedule {request.key} is {job['status']}: {job['error']}"
+        yield seen("schedule", says, good=job["status"] == "succeeded" or _excused(history, job))
 
 
 def _excused(history: History, job: Row) -> bool:
@@ -61,51 +69,61 @@ def _excused(history: History, job: Row) -> bool:
     )
 
 
-def i2(history: History) -> Iterator[str]:
+def i2(history: History) -> Iterator[Seen]:
     """A request, however often it was repeated and however it was answered, leads to at most one job."""
     uploads = Counter((media["tenant_id"], media["file_name"].removesuffix(".jpg")) for media in history.media)
     for request in history.requests:
-        if request.kind == "media" and uploads[request.tenant, request.key] > 1:
-            yield f"{uploads[request.tenant, request.key]} media for the key {request.key} of {request.tenant}"
+        if request.kind == "media":
+            count = uploads[request.tenant, request.key]
+            yield seen("picture", f"{count} media for the key {request.key} of {request.tenant}", good=count <= 1)
     keys = {request.key for request in history.requests}
     keys |= {run for request in history.requests for run in history.runs_of.get(request.key, ())}
     named = {media["job_id"]: media["file_name"].removesuffix(".jpg") for media in history.media if media["job_id"]}
     for job in history.jobs:
         told = job["params"]["event"]["data"]["id"] if job["pipeline"] == "webhook" else job["id"]
-        if named.get(told, told) not in keys:
-            yield f"nobody asked for the {job['pipeline']} job {job['id']}"
+        says = f"nobody asked for the {job['pipeline']} job {job['id']}"
+        yield seen("job", says, good=named.get(told, told) in keys)
 
 
-def i15(history: History) -> Iterator[str]:
+def i15(history: History) -> Iterator[Seen]:
     """After an acknowledged cancel no step starts, no effect is committed, and the job ends soon."""
-    cancels = [request for request in history.requests if request.kind == "cancel" and request.answer == "accepted"]
-    if not cancels:
-        raise NotApplicable("the load cancels nothing")
-    for cancel in cancels:
-        job = history.job_by_id[cancel.job]
-        for task in (task for task in history.tasks if task["job_id"] == job["id"]):
-            for claim in history.claims.get(task["id"], ()):
-                if claim.at > cancel.answered_at:
-                    yield f"{history.name_of(task['id'])} started after its job's cancel was acknowledged"
-            for change in history.task_changes.get(task["id"], ()):
-                if change.at > cancel.answered_at and (change.moved() or ("", ""))[1] == "succeeded":
-                    yield f"{history.name_of(task['id'])} was committed after its job's cancel was acknowledged"
+    for cancel in history.requests:
+        if cancel.kind == "cancel" and cancel.answer == "accepted":
+            says = [
+                *_begun_after(history, cancel.job, cancel.answered_at),
+                *_committed_after(history, cancel.job, cancel.answered_at),
+            ]
+            yield seen("cancelled job", "; ".join(says), good=not says)
 
 
-def i17(history: History) -> Iterator[str]:
+def _begun_after(history: History, job: str, moment: float) -> Iterator[str]:
+    for task in history.tasks_of.get(job, ()):
+        if any(claim.at > moment for claim in history.claims.get(task["id"], ())):
+            yield f"{history.name_of(task['id'])} started after its job's cancel was acknowledged"
+
+
+def _committed_after(history: History, job: str, moment: float) -> Iterator[str]:
+    for task in history.tasks_of.get(job, ()):
+        for change in history.task_changes.get(task["id"], ()):
+            if change.at > moment and (change.moved() or ("", ""))[1] == "succeeded":
+                yield f"{history.name_of(task['id'])} was committed after its job's cancel was acknowledged"
+
+
+def i17(history: History) -> Iterator[Seen]:
     """Attempts never exceed the maximum; poison ends FAILED with a cause; kinds of failure are counted apart."""
     causes = Counter((failure["task_id"], failure["cause"]) for failure in history.failures)
     for task in history.tasks:
-        yield from _over_limits(history, task)
+        wrong = [*_over_limits(history, task)]
         for cause, counted in (("crash", task["crashes"]), ("error", task["errors"])):
             kept = causes[task["id"], cause] + (causes[task["id"], "timeout"] if cause == "error" else 0)
             if kept != counted:
-                yield f"{history.name_of(task['id'])} counts {counted} of {cause}, its failures say {kept}"
-        if task["status"] == "failed" and not any(causes[task["id"], cause] for cause in ("error", "crash", "loss")):
-            yield f"{history.name_of(task['id'])} failed without a cause"
+                wrong.append(f"{history.name_of(task['id'])} counts {counted} of {cause}, its failures say {kept}")
+        if task["status"] == "failed" and not any(causes[task["id"], cause] for cause in _CAUSES):
+            wrong.append(f"{history.name_of(task['id'])} failed without a cause")
+        yield seen("step", "; ".join(wrong), good=not wrong)
     for job in history.jobs:
         if job["pipeline"] in MADE_TO_FAIL and job["status"] in JOB_TERMINAL:
-            yield from _wrong_end(history, job)
+            yield Seen("job made to fail", _wrong_end(history, job))
 
 
 def _over_limits(history: History, task: Row) -> Iterator[str]:
@@ -118,10 +136,11 @@ def _over_limits(history: History, task: Row) -> Iterator[str]:
             yield f"{history.name_of(task['id'])} has {task[counter]} {counter}, {most} are allowed"
 
 
-def _wrong_end(history: History, job: Row) -> Iterator[str]:
+def _wrong_end(history: History, job: Row) -> str:
+    """Evidence against the end of a job that cannot succeed; "" when it failed as it must."""
     if job["status"] != "failed":
-        yield f"{job['pipeline']} {job['id']} cannot succeed, and ended {job['status']}"
-        return
+        return f"{job['pipeline']} {job['id']} cannot succeed, and ended {job['status']}"
     wanted = MADE_TO_FAIL[job["pipeline"]]
     if wanted is not None and (job["error"] or {}).get("code") != wanted and not _excused(history, job):
-        yield f"{job['pipeline']} {job['id']} failed by {job['error']} instead of {wanted}"
+        return f"{job['pipeline']} {job['id']} failed by {job['error']} instead of {wanted}"
+    return ""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from chaos.audit import Change, seconds
+from chaos.checks.verdict import Seen, seen
 from chaos.history import Claim, History, Row
 
 #: How far apart the proxy and the database may see the same end of a session.
@@ -14,19 +15,19 @@ _CLOCK = 0.005
 _HEARTBEAT = "leasehold heartbeat"
 
 
-def i5(history: History) -> Iterator[str]:
+def i5(history: History) -> Iterator[Seen]:
     """The epoch rises by exactly 1 per claim, and no two claims share one."""
     for task, claims in history.claims.items():
-        epochs = [claim.epoch for claim in claims]
-        if epochs != list(range(1, len(epochs) + 1)):
-            yield f"{history.name_of(task)} was claimed with the epochs {epochs}"
+        for nth, claim in enumerate(claims, 1):
+            says = f"{history.name_of(task)} was claimed with epoch {claim.epoch} by its claim number {nth}"
+            yield seen("claim", says, good=claim.epoch == nth)
     for row in history.tasks:
         count = len(history.claims.get(row["id"], ()))
-        if row["epoch"] != count:
-            yield f"{history.name_of(row['id'])} has epoch {row['epoch']} after {count} claims"
+        says = f"{history.name_of(row['id'])} has epoch {row['epoch']} after {count} claims"
+        yield seen("step", says, good=row["epoch"] == count)
 
 
-def i6(history: History) -> Iterator[str]:
+def i6(history: History) -> Iterator[Seen]:
     """No committed write carries an epoch lower than the row's: only the holder settles, once its handler has ended."""
     ended: dict[tuple[str, int], list[float]] = {}
     yield from _stale_results(history)
@@ -39,38 +40,42 @@ def i6(history: History) -> Iterator[str]:
             before, after = change.before, change.after
             if not before or not after:
                 continue
-            if after["epoch"] < before["epoch"]:
-                yield f"{history.name_of(task)} went back from epoch {before['epoch']} to {after['epoch']}"
+            says = f"{history.name_of(task)} went back from epoch {before['epoch']} to {after['epoch']}"
+            yield seen("write", says, good=after["epoch"] >= before["epoch"])
             if _is_settlement(before, after):
-                yield from _foreign(history, change, by_epoch.get(before["epoch"]))
-            if after["status"] == "succeeded" and _is_inline(history, after):
+                yield _by_its_claimer(history, change, by_epoch.get(before["epoch"]))
+            if _completes(before, after) and _is_inline(history, after):
                 ends = ended.get((task, before["epoch"]), [])
-                if not any(end <= change.at + _CLOCK for end in ends):
-                    yield (
-                        f"{history.name_of(task)} was completed at epoch {before['epoch']} by {change.process} although"
-                        " the handler that ran at this epoch had not ended"
-                    )
+                says = (
+                    f"{history.name_of(task)} was completed at epoch {before['epoch']} by {change.process} although"
+                    " the handler that ran at this epoch had not ended"
+                )
+                yield seen("completion", says, good=any(end <= change.at + _CLOCK for end in ends))
 
 
-def _stale_results(history: History) -> Iterator[str]:
+def _stale_results(history: History) -> Iterator[Seen]:
     """What was committed must come from the run that belongs to the epoch of the commit."""
     runs = {run.id: run for run in history.runs()}
     for result in history.results:
         run, task = runs.get(result["value"].get("run", "")), history.task_by_id.get(result["task_id"])
-        if run is not None and run.claim is not None and task is not None and run.claim.epoch != task["epoch"]:
-            yield (
+        if run is not None and run.claim is not None and task is not None:
+            says = (
                 f"{history.name_of(run.task)} was committed at epoch {task['epoch']} with the result of the run that"
                 f" belonged to epoch {run.claim.epoch}"
             )
+            yield seen("result", says, good=run.claim.epoch == task["epoch"])
 
 
-def _foreign(history: History, change: Change, claim: Claim | None) -> Iterator[str]:
-    if claim is not None and change.process != claim.process:
-        status = change.row["status"]
-        yield (
-            f"{history.name_of(claim.task)} was made {status} by {change.process} while epoch {claim.epoch} was"
-            f" {claim.process}'s"
-        )
+def _by_its_claimer(history: History, change: Change, claim: Claim | None) -> Seen:
+    name, status = history.name_of(change.row["id"]), change.row["status"]
+    if claim is None:
+        return Seen("settlement", f"{name} was made {status} by {change.process}, and nobody had claimed it")
+    says = f"{name} was made {status} by {change.process} while epoch {claim.epoch} was {claim.process}'s"
+    return seen("settlement", says, good=change.process == claim.process)
+
+
+def _completes(before: Row, after: Row) -> bool:
+    return bool(before["status"] != "succeeded" and after["status"] == "succeeded")
 
 
 def _is_settlement(before: Row, after: Row) -> bool:
@@ -85,31 +90,33 @@ def _is_inline(history: History, task: Row) -> bool:
     return job is not None and (job["pipeline"], task["step"]) in history.terms.inline
 
 
-def i7(history: History) -> Iterator[str]:
+def i7(history: History) -> Iterator[Seen]:
     """No task stays RUNNING for long after its lease has passed."""
-    yield from sorted(set(history.overdue))
+    for overdue in history.overdue:
+        yield seen("look at leases", "; ".join(overdue), good=not overdue)
     for task in history.tasks:
-        if task["status"] == "running":
-            yield f"{history.name_of(task['id'])} is running at rest"
+        yield seen("step at rest", f"{history.name_of(task['id'])} is running", good=task["status"] != "running")
 
 
-def i8(history: History) -> Iterator[str]:
+def i8(history: History) -> Iterator[Seen]:
     """A lease is taken from somebody only once it has passed or its owner's presence has ended; one claim, one run."""
     for task, changes in history.task_changes.items():
         for change in changes:
             if change.before and change.after and _takes_away(change.before, change.after):
                 passed = seconds(change.before["lease_until"]) <= change.at
                 claim = next((c for c in history.claims.get(task, ()) if c.epoch == change.before["epoch"]), None)
-                if not passed and claim is not None and _stayed(history, claim.process, claim.at, change.at):
-                    yield f"{history.name_of(task)} was taken from {claim.process}, which was there and held its lease"
-    seen: set[tuple[str, int]] = set()
+                owner = claim.process if claim is not None else "nobody"
+                stayed = claim is not None and _stayed(history, claim.process, claim.at, change.at)
+                says = f"{history.name_of(task)} was taken from {owner}, which was there and held its lease"
+                yield seen("taking", says, good=passed or not stayed)
+    begun: set[tuple[str, int]] = set()
     for run in history.runs():
         if run.claim is None:
-            yield f"{history.name_of(run.task)} ran in {run.process}, which had not claimed it"
-        elif (run.task, run.claim.epoch) in seen:
-            yield f"{history.name_of(run.task)} ran twice by the claim of epoch {run.claim.epoch}"
-        else:
-            seen.add((run.task, run.claim.epoch))
+            yield Seen("run", f"{history.name_of(run.task)} ran in {run.process}, which had not claimed it")
+            continue
+        says = f"{history.name_of(run.task)} ran twice by the claim of epoch {run.claim.epoch}"
+        yield seen("run", says, good=(run.task, run.claim.epoch) not in begun)
+        begun.add((run.task, run.claim.epoch))
 
 
 def _takes_away(before: Row, after: Row) -> bool:

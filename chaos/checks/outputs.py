@@ -1,10 +1,10 @@
-"""What is in the store, against the rows that name it and the bytes that it must be."""
+"""What is in the store, against the rows that name it, the declaration, and the bytes that it must be."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.checks.verdict import NotApplicable
+from chaos.checks.verdict import NotApplicable, Seen, seen
 from chaos.history import History
 
 #: Larger objects go up in parts.
@@ -13,34 +13,47 @@ _SINGLE_PUT_BYTES = 64 * 1024 * 1024
 _PROBES = "probe/"
 
 
-def i12(history: History) -> Iterator[str]:
-    """Every output's object is there, with the row's size and digest, and with the reference's bytes."""
+def i12(history: History) -> Iterator[Seen]:
+    """Every declared output of a success is there, with the row's size and digest, and with the reference's bytes."""
+    yield from _declared(history)
     for output in history.outputs:
         there = history.objects.get(output["key"])
-        job = history.job_by_id.get(output["job_id"])
         if there is None:
-            yield f"{output['key']} is not in the store"
+            yield Seen("output", f"{output['key']} is not in the store")
             continue
-        if (there.size, there.sha256) != (output["size"], output["sha256"]):
-            yield f"{output['key']} holds other bytes than its row says"
+        same = (there.size, there.sha256) == (output["size"], output["sha256"])
+        yield seen("output", f"{output['key']} holds other bytes than its row says", good=same)
+        job = history.job_by_id.get(output["job_id"])
         if job is None:
-            yield f"{output['key']} belongs to no job"
+            yield Seen("output", f"{output['key']} belongs to no job")
             continue
         wanted = history.expected_bytes.get((job["pipeline"], output["name"], history.words_of(job)))
-        if wanted is not None and there.sha256 != wanted:
-            yield f"{output['key']} is not what the handlers make of the same input"
+        if wanted is not None:
+            says = f"{output['key']} is not what the handlers make of the same input"
+            yield seen("reference", says, good=there.sha256 == wanted)
 
 
-def i13(history: History) -> Iterator[str]:
+def _declared(history: History) -> Iterator[Seen]:
+    """A step that succeeded has the output that its pipeline declares."""
+    stored = {(output["job_id"], output["name"]) for output in history.outputs}
+    for task in history.tasks:
+        job = history.job_by_id.get(task["job_id"])
+        name = history.terms.writes.get((job["pipeline"], task["step"])) if job else None
+        if name is not None and task["status"] == "succeeded":
+            says = f"{history.name_of(task['id'])} succeeded without its output {name}"
+            yield seen("declared output", says, good=(task["job_id"], name) in stored)
+
+
+def i13(history: History) -> Iterator[Seen]:
     """No object lacks a row: it is a committed output, an upload, or what an unsuccessful job will take with it."""
     named = {output["key"] for output in history.outputs} | {media["original_key"] for media in history.media}
     unsuccessful = tuple(job["output_prefix"] + "/" for job in history.jobs if job["status"] != "succeeded")
-    for key in sorted(history.objects.keys() - named):
-        if not key.startswith((*unsuccessful, _PROBES)):
-            yield f"nobody knows the object {key}"
+    for key in sorted(history.objects):
+        known = key in named or key.startswith((*unsuccessful, _PROBES))
+        yield seen("object", f"nobody knows the object {key}", good=known)
 
 
-def i14(history: History) -> Iterator[str]:
+def i14(history: History) -> Iterator[Seen]:
     """No multipart upload stays open for longer than an attempt."""
     if all(stored.size <= _SINGLE_PUT_BYTES for stored in history.objects.values()):
         raise NotApplicable("no object of the load is so large that it goes up in parts")

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import product
 
+from chaos.checks.verdict import Seen, seen
 from chaos.history import History, Row
 from leasehold.domain.states import JOB_MOVES, TASK_MOVES, TASK_TERMINAL, JobState, TaskState
 
@@ -27,48 +28,49 @@ TASK_EDGES: set[tuple[str | None, str | None]] = (
 JOB_EDGES: set[tuple[str | None, str | None]] = _edges(JOB_MOVES) | {(None, "pending")}
 
 
-def i3(history: History) -> Iterator[str]:
+def i3(history: History) -> Iterator[Seen]:
     """Exactly one committed effect per job and step."""
     told = Counter(event["task_id"] for event in history.events if event["kind"] == "completed")
     for task in history.tasks:
         changes = history.task_changes.get(task["id"], ())
-        committed = sum((change.moved() or ("", ""))[1] == "succeeded" for change in changes)
-        wanted = int(task["status"] == "succeeded")
-        if committed != wanted or told[task["id"]] != wanted:
-            yield (
-                f"{history.name_of(task['id'])} is {task['status']}, was committed {committed} times and its events"
-                f" say {told[task['id']]}"
-            )
+        moves = [change.moved() or ("", "") for change in changes]
+        committed = sum(new == "succeeded" for _, new in moves)
+        rewound = sum(old == "succeeded" for old, _ in moves)  # a replay from an earlier step runs it again
+        yield seen(
+            "step",
+            f"{history.name_of(task['id'])} is {task['status']}, was committed {committed} times, rewound {rewound}"
+            f" times, and its events say {told[task['id']]}",
+            good=committed == told[task["id"]] and committed - rewound == int(task["status"] == "succeeded"),
+        )
 
 
-def i4(history: History) -> Iterator[str]:
+def i4(history: History) -> Iterator[Seen]:
     """Only edges of the state diagram were used, and each row equals the fold of its events."""
     for change in history.changes:
         edges = TASK_EDGES if change.of == "task" else JOB_EDGES
         move = change.moved() if change.of in ("task", "job") else None
-        if move is not None and move not in edges:
-            yield f"{change.of} {change.row['id']} went from {move[0]} to {move[1]}"
+        if move is not None:
+            says = f"{change.of} {change.row['id']} went from {move[0]} to {move[1]}"
+            yield seen("change of state", says, good=move in edges)
     for job in history.jobs:
         yield from _unlike_its_events(history, job)
 
 
-def _unlike_its_events(history: History, job: Row) -> Iterator[str]:
+def _unlike_its_events(history: History, job: Row) -> Iterator[Seen]:
     events = history.events_of.get(job["id"], [])
-    if not events:
-        yield f"job {job['id']} has no events"
-        return
-    if events[-1]["job_status"] != job["status"]:
-        yield f"job {job['id']} is {job['status']}, its last event says {events[-1]['job_status']}"
+    last_said = events[-1]["job_status"] if events else None
+    says = f"job {job['id']} is {job['status']}, its last event says {last_said}"
+    yield seen("job", says, good=last_said == job["status"])
     last = {event["task_id"]: (event["task_status"], event["epoch"]) for event in events if event["task_id"]}
     for task in (task for task in history.tasks if task["job_id"] == job["id"]):
         said = last.get(task["id"])
-        if said is None and task["status"] not in ("pending", "blocked"):
-            yield f"{history.name_of(task['id'])} is {task['status']} and no event tells of it"
-        if said is not None and said != (task["status"], task["epoch"]):
-            yield f"{history.name_of(task['id'])} is {(task['status'], task['epoch'])}, its events say {said}"
+        is_now = (task["status"], task["epoch"])
+        untouched = said is None and task["status"] in ("pending", "blocked")
+        says = f"{history.name_of(task['id'])} is {is_now}, its events say {said}"
+        yield seen("step", says, good=untouched or said == is_now)
 
 
-def i16(history: History) -> Iterator[str]:
+def i16(history: History) -> Iterator[Seen]:
     """A step never starts before the steps that it needs are committed."""
     done = {
         (change.row["job_id"], change.row["step"]): change.n
@@ -79,17 +81,25 @@ def i16(history: History) -> Iterator[str]:
         job = history.job_by_id[task["job_id"]]
         for claim in history.claims.get(task["id"], ()):
             for need in history.terms.needs.get((job["pipeline"], task["step"]), ()):
-                if done.get((task["job_id"], need), claim.n) >= claim.n:
-                    yield f"{history.name_of(task['id'])} started before {need} was committed"
+                says = f"{history.name_of(task['id'])} started before {need} was committed"
+                yield seen("start", says, good=done.get((task["job_id"], need), claim.n) < claim.n)
 
 
-def i20(history: History) -> Iterator[str]:
-    """Event numbers are gap-free per job, and a client that resumes sees each event once, in order."""
+def i20(history: History) -> Iterator[Seen]:
+    """Event numbers are gap-free per job; a client that resumes sees each event once, in order, up to the last one."""
     for job in history.jobs:
         numbers = [event["seq"] for event in history.events_of.get(job["id"], [])]
-        if numbers != list(range(1, len(numbers) + 1)) or job["event_seq"] != len(numbers):
-            yield f"job {job['id']} counts {job['event_seq']} events and has {numbers}"
+        whole = numbers == list(range(1, len(numbers) + 1)) and job["event_seq"] == len(numbers)
+        says = f"job {job['id']} counts {job['event_seq']} events and has {numbers}"
+        yield seen("numbers of a job", says, good=whole and bool(numbers))
     for job_id, pieces in history.streams.items():
-        for cursor, seen in pieces:
-            if seen != list(range(cursor + 1, cursor + 1 + len(seen))):
-                yield f"who resumed job {job_id} after {cursor} saw {seen}"
+        yield from _followed(history, job_id, pieces)
+
+
+def _followed(history: History, job_id: str, pieces: list[tuple[int, list[int]]]) -> Iterator[Seen]:
+    for cursor, said in pieces:
+        says = f"who resumed job {job_id} after {cursor} saw {said}"
+        yield seen("resumption", says, good=said == list(range(cursor + 1, cursor + 1 + len(said))))
+    got = sorted(number for _, said in pieces for number in said)
+    has = [event["seq"] for event in history.events_of.get(job_id, [])]
+    yield seen("stream", f"who followed job {job_id} saw {got} of its events {has}", good=got == has and bool(has))

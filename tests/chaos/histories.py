@@ -88,13 +88,19 @@ def sound() -> History:
         streams={"job": [(0, [1, 2]), (2, [3, 4, 5])]},
         probes=[("red's media with blue's key", 404)],
         queued={"leasehold.chaos.normal": 0},
+        returned={"leasehold.chaos.normal": 0},
+        overdue=[[]],
+        leftovers=[("process", []), ("directory", []), ("sessions", []), ("locks", [])],
+        gathered=True,
+        rested=True,
     )  # fmt: skip
 
 
 def _terms() -> Terms:
     steps = {("short", "first"), ("short", "second")}
     return Terms(
-        4.0, 0.5, 20, 2, dict.fromkeys(steps, 5), {("short", "second"): ("first",)}, frozenset(steps)
+        4.0, 0.5, 20, 2, dict.fromkeys(steps, 5), {("short", "second"): ("first",)}, frozenset(steps),
+        {("short", "first"): "first.txt"},
     )  # fmt: skip
 
 

@@ -10,8 +10,11 @@ import pytest
 
 from chaos.amqp_tap import Heard, What
 from chaos.audit import Change
-from chaos.checker import INVARIANTS, judge
+from chaos.checker import INVARIANTS, Verdict
+from chaos.checker import judge as judge_by
+from chaos.checks.floors import floors_of
 from chaos.history import History, Request, StoredObject
+from chaos.plan import make_plan
 from chaos.receiver import Delivery
 from tests.chaos.histories import ME, OTHER, SHA, T0, at, sound
 
@@ -19,7 +22,12 @@ from tests.chaos.histories import ME, OTHER, SHA, T0, at, sound
 SUBMITTED, CLAIMED_FIRST, DONE_FIRST, FREED, CLAIMED_SECOND, DONE_SECOND = 1, 5, 7, 8, 11, 12
 NOT_IN_THE_LOAD = {"I14", "I22", "I23"}
 #: The load cancels and schedules, and hears of its runs; the sound history does not.
-NOT_IN_THE_SOUND = NOT_IN_THE_LOAD | {"I15", "I18", "I19"}
+NOT_IN_THE_SOUND = {"I15", "I18", "I19"} | NOT_IN_THE_LOAD
+
+
+def judge(history: History) -> list[Verdict]:
+    """Without floors: one observation is enough."""
+    return judge_by(history, {})
 
 
 def found(history: History) -> dict[str, list[str]]:
@@ -44,8 +52,23 @@ def row(history: History, index: int, **after: Any) -> None:
 def test_a_sound_history_violates_nothing() -> None:
     assert found(sound()) == {}
     states = {verdict.number: verdict.state for verdict in judge(sound())}
-    assert {number for number, state in states.items() if state == "not applicable"} == NOT_IN_THE_SOUND
+    assert {number for number, state in states.items() if state != "ok"} == NOT_IN_THE_SOUND
     assert set(states) == set(INVARIANTS) == {f"I{number}" for number in range(1, 25)}
+
+
+def test_an_empty_history_is_red_for_all_that_a_run_must_have_seen() -> None:
+    floors = floors_of(make_plan(1), broker=True)
+    verdicts = judge_by(History(sound().terms), floors)
+    assert {verdict.number for verdict in verdicts if not verdict.red} == NOT_IN_THE_LOAD
+
+
+@pytest.mark.parametrize(("number", "what"), [("I8", "run"), ("I3", "step")])
+def test_a_history_that_has_less_than_its_floor_is_red(number: str, what: str) -> None:
+    for least, state in ((2, "ok"), (3, "not observed")):
+        verdicts = {each.number: each for each in judge_by(sound(), {number: {what: least}})}
+        assert verdicts[number].observed[what] == 2
+        assert verdicts[number].state == state
+        assert verdicts[number].red is (state != "ok")
 
 
 # --- the ways to break it
@@ -170,7 +193,7 @@ def an_epoch_that_fell(history: History) -> None:
 
 
 def a_lease_that_passed_unnoticed(history: History) -> None:
-    history.overdue.append("task-first is running, its lease passed long ago")
+    history.overdue.append(["task-first is running, its lease passed long ago"])
 
 
 def a_task_that_still_runs(history: History) -> None:
@@ -285,8 +308,21 @@ def a_foreign_media_that_was_shown(history: History) -> None:
     history.probes.append(("red's media with blue's key", 200))
 
 
+def a_client_that_saw_less_than_the_ledger_has(history: History) -> None:
+    history.streams["job"] = [(0, [1])]
+
+
+def a_client_that_saw_nothing(history: History) -> None:
+    history.streams["job"] = []
+
+
+def a_success_without_its_output(history: History) -> None:
+    history.outputs.clear()
+    history.objects.clear()
+
+
 def a_process_that_lives_on(history: History) -> None:
-    history.leftovers.append("process 1 still runs")
+    history.leftovers.append(("processes", ["process 1 still runs"]))
 
 
 WAYS: dict[str, list[Callable[[History], None]]] = {
@@ -306,7 +342,10 @@ WAYS: dict[str, list[Callable[[History], None]]] = {
         a_hint_that_stays_in_the_outbox,
     ],
     "I11": [a_queue_that_is_not_empty, a_hint_that_was_never_acknowledged, a_dead_letter_whose_task_waits],
-    "I12": [an_output_that_is_gone, an_output_with_other_bytes, an_output_that_is_not_the_references],
+    "I12": [
+        a_success_without_its_output, an_output_that_is_gone, an_output_with_other_bytes,
+        an_output_that_is_not_the_references,
+    ],
     "I13": [an_object_that_nobody_knows],
     "I16": [a_step_before_the_one_it_needs],
     "I17": [
@@ -319,7 +358,10 @@ WAYS: dict[str, list[Callable[[History], None]]] = {
         a_run_that_nobody_heard_of, a_message_with_another_id_when_repeated, a_message_that_is_not_ours,
         a_message_for_somebody_else, a_message_that_lies,
     ],
-    "I20": [a_gap_in_the_events, an_event_that_a_client_missed],
+    "I20": [
+        a_gap_in_the_events, an_event_that_a_client_missed, a_client_that_saw_less_than_the_ledger_has,
+        a_client_that_saw_nothing,
+    ],
     "I21": [a_row_of_another_tenant, a_foreign_media_that_was_shown],
     "I24": [a_process_that_lives_on],
 }  # fmt: skip

@@ -1,0 +1,54 @@
+"""How much of each kind a run must have looked at before a verdict counts: below it the verdict is `not observed`.
+
+A floor is a rate per second of load, about a third of what a slow machine gave, or a count for each fault of the plan
+that makes such things happen. A rare kind has no floor in a short run: it then only counts if it was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from chaos.plan import Plan
+
+#: Invariant -> kind -> observations in a second of load.
+_PER_SECOND: dict[str, dict[str, float]] = {
+    "I1": {"accepted job": 3, "schedule": 0.2},
+    "I2": {"picture": 0.15, "job": 3},
+    "I3": {"step": 8},
+    "I4": {"change of state": 20, "job": 3, "step": 8},
+    "I5": {"claim": 5, "step": 8},
+    "I6": {"settlement": 5, "completion": 3, "result": 3},
+    "I7": {"step at rest": 8},
+    "I8": {"run": 5},
+    "I10": {"hint written": 5},
+    "I12": {"output": 3, "reference": 2},
+    "I13": {"object": 3},
+    "I15": {"cancelled job": 0.1},
+    "I16": {"start": 2},
+    "I17": {"step": 8, "job made to fail": 0.4},
+    "I18": {"tick": 0.2},
+    "I19": {"end of a run": 0.2, "message": 0.2},
+    "I20": {"numbers of a job": 3, "stream": 0.1},
+    "I21": {"task": 8, "event": 20, "media": 0.15},
+}
+_WITH_BROKER = {"I9": {"ACK": 3.0}, "I10": {"hint dropped": 5.0}}
+#: Whatever the plan.
+_ALWAYS: dict[str, dict[str, int]] = {
+    "I7": {"look at leases": 1},
+    "I10": {"outbox at rest": 1},
+    "I21": {"foreign probe": 1},
+    "I24": {"process": 5, "directory": 1, "sessions": 1, "locks": 1},
+}
+_ALWAYS_WITH_BROKER = {"I11": {"queue ready": 3, "queue held": 3}}
+
+
+def floors_of(plan: Plan, *, broker: bool) -> dict[str, dict[str, int]]:
+    """The floors of a run of `plan`; `broker`: whether it has RabbitMQ."""
+    floors: dict[str, dict[str, int]] = {}
+    rates: Iterable[tuple[str, dict[str, float]]] = [*_PER_SECOND.items(), *(_WITH_BROKER.items() if broker else ())]
+    for number, kinds in rates:
+        floors.setdefault(number, {}).update({what: int(rate * plan.seconds) for what, rate in kinds.items()})
+    counts = [*_ALWAYS.items(), *(_ALWAYS_WITH_BROKER.items() if broker else ())]
+    for number, least in counts:
+        floors.setdefault(number, {}).update(least)
+    return floors
