@@ -7,9 +7,11 @@ drawing at random would not give.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
+
+from chaos.operations import OPERATIONS
 
 WORKERS = ("worker-0", "worker-1", "worker-2")
 APIS = ("api-0", "api-1")
@@ -51,8 +53,9 @@ FAILPOINTS = (
     _failpoint("F11", "mid_upload", "raise"),
     _failpoint("F34", "before_relay", "kill"),
     _failpoint("F34", "after_publish", "kill"),
-    _failpoint("F34", "after_submit", "kill", APIS),
 )
+#: After the commits of each operation that the load asks for; tests/chaos/test_plan.py compares them with the API's.
+API_POINTS = tuple(_failpoint("F34", f"commit.{operation}", "kill", APIS) for operation in OPERATIONS)
 BLOWS = (
     Kind("F4 kill a child", WORKERS),
     Kind("F7 cut a settlement", WORKERS, "postgres"),
@@ -86,7 +89,7 @@ BLOWS = (
     Kind("F33 a clock behind", WORKERS + APIS, seconds=6.0),
     Kind("F34 restart everything", seconds=0.5),
 )
-CATALOGUE = FAILPOINTS + BLOWS
+CATALOGUE = FAILPOINTS + API_POINTS + BLOWS
 BY_NAME = {kind.name: kind for kind in CATALOGUE}
 
 
@@ -122,28 +125,46 @@ class Plan:
     def faults(self) -> tuple[Fault, ...]:
         return self.armed + self.blows
 
-    def failpoints(self, slot: str, generation: int) -> str:
-        """What the `generation`-th process of `slot` is armed with: one failpoint each, in the plan's order."""
-        mine = [fault.point for fault in self.armed if fault.target == slot]
-        return mine[generation] if generation < len(mine) else ""
+    def failpoints(self, slot: str, generation: int, fired: Collection[str] = ()) -> str:
+        """What the `generation`-th process of `slot` is armed with.
+
+        A worker: one failpoint each, in the plan's order. An API: all of its own that have not `fired`, because nobody
+        knows which operation is asked for first.
+        """
+        mine = [fault for fault in self.armed if fault.target == slot]
+        if slot in APIS:
+            return ",".join(fault.point for fault in mine if fault.point.rpartition(":")[0] not in fired)
+        return mine[generation].point if generation < len(mine) else ""
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def make_plan(seed: int, *, seconds: float = 12.0, faults: int = 5, broker: bool = True) -> Plan:
-    """At least two failpoints and the rest blows, in a random order at random times."""
+def make_plan(seed: int, *, seconds: float = 12.0, faults: int = 5, api_kills: int = 2, broker: bool = True) -> Plan:
+    """At least two failpoints and the rest blows, in a random order at random times; and `api_kills` beside them."""
     rng = random.Random(f"plan {seed}")  # noqa: S311 - to be repeated, not to be secret
     at_points = max(2, faults // 2)
     points = deal(FAILPOINTS, seed, at_points, broker=broker)
     blows = deal(BLOWS, seed, max(1, faults - at_points), broker=broker)
     armed = tuple(Fault(kind.name, target=rng.choice(kind.on), nth=rng.randint(1, 3)) for kind in points)
+    armed += _api_kills(seed, api_kills)
     planned = [
         Fault(kind.name, round(rng.uniform(0.1, 0.8) * seconds, 2), rng.choice(kind.on) if kind.on else "",
               kind.seconds)
         for kind in blows
     ]  # fmt: skip
     return Plan(seed, seconds, armed, tuple(sorted(planned, key=lambda fault: fault.at)))
+
+
+def _api_kills(seed: int, count: int) -> tuple[Fault, ...]:
+    """The APIs die in turn."""
+    rng = random.Random(f"api kills {seed}")  # noqa: S311 - to be repeated, not to be secret
+    kinds = deal(API_POINTS, seed, count, broker=False)
+    most = [OPERATIONS[kind.name.partition(".")[2].partition(":")[0]] for kind in kinds]
+    return tuple(
+        Fault(kind.name, target=APIS[place % len(APIS)], nth=rng.randint(1, most[place]))
+        for place, kind in enumerate(kinds)
+    )
 
 
 def deal(pack: Sequence[Kind], seed: int, count: int, *, broker: bool) -> list[Kind]:

@@ -252,11 +252,19 @@ class _Environment:
     def __call__(self, generation: int) -> dict[str, str]:
         name = f"{self._slot}.{generation}"
         mine = {
-            "LEASEHOLD_FAILPOINTS": self._installation.plan.failpoints(self._slot, generation),
+            "LEASEHOLD_FAILPOINTS": self._installation.plan.failpoints(self._slot, generation, self._fired()),
             journal.PATH_VARIABLE: str(self._installation.journal),
             journal.PROCESS_VARIABLE: name,
         }
         return {**self._common, **mine}
+
+    def _fired(self) -> set[str]:
+        """The failpoints at which earlier processes of the slot acted, as `name:act`."""
+        return {
+            f"{line['name']}:{line['act']}"
+            for line in journal.read(self._installation.journal)
+            if line["what"] == "failpoint" and line["process"].partition(".")[0] == self._slot
+        }
 
 
 def _through(url: str, link: Link) -> str:

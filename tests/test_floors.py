@@ -273,3 +273,17 @@ def test_nothing_is_skipped_without_saying_what_the_machine_lacks() -> None:
         if path not in (here, rule) and unannounced.search(path.read_text())
     ]
     assert found == []
+
+
+def test_every_connection_of_the_platform_has_the_points_after_its_commits() -> None:
+    """leasehold/db/database.py makes them, and they send statements by what CommitPoints witnesses."""
+    opens = re.compile(r"asyncpg\.(connect|create_pool)\(")
+    passes_by = re.compile(r"\.(prepare|cursor|fetchmany|copy_(records_)?(to|from)_[a-z]+)\(")
+    only_reads = {"leasehold/embedded/postgres.py", "leasehold/broker/postgres.py"}  # is it up; LISTEN
+    sources = {
+        str(path.relative_to(ROOT)): path.read_text()
+        for folder in ("leasehold", "api", "worker")
+        for path in files(folder)
+    }
+    assert {name for name, text in sources.items() if opens.search(text)} - only_reads == {"leasehold/db/database.py"}
+    assert [name for name, text in sources.items() if passes_by.search(text)] == []

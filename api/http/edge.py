@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from leasehold.api.http.problems import is_database_away, problem_of
 from leasehold.api.process.metrics import IN_FLIGHT, REQUESTS, method_label
+from leasehold.db.commit_points import name_commits
 from leasehold.domain.errors import RequestError, StoreError
 from leasehold.domain.ids import new_id
 from leasehold.telemetry import traces
@@ -97,6 +98,7 @@ class Edge:
         structlog.contextvars.bind_contextvars(
             request_id=identity.request_id, trace_id=traces.trace_id_of(identity.trace)
         )
+        name_commits(lambda: getattr(scope.get("route"), "operation_id", None))
         IN_FLIGHT.inc()
         try:
             await self._app(scope, receive, answer.send)

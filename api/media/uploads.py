@@ -35,7 +35,6 @@ from leasehold.pipelines.media.kinds import ALLOWED, HEIC
 from leasehold.pipelines.media.limits import PictureLimits
 from leasehold.pipelines.media.pipeline import MediaParams, media
 from leasehold.pipelines.media.reads import MediaView
-from leasehold.runtime import failpoints
 from leasehold.settings import Settings
 from leasehold.transitions.jobs import NewJob
 
@@ -228,7 +227,6 @@ async def _take_in(
     if submitted is None:
         return await _decided_elsewhere(services, caller, found.id)
     limited.update(paid.fields)
-    failpoints.reach("after_submit")
     await follow_up(services, submitted.hints, submitted.gates)
     SUBMITTED.labels(media.name).inc()
     log.info("job submitted", job_id=str(job.id), bytes=inspected)

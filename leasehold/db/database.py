@@ -20,6 +20,7 @@ import orjson
 from asyncpg.pool import PoolConnectionProxy
 
 import leasehold
+from leasehold.db.commit_points import connection_class
 from leasehold.runtime.holding import lent
 from leasehold.settings import Settings
 from leasehold.urls import database_url
@@ -90,6 +91,7 @@ async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.R
         timeout=settings.database_timeout,
         command_timeout=settings.database_timeout,
         server_settings=_server_settings(name),
+        connection_class=connection_class(),
     )
     await _encode_json(connection)
     return connection
@@ -133,6 +135,7 @@ def make_pool(settings: Settings, name: str, size: int) -> Pool:
         timeout=settings.database_timeout,
         command_timeout=settings.database_timeout,
         server_settings=_server_settings(name),
+        connection_class=connection_class(),
     )
     return pool
 

@@ -1,6 +1,7 @@
 """Failpoints: named points in the code where a test makes the process die, stop, hang or fail.
 
-`LEASEHOLD_FAILPOINTS=name:act[:n],...`. `act` is kill (SIGKILL to itself), stop (SIGSTOP: the process acts with lost
+`LEASEHOLD_FAILPOINTS=name:act[:n],...`. `name` is one of POINTS, or `commit.` and what is committed
+(leasehold/db/commit_points.py). `act` is kill (SIGKILL to itself), stop (SIGSTOP: the process acts with lost
 leases once it continues), sleep (blocks the thread for a minute) or raise. The act happens once, the `n`-th time that
 the process reaches the point; `n` is 1 if left out. Without the setting a point costs one comparison.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import time
 from dataclasses import dataclass
@@ -28,8 +30,10 @@ POINTS = {
     "after_commit": "worker: the settlement is committed, the hint not acknowledged",
     "before_relay": "relay: rows are taken, nothing is published",
     "after_publish": "announcer: the broker confirmed, the rows are still there",
-    "after_submit": "API: the job is committed, the client not answered",
 }
+#: The points after each commit begin so.
+COMMIT = "commit."
+_COMMITTED = re.compile(r"commit\.[A-Za-z_]+")
 _ACTS = ("kill", "stop", "sleep", "raise")
 _SLEEP_SECONDS = 60.0
 _MOMENT_SECONDS = 0.02
@@ -54,11 +58,18 @@ def arm(spec: str) -> None:
     for part in filter(None, (item.strip() for item in spec.split(","))):
         name, _, rest = part.partition(":")
         act, _, count = rest.partition(":")
-        if name not in POINTS or act not in _ACTS or not (count or "1").isdigit():
+        known = name in POINTS or _COMMITTED.fullmatch(name)
+        if not known or act not in _ACTS or not (count or "1").isdigit():
             raise DeclarationError(
-                f"no such failpoint: {part!r}; points are {', '.join(POINTS)}; acts are {', '.join(_ACTS)}"
+                f"no such failpoint: {part!r}; points are {', '.join(POINTS)}, {COMMIT}NAME;"
+                f" acts are {', '.join(_ACTS)}"
             )
         _armed[name] = _Armed(act, int(count or "1"))
+
+
+def has_commit_points() -> bool:
+    """Whether a point after a commit is armed."""
+    return any(name.startswith(COMMIT) for name in _armed)
 
 
 def reach(name: str) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from chaos.faults import Faults
 from chaos.mutations import CAUGHT_BY, MUTATIONS
-from chaos.plan import BLOWS, BY_NAME, CATALOGUE, DIRECTED, FAILPOINTS, make_plan
+from chaos.plan import API_POINTS, APIS, BLOWS, BY_NAME, CATALOGUE, DIRECTED, FAILPOINTS, Fault, Plan, make_plan
 from leasehold.runtime import failpoints
 
 #: Points of the generation's steps, which the load of chaos runs has none of: tests/generation reaches them.
@@ -18,8 +18,8 @@ def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
 
 @pytest.mark.parametrize("faults", [3, 5, 8])
 def test_a_plan_has_as_many_faults_as_asked_for_within_its_time(faults: int) -> None:
-    plan = make_plan(3, seconds=10, faults=faults)
-    assert len(plan.faults) == faults
+    plan = make_plan(3, seconds=10, faults=faults, api_kills=2)
+    assert len(plan.faults) == faults + 2
     assert all(0 < fault.at < 10 for fault in plan.blows)
     assert all(fault.target in fault.kind.on for fault in plan.faults if fault.kind.on)
 
@@ -44,13 +44,26 @@ def test_every_failpoint_of_a_plan_is_one_that_the_platform_has() -> None:
     assert {kind.name.partition(" ")[2].partition(":")[0] for kind in FAILPOINTS} == set(failpoints.POINTS) - GENERATION
 
 
-def test_the_next_process_of_a_slot_is_armed_with_the_next_failpoint_of_the_plan() -> None:
-    plan = next(
-        plan for plan in map(make_plan, range(200)) if len({fault.target for fault in plan.armed}) < len(plan.armed)
-    )
+def test_the_next_process_of_a_worker_is_armed_with_the_next_failpoint_of_the_plan() -> None:
+    plans = (make_plan(seed, api_kills=0) for seed in range(200))
+    plan = next(plan for plan in plans if len({fault.target for fault in plan.armed}) < len(plan.armed))
     slot = max((fault.target for fault in plan.armed), key=[fault.target for fault in plan.armed].count)
     mine = [fault.point for fault in plan.armed if fault.target == slot]
     assert [plan.failpoints(slot, generation) for generation in range(len(mine) + 1)] == [*mine, ""]
+
+
+def test_an_api_is_armed_with_all_its_kill_points_until_it_died_at_them() -> None:
+    points = ("F34 commit.completeUpload:kill", "F34 commit.createUploadUrl:kill")
+    plan = Plan(0, 1.0, tuple(Fault(name, target="api-0", nth=nth) for nth, name in enumerate(points, 1)))
+    assert plan.failpoints("api-0", 0) == "commit.completeUpload:kill:1,commit.createUploadUrl:kill:2"
+    assert plan.failpoints("api-0", 1, {"commit.completeUpload:kill"}) == "commit.createUploadUrl:kill:2"
+    assert plan.failpoints("api-1", 0) == ""
+
+
+def test_both_apis_die_in_a_plan() -> None:
+    for seed in range(20):
+        kills = [fault for fault in make_plan(seed).armed if fault.kind in API_POINTS]
+        assert {fault.target for fault in kills} == set(APIS)
 
 
 def test_every_blow_has_somebody_who_deals_it() -> None:

@@ -126,7 +126,7 @@ async def test_a_worker_with_no_time_to_finish_gives_its_leases_back(fleet: Flee
 
 
 async def test_an_api_that_dies_after_it_committed_loses_no_job(fleet: Fleet) -> None:
-    api = await fleet.api(failpoints="after_submit:kill")
+    api = await fleet.api(failpoints="commit.completeUpload:kill")
     upload = await fleet.upload(PICTURE)
     with pytest.raises(Exception, match=r".*"):
         await fleet.call("POST", "/complete-upload", json=upload)

@@ -29,7 +29,22 @@ def test_an_armed_point_acts_the_nth_time_and_once() -> None:
         failpoints.reach("after_hint")
 
 
-@pytest.mark.parametrize("spec", ["nowhere:kill", "after_claim:explode", "after_claim", "after_claim:kill:x"])
+def test_a_point_after_a_commit_has_the_name_of_what_is_committed() -> None:
+    assert not failpoints.has_commit_points()
+    failpoints.arm("after_claim:raise,commit.createRun:raise")
+    assert failpoints.has_commit_points()
+    failpoints.reach("commit.cancelRun")
+    with pytest.raises(failpoints.FailpointReached):
+        failpoints.reach("commit.createRun")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "commit:kill", "commit.:kill", "commit.a-b:kill",
+        "nowhere:kill", "after_claim:explode", "after_claim", "after_claim:kill:x",
+    ],
+)  # fmt: skip
 def test_a_point_or_an_act_that_does_not_exist_is_refused(spec: str) -> None:
     with pytest.raises(DeclarationError):
         failpoints.arm(spec)

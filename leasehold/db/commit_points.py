@@ -1,0 +1,66 @@
+"""A failpoint after each commit of a process: `commit.NAME`, where NAME says what the process committed.
+
+In an API it is the operation that the request asks for (`commit.createRun`), so that an endpoint has its points as soon
+as it is there. Beside requests, and in other processes, it is the name of the connection (`commit.api_submissions`).
+Connections are of this class only while such a failpoint is armed.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import asyncpg
+
+from leasehold.runtime import failpoints
+
+if TYPE_CHECKING:
+    _Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
+else:
+    _Connection = asyncpg.Connection
+#: A statement that writes, outside of a transaction: it commits by itself.
+_WRITES = re.compile(r"\b(INSERT INTO|DELETE FROM|MERGE INTO|(?<!FOR )(?<!FOR NO KEY )UPDATE)\b", re.IGNORECASE)
+_operation: ContextVar[Callable[[], str | None] | None] = ContextVar("operation", default=None)
+
+
+def name_commits(operation: Callable[[], str | None]) -> None:
+    """Name the commits of the current request, from now on. `operation` is called after each."""
+    _operation.set(operation)
+
+
+def connection_class() -> type[_Connection]:
+    return CommitPoints if failpoints.has_commit_points() else _Connection
+
+
+class CommitPoints(_Connection):
+    """Every way of asyncpg's to send a statement that this package uses; `tests/test_floors.py` holds that."""
+
+    async def execute(self, query: str, *args: Any, **options: Any) -> str:
+        return await self._noted(query, super().execute(query, *args, **options))
+
+    async def executemany(self, command: str, *args: Any, **options: Any) -> None:
+        await self._noted(command, super().executemany(command, *args, **options))
+
+    async def fetch(self, query: str, *args: Any, **options: Any) -> Any:
+        return await self._noted(query, super().fetch(query, *args, **options))
+
+    async def fetchrow(self, query: str, *args: Any, **options: Any) -> Any:
+        return await self._noted(query, super().fetchrow(query, *args, **options))
+
+    async def fetchval(self, query: str, *args: Any, **options: Any) -> Any:
+        return await self._noted(query, super().fetchval(query, *args, **options))
+
+    async def _noted(self, query: str, sent: Any) -> Any:
+        was_inside = self.is_in_transaction()
+        answer = await sent
+        commits = query.startswith("COMMIT") if was_inside else _WRITES.search(query) is not None
+        if commits and not self.is_in_transaction():
+            failpoints.reach(failpoints.COMMIT + self._name())
+        return answer
+
+    def _name(self) -> str:
+        operation = _operation.get()
+        name = operation() if operation is not None else None
+        return name or self.get_settings().application_name.removeprefix("leasehold ").replace(" ", "_")
