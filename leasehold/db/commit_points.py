@@ -8,9 +8,9 @@ Connections are of this class only while such a failpoint is armed.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import asyncpg
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     _Connection: TypeAlias = asyncpg.Connection[asyncpg.Record]
 else:
     _Connection = asyncpg.Connection
+_Answer = TypeVar("_Answer")
 #: A statement that writes, outside of a transaction: it commits by itself.
 _WRITES = re.compile(r"\b(INSERT INTO|DELETE FROM|MERGE INTO|(?<!FOR )(?<!FOR NO KEY )UPDATE)\b", re.IGNORECASE)
 _operation: ContextVar[Callable[[], str | None] | None] = ContextVar("operation", default=None)
@@ -52,7 +53,7 @@ class CommitPoints(_Connection):
     async def fetchval(self, query: str, *args: Any, **options: Any) -> Any:
         return await self._noted(query, super().fetchval(query, *args, **options))
 
-    async def _noted(self, query: str, sent: Any) -> Any:
+    async def _noted(self, query: str, sent: Awaitable[_Answer]) -> _Answer:
         was_inside = self.is_in_transaction()
         answer = await sent
         commits = query.startswith("COMMIT") if was_inside else _WRITES.search(query) is not None
