@@ -1,18 +1,16 @@
 """The parts of a worker. `open_parts` opens them in order and closes them in the opposite order.
 
 Each part gets what it needs when it is made: so the order below is the order of dependence. It is:
-work directory, children, servers (database, broker, store), registration, announcer, heartbeat, batchers, runner,
-slot pools, duties.
+servers (database, broker, store), registration, announcer, heartbeat, batchers, runner, slot pools, duties. The work
+directory and the children come first, by worker/warm_up.py.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -41,10 +39,9 @@ from leasehold.worker.attempts.inline import InlineAttempts
 from leasehold.worker.attempts.isolated import IsolatedAttempts
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.runner import Runner
-from leasehold.worker.attempts.workdir import WorkDir
 from leasehold.worker.claiming.claimer import Claimer
 from leasehold.worker.claiming.hint_router import HintRouter
-from leasehold.worker.claiming.slot_pools import SlotPools, children_of
+from leasehold.worker.claiming.slot_pools import SlotPools
 from leasehold.worker.leases.claim_batcher import ClaimBatcher
 from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.settlement_batcher import SettlementBatcher
@@ -56,6 +53,7 @@ from leasehold.worker.registration import registered
 from leasehold.worker.sandbox import isolation
 from leasehold.worker.sandbox.children import Children
 from leasehold.worker.served_queues import ServedQueues
+from leasehold.worker.warm_up import WarmUp
 
 log = structlog.get_logger(__name__)
 
@@ -91,23 +89,17 @@ async def open_parts(
     pipelines: Pipelines,
     queues: ServedQueues,
     worker: UUID,
+    warm_up: WarmUp,
     *,
     on_failure: Callable[[BaseException], None],
     on_drain: Callable[[], None],
 ) -> AsyncIterator[Parts]:
     """`on_failure` and `on_drain`: see Heartbeat. Raises DeclarationError when a handler cannot be loaded."""
     async with AsyncExitStack() as stack:
-        work_dir = stack.enter_context(WorkDir(_root(settings), worker))
-        children = Children(
-            children_of(settings) if queues.isolated_pipelines else 0,
-            pipelines=sorted(queues.isolated_pipelines),
-            work_dir=work_dir,
-            source=settings.pipelines,
-        )
-        stack.push_async_callback(children.close)
-        warming = asyncio.create_task(_warm(children, queues, settings), name="warming")
+        children = warm_up.children
+        warming = asyncio.create_task(_warm(warm_up, queues, settings), name="warming")
         stack.push_async_callback(cancel_and_wait, warming)
-        pool, broker, store = await _open_servers(stack, settings, queues, warming)
+        pool, broker, store, opened = await _open_servers(stack, settings, pipelines, queues, warming)
         ready = warming.result() if warming.done() else queues.inline
         presence_key = await stack.enter_async_context(registered(pool, worker, ready))
 
@@ -115,7 +107,6 @@ async def open_parts(
         announcer.start()
         stack.push_async_callback(announcer.close)
         reporter, admitter = Reporter(pool), Admitter(pool, announcer)
-        opened = await _open_pipelines(stack, settings, pipelines, queues)
 
         heartbeat = Heartbeat(settings, worker, presence_key, on_failure, on_drain)
         heartbeat.start()
@@ -129,7 +120,7 @@ async def open_parts(
             batcher.start()
             stack.push_async_callback(batcher.close)
 
-        directories = Directories(work_dir)
+        directories = Directories(warm_up.work_dir)
         inline = InlineAttempts(
             store=store, pool=pool, reporter=reporter, directories=directories, opened=opened, settings=settings
         )
@@ -175,18 +166,22 @@ def _loops(
 
 
 async def _open_servers(
-    stack: AsyncExitStack, settings: Settings, queues: ServedQueues, warming: asyncio.Task[frozenset[str]]
-) -> tuple[Pool, Broker, ObjectStore]:
-    """Open the connections while the children load their handlers, which takes a second on other cores. Wait for the
-    children only if the worker has no inline queue to serve meanwhile.
+    stack: AsyncExitStack,
+    settings: Settings,
+    pipelines: Pipelines,
+    queues: ServedQueues,
+    warming: asyncio.Task[frozenset[str]],
+) -> tuple[Pool, Broker, ObjectStore, dict[str, Any]]:
+    """Open the connections and the inline pipelines while the children load their handlers, which takes a second on
+    other cores. Wait for the children only if the worker has no inline queue to serve meanwhile.
     """
     broker = make_broker(settings)
     store = ObjectStore.from_settings(settings)
 
-    async def open_all() -> Any:
-        pool = await stack.enter_async_context(make_pool(settings, "worker", pool_of_worker(settings)))
-        await broker.open()
-        stack.push_async_callback(broker.close)
+    async def open_pool() -> Pool:
+        return await stack.enter_async_context(make_pool(settings, "worker", pool_of_worker(settings)))
+
+    async def open_store() -> None:
         await store.open()
         stack.push_async_callback(store.close)
         try:
@@ -194,18 +189,25 @@ async def _open_servers(
         except StoreError as error:
             # The store counts as one that ignores conditional writes until the next probe: that is slower, never wrong.
             log.warning("the object store does not answer yet", error=str(error))
-        return pool
 
-    results = await gather_or_cancel([open_all(), *([] if queues.inline else [result_of(warming)])])
-    return results[0], broker, store
+    stack.push_async_callback(broker.close)
+    await broker.open()
+    opening: list[Coroutine[Any, Any, Any]] = [
+        open_pool(),
+        _open_pipelines(stack, settings, pipelines, queues),
+        open_store(),
+        *([] if queues.inline else [result_of(warming)]),
+    ]
+    pool, opened, *_ = await gather_or_cancel(opening)
+    return pool, broker, store, opened
 
 
-async def _warm(children: Children, queues: ServedQueues, settings: Settings) -> frozenset[str]:
-    """Start the children. Returns the queues that the worker may serve, which depends on the fences of this kernel."""
-    await children.start()
-    allowed = isolation.may_serve(children.isolation, queues.every, queues.isolated, settings)
+async def _warm(warm_up: WarmUp, queues: ServedQueues, settings: Settings) -> frozenset[str]:
+    """Wait for the children. Returns the queues that the worker may serve: it depends on the fences of this kernel."""
+    await result_of(warm_up.started)
+    allowed = isolation.may_serve(warm_up.children.isolation, queues.every, queues.isolated, settings)
     if not queues.isolated <= allowed:
-        await children.close()
+        await warm_up.children.close()
     return allowed
 
 
@@ -224,7 +226,3 @@ async def _open_pipelines(
 async def result_of(task: asyncio.Task[Any]) -> Any:
     """Wait for the task. Cancelling the caller does not cancel the task."""
     return await asyncio.shield(task)
-
-
-def _root(settings: Settings) -> Path:
-    return Path(settings.work_dir) if settings.work_dir else Path(os.environ.get("TMPDIR", "/tmp")) / "leasehold"  # noqa: S108 - WorkDir checks who owns it

@@ -1,7 +1,8 @@
 """One worker: `async with Worker(settings)` serves its queues until `drain`, or until the end of the block.
 
 parts.py opens what the worker consists of; this module starts it, joins the isolated queues when their children are
-ready, and stops it.
+ready, and stops it. The import of parts.py takes 0.3 s. So a worker that has to wait for its children imports it while
+they load their handlers, and not before.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import Any, Self
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Self
 
 import structlog
 
@@ -20,15 +22,17 @@ from leasehold.kinds.schemas import schemas_of
 from leasehold.kinds.settings import check_settings
 from leasehold.pipelines import kinds_of
 from leasehold.runtime.gather import cancel_and_wait
-from leasehold.selfcheck import as_log, check_all
 from leasehold.settings import Settings
 from leasehold.worker import metrics
-from leasehold.worker.parts import Parts, open_parts, result_of
-from leasehold.worker.registration import change_queues
 from leasehold.worker.served_queues import ServedQueues
+from leasehold.worker.warm_up import warm_up
+
+if TYPE_CHECKING:
+    from leasehold.worker.parts import Parts
 
 log = structlog.get_logger(__name__)
 
+_PARTS = "leasehold.worker.parts"
 #: The self-check runs this long after the start: the broker has connected by then, or is away.
 _CHECK_AFTER_SECONDS = 5.0
 
@@ -88,12 +92,19 @@ class Worker:
     # --- start
 
     async def _start(self) -> None:
+        if self._chosen.inline:  # it serves these queues first: children that load would only slow it down
+            import_module(_PARTS)
+        warming = await self._stack.enter_async_context(warm_up(self.settings, self._chosen, self.id))
+        await asyncio.to_thread(import_module, _PARTS)
+        from leasehold.worker.parts import open_parts  # noqa: PLC0415 - see the head of this module
+
         self.parts = parts = await self._stack.enter_async_context(
             open_parts(
                 self.settings,
                 self.pipelines,
                 self._chosen,
                 self.id,
+                warming,
                 on_failure=self._fail,
                 on_drain=self.retired.set,
             )
@@ -116,8 +127,10 @@ class Worker:
         """Serve the isolated queues, too, as soon as their children are ready. If their handlers cannot be loaded, the
         worker drains first and then raises DeclarationError: running attempts shall not end with it.
         """
+        from leasehold.worker.registration import change_queues  # noqa: PLC0415 - see the head of this module
+
         try:
-            queues = await result_of(self.parts.warming)
+            queues = await asyncio.shield(self.parts.warming)
         except DeclarationError:
             await self.drain()
             raise
@@ -139,6 +152,8 @@ class Worker:
 
     async def _check(self) -> None:
         """Log once what the parts guarantee, so that an operator need not find out at night."""
+        from leasehold.selfcheck import as_log, check_all  # noqa: PLC0415 - see the head of this module
+
         await asyncio.sleep(_CHECK_AFTER_SECONDS)
         parts = self.parts
         try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Iterator
 
 from leasehold.broker.base import Broker
@@ -14,6 +13,7 @@ from leasehold.worker.attempts.runner import Runner
 from leasehold.worker.claiming.claimer import Claimer
 from leasehold.worker.claiming.hint_router import HintRouter
 from leasehold.worker.claiming.slot_pool import SlotPool
+from leasehold.worker.sandbox.children import children_of
 
 #: Hints in hand for each slot. The broker divides them between the bands without lending: each band's part alone must
 #: be able to fill the slots.
@@ -105,8 +105,3 @@ class SlotPools:
         metrics.SLOTS.labels("all").set(sum(pool.shared for pool in self._pools))
         metrics.SLOTS.labels("reserve").set(sum(pool.reserve for pool in self._pools))
         return {queue: _HINTS_PER_SLOT * pool.slots for pool in pools for queue in pool.queues}
-
-
-def children_of(settings: Settings) -> int:
-    """How many isolated steps the worker runs at once: as many as it has cores, unless a setting says otherwise."""
-    return settings.worker_children or os.cpu_count() or 1

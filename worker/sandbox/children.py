@@ -7,6 +7,7 @@ Each pipeline has a zygote with the handlers loaded (zygote.py), so a new child 
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -17,6 +18,7 @@ import structlog
 from leasehold.domain.errors import Cancelled, Permanent, Retryable, Unforeseen
 from leasehold.domain.pipeline import Limits
 from leasehold.domain.verdicts import Done
+from leasehold.settings import Settings
 from leasehold.worker import metrics
 from leasehold.worker.sandbox import fences as sandbox
 from leasehold.worker.sandbox import frames
@@ -158,3 +160,8 @@ def _requests(
         return frames.encode(frames.Place(files=list(paths.values()), directory=writable)), frames.encode(run)
     except frames.FrameError as error:
         raise Permanent("bad_params", f"the parameters cannot be sent to a child process: {error}") from error
+
+
+def children_of(settings: Settings) -> int:
+    """How many isolated steps the worker runs at once: as many as it has cores, unless a setting says otherwise."""
+    return settings.worker_children or os.cpu_count() or 1
