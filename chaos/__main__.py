@@ -13,7 +13,7 @@ from pathlib import Path
 import structlog
 from rich.console import Console
 
-from chaos import report
+from chaos import record, report
 from chaos.mutations import MUTATIONS
 from chaos.plan import DIRECTED, Plan, make_plan
 from chaos.run import Report, run
@@ -32,12 +32,20 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--runs", type=int, default=1, help="how many (default: %(default)s)")
     parser.add_argument("--seconds", type=float, default=12.0, help="of load and faults a run (%(default)s)")
     parser.add_argument("--faults", type=int, default=5, help="a run, at least 3 (%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line a run there")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="append a line a run there, with all evidence")
+    parser.add_argument(
+        "--record",
+        type=Path,
+        nargs="?",
+        const=record.RECORD,
+        metavar="FILE",
+        help="append a short line a run there, and write the table of docs/explanation/chaos.md (default: %(const)s)",
+    )
     parser.add_argument("--mutate", choices=[*sorted(MUTATIONS), _ALL], help="run without a guard: must be violated")
     parser.add_argument("--directed", choices=sorted(DIRECTED), help="a mutant's plan, without the mutation")
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep logs and journals of violated runs there")
     parser.add_argument("--no-broker", action="store_true", help="the `postgres` broker, without RabbitMQ")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="print the table of such a file, and run nothing")
+    parser.add_argument("--table", action="store_true", help="only write that table anew, from the record")
     asked = parser.parse_args(arguments)
     if asked.faults < 3:  # noqa: PLR2004 - as the help says
         parser.error("--faults: at least 3")
@@ -66,6 +74,8 @@ async def carry_out(asked: argparse.Namespace, console: Console) -> list[Report]
             report.show(made, console)
             if asked.json:
                 report.append(made, asked.json)
+            if asked.record and not mutate:
+                record.append(made, asked.record)
             done.append(made)
     return done
 
@@ -74,7 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     asked = parse(arguments)
     console = Console(highlight=False, soft_wrap=True)
     if asked.table:
-        console.print(report.table(asked.table))
+        record.write_page(record.read())
         return 0
     structlog.configure(
         wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
@@ -88,6 +98,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(error, file=sys.stderr)  # noqa: T201
         return 2
     report.sum_up(done, console)
+    if asked.record == record.RECORD:
+        record.write_page(record.read())
     return 0 if all(made.good for made in done) else 1
 
 

@@ -1,4 +1,4 @@
-"""Telling what runs found: on the terminal, in a file of JSON lines, and as a table of such a file."""
+"""Telling what runs found: on the terminal, and in full in a file of JSON lines. record.py keeps the record."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from pathlib import Path
 
 from rich.console import Console
 
-from chaos.plan import CATALOGUE
 from chaos.run import Report
 
 _ROOT = Path(__file__).parents[1]
@@ -65,33 +64,3 @@ def sum_up(done: Sequence[Report], console: Console) -> None:
         console.print(f"red with the seeds {', '.join(str(made.plan.seed) for made in red)}")
     if caught or missed:
         console.print(f"mutants caught: {', '.join(caught) or 'none'}; not caught: {', '.join(missed) or 'none'}")
-
-
-def table(file: Path) -> str:
-    """Markdown of the runs in `file`: what each invariant and each fault came to, and every seed."""
-    runs = [json.loads(line) for line in file.read_text().splitlines()]
-    runs = [run for run in runs if not run["mutate"]]
-    fired: Counter[str] = sum((Counter(run["fired"]) for run in runs), Counter())
-    jobs: Counter[str] = sum((Counter(run["jobs"]) for run in runs), Counter())
-    bad = sum(_violated(run) != [] for run in runs)
-    lines = [
-        f"{len(runs)} runs of the commits {', '.join(sorted({run['commit'] for run in runs}))}:",
-        f"{sum(jobs.values())} jobs, {sum(fired.values())} faults fired, {bad} runs with a violation.",
-        "",
-        "| fault | fired |",
-        "|---|---|",
-        *(f"| {kind.name} | {fired[kind.name]} |" for kind in CATALOGUE),
-        "",
-        "| seed | faults fired | jobs | seconds | to rest | violated |",
-        "|---|---|---|---|---|---|",
-    ]
-    lines += [
-        f"| {run['seed']} | {', '.join(run['fired'])} | {sum(run['jobs'].values())} | {run['seconds']:.0f} |"
-        f" {run['rest_seconds']} | {', '.join(_violated(run)) or 'none'} |"
-        for run in runs
-    ]
-    return "\n".join(lines)
-
-
-def _violated(run: dict[str, dict[str, dict[str, str]]]) -> list[str]:
-    return [number for number, verdict in run["verdicts"].items() if verdict["state"] == "violated"]

@@ -21,6 +21,7 @@ from chaos.mutations import CAUGHT_BY
 from chaos.plan import Plan
 from chaos.servers import Servers
 from chaos.settings import SWEEP_SECONDS
+from chaos.spans import Span, spans_of
 from chaos.stack import Installation
 
 _REST_SECONDS = 60.0
@@ -41,6 +42,7 @@ class Report:
     fired: Counter[str] = field(default_factory=Counter)
     jobs: Counter[str] = field(default_factory=Counter)  # "kind status"
     verdicts: list[Verdict] = field(default_factory=list)
+    spans: list[Span] = field(default_factory=list)
 
     @property
     def violated(self) -> list[Verdict]:
@@ -52,13 +54,20 @@ class Report:
         return [verdict for verdict in self.verdicts if verdict.red]
 
     @property
+    def reasons(self) -> list[str]:
+        """Why the run is red, shortly."""
+        reasons = [f"{verdict.number} {verdict.state}" for verdict in self.red]
+        reasons += [f"{name} never fired" for name in self.never_fired]
+        return reasons + ([] if self.rested else ["never at rest"])
+
+    @property
     def good(self) -> bool:
         """All was seen and nothing is violated, all rested, and every fault fired; of a mutant: what its guard protects
         is violated.
         """
         if self.mutate:
             return CAUGHT_BY[self.mutate] in {verdict.number for verdict in self.violated}
-        return self.rested and not self.red and not self.never_fired
+        return not self.reasons
 
     @property
     def never_fired(self) -> list[str]:
@@ -88,6 +97,7 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         load = Load(it, plan.seed)
         faults = Faults(it)
         waking = asyncio.create_task(faults.wake_zombies())
+        load_began = time.time()
         try:
             await asyncio.gather(load.run(plan.seconds), faults.run())
             await _mend(it)
@@ -99,6 +109,7 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         history.children_killed = faults.children_killed
         report.fired = faults.fired + _failpoints(it)
         report.rested = history.rested
+        report.spans = spans_of(plan, report.fired, journal.read(it.journal), load_began)
         report.verdicts = judge(history, floors_of(plan, broker=history.has_broker))
         if keep is not None and (report.red or not report.rested):
             collect.write_down(history, it.directory)

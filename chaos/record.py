@@ -1,0 +1,145 @@
+"""The record of runs: a line a run in docs/explanation/chaos.jsonl, and the table of docs/explanation/chaos.md.
+
+Lines are never edited: each says at which commit it was made, so that rows of many commits add up and old ones show.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from chaos.checker import INVARIANTS
+from chaos.plan import CATALOGUE
+from chaos.report import commit
+from chaos.run import Report
+from chaos.spans import Span, pairs
+
+_DOCS = Path(__file__).parents[1] / "docs" / "explanation"
+RECORD = _DOCS / "chaos.jsonl"
+PAGE = _DOCS / "chaos.md"
+_BEGIN, _END = "<!-- begin: scripts/chaos --record -->", "<!-- end -->"
+#: What the record is to reach (issue 21): runs, observations of each invariant, firings of each fault, pairs of faults.
+GOAL = {"runs": 100, "observations": 1000, "firings": 10, "pairs": 60}
+
+Line = dict[str, Any]
+
+
+def append(made: Report, file: Path = RECORD) -> None:
+    with file.open("a") as lines:
+        lines.write(json.dumps(_line(made), separators=(",", ":")) + "\n")
+
+
+def _line(made: Report) -> Line:
+    return {
+        "commit": commit(),
+        "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%MZ"),
+        "seed": made.plan.seed,
+        "load": made.plan.seconds,
+        "seconds": round(made.seconds),
+        "rest": round(made.rest_seconds, 1),
+        "jobs": sum(made.jobs.values()),
+        "observed": {verdict.number: sum(verdict.observed.values()) for verdict in made.verdicts if verdict.observed},
+        "spans": [(span.fault, round(span.since, 1), round(span.until, 1)) for span in made.spans],
+        "red": made.reasons,
+    }
+
+
+def read(file: Path = RECORD) -> list[Line]:
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def write_page(lines: Sequence[Line], page: Path = PAGE) -> None:
+    """Put the table of `lines` between the two marks of the page. Raises ValueError when they are not there."""
+    text = page.read_text()
+    before, after = text.index(_BEGIN) + len(_BEGIN), text.index(_END)
+    page.write_text(f"{text[:before]}\n\n{table(lines)}\n\n{text[after:]}")
+
+
+def table(lines: Sequence[Line]) -> str:
+    if not lines:
+        return "No runs are recorded."
+    return "\n".join([
+        *_sums(lines), "", *_invariants(lines), "", *_faults(lines), "", *_pairs(lines), "", *_red(lines),
+    ])  # fmt: skip
+
+
+def _sums(lines: Sequence[Line]) -> Iterable[str]:
+    jobs, firings = sum(line["jobs"] for line in lines), sum(len(line["spans"]) for line in lines)
+    red = sum(bool(line["red"]) for line in lines)
+    met = len(_pairs_of(lines))
+    return [
+        (
+            f"{len(lines)} runs from {lines[0]['at']} to {lines[-1]['at']}: {jobs:,} jobs, {firings:,} faults fired,"
+            f" {met:,} pairs of faults overlapped, {red} runs were red."
+        ),
+        "",
+        "| commit | runs | of them red |",
+        "|---|---|---|",
+        *(f"| {name} | {runs} | {bad} |" for name, runs, bad in _by_commit(lines)),
+    ]
+
+
+def _by_commit(lines: Sequence[Line]) -> Iterable[tuple[str, int, int]]:
+    runs = Counter(line["commit"] for line in lines)
+    bad = Counter(line["commit"] for line in lines if line["red"])
+    return [(name, count, bad[name]) for name, count in runs.items()]
+
+
+def _invariants(lines: Sequence[Line]) -> Iterable[str]:
+    newest = lines[-1]["commit"]
+    yield f"| invariant | says | observed | at {newest} | last observed at | runs that violated it |"
+    yield "|---|---|---|---|---|---|"
+    for number, check in INVARIANTS.items():
+        says = (check.__doc__ or "").partition("\n")[0]
+        seen = [line for line in lines if line["observed"].get(number)]
+        total = sum(line["observed"][number] for line in seen)
+        now = sum(line["observed"][number] for line in seen if line["commit"] == newest)
+        last = seen[-1]["commit"] if seen else "never"
+        violated = sum(any(reason.startswith(f"{number} violated") for reason in line["red"]) for line in lines)
+        yield f"| {number} | {says} | {total:,}{_short(total, 'observations')} | {now:,} | {last} | {violated} |"
+
+
+def _faults(lines: Sequence[Line]) -> Iterable[str]:
+    fired = Counter(span[0] for line in lines for span in line["spans"])
+    last = {span[0]: line["commit"] for line in lines for span in line["spans"]}
+    met: Counter[str] = Counter(name for pair in _pairs_of(lines) for name in pair)
+    yield "| fault | fired | last at | other faults that it met |"
+    yield "|---|---|---|---|"
+    for kind in CATALOGUE:
+        count = fired[kind.name]
+        yield f"| {kind.name} | {count}{_short(count, 'firings')} | {last.get(kind.name, 'never')} | {met[kind.name]} |"
+
+
+def _pairs_of(lines: Sequence[Line]) -> Counter[tuple[str, str]]:
+    return Counter(pair for line in lines for pair in pairs(Span(*span) for span in line["spans"]))
+
+
+def _pairs(lines: Sequence[Line]) -> Iterable[str]:
+    """Of every pair that was on at the same time: how often."""
+    by_count: dict[int, list[str]] = {}
+    for (one, other), count in sorted(_pairs_of(lines).items()):
+        by_count.setdefault(count, []).append(f"{one} + {other}")
+    yield "| overlapped in so many runs | pairs | which |"
+    yield "|---|---|---|"
+    for count, names in sorted(by_count.items(), reverse=True):
+        which = "; ".join(names) if count > 1 else "see docs/explanation/chaos.jsonl"
+        yield f"| {count} | {len(names)} | {which} |"
+
+
+def _red(lines: Sequence[Line]) -> Iterable[str]:
+    red = [line for line in lines if line["red"]]
+    if not red:
+        return ["No run was red."]
+    return [
+        "| red: seed | commit | load | why |",
+        "|---|---|---|---|",
+        *(f"| {line['seed']} | {line['commit']} | {line['load']:g} s | {'; '.join(line['red'])} |" for line in red),
+    ]
+
+
+def _short(count: int, of: str) -> str:
+    return "" if count >= GOAL[of] else f" (goal: {GOAL[of]:,})"

@@ -1,0 +1,51 @@
+"""When each fault of a run was on, so that the record can say which faults met.
+
+A blow lasts as its plan says. A failpoint lasts from the line in the journal until the process that it hit works again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Iterable, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from chaos.plan import Plan
+
+#: After a SIGKILL the next process of the slot serves about this much later; a connection is back sooner.
+_RECOVERY_SECONDS = 2.0
+#: How long each act of a failpoint holds its process, beside the recovery.
+_ACT_SECONDS = {"stop": 6.4, "sleep": 7.0}
+
+
+class Span(NamedTuple):
+    """Seconds since the load began."""
+
+    fault: str
+    since: float
+    until: float
+
+
+def spans_of(plan: Plan, fired: Container[str], journal: Sequence[dict[str, Any]], began: float) -> list[Span]:
+    """The spans of the faults that fired. `began`: the second of the epoch at which the load began."""
+    spans = [
+        Span(fault.name, fault.at, fault.at + max(fault.seconds, _RECOVERY_SECONDS))
+        for fault in plan.blows
+        if fault.name in fired
+    ]
+    for fault in plan.armed:
+        point, _, act = fault.name.partition(" ")[2].partition(":")
+        for line in journal:
+            mine = line["what"] == "failpoint" and line["process"].partition(".")[0] == fault.target
+            if mine and (line["name"], line["act"]) == (point, act):
+                since = line["at"] - began
+                spans.append(Span(fault.name, since, since + max(_ACT_SECONDS.get(act, 0.0), _RECOVERY_SECONDS)))
+    return sorted(spans, key=lambda span: span.since)
+
+
+def pairs(spans: Iterable[Span]) -> set[tuple[str, str]]:
+    """The names of each two faults that were on at the same time, in alphabetical order."""
+    return {
+        (min(one.fault, other.fault), max(one.fault, other.fault))
+        for one, other in combinations(spans, 2)
+        if one.fault != other.fault and one.since < other.until and other.since < one.until
+    }
