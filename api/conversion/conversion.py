@@ -19,9 +19,9 @@ from leasehold.api.auth.security import CONVERSION_READ, CONVERSION_WRITE
 from leasehold.api.conversion.rates import check_rate
 from leasehold.api.conversion.upload import (
     FORM,
+    MAX_BYTES,
+    MAX_SECONDS,
     MEMORY_BYTES,
-    MOST_BYTES,
-    MOST_SECONDS,
     Sent,
     keys_of,
     prefix_of,
@@ -125,7 +125,7 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
 def _announced(request: Request) -> int:
     """The announced size of the form; the largest allowed size if none is announced."""
     announced = request.headers.get("content-length", "")
-    return min(int(announced), MOST_BYTES) if announced.isdecimal() else MOST_BYTES
+    return min(int(announced), MAX_BYTES) if announced.isdecimal() else MAX_BYTES
 
 
 async def _announce_upload(services: Services, caller: Caller, job_id: UUID, size: int) -> None:
@@ -137,8 +137,8 @@ async def _announce_upload(services: Services, caller: Caller, job_id: UUID, siz
             caller.tenant_id,
             prefix_of(job_id),
             counted=size,
-            most=MOST_BYTES,
-            seconds=MOST_SECONDS,
+            at_most=MAX_BYTES,
+            seconds=MAX_SECONDS,
         )
 
 

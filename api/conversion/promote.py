@@ -31,7 +31,7 @@ router = APIRouter(tags=["conversion"], route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
 _PART = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-_MOST_KEY = 512
+_MAX_KEY = 512
 
 
 class Target(BaseModel):
@@ -40,7 +40,7 @@ class Target(BaseModel):
     artifact: ArtifactName = "nef"
     key: str | None = Field(
         None,
-        max_length=_MOST_KEY,
+        max_length=_MAX_KEY,
         pattern=f"^{_PART}(/{_PART})*$",
         description="The key below the tenant's own folder: parts of letters, digits, . _ and -, separated by /."
         " Default: `{job_id}/out.<artifact>`.",

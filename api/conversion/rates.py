@@ -21,7 +21,7 @@ async def check_rate(services: Services, caller: Caller, what: Literal["posts", 
     policy = f"conversion-{what}"
     if not quota.allowed:
         message = f"At most {per_minute} {what} of conversions a minute."
-        raise TooMany("rate_limited", message, policy=policy, most=per_minute, window=60, retry_after=quota.wait)
+        raise TooMany("rate_limited", message, policy=policy, at_most=per_minute, window=60, retry_after=quota.wait)
     return {
         "RateLimit-Policy": f'"{policy}";q={per_minute};w=60',
         "RateLimit": f'"{policy}";r={quota.remaining};t=60',

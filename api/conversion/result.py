@@ -173,7 +173,7 @@ class _Streamed(Response):
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         disconnected = asyncio.create_task(_disconnected(receive))
         try:
-            async with aclosing(self._pieces), asyncio.timeout(downloads.MOST_SECONDS):
+            async with aclosing(self._pieces), asyncio.timeout(downloads.MAX_SECONDS):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
                 await self._send(send, self._first)
                 async for piece in self._pieces:

@@ -29,21 +29,21 @@ from leasehold.storage.streaming import PART_BYTES, Upload
 
 LIMITS = ModelLimits()
 #: The most bytes of a form, with room for its boundaries and fields.
-MOST_BYTES = LIMITS.max_bytes + LIMITS.max_images * LIMITS.max_image_bytes + 1024 * 1024
+MAX_BYTES = LIMITS.max_bytes + LIMITS.max_images * LIMITS.max_image_bytes + 1024 * 1024
 #: Memory of one form: for each of its two objects a part that fills and a part being sent, and a picture.
 MEMORY_BYTES = 4 * PART_BYTES + 2 * LIMITS.max_image_bytes
 #: An upload may take this long: 500 MB at 180 KB a second. Unfinished uploads are deleted within the hour.
-MOST_SECONDS = 3000.0
-_MOST_FIELDS = 20
-_MOST_FIELD_BYTES = 4096
-_MOST_USER = 128
+MAX_SECONDS = 3000.0
+_MAX_FIELDS = 20
+_MAX_FIELD_BYTES = 4096
+_MAX_USER = 128
 _IMAGES = ("ref_images", "ref_images[]")
 _KINDS = frozenset({"image/jpeg", "image/png", "image/webp"})
 _BLOCK = tarfile.BLOCKSIZE
 _FIELDS = ("model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw")
 #: The form's parts, for the document.
 _FLAG = {"type": "boolean", "default": False}
-_USER = {"type": "string", "pattern": f"^[ -~]{{1,{_MOST_USER}}}$"}
+_USER = {"type": "string", "pattern": f"^[ -~]{{1,{_MAX_USER}}}$"}
 FORM: dict[str, Any] = {
     "model": {
         "type": "string",
@@ -93,12 +93,12 @@ async def receive(request: Request, store: ObjectStore, keys: dict[str, str], se
     what could not be deleted because the store is down.
     """
     async with (
-        asyncio.timeout(MOST_SECONDS),
+        asyncio.timeout(MAX_SECONDS),
         store.upload(keys["model"]) as model,
         store.upload(keys["references"]) as references,
     ):
         form = _Form(model, references, settings)
-        async for event in events(request, MOST_BYTES):
+        async for event in events(request, MAX_BYTES):
             await form.take(event)
         return await form.finish()
 
@@ -137,8 +137,8 @@ class _Form:
         self._part = part
         self._held.clear()
         if part.file_name is None:
-            if len(self._fields) >= _MOST_FIELDS:
-                raise Invalid("invalid_request", f"A form has at most {_MOST_FIELDS} fields.")
+            if len(self._fields) >= _MAX_FIELDS:
+                raise Invalid("invalid_request", f"A form has at most {_MAX_FIELDS} fields.")
         elif part.name == "model":
             if self._file_name is not None:
                 raise Invalid("invalid_request", "A form has one model.")
@@ -156,8 +156,8 @@ class _Form:
             await self._model.write(piece)
             return
         self._held += piece
-        if self._part.file_name is None and len(self._held) > _MOST_FIELD_BYTES:
-            raise Invalid("invalid_request", f"A field has at most {_MOST_FIELD_BYTES} bytes.")
+        if self._part.file_name is None and len(self._held) > _MAX_FIELD_BYTES:
+            raise Invalid("invalid_request", f"A field has at most {_MAX_FIELD_BYTES} bytes.")
         if len(self._held) > LIMITS.max_image_bytes:
             raise Invalid("bad_reference_images", f"A reference image has at most {LIMITS.max_image_bytes} bytes.")
 
@@ -233,6 +233,6 @@ def _text(fields: dict[str, str], name: str) -> str | None:
     value = fields.get(name)
     if not value:
         return None
-    if len(value) > _MOST_USER or not value.isprintable():
-        raise Invalid("invalid_request", f"{name} is text of at most {_MOST_USER} printable characters.")
+    if len(value) > _MAX_USER or not value.isprintable():
+        raise Invalid("invalid_request", f"{name} is text of at most {_MAX_USER} printable characters.")
     return value

@@ -11,19 +11,19 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from leasehold.domain.json_values import Flag, JsonNumber, Number
 
 #: Characters of a prompt.
-MOST_PROMPT = 10_000
-MOST_IMAGES = 16
+MAX_PROMPT = 10_000
+MAX_IMAGES = 16
 #: Bytes of `extra`, as JSON.
-MOST_EXTRA = 8 * 1024
-MOST_SIDE = 16_384  # pixels
+MAX_EXTRA = 8 * 1024
+MAX_SIDE = 16_384  # pixels
 
 TASK_ID = r"^[!-+\--~]{1,200}$"  # printable ASCII without spaces; no comma, for clients that join and split by it
 SERVER_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 
 def _small(extra: dict[str, Any] | None) -> dict[str, Any] | None:
-    if extra is not None and len(orjson.dumps(extra)) > MOST_EXTRA:
-        raise ValueError(f"at most {MOST_EXTRA} bytes of JSON")
+    if extra is not None and len(orjson.dumps(extra)) > MAX_EXTRA:
+        raise ValueError(f"at most {MAX_EXTRA} bytes of JSON")
     return extra
 
 
@@ -33,8 +33,8 @@ class SourcePicture(BaseModel):
     url: str = Field(
         max_length=2048, pattern=r"^https?://", description="The address from which the provider fetches the picture."
     )
-    width: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
-    height: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
+    width: Annotated[int, Field(ge=1, le=MAX_SIDE), JsonNumber] | None = None
+    height: Annotated[int, Field(ge=1, le=MAX_SIDE), JsonNumber] | None = None
 
 
 class GenerationRequest(BaseModel):
@@ -45,13 +45,13 @@ class GenerationRequest(BaseModel):
         },
     )
 
-    prompt: str = Field(min_length=1, max_length=MOST_PROMPT)
+    prompt: str = Field(min_length=1, max_length=MAX_PROMPT)
     model: str | None = Field(None, max_length=200, description="The provider's name of the model.")
-    negative_prompt: str | None = Field(None, max_length=MOST_PROMPT)
-    width: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
-    height: Annotated[int, Field(ge=1, le=MOST_SIDE), JsonNumber] | None = None
+    negative_prompt: str | None = Field(None, max_length=MAX_PROMPT)
+    width: Annotated[int, Field(ge=1, le=MAX_SIDE), JsonNumber] | None = None
+    height: Annotated[int, Field(ge=1, le=MAX_SIDE), JsonNumber] | None = None
     sample_strength: Annotated[float, Field(ge=0, le=1), JsonNumber] | None = None
-    images: list[SourcePicture] = Field(default=[], max_length=MOST_IMAGES)
+    images: list[SourcePicture] = Field(default=[], max_length=MAX_IMAGES)
     is_pro: Flag = False
     duration: Annotated[int, Field(ge=1, le=600_000), JsonNumber] | None = Field(
         None, description="The length of a video, in milliseconds."

@@ -28,8 +28,8 @@ Writer = Annotated[Caller, Depends(Require(GENERATION_WRITE))]
 
 PATH = "/v1/upload/images"
 #: Images of one request.
-MOST_IMAGES = 10
-_MOST_SECONDS = 300.0
+MAX_IMAGES = 10
+_MAX_SECONDS = 300.0
 _EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
 
 
@@ -57,7 +57,7 @@ async def upload_images(request: Request, caller: Writer) -> Response:
     try:
         # An image is held whole, and once more while it is stored.
         held = 2 * services.settings.generation_source_max_bytes
-        async with services.bodies.room(caller.tenant_id, held), asyncio.timeout(_MOST_SECONDS):
+        async with services.bodies.room(caller.tenant_id, held), asyncio.timeout(_MAX_SECONDS):
             await refuse_early(services, caller, {}, what="uploads")
             form = _Form(services, caller)
             keys = await form.read(request)
@@ -83,7 +83,7 @@ class _Form:
         self.limited: dict[str, str] = {}
         self._services = services
         self._caller = caller
-        self._most = services.settings.generation_source_max_bytes
+        self._at_most = services.settings.generation_source_max_bytes
         self._held = bytearray()
         self._is_file = False
         self._keys: list[str] = []
@@ -104,7 +104,7 @@ class _Form:
                 await generations.drop_sources(connection, self._caller.tenant_id, self._fresh)
 
     async def _read(self, request: Request) -> list[str]:
-        async for event in events(request, MOST_IMAGES * self._most + 1024 * 1024):
+        async for event in events(request, MAX_IMAGES * self._at_most + 1024 * 1024):
             if self._refused is None:
                 try:
                     await self._take(event)
@@ -121,12 +121,12 @@ class _Form:
         match event:
             case Begin(file_name=name):
                 self._is_file = name is not None
-                if self._is_file and len(self._keys) >= MOST_IMAGES:
-                    raise Invalid("too_many_images", f"A form has at most {MOST_IMAGES} images.")
+                if self._is_file and len(self._keys) >= MAX_IMAGES:
+                    raise Invalid("too_many_images", f"A form has at most {MAX_IMAGES} images.")
             case Data(piece):
                 self._held += piece
-                if len(self._held) > self._most:
-                    raise Invalid("too_large", f"An image has at most {self._most} bytes.")
+                if len(self._held) > self._at_most:
+                    raise Invalid("too_large", f"An image has at most {self._at_most} bytes.")
             case End():
                 if self._is_file:
                     self._keys.append(await self._store(bytes(self._held)))

@@ -21,7 +21,7 @@ _ENDED = {
     JobState.EXPIRED: ("deadline_exceeded", "The generation was not made in time."),
 }
 #: S3 signs for a week at most.
-_MOST_SECONDS = 7 * 86_400
+_MAX_SECONDS = 7 * 86_400
 
 
 def is_finished(row: Row) -> bool:
@@ -72,7 +72,7 @@ def etag(row: Row) -> str:
     a week at most, so the version changes meanwhile.
     """
     version = f"{row['job_id']}.{row['status']}.{row['event_seq']}"
-    return weak(version + (f".{int(time() // (_MOST_SECONDS / 2))}" if is_finished(row) else ""))
+    return weak(version + (f".{int(time() // (_MAX_SECONDS / 2))}" if is_finished(row) else ""))
 
 
 async def _url(services: Services, row: Row, key: str) -> str:
@@ -80,7 +80,7 @@ async def _url(services: Services, row: Row, key: str) -> str:
     if base is not None:
         return f"{base.rstrip('/')}/{key}"
     left = (row["expires_at"] - datetime.now(UTC)).total_seconds()
-    return await services.store.sign_get(key, seconds=max(1, min(int(left), _MOST_SECONDS)))
+    return await services.store.sign_get(key, seconds=max(1, min(int(left), _MAX_SECONDS)))
 
 
 def _error(row: Row) -> GenerationError:

@@ -24,18 +24,18 @@ from leasehold.settings import Settings
 log = structlog.get_logger(__name__)
 
 #: Most bytes of a request's head: its address and its headers.
-MOST_HEAD_BYTES = 64 * 1024
+MAX_HEAD_BYTES = 64 * 1024
 #: Bytes counted for each header beside its text: many small headers take more memory than a few large ones.
 HEADER_COSTS = 128
 #: Requests that a client may send on one connection before the answers to earlier ones (pipelining).
-MOST_PIPELINED = 4
+MAX_PIPELINED = 4
 #: After an early answer the rest of the body is read and discarded this long, so that the client gets to read the
 #: answer.
 LINGER_SECONDS = 10.0
 #: A client may leave an answer unread this long.
 UNREAD_SECONDS = 60.0
 #: So many refused connections get a 503 at the same time. More are closed without an answer.
-_MOST_REFUSING = 100
+_MAX_REFUSING = 100
 #: A refused connection is closed after this time.
 _REFUSING_SECONDS = 1.0
 #: Open files of the process beside the connections of its clients.
@@ -47,11 +47,11 @@ _LARGE = Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", "
 
 
 class Guarded(HttpToolsProtocol):
-    """One connection. It is quiet while the API has no whole request of it. When `most` connections are open, a new one
-    takes the place of the connection that has been quiet longest.
+    """One connection. It is quiet while the API has no whole request of it. When `at_most` connections are open, a new
+    connection takes the place of the connection that has been quiet longest.
     """
 
-    most: ClassVar[int] = 1000
+    at_most: ClassVar[int] = 1000
     head_seconds: ClassVar[float] = 10.0
     open: ClassVar[set[Guarded]]
     quiet: ClassVar[OrderedDict[Guarded, None]]
@@ -71,7 +71,7 @@ class Guarded(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         super().connection_made(transport)
-        if len(self.open) >= self.most and not self._make_room():
+        if len(self.open) >= self.at_most and not self._make_room():
             self._turn_away(transport)
             return
         self.open.add(self)
@@ -91,7 +91,7 @@ class Guarded(HttpToolsProtocol):
     def _turn_away(self, transport: asyncio.Transport) -> None:
         CLOSED.labels("too many").inc()
         self._refused = _BUSY
-        if len(self.refusing) >= _MOST_REFUSING:
+        if len(self.refusing) >= _MAX_REFUSING:
             transport.abort()
             return
         self.refusing.add(transport)
@@ -121,7 +121,7 @@ class Guarded(HttpToolsProtocol):
     def _check_head(self) -> None:
         if self._refused is not None or self._in_message:
             return
-        if self._head_bytes > MOST_HEAD_BYTES:
+        if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_LARGE)
         elif self._answered and self._timer is None:
             self._start_timer(self.head_seconds, "head")  # the head of the next request has begun
@@ -140,7 +140,7 @@ class Guarded(HttpToolsProtocol):
 
     def _count(self, size: int) -> None:
         self._parsed_bytes += size
-        if self._parsed_bytes > MOST_HEAD_BYTES:
+        if self._parsed_bytes > MAX_HEAD_BYTES:
             self._refuse(_LARGE)
             raise ValueError("the head is too large")  # the parser stops
 
@@ -149,7 +149,7 @@ class Guarded(HttpToolsProtocol):
         self.quiet.pop(self, None)
         self._in_message, self._answered = True, False
         self._head_bytes = 0
-        if len(self.pipeline) >= MOST_PIPELINED:
+        if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(_BUSY)
             raise ValueError("too many pipelined requests")
         super().on_headers_complete()
@@ -239,7 +239,7 @@ def guarded(settings: Settings) -> type[Guarded]:
 def allow_files(settings: Settings) -> None:
     """Raise the process's limit of open files to what its connections need, as far as the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    needed = settings.api_connections + _MOST_REFUSING + _OTHER_FILES
+    needed = settings.api_connections + _MAX_REFUSING + _OTHER_FILES
     if soft < needed:
         allowed = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))

@@ -18,7 +18,7 @@ from pydantic import Field
 from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.errors import Invalid
 
-_MOST_LETTERS = 200
+_MAX_LETTERS = 200
 _ID, _INSTANT = 16, 8
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
@@ -27,11 +27,11 @@ _MICROSECOND = timedelta(microseconds=1)
 #: The cursor of a list ordered by id, and of a list ordered by instant. The pattern is documented and not enforced:
 #: cursors of earlier releases are accepted, too, and a wrong cursor has an error code of its own.
 IdCursor: TypeAlias = Annotated[
-    Annotated[str, Field(max_length=_MOST_LETTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"})] | None,
+    Annotated[str, Field(max_length=_MAX_LETTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{21}[AQgw]$"})] | None,
     Query(description="The `next_cursor` of the page before."),
 ]
 InstantCursor: TypeAlias = Annotated[
-    Annotated[str, Field(max_length=_MOST_LETTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{32}$"})] | None,
+    Annotated[str, Field(max_length=_MAX_LETTERS, json_schema_extra={"pattern": "^[A-Za-z0-9_-]{32}$"})] | None,
     Query(description="The `next_cursor` of the page before."),
 ]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import unicodedata
 
-MOST_BYTES = 255
+MAX_BYTES = 255
 
 
 def clean_file_name(name: str) -> str:
@@ -14,4 +14,4 @@ def clean_file_name(name: str) -> str:
         for character in unicodedata.normalize("NFC", name)
         if unicodedata.category(character) not in {"Cc", "Cf", "Cs", "Zl", "Zp"}
     ).strip()
-    return plain.encode()[:MOST_BYTES].decode(errors="ignore") or "unnamed"
+    return plain.encode()[:MAX_BYTES].decode(errors="ignore") or "unnamed"

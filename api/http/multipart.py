@@ -15,11 +15,11 @@ from starlette.requests import ClientDisconnect, Request
 from leasehold.api.http.media_types import FORM, wrong_type
 from leasehold.domain.errors import Invalid
 
-_MOST_HEADERS_BYTES = 8 * 1024
+_MAX_HEADERS_BYTES = 8 * 1024
 #: Of a field and of a file, in bytes.
-_MOST_NAME = 4096
+_MAX_NAME = 4096
 #: A client that sends nothing for this long is taken for gone.
-MOST_SILENT_SECONDS = 60.0
+MAX_SILENT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class _Events:
     def on_headers_finished(self) -> None:
         _, options = parse_options_header(self._disposition)
         name, file_name = options.get(b"name"), options.get(b"filename")
-        if name is None or max(len(name), len(file_name or b"")) > _MOST_NAME:
+        if name is None or max(len(name), len(file_name or b"")) > _MAX_NAME:
             raise _unreadable()
         self.gathered.append(Begin(_text(name), None if file_name is None else _unescaped(_text(file_name))))
 
@@ -86,7 +86,7 @@ class _Events:
 
     def _counted(self, piece: bytes) -> bytes:
         self._bytes += len(piece)
-        if self._bytes > _MOST_HEADERS_BYTES:
+        if self._bytes > _MAX_HEADERS_BYTES:
             raise _unreadable()
         return piece
 
@@ -107,22 +107,22 @@ def _unreadable() -> HTTPException:
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """Raises TimeoutError if the client sends nothing for MOST_SILENT_SECONDS."""
+    """Raises TimeoutError if the client sends nothing for MAX_SILENT_SECONDS."""
     stream = request.stream()
     while True:
         try:
-            async with asyncio.timeout(MOST_SILENT_SECONDS):
+            async with asyncio.timeout(MAX_SILENT_SECONDS):
                 piece = await anext(stream)
         except StopAsyncIteration:
             return
         yield piece
 
 
-async def events(request: Request, most_bytes: int) -> AsyncIterator[Event]:
+async def events(request: Request, max_bytes: int) -> AsyncIterator[Event]:
     """Parse the request's form, event by event.
 
     Raises Unsupported for another media type; HTTPException(400) for a malformed or truncated form; TimeoutError for a
-    silent client; Invalid("too_large") beyond `most_bytes`. The bytes that arrive are counted, not the Content-Length.
+    silent client; Invalid("too_large") beyond `max_bytes`. The bytes that arrive are counted, not the Content-Length.
     """
     kind, options = parse_options_header(request.headers.get("content-type", ""))
     boundary = options.get(b"boundary")
@@ -137,8 +137,8 @@ async def events(request: Request, most_bytes: int) -> AsyncIterator[Event]:
     try:
         async for piece in _pieces(request):
             received += len(piece)
-            if received > most_bytes:
-                raise Invalid("too_large", f"A form has at most {most_bytes} bytes.")
+            if received > max_bytes:
+                raise Invalid("too_large", f"A form has at most {max_bytes} bytes.")
             parser.write(piece)
             for event in callbacks.gathered:
                 yield event

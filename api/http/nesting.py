@@ -23,19 +23,19 @@ _OPENS, _CLOSES = b"[{", b"]}"
 _NO_BRACKETS = bytes(set(range(256)) - set(_OPENS + _CLOSES))
 _STEPS = bytes.maketrans(_OPENS + _CLOSES, b"\x01\x01\xff\xff")
 #: The range of 64-bit integers, signed and unsigned together.
-_LEAST, _MOST = -(2**63), 2**64 - 1
-_MOST_DIGITS = 20
+_MIN, _MAX = -(2**63), 2**64 - 1
+_MAX_DIGITS = 20
 
 
-def refusal(body: bytes, most_depth: int) -> Problem | None:
-    """The problem of a body with lists and objects deeper than `most_depth`, or integers beyond 64 bits; else None."""
-    may_be_deep = body.count(b"[") + body.count(b"{") > most_depth
+def refusal(body: bytes, max_depth: int) -> Problem | None:
+    """The problem of a body with lists and objects deeper than `max_depth`, or integers beyond 64 bits; else None."""
+    may_be_deep = body.count(b"[") + body.count(b"{") > max_depth
     has_long_number = _LONG_NUMBER.search(body) is not None
     if not may_be_deep and not has_long_number:
         return None
     bare = _STRING.sub(b'""', body)
-    if may_be_deep and _depth(bare) > most_depth:
-        message = f"Lists and objects in a body can be nested at most {most_depth} deep."
+    if may_be_deep and _depth(bare) > max_depth:
+        message = f"Lists and objects in a body can be nested at most {max_depth} deep."
         return Problem(HTTPStatus.UNPROCESSABLE_ENTITY, "body_too_deep", message)
     if has_long_number and _has_huge_integer(bare):
         message = "The body has an integer beyond 64 bits."
@@ -52,6 +52,6 @@ def _has_huge_integer(bare: bytes) -> bool:
     for match in _NUMBER.finditer(bare):
         if match.start() and bare[match.start() - 1] in _PART_OF_NUMBER:
             continue  # the digits of a fraction or an exponent
-        if len(match[1].lstrip(b"-")) > _MOST_DIGITS or not _LEAST <= int(match[1]) <= _MOST:
+        if len(match[1].lstrip(b"-")) > _MAX_DIGITS or not _MIN <= int(match[1]) <= _MAX:
             return True
     return False

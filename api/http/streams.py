@@ -27,8 +27,8 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
     204: {"description": "The client has had every event."},
 }
 _BATCH = 500
-_MOST_SECONDS = 600.0
-_MOST_NUMBER = 2**31 - 1
+_MAX_SECONDS = 600.0
+_MAX_NUMBER = 2**31 - 1
 LastEventId: TypeAlias = Annotated[
     Annotated[str, Field(max_length=20, json_schema_extra={"pattern": "^[0-9]{0,20}$"})] | None, Header()
 ]
@@ -40,7 +40,7 @@ def number_of(last_event_id: str | None) -> int:
     """The number of the last event that the client had; 0 for none. Raises Invalid."""
     if not last_event_id:
         return 0
-    if not (last_event_id.isascii() and last_event_id.isdecimal() and int(last_event_id) <= _MOST_NUMBER):
+    if not (last_event_id.isascii() and last_event_id.isdecimal() and int(last_event_id) <= _MAX_NUMBER):
         raise Invalid("invalid_event_id", "Last-Event-ID must be the id of an event of this stream.")
     return int(last_event_id)
 
@@ -50,10 +50,10 @@ async def stream(
 ) -> AsyncIterator[bytes]:
     """The job's events numbered above `after`, as they happen. Ends after the job's last event.
 
-    The stream ends early when the process stops, or after _MOST_SECONDS: a revoked key must not listen forever. The
+    The stream ends early when the process stops, or after _MAX_SECONDS: a revoked key must not listen forever. The
     client then resumes. `fields` adds the endpoint's own fields to each event.
     """
-    until = monotonic() + _MOST_SECONDS
+    until = monotonic() + _MAX_SECONDS
     ended = expected = False
     while not services.draining and monotonic() < until:
         async with services.pool.acquire() as connection:

@@ -101,14 +101,14 @@ def _check_wanted(wanted: UploadRequest, settings: Settings) -> None:
 async def _register(services: Services, connection: Connection, caller: Caller, wanted: UploadRequest) -> Answer:
     media_id = new_id()
     key = f"media/{media_id}/original.{ALLOWED[wanted.content_type]}"
-    most = services.settings.picture_max_bytes
+    at_most = services.settings.picture_max_bytes
     await uploads.open_upload(
         connection,
         services.settings,
         caller.tenant_id,
         key,
-        counted=wanted.content_length or most,
-        most=most,
+        counted=wanted.content_length or at_most,
+        at_most=at_most,
         seconds=services.settings.upload_url_seconds,
         exact=wanted.content_length is not None,
         room=services.admission.upload_room,

@@ -18,15 +18,15 @@ from starlette.types import Message, Receive
 from leasehold.api.process.metrics import BODY_BYTES
 from leasehold.domain.errors import BodyTooLarge, BodyTooSlow, Unavailable
 
-MOST_BYTES = 64 * 1024
+MAX_BYTES = 64 * 1024
 #: Under /v1/, where bodies carry payloads and schemas (leasehold.domain.template bounds these).
-MOST_BYTES_OF_RUNS = 512 * 1024
+MAX_BYTES_OF_RUNS = 512 * 1024
 _RUNS = "/v1/"
 #: So many bytes of a body that is too large are read and discarded before the answer. If the API closed the connection
 #: while the client still sends, TCP would reset it, and the client would never see the answer.
 _DISCARDED_BYTES = 1024 * 1024
 #: A whole body must arrive within this time.
-MOST_SECONDS = 20.0
+MAX_SECONDS = 20.0
 #: A request waits this long for its share of the budget.
 _PATIENCE_SECONDS = 10.0
 _RETRY_SECONDS = 2.0
@@ -60,15 +60,15 @@ class Bodies:
     @asynccontextmanager
     async def received(self, request: Request, tenant_id: str) -> AsyncIterator[Request]:
         """The request with its body read. Raises BodyTooLarge, BodyTooSlow, Unavailable, ClientDisconnect."""
-        most_bytes = MOST_BYTES_OF_RUNS if request.scope["path"].startswith(_RUNS) else MOST_BYTES
+        max_bytes = MAX_BYTES_OF_RUNS if request.scope["path"].startswith(_RUNS) else MAX_BYTES
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > _DISCARDED_BYTES:
-            raise _too_large(most_bytes)
-        size = min(int(announced), most_bytes) if announced.isdecimal() else most_bytes
+            raise _too_large(max_bytes)
+        size = min(int(announced), max_bytes) if announced.isdecimal() else max_bytes
         async with self.room(tenant_id, size):
             try:
-                async with asyncio.timeout(MOST_SECONDS):
-                    body = await _read(request.receive, most_bytes)
+                async with asyncio.timeout(MAX_SECONDS):
+                    body = await _read(request.receive, max_bytes)
             except TimeoutError:
                 raise BodyTooSlow("body_too_slow", "The request body did not arrive in time.") from None
             yield Request(request.scope, _replay(body, request.receive))
@@ -121,12 +121,12 @@ class Bodies:
                     granted.set_result(None)
 
 
-def _too_large(most_bytes: int) -> BodyTooLarge:
-    message = f"A request body has at most {most_bytes} bytes here. Upload pictures to the upload URL."
+def _too_large(max_bytes: int) -> BodyTooLarge:
+    message = f"A request body has at most {max_bytes} bytes here. Upload pictures to the upload URL."
     return BodyTooLarge("body_too_large", message)
 
 
-async def _read(receive: Receive, most_bytes: int) -> bytes:
+async def _read(receive: Receive, max_bytes: int) -> bytes:
     """Read the whole body; of a body that is too large, read and discard some, then raise BodyTooLarge."""
     body = bytearray()
     received = 0
@@ -136,13 +136,13 @@ async def _read(receive: Receive, most_bytes: int) -> bytes:
             raise ClientDisconnect
         piece = message.get("body", b"")
         received += len(piece)
-        if received <= most_bytes:
+        if received <= max_bytes:
             body += piece
         if not message.get("more_body", False):
-            if received > most_bytes:
+            if received > max_bytes:
                 break
             return bytes(body)
-    raise _too_large(most_bytes)
+    raise _too_large(max_bytes)
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

@@ -27,7 +27,7 @@ class TenantPool:
 
     def __init__(self, pool: Pool, size: int, patience: float) -> None:
         self._pool = pool
-        self._turns = Turnstile(most=size, each=max(1, size - 1), patience=patience, refusal=_busy)
+        self._turns = Turnstile(at_most=size, each=max(1, size - 1), patience=patience, refusal=_busy)
 
     @property
     def lent(self) -> int:
@@ -47,7 +47,7 @@ class BulkWrites:
     def __init__(self, settings: Settings) -> None:
         self._each = settings.bulk_writes_per_tenant
         self._turns = Turnstile(
-            most=min(settings.bulk_writes_at_once, pool_of_api(settings) - 1),
+            at_most=min(settings.bulk_writes_at_once, pool_of_api(settings) - 1),
             each=self._each,
             waiting=settings.bulk_writes_waiting,
             patience=settings.bulk_writes_wait_seconds,
@@ -65,7 +65,7 @@ class BulkWrites:
             "bulk_writes_waiting",
             "Too many batches, backfills or replays are being written, of this tenant or of all. Try again soon.",
             policy="bulk-writes",
-            most=self._each,
+            at_most=self._each,
             retry_after=_RETRY_SECONDS,
         )
 

@@ -16,16 +16,15 @@ from leasehold.domain.errors import RequestError
 
 
 class Turnstile:
-    """At most `most` holders are inside at once, `each` of them of one tenant. Up to `waiting` more of a tenant wait,
-    for `patience` seconds at most. `refusal` makes the error for those that may not wait, or that have waited too
-    long.
+    """Admits `at_most` holders at once, `each` of them of one tenant. Up to `waiting` more of a tenant wait, for
+    `patience` seconds at most. `refusal` makes the error for those that may not wait, or that have waited too long.
     """
 
     def __init__(
-        self, *, most: int, each: int, patience: float, refusal: Callable[[], RequestError], waiting: float = inf
+        self, *, at_most: int, each: int, patience: float, refusal: Callable[[], RequestError], waiting: float = inf
     ) -> None:
-        self._most, self._each = most, each
-        self._most_waiting, self._patience = waiting, patience
+        self._at_most, self._each = at_most, each
+        self._max_waiting, self._patience = waiting, patience
         self._refusal = refusal
         self._inside: Counter[str] = Counter()
         # By tenant, in the order of their turns; no queue is empty.
@@ -48,7 +47,7 @@ class Turnstile:
         if self._has_room(tenant_id):  # if there is room, nobody who waits could use it
             self._inside[tenant_id] += 1
             return
-        if len(self._waiting.get(tenant_id, ())) >= self._most_waiting:
+        if len(self._waiting.get(tenant_id, ())) >= self._max_waiting:
             raise self._refusal()
         turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.setdefault(tenant_id, deque()).append(turn)
@@ -65,7 +64,7 @@ class Turnstile:
             raise
 
     def _has_room(self, tenant_id: str) -> bool:
-        return self.inside < self._most and self._inside[tenant_id] < self._each
+        return self.inside < self._at_most and self._inside[tenant_id] < self._each
 
     def _serve(self) -> None:
         """While there is room: admit the first waiter of the next tenant that may have one more inside.

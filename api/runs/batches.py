@@ -123,9 +123,9 @@ async def _checked_runs(
                 "batch_not_supported",
                 "Runs of this template that have the same scope exclude each other: start them one by one.",
             )
-        most_runs = max(1, services.settings.batch_max_tasks // len(known.pipeline.steps))
-        if len(body.runs) > most_runs:
-            return Invalid("batch_too_large", f"A batch of this template has at most {most_runs} runs.")
+        max_runs = max(1, services.settings.batch_max_tasks // len(known.pipeline.steps))
+        if len(body.runs) > max_runs:
+            return Invalid("batch_too_large", f"A batch of this template has at most {max_runs} runs.")
         payloads = [item.payload for item in body.runs]
         params = await services.templates.params_of_all(caller.tenant_id, known, payloads)
     except Misfit as error:

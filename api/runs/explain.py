@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from leasehold.db.run_reads import MOST_COUNTED, Row
+from leasehold.db.run_reads import MAX_COUNTED, Row
 from leasehold.domain.states import JOB_TERMINAL
 
 
@@ -78,7 +78,7 @@ def _in_line(row: Row) -> dict[str, Any]:
     step, queue, ahead = row["step"], row["queue"], row["ahead"]
     if not row["workers"]:
         return _reason("no_worker", f"No worker serves the queue {queue}.", step=step, queue=queue)
-    count = f"at least {ahead}" if ahead >= MOST_COUNTED else str(ahead)
+    count = f"at least {ahead}" if ahead >= MAX_COUNTED else str(ahead)
     return _reason("behind_others", f"{step} is runnable, behind {count} others.", step=step, queue=queue, ahead=ahead)
 
 

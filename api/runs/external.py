@@ -24,7 +24,7 @@ from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
-from leasehold.domain.json_values import MOST_INTEGER, Flag, Integer, JsonNumber, Number
+from leasehold.domain.json_values import MAX_INTEGER, Flag, Integer, JsonNumber, Number
 from leasehold.domain.lease import Lease
 from leasehold.exporter.jobs import jobs_ended
 from leasehold.limits import external_files
@@ -61,7 +61,7 @@ class ClaimRequest(_WorkerRequest):
 
 
 class Held(_WorkerRequest):
-    epoch: Integer = Field(ge=1, le=MOST_INTEGER)
+    epoch: Integer = Field(ge=1, le=MAX_INTEGER)
 
 
 class Beat(Held):

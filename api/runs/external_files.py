@@ -22,7 +22,7 @@ from leasehold.limits.external_files import Announced, announce
 router = APIRouter(tags=["external workers"], prefix="/v1/external", route_class=CallerFirst)
 
 #: The largest file that any installation accepts.
-MOST_BYTES = 5 * 1024**3
+MAX_BYTES = 5 * 1024**3
 ContentType: TypeAlias = Annotated[
     str, Field(pattern=r"^[a-z0-9][a-z0-9!#$&^_.+-]{0,62}/[a-z0-9][a-z0-9!#$&^_.+-]{0,62}$")
 ]
@@ -32,7 +32,7 @@ class NewFile(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     name: FileName
-    size: Integer = Field(ge=1, le=MOST_BYTES, description="The file's size in bytes: the store accepts no other size.")
+    size: Integer = Field(ge=1, le=MAX_BYTES, description="The file's size in bytes: the store accepts no other size.")
     content_type: ContentType = "application/octet-stream"
 
 

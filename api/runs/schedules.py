@@ -32,7 +32,7 @@ from leasehold.db.run_reads import Row
 from leasehold.domain import cron
 from leasehold.domain.errors import Conflict, Invalid, NotFound, RequestError, TooMany, Unavailable
 from leasehold.domain.ids import new_id
-from leasehold.domain.json_values import MOST_SMALLINT, Flag, Integer, JsonNumber
+from leasehold.domain.json_values import MAX_SMALLINT, Flag, Integer, JsonNumber
 from leasehold.limits.admission import queues_waited_in
 from leasehold.limits.bounds import make_room
 from leasehold.schedules import firing as schedules
@@ -75,7 +75,7 @@ class NewSchedule(_Changes):
     """
 
     template: str = Field(max_length=63)
-    version: Annotated[int, Field(ge=1, le=MOST_SMALLINT), JsonNumber] | None = None
+    version: Annotated[int, Field(ge=1, le=MAX_SMALLINT), JsonNumber] | None = None
     cron: str = Field(max_length=200)
     timezone: str = Field("UTC", max_length=100)
     payload_template: dict[str, JsonValue] = Field(default_factory=dict)
@@ -336,7 +336,7 @@ async def run_now(
     "/{schedule_id}/backfill",
     operation_id="backfillSchedule",
     summary="Start the runs of a past range",
-    description=f"At most {schedules.MOST_TICKS} ticks at once, all of them or none. Each tick without a run"
+    description=f"At most {schedules.MAX_TICKS} ticks at once, all of them or none. Each tick without a run"
     " counts as a submission. The overlap policy does not apply.",
     status_code=202,
     responses=problems(_MISSING | {
@@ -357,10 +357,10 @@ async def backfill(
         if body.start < row["now"] - timedelta(days=services.settings.backfill_max_days):
             message = f"A range begins at most {services.settings.backfill_max_days} days ago."
             raise Invalid("range_too_long", message)
-        ticks = cron.between(row["cron"], row["timezone"], body.start, body.end, schedules.MOST_TICKS + 1)
-        if len(ticks) > schedules.MOST_TICKS:
+        ticks = cron.between(row["cron"], row["timezone"], body.start, body.end, schedules.MAX_TICKS + 1)
+        if len(ticks) > schedules.MAX_TICKS:
             raise Invalid(
-                "range_too_long", f"The range has more than {schedules.MOST_TICKS} ticks: send several shorter ranges."
+                "range_too_long", f"The range has more than {schedules.MAX_TICKS} ticks: send several shorter ranges."
             )
     prepared = await _prepared(services, row)
     limit_headers: dict[str, str] = {}

@@ -11,9 +11,9 @@ from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field
 
 from leasehold.db.run_reads import Row
 from leasehold.domain.cron import FIRST, LAST
-from leasehold.domain.json_values import MOST_SMALLINT, Flag, Integer, JsonInstant, JsonNumber
+from leasehold.domain.json_values import MAX_SMALLINT, Flag, Integer, JsonInstant, JsonNumber
 from leasehold.domain.states import JobState
-from leasehold.domain.template import MOST_SECONDS
+from leasehold.domain.template import MAX_SECONDS
 
 Priority = Literal["high", "normal", "low"]
 Scope = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
@@ -42,7 +42,7 @@ class Dedupe(_Request):
 
 
 StartWithin = Annotated[
-    Annotated[int, Field(ge=1, le=MOST_SECONDS), JsonNumber] | None,
+    Annotated[int, Field(ge=1, le=MAX_SECONDS), JsonNumber] | None,
     Field(description="Seconds that the run may wait at its scope and its limits. If left out, the template's value."),
 ]
 
@@ -56,7 +56,7 @@ class RunRequest(_Request):
     )
 
     template: str = Field(max_length=63)
-    version: Annotated[int, Field(ge=1, le=MOST_SMALLINT), JsonNumber] | None = Field(
+    version: Annotated[int, Field(ge=1, le=MAX_SMALLINT), JsonNumber] | None = Field(
         None, description="If left out, the newest enabled version."
     )
     scope: Scope = "tenant"
@@ -75,7 +75,7 @@ class BatchItem(_Request):
 
 
 #: Runs in one batch.
-MOST_BATCH_RUNS = 1000
+MAX_BATCH_RUNS = 1000
 
 
 class BatchRequest(_Request):
@@ -87,14 +87,14 @@ class BatchRequest(_Request):
     )
 
     template: str = Field(max_length=63)
-    version: Annotated[int, Field(ge=1, le=MOST_SMALLINT), JsonNumber] | None = Field(
+    version: Annotated[int, Field(ge=1, le=MAX_SMALLINT), JsonNumber] | None = Field(
         None, description="If left out, the newest enabled version."
     )
     scope: Scope = "tenant"
     priority: Priority = "normal"
     scheduled_at: Instant | None = Field(None, description="The run starts at this time or later.")
     start_within_seconds: StartWithin = None
-    runs: list[BatchItem] = Field(min_length=1, max_length=MOST_BATCH_RUNS)
+    runs: list[BatchItem] = Field(min_length=1, max_length=MAX_BATCH_RUNS)
 
 
 class BatchAccepted(BaseModel):

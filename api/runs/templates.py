@@ -21,7 +21,7 @@ from leasehold.api.process.services import services_of
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import Conflict
-from leasehold.domain.json_values import MOST_SMALLINT, Flag
+from leasehold.domain.json_values import MAX_SMALLINT, Flag
 from leasehold.domain.template import Template
 from leasehold.evaluation.templates import Known
 from leasehold.limits.bounds import make_room
@@ -29,7 +29,7 @@ from leasehold.limits.bounds import make_room
 router = APIRouter(tags=["templates"], prefix="/v1/templates", route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(TEMPLATES_WRITE))]
 Reader = Annotated[Caller, Depends(Require(RUNS_READ))]
-Version = Annotated[int, Path(ge=1, le=MOST_SMALLINT)]
+Version = Annotated[int, Path(ge=1, le=MAX_SMALLINT)]
 
 
 class Enabling(BaseModel):

@@ -49,9 +49,9 @@ class Arena:
         self.answers[f"{answer.status_code} {code}".strip()] += 1
         return answer
 
-    async def repeat(self, work: Callable[[int], Awaitable[object]], *, at_once: int, most: int) -> None:
-        """`work` with 0, 1, ... until the time is over or it was done `most` times; `at_once` of them together."""
-        numbers = iter(range(most))
+    async def repeat(self, work: Callable[[int], Awaitable[object]], *, at_once: int, at_most: int) -> None:
+        """`work` with 0, 1, ... until the time is over or it was done `at_most` times; `at_once` of them together."""
+        numbers = iter(range(at_most))
 
         async def one() -> None:
             for number in numbers:

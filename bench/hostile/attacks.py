@@ -64,7 +64,7 @@ async def schemas(arena: Arena) -> None:
         if answer is not None and answer.is_success:
             await arena.ask("POST", f"/v1/schedules/{answer.json()['id']}/run-now")
 
-    await arena.repeat(one, at_once=4, most=400)
+    await arena.repeat(one, at_once=4, at_most=400)
 
 
 async def receivers(arena: Arena) -> None:
@@ -73,7 +73,7 @@ async def receivers(arena: Arena) -> None:
         for number in range(50):
             url = f"http://127.0.0.1:{arena.told.silent_port}/{number}"
             await arena.ask("POST", "/v1/webhooks", {"url": url})
-        await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "quiet"}), at_once=4, most=200)
+        await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "quiet"}), at_once=4, at_most=200)
         await arena.rest()
         arena.answers["deliveries open"] = seen["most open"]
 
@@ -88,14 +88,14 @@ async def promotions(arena: Arena) -> None:
         async def one(number: int) -> None:
             await arena.ask("POST", f"/api/v1/jobs/{jobs[number % len(jobs)]}/promote", body)
 
-        await arena.repeat(one, at_once=30, most=600)
+        await arena.repeat(one, at_once=30, at_most=600)
         await arena.rest()
         arena.answers["puts open"] = seen["most open"]
 
 
 async def children(arena: Arena) -> None:
     """Isolated steps that take all the time and memory that they may."""
-    await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "burning"}), at_once=4, most=200)
+    await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "burning"}), at_once=4, at_most=200)
     await arena.rest()
 
 
@@ -138,13 +138,13 @@ async def store(arena: Arena) -> None:
         said = asked.json()
         await arena.ask("POST", "/complete-upload", {name: said[name] for name in ("media_id", "original_key")})
 
-    await arena.repeat(one, at_once=30, most=600)
+    await arena.repeat(one, at_once=30, at_most=600)
 
 
 async def batches(arena: Arena) -> None:
     """Runs by the thousand."""
     body = {"template": "quiet", "runs": [{"payload": {}}] * 1000}
-    await arena.repeat(lambda _: arena.ask("POST", "/v1/runs/batch", body), at_once=4, most=60)
+    await arena.repeat(lambda _: arena.ask("POST", "/v1/runs/batch", body), at_once=4, at_most=60)
     await arena.rest()
 
 
@@ -163,7 +163,7 @@ async def backfills(arena: Arena) -> None:
             span = {"start": (until - timedelta(minutes=99)).isoformat(), "end": until.isoformat()}
             await arena.ask("POST", path, span)
 
-    await arena.repeat(one, at_once=4, most=60)
+    await arena.repeat(one, at_once=4, at_most=60)
     await arena.rest()
 
 
@@ -181,7 +181,7 @@ async def uploads(arena: Arena) -> None:
         arena.answers[f"put {put.status_code}"] += 1
         await arena.ask("POST", "/complete-upload", {name: said[name] for name in ("media_id", "original_key")})
 
-    await arena.repeat(one, at_once=2, most=8)
+    await arena.repeat(one, at_once=2, at_most=8)
     await arena.rest()
 
 
@@ -206,7 +206,7 @@ async def bodies(arena: Arena) -> None:
 
 async def long_runs(arena: Arena) -> None:
     """Three hundred, of forty seconds."""
-    await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "sleeping"}), at_once=4, most=300)
+    await arena.repeat(lambda _: arena.ask("POST", "/v1/runs", {"template": "sleeping"}), at_once=4, at_most=300)
     await arena.rest()
 
 
@@ -214,7 +214,7 @@ async def generations(arena: Arena) -> None:
     """Three hundred, of a provider that never ends its answer."""
     async with silent_server(arena.told.silent_port) as seen:
         order = {"prompt": "a cat", "model": "made-up"}
-        await arena.repeat(lambda _: arena.ask("POST", "/v1/images/generations", order), at_once=4, most=300)
+        await arena.repeat(lambda _: arena.ask("POST", "/v1/images/generations", order), at_once=4, at_most=300)
         await arena.rest()
         arena.answers["orders open"] = seen["most open"]
 

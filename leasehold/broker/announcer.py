@@ -23,7 +23,7 @@ from leasehold.telemetry import outages, traces
 log = structlog.get_logger(__name__)
 
 #: Hints kept in memory while the broker is slow. The relay sends further ones from the outbox.
-_MOST_WAITING = 10_000
+_MAX_WAITING = 10_000
 _BATCH = 256
 
 
@@ -38,15 +38,15 @@ class Waiting:
         return bool(self._by_tenant)
 
     def add(self, announcements: Sequence[Announcement]) -> None:
-        """When `_MOST_WAITING` wait, a tenant with less than an equal share may still add: the latest hint of the
+        """When `_MAX_WAITING` wait, a tenant with less than an equal share may still add: the latest hint of the
         tenant with the most is then left to the relay. Else the new hint is left to the relay.
         """
         for announcement in announcements:
             tenant = announcement.hint.tenant
             mine = self._by_tenant.setdefault(tenant, deque())
-            if self._count < _MOST_WAITING:
+            if self._count < _MAX_WAITING:
                 self._count += 1
-            elif len(mine) < _MOST_WAITING // len(self._by_tenant):
+            elif len(mine) < _MAX_WAITING // len(self._by_tenant):
                 self._by_tenant[max(self._by_tenant, key=lambda name: len(self._by_tenant[name]))].pop()
             else:
                 if not mine:
@@ -54,10 +54,10 @@ class Waiting:
                 continue
             mine.append(announcement)
 
-    def take(self, most: int) -> list[Announcement]:
-        """Remove and return up to `most`, one from each tenant in turn."""
+    def take(self, at_most: int) -> list[Announcement]:
+        """Remove and return up to `at_most`, one from each tenant in turn."""
         taken: list[Announcement] = []
-        while self._by_tenant and len(taken) < most:
+        while self._by_tenant and len(taken) < at_most:
             tenant = next(iter(self._by_tenant))
             mine = self._by_tenant.pop(tenant)
             taken.append(mine.popleft())

@@ -25,7 +25,7 @@ class Batcher(Generic[_In, _Out]):
     `statement` takes the connection, the items, and a flag; it returns one answer for each item, in order. The flag is
     True for a repetition: the answer to an earlier try was lost, so PostgreSQL may have committed it. The statement
     must be safe to repeat.
-    `name`: the batcher's name in the log. `most`: items in one statement. `pause`: seconds between two tries.
+    `name`: the batcher's name in the log. `at_most`: items in one statement. `pause`: seconds between two tries.
     `patience`: seconds without an answer after which callers get the error.
     """
 
@@ -35,14 +35,14 @@ class Batcher(Generic[_In, _Out]):
         statement: Callable[[Connection, Sequence[_In], bool], Awaitable[Sequence[_Out]]],
         *,
         name: str = "statements",
-        most: int = 64,
+        at_most: int = 64,
         patience: float = 60.0,
         pause: float = 0.25,
     ) -> None:
         self._connect = connect
         self._statement = statement
         self._name = name
-        self._most = most
+        self._at_most = at_most
         self._patience = patience
         self._pause = pause
         self._waiting: deque[tuple[_In, asyncio.Future[_Out]]] = deque()
@@ -72,7 +72,7 @@ class Batcher(Generic[_In, _Out]):
     async def _run(self) -> None:
         while True:
             await self._has_items.wait()
-            batch = [self._waiting.popleft() for _ in range(min(self._most, len(self._waiting)))]
+            batch = [self._waiting.popleft() for _ in range(min(self._at_most, len(self._waiting)))]
             if not self._waiting:
                 self._has_items.clear()
             await self._run_batch(batch)

@@ -147,8 +147,8 @@ async def dead_letter_groups(connection: Connection, tenant_id: str, limit: int)
     )  # fmt: skip
 
 
-#: `queues` counts the tasks of a queue up to this number. A count of MOST_COUNTED means "at least".
-MOST_COUNTED = 10_000
+#: `queues` counts the tasks of a queue up to this number. A count of MAX_COUNTED means "at least".
+MAX_COUNTED = 10_000
 
 _QUEUES = f"""
 -- queues
@@ -171,7 +171,7 @@ CROSS JOIN LATERAL (
     SELECT count(*) AS n, min(available_at) AS oldest FROM (
         SELECT t.available_at FROM task t
         WHERE t.queue = a.queue AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at <= statement_timestamp() LIMIT {MOST_COUNTED}) AS counted
+          AND t.available_at <= statement_timestamp() LIMIT {MAX_COUNTED}) AS counted
 ) AS d
 ORDER BY a.queue LIMIT 1000
 """
@@ -195,21 +195,21 @@ WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = asked.queue)
 """
 
 
-async def runnable(connection: Connection, most_by_queue: Mapping[str, int]) -> dict[str, int]:
+async def runnable(connection: Connection, at_most_by_queue: Mapping[str, int]) -> dict[str, int]:
     """The number of tasks that a worker could claim now, by queue. Each queue is counted up to its number in
-    `most_by_queue`. Paused queues are absent.
+    `at_most_by_queue`. Paused queues are absent.
     """
-    rows = await connection.fetch(_RUNNABLE, list(most_by_queue), list(most_by_queue.values()))
+    rows = await connection.fetch(_RUNNABLE, list(at_most_by_queue), list(at_most_by_queue.values()))
     return {row["queue"]: row["n"] for row in rows}
 
 
-async def depth(connection: Connection, queue: str, most: int) -> int:
-    """The number of a queue's tasks that wait to run, now or later, counted up to `most`."""
+async def depth(connection: Connection, queue: str, at_most: int) -> int:
+    """The number of a queue's tasks that wait to run, now or later, counted up to `at_most`."""
     counted: int = await connection.fetchval(
         "SELECT count(*) FROM (SELECT 1 FROM task WHERE queue = $1 AND status IN ('pending', 'retry', 'waiting')"
         " LIMIT $2) AS counted",
         queue,
-        most,
+        at_most,
     )
     return counted
 

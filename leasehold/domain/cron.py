@@ -90,7 +90,7 @@ def next_after(cron: str, timezone: str, after: datetime) -> datetime | None:
     return next(ticks(cron, timezone, after), None)
 
 
-def between(cron: str, timezone: str, after: datetime, until: datetime, most: int) -> list[datetime]:
-    """The firing instants in (after, until], the earliest first, at most `most`. Raises as `ticks`."""
+def between(cron: str, timezone: str, after: datetime, until: datetime, at_most: int) -> list[datetime]:
+    """The firing instants in (after, until], the earliest first, at most `at_most`. Raises as `ticks`."""
     due = takewhile(lambda tick: tick <= until, ticks(cron, timezone, after))
-    return list(islice(due, most))
+    return list(islice(due, at_most))

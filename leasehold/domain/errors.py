@@ -108,17 +108,17 @@ class Invalid(RequestError):
 
 
 class TooMany(RequestError):
-    """A limit is reached. `policy`: the limit's name. `most`: how many it allows; for a rate, within `window` seconds.
+    """A limit is reached. `policy`: the limit's name. `at_most`: how many it allows; of a rate: in `window` seconds.
 
     The HTTP answer carries them in the RateLimit header fields.
     """
 
     def __init__(
-        self, code: str, message: str, *, policy: str, most: int, retry_after: float, window: int | None = None
+        self, code: str, message: str, *, policy: str, at_most: int, retry_after: float, window: int | None = None
     ) -> None:
         window_field = "" if window is None else f";w={window}"
         fields = {
-            "RateLimit-Policy": f'"{policy}";q={most}{window_field}',
+            "RateLimit-Policy": f'"{policy}";q={at_most}{window_field}',
             "RateLimit": f'"{policy}";r=0;t={max(1, ceil(retry_after))}',
         }
         super().__init__(code, message, retry_after=retry_after, headers=fields)

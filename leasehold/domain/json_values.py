@@ -14,8 +14,8 @@ from pydantic import BeforeValidator
 #: RFC 3339, section 5.6. Its note allows a space in place of the T.
 _RFC3339 = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 #: The largest values of PostgreSQL's `smallint` and `integer`.
-MOST_SMALLINT = 32_767
-MOST_INTEGER = 2**31 - 1
+MAX_SMALLINT = 32_767
+MAX_INTEGER = 2**31 - 1
 
 
 def _number(value: Any) -> Any:

@@ -8,7 +8,7 @@ from uuid import UUID
 from leasehold.domain.errors import Permanent
 
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_MOST_CHARACTERS = 512  # S3 allows 1024 bytes; our keys are ASCII
+_MAX_CHARACTERS = 512  # S3 allows 1024 bytes; our keys are ASCII
 
 
 def media_prefix(media_id: UUID) -> str:
@@ -23,6 +23,6 @@ def original_key(media_id: UUID, extension: str) -> str:
 def output_key(prefix: str, name: str) -> str:
     """`{prefix}/{name}`. Raises Permanent `bad_output` for an empty, absolute or long name, and one that climbs out."""
     parts = name.split("/")
-    if not all(_PART.fullmatch(part) for part in parts) or len(prefix) + len(name) >= _MOST_CHARACTERS:
+    if not all(_PART.fullmatch(part) for part in parts) or len(prefix) + len(name) >= _MAX_CHARACTERS:
         raise Permanent("bad_output", f"an output cannot be named {name[:100]!r}")
     return f"{prefix}/{name}"

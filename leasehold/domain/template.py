@@ -13,7 +13,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator, model_validator
 
 from leasehold.domain.errors import DeclarationError, Invalid
-from leasehold.domain.json_values import MOST_SMALLINT, Flag, Integer, JsonNumber
+from leasehold.domain.json_values import MAX_SMALLINT, Flag, Integer, JsonNumber
 from leasehold.domain.pipeline import Concurrency, Pipeline, RunTerms, SkipIf, Step
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
@@ -22,7 +22,7 @@ WorkerType = Annotated[str, Field(pattern=r"^(external|[a-z][a-z0-9_-]{0,62}\.[a
 Seconds = Annotated[int, Field(ge=1, le=7 * 86_400), JsonNumber]
 
 #: The longest timeout of a run, and the longest wait for its start.
-MOST_SECONDS = 30 * 86_400
+MAX_SECONDS = 30 * 86_400
 #: The largest payload schema and the largest payload, in bytes of JSON.
 MAX_SCHEMA = 64 * 1024
 MAX_PAYLOAD = 256 * 1024
@@ -75,7 +75,7 @@ class Template(_Declared):
     """One version of a template."""
 
     type: Name
-    version: Integer = Field(1, ge=1, le=MOST_SMALLINT)
+    version: Integer = Field(1, ge=1, le=MAX_SMALLINT)
     name: str = Field("", max_length=200)
     description: str = Field("", max_length=2000)
     enabled: Flag = True
@@ -84,10 +84,10 @@ class Template(_Declared):
     steps: tuple[TemplateStep, ...] = Field(min_length=1, max_length=100)
     concurrency_policy: Concurrency = "allow"
     dedupe_keys: tuple[Annotated[str, Field(min_length=1, max_length=100)], ...] = Field((), max_length=10)
-    timeout_seconds: Annotated[int, Field(ge=1, le=MOST_SECONDS), JsonNumber] | None = Field(
+    timeout_seconds: Annotated[int, Field(ge=1, le=MAX_SECONDS), JsonNumber] | None = Field(
         None, description="The longest a run may take, from its admission at its scope and its concurrency limits."
     )
-    start_within_seconds: Annotated[int, Field(ge=1, le=MOST_SECONDS), JsonNumber] | None = Field(
+    start_within_seconds: Annotated[int, Field(ge=1, le=MAX_SECONDS), JsonNumber] | None = Field(
         None, description="The longest a run may wait for that admission. Left out: any time."
     )
     cancel_policy: CancelPolicy = CancelPolicy()

@@ -29,7 +29,7 @@ _UNEVALUATED = ("unevaluatedItems", "unevaluatedProperties")
 _ELSEWHERE = 1000
 _REPEATED = re.compile(r"\{(\d{1,9})(?:,(\d{0,9}))?\}")
 #: The highest count, so that no sum of sums becomes a number of a million digits.
-_MOST = 10**9
+_MAX = 10**9
 
 
 class InPlaceCycle(Exception):
@@ -164,7 +164,7 @@ def _pattern_cost(pattern: str) -> int:
     """Its length, with every counted repetition taken as if it stood around all of it; far more than it costs."""
     size = len(pattern)
     for least, most in _REPEATED.findall(pattern):
-        size = min(_MOST, size + max(int(least), int(most or 0)))
+        size = min(_MAX, size + max(int(least), int(most or 0)))
     return size
 
 
@@ -202,5 +202,5 @@ def _total(node: _Node, visiting: set[_Node]) -> int:
     # recursion through a part ends with the payload, so the part counts once
     parts = sum(1 if other.group == node.group else _total(other, visiting) for other in node.parts)
     visiting.discard(node)
-    node.total = min(_MOST, node.own + same + parts)
+    node.total = min(_MAX, node.own + same + parts)
     return node.total

@@ -154,7 +154,7 @@ class Evaluator:
                 self._tenants.pop(tenant_id, None)
 
     def _too_many(self, message: str) -> TooMany:
-        return TooMany("evaluations_waiting", message, policy="evaluations", most=self._terms.waiting, retry_after=1)
+        return TooMany("evaluations_waiting", message, policy="evaluations", at_most=self._terms.waiting, retry_after=1)
 
     async def _in_turn(self, tenant_id: str, tenant: _Tenant, question: _Question) -> dict[str, Any]:
         try:
@@ -193,12 +193,12 @@ def _name(schema: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """A question to a child. `most`: the child counts the schema first, and refuses a greater cost."""
+    """A question to a child. `at_most`: the child counts the schema first, and refuses a greater cost."""
 
     name: str
     schema: bytes
     payloads: Sequence[bytes]
-    most: int | None = None
+    at_most: int | None = None
 
     def digest(self) -> bytes:
         digest = hashlib.sha256(self.name.encode())
@@ -208,10 +208,10 @@ class _Question:
 
     def encoded(self, *, with_schema: bool) -> bytes:
         body: dict[str, Any] = {"name": self.name, "payloads": [orjson.Fragment(text) for text in self.payloads]}
-        if with_schema or self.most is not None:
+        if with_schema or self.at_most is not None:
             body["schema"] = orjson.Fragment(self.schema)
-        if self.most is not None:
-            body["most"] = self.most
+        if self.at_most is not None:
+            body["most"] = self.at_most
         return orjson.dumps(body)
 
 

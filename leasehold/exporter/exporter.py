@@ -45,7 +45,7 @@ EVERY = 10.0
 _SHARE = 1 / 50
 _AT_LEAST_EVERY = 60.0
 #: The most queues that are exported.
-MOST_QUEUES = 100
+MAX_QUEUES = 100
 #: The most seconds that one statement may take.
 _PATIENCE = 3.0
 
@@ -57,7 +57,7 @@ Rows = Mapping[str, Sequence[Any]]
 
 def _questions(silent: float) -> dict[str, tuple[str, tuple[object, ...]]]:
     return {
-        "queues": (queries.QUEUES, (CAP, silent, queries.MOST_LINES)),
+        "queues": (queries.QUEUES, (CAP, silent, queries.MAX_LINES)),
         "leases": (queries.LEASES, (CAP,)),
         "backlog": (queries.BACKLOG, (CAP,)),
         "workers": (queries.WORKERS, (silent,)),
@@ -99,7 +99,7 @@ class Exporter(Collector):
         self._silent = 3 * settings.renew_seconds
         self._on = settings.metrics
         self._latest: Rows | None = None
-        self._pauses = Pauses(share=_SHARE, least=EVERY, most=_AT_LEAST_EVERY)
+        self._pauses = Pauses(share=_SHARE, at_least=EVERY, at_most=_AT_LEAST_EVERY)
         self._fresh_until = 0.0
 
     async def run(self) -> None:
@@ -179,9 +179,9 @@ def _of_queues(queues: Sequence[Mapping[str, Any]], leases: Sequence[Mapping[str
     leased = {row["queue"]: row for row in leases}
     # First the queues that workers serve, then those that have waited longest: tenants name queues, so there may be
     # many.
-    first = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MOST_QUEUES]
+    first = sorted(queues, key=lambda row: (row["workers"] == 0, -row["oldest"]))[:MAX_QUEUES]
     by_queue = {row["queue"]: row for row in first}
-    names = sorted({*by_queue, *sorted(leased)[:MOST_QUEUES]})
+    names = sorted({*by_queue, *sorted(leased)[:MAX_QUEUES]})
     tasks = [((name, state), by_queue[name][state]) for name in names if name in by_queue for state in ("due", "later")]
     tasks += [((name, "running"), leased[name]["running"] if name in leased else 0) for name in names]
     yield _labelled(

@@ -8,7 +8,7 @@ The count reads the index in order, because a bitmap would read all entries. The
 from __future__ import annotations
 
 #: The most lines (a queue, a band and a tenant) that one round reads.
-MOST_LINES = 2000
+MAX_LINES = 2000
 
 # A line is the waiting tasks of one queue, band and tenant. The statement finds the lines by jumping through the index;
 # the lines of a queue share its cap. It also returns queues without tasks that workers serve.

@@ -158,28 +158,28 @@ class Admission:
         return [(key, per_minute) for key, per_minute in rates_of_payer if per_minute is not None]
 
     async def _check_depth(self, connection: Connection, queues: Mapping[str, int], count: int) -> None:
-        most = self._settings.queue_depth_limit
-        if most is None:
+        at_most = self._settings.queue_depth_limit
+        if at_most is None:
             return
         for queue, tasks in queues.items():
             added = tasks * count
-            if added > most:
-                sentence = f"{added} tasks exceed the {most} that may wait in a queue and can never be accepted."
+            if added > at_most:
+                sentence = f"{added} tasks exceed the {at_most} that may wait in a queue and can never be accepted."
                 raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")
-            if await run_reads.depth(connection, queue, most) + added > most:
-                raise _queue_full(most)
+            if await run_reads.depth(connection, queue, at_most) + added > at_most:
+                raise _queue_full(at_most)
 
     async def _hold_depth(self, connection: Connection, queues: Collection[str]) -> None:
         """Check the depths again after the write, under a lock for each queue: concurrent submissions then see each
         other's tasks.
         """
-        most = self._settings.queue_depth_limit
-        if most is None:
+        at_most = self._settings.queue_depth_limit
+        if at_most is None:
             return
         for queue in sorted(queues):
             await lock_name(connection, f"depth {queue}")
-            if await run_reads.depth(connection, queue, most + 1) > most:
-                raise _queue_full(most)
+            if await run_reads.depth(connection, queue, at_most + 1) > at_most:
+                raise _queue_full(at_most)
 
 
 def _fields(quota: Quota, what: What) -> dict[str, str]:
@@ -191,12 +191,12 @@ def _fields(quota: Quota, what: What) -> dict[str, str]:
 
 def _rate_limited(quota: Quota, what: What) -> TooMany:
     sentence = f"At most {quota.limit} {what} a minute."
-    return TooMany("rate_limited", sentence, policy=what, most=quota.limit, window=60, retry_after=quota.wait)
+    return TooMany("rate_limited", sentence, policy=what, at_most=quota.limit, window=60, retry_after=quota.wait)
 
 
-def _queue_full(most: int) -> TooMany:
-    sentence = f"At most {most} tasks may wait in the queue: try again later."
-    return TooMany("queue_full", sentence, policy="queue", most=most, retry_after=_FULL_QUEUE_SECONDS)
+def _queue_full(at_most: int) -> TooMany:
+    sentence = f"At most {at_most} tasks may wait in the queue: try again later."
+    return TooMany("queue_full", sentence, policy="queue", at_most=at_most, retry_after=_FULL_QUEUE_SECONDS)
 
 
 async def queues_waited_in(connection: Connection, job_id: UUID) -> set[str]:

@@ -31,9 +31,9 @@ async def make_room(
     connection: Connection,
     thing: Literal["template", "schedule", "webhook", "gate", "api_key"],
     tenant_id: str,
-    most: int,
+    at_most: int,
 ) -> None:
-    """Check that the tenant has fewer than `most` rows. Then insert one, in the same transaction.
+    """Check that the tenant has fewer than `at_most` rows. Then insert one, in the same transaction.
 
     Another transaction that adds a row for this tenant waits until this one ends. Raises Conflict `too_many_templates`,
     `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`.
@@ -42,6 +42,6 @@ async def make_room(
     counted = await connection.fetchval(
         f"SELECT count(*) FROM {thing} WHERE tenant_id = $1 AND {_COUNTS[thing]}", tenant_id
     )
-    if counted >= most:
+    if counted >= at_most:
         code = "templates" if thing == "template" else _WORDS[thing]
-        raise Conflict(f"too_many_{code}", f"A tenant has at most {most} {_WORDS[thing]}: delete one first.")
+        raise Conflict(f"too_many_{code}", f"A tenant has at most {at_most} {_WORDS[thing]}: delete one first.")

@@ -15,8 +15,8 @@ from leasehold.domain.ids import new_id
 
 GB = 1_000_000_000
 #: The longest that one download may take, in seconds.
-MOST_SECONDS = 300
-MOST_AT_ONCE = 10
+MAX_SECONDS = 300
+MAX_AT_ONCE = 10
 #: (requests, within seconds)
 RATES = ((5, 10), (20, 60))
 #: (bytes, within seconds)
@@ -62,22 +62,22 @@ async def begin(connection: Connection, tenant_id: str, key_prefix: str, size: i
         await lock_name(connection, f"download {key_prefix}")
         rows = await connection.fetch(_SEEN, tenant_id, key_prefix, lengths)
         _check({row["seconds"]: _Window(row["requests"], row["bytes"], row["wait"]) for row in rows}, size)
-        if await connection.fetchval(_AT_ONCE, tenant_id, key_prefix) >= MOST_AT_ONCE:
-            sentence = f"At most {MOST_AT_ONCE} downloads at once."
-            raise TooMany("too_many_at_once", sentence, policy="downloads", most=MOST_AT_ONCE, retry_after=5)
+        if await connection.fetchval(_AT_ONCE, tenant_id, key_prefix) >= MAX_AT_ONCE:
+            sentence = f"At most {MAX_AT_ONCE} downloads at once."
+            raise TooMany("too_many_at_once", sentence, policy="downloads", at_most=MAX_AT_ONCE, retry_after=5)
         download_id = new_id()
-        await connection.execute(_INSERT, download_id, tenant_id, key_prefix, size, MOST_SECONDS + 10)
+        await connection.execute(_INSERT, download_id, tenant_id, key_prefix, size, MAX_SECONDS + 10)
     return download_id
 
 
 def _check(windows: dict[int, _Window], size: int) -> None:
-    for most, seconds in RATES:
-        if windows[seconds].requests >= most:
+    for at_most, seconds in RATES:
+        if windows[seconds].requests >= at_most:
             raise TooMany(
                 "too_many_downloads",
-                f"At most {most} downloads in {seconds} seconds.",
+                f"At most {at_most} downloads in {seconds} seconds.",
                 policy="downloads",
-                most=most,
+                at_most=at_most,
                 window=seconds,
                 retry_after=windows[seconds].wait,
             )
@@ -87,7 +87,7 @@ def _check(windows: dict[int, _Window], size: int) -> None:
                 "download_quota_exceeded",
                 f"At most {quota // GB} GB in {seconds // 3600} hours.",
                 policy="bytes",
-                most=quota,
+                at_most=quota,
                 window=seconds,
                 retry_after=windows[seconds].wait,
             )

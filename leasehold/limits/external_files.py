@@ -114,7 +114,7 @@ async def announce(
             tenant_id,
             key,
             counted=file.size,
-            most=file.size,
+            at_most=file.size,
             seconds=settings.upload_url_seconds,
             exact=True,
             attempt=(lease.task_id, lease.epoch),
@@ -126,8 +126,8 @@ def _check_bounds(settings: Settings, sizes: dict[str, int]) -> None:
     if len(sizes) > settings.external_files:
         raise Invalid("too_many_files", f"An attempt hands in at most {settings.external_files} files.")
     if sum(sizes.values()) > settings.external_files_bytes:
-        most = settings.external_files_bytes
-        raise Invalid("files_too_large", f"The files of an attempt have at most {most} bytes in all.")
+        at_most = settings.external_files_bytes
+        raise Invalid("files_too_large", f"The files of an attempt have at most {at_most} bytes in all.")
 
 
 class Files:

@@ -20,7 +20,7 @@ FRESH_SECONDS = 1.0
 #: fresh: three processes together stay below the bound.
 _FAR = 0.25
 #: Tenants that a process remembers.
-_MOST_TENANTS = 10_000
+_MAX_TENANTS = 10_000
 
 _COUNT = """
 -- upload_room
@@ -53,7 +53,7 @@ class UploadRoom:
         if known is None or known.until <= monotonic():
             known = self._counts[tenant_id] = _Count(await count(connection, tenant_id), monotonic() + FRESH_SECONDS)
             self._counts.move_to_end(tenant_id)
-            if len(self._counts) > _MOST_TENANTS:
+            if len(self._counts) > _MAX_TENANTS:
                 self._counts.popitem(last=False)
         if known.used + size > self._far:
             return False

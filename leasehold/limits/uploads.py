@@ -59,7 +59,7 @@ WHERE key = $1 AND tenant_id = $2
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
 _DUE = f"""
 -- uploads_due
-SELECT key, tenant_id, open, most, writable_until + $1::interval < clock_timestamp() AS dead,
+SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < clock_timestamp() AS dead,
        forget_at < clock_timestamp() AS over
 FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "text")} ORDER BY look_at LIMIT $2
 """
@@ -81,7 +81,7 @@ class Due:
     key: str
     tenant_id: str
     open: bool
-    most: int
+    at_most: int
     dead: bool
     over: bool
 
@@ -93,7 +93,7 @@ async def open_upload(
     key: str,
     *,
     counted: int,
-    most: int,
+    at_most: int,
     seconds: float,
     exact: bool = False,
     attempt: tuple[UUID, int] | tuple[None, None] = _NO_ATTEMPT,
@@ -101,7 +101,7 @@ async def open_upload(
 ) -> None:
     """Write the row of an upload to `key`, before the client gets a URL. A `/` at the end makes `key` a prefix.
 
-    Call it in a transaction. `counted`: the bytes it counts until the first inspection. `most`: a larger object is
+    Call it in a transaction. `counted`: the bytes it counts until the first inspection. `at_most`: a larger object is
     deleted. `seconds`: how long the client may begin to send. `exact`: the store accepts exactly `counted` bytes.
     `attempt`: the task and epoch that the upload ends with (external_files.py). `room`: this process's counts; with
     them a tenant that is far from its bound needs no lock. Raises TooMany `upload_quota_exceeded`.
@@ -110,7 +110,9 @@ async def open_upload(
     if room is None or not await room.is_far(connection, tenant_id, size):
         await _check_room(connection, tenant_id, size, settings.upload_unfinished_bytes)
     first_inspection = seconds + _GRACE_SECONDS if exact or key.endswith("/") else INSPECTION_SECONDS
-    await connection.execute(_OPEN, key, tenant_id, counted, most, seconds, first_inspection, SLOWEST, exact, *attempt)
+    await connection.execute(
+        _OPEN, key, tenant_id, counted, at_most, seconds, first_inspection, SLOWEST, exact, *attempt
+    )
 
 
 async def _check_room(connection: Connection, tenant_id: str, size: int, bound: int) -> None:
@@ -122,7 +124,7 @@ async def _check_room(connection: Connection, tenant_id: str, size: int, bound: 
             f"A tenant has at most {bound} bytes of unfinished uploads: complete some, declare content_length, or wait"
             " until they are forgotten.",
             policy="unfinished-uploads",
-            most=bound,
+            at_most=bound,
             retry_after=_RETRY_SECONDS,
         )
 
@@ -164,12 +166,12 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
         return
     stored = await store.head(upload.key)
     size = 0 if stored is None else stored.size
-    if stored is not None and size > upload.most:
+    if stored is not None and size > upload.at_most:
         if upload.open:
             async with connections() as connection, connection.transaction():
                 await on_too_large(connection, upload, size)
         await store.delete(upload.key)
-        REMOVED.labels("too large" if upload.most >= 0 else "refused").inc()
+        REMOVED.labels("too large" if upload.at_most >= 0 else "refused").inc()
         log.info("an upload was removed", key=upload.key, bytes=size)
         size = 0
     async with connections() as connection:

@@ -23,9 +23,9 @@ from leasehold.settings import Settings
 
 #: The largest share of time that a process spends on counting for one tenant.
 _SHARE = 0.05
-_LEAST_SECONDS, _MOST_SECONDS = 0.05, 60.0
+_LEAST_SECONDS, _MAX_SECONDS = 0.05, 60.0
 #: Tenants that a process remembers.
-_MOST_TENANTS = 10_000
+_MAX_TENANTS = 10_000
 #: A tenant is always near a bound of at most _SMALL jobs. It is near a larger bound from this part of it on.
 _SMALL, _NEAR = 10_000, 0.8
 #: The retry-after in seconds. Stored bytes only shrink when something is deleted or its retention ends.
@@ -54,8 +54,8 @@ class Usage:
 
     def __init__(self, settings: Settings, stored: Iterable[str]) -> None:
         self._bytes = _BYTES.format(of_kinds="".join(f"\n      + ({of_kind})" for of_kind in stored))
-        self._most_jobs = settings.unfinished_per_tenant
-        self._most_bytes = settings.stored_bytes_per_tenant
+        self._max_jobs = settings.unfinished_per_tenant
+        self._max_bytes = settings.stored_bytes_per_tenant
         self._known: OrderedDict[str, _Known] = OrderedDict()
 
     async def is_far(self, database: Connection | Lender, tenant_id: str, count: int, size: int = 0) -> bool:
@@ -64,59 +64,59 @@ class Usage:
         False: check the bound again after the write (`check_exactly`). Raises TooMany `storage_full` or
         `too_many_unfinished`, and Invalid `batch_too_large`.
         """
-        if not (self._most_jobs or self._most_bytes):
+        if not (self._max_jobs or self._max_bytes):
             return True
         known = self._known.get(tenant_id)
         if known is None or known.until <= monotonic():
             known = await self._recount(database, tenant_id)
-        if self._most_bytes and (known.stored >= self._most_bytes or known.stored + size > self._most_bytes):
+        if self._max_bytes and (known.stored >= self._max_bytes or known.stored + size > self._max_bytes):
             raise TooMany(
                 "storage_full",
-                f"This tenant has stored {known.stored} of at most {self._most_bytes} bytes: nothing more is accepted"
+                f"This tenant has stored {known.stored} of at most {self._max_bytes} bytes: nothing more is accepted"
                 " until objects expire or are deleted.",
                 policy="stored-bytes",
-                most=self._most_bytes,
+                at_most=self._max_bytes,
                 retry_after=_STORAGE_WAIT,
             )
         known.stored += size
-        if not self._most_jobs:
+        if not self._max_jobs:
             return True
-        if count > self._most_jobs:
+        if count > self._max_jobs:
             sentence = (
-                f"{count} jobs exceed the {self._most_jobs} unfinished jobs of a tenant and can never be accepted."
+                f"{count} jobs exceed the {self._max_jobs} unfinished jobs of a tenant and can never be accepted."
             )
             raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")
-        if self._most_jobs > _SMALL and known.jobs + count <= _NEAR * self._most_jobs:
+        if self._max_jobs > _SMALL and known.jobs + count <= _NEAR * self._max_jobs:
             known.jobs += count
             return True
-        if await self._jobs(database, tenant_id) + count > self._most_jobs:
-            raise _too_many(self._most_jobs)
+        if await self._jobs(database, tenant_id) + count > self._max_jobs:
+            raise _too_many(self._max_jobs)
         return False
 
     async def check_exactly(self, connection: Connection, tenant_id: str) -> None:
         """Check the bound after the write, under a lock of the tenant. Raises TooMany `too_many_unfinished`."""
-        if not self._most_jobs:
+        if not self._max_jobs:
             return
         await lock_name(connection, f"unfinished {tenant_id}")
-        if await self._jobs(connection, tenant_id) > self._most_jobs:
-            raise _too_many(self._most_jobs)
+        if await self._jobs(connection, tenant_id) > self._max_jobs:
+            raise _too_many(self._max_jobs)
 
     async def _recount(self, database: Connection | Lender, tenant_id: str) -> _Known:
         async with _connection(database) as connection:
             started = monotonic()
-            jobs = await self._jobs(connection, tenant_id) if self._most_jobs else 0
-            stored = await connection.fetchval(self._bytes, tenant_id) if self._most_bytes else 0
+            jobs = await self._jobs(connection, tenant_id) if self._max_jobs else 0
+            stored = await connection.fetchval(self._bytes, tenant_id) if self._max_bytes else 0
             now = monotonic()
-        pause = pause_after(now - started, share=_SHARE, least=_LEAST_SECONDS, most=_MOST_SECONDS)
+        pause = pause_after(now - started, share=_SHARE, at_least=_LEAST_SECONDS, at_most=_MAX_SECONDS)
         known = self._known[tenant_id] = _Known(jobs, stored, now + pause)
         self._known.move_to_end(tenant_id)
-        if len(self._known) > _MOST_TENANTS:
+        if len(self._known) > _MAX_TENANTS:
             self._known.popitem(last=False)
         return known
 
     async def _jobs(self, database: Connection | Lender, tenant_id: str) -> int:
         async with _connection(database) as connection:
-            return int(await connection.fetchval(_JOBS, tenant_id, self._most_jobs + 1))
+            return int(await connection.fetchval(_JOBS, tenant_id, self._max_jobs + 1))
 
 
 @asynccontextmanager
@@ -129,6 +129,6 @@ async def _connection(database: Connection | Lender) -> AsyncIterator[Connection
             yield connection
 
 
-def _too_many(most: int) -> TooMany:
-    sentence = f"This tenant has {most} unfinished jobs, and no more are accepted: try again when some have ended."
-    return TooMany("too_many_unfinished", sentence, policy="unfinished", most=most, retry_after=_UNFINISHED_WAIT)
+def _too_many(at_most: int) -> TooMany:
+    sentence = f"This tenant has {at_most} unfinished jobs, and no more are accepted: try again when some have ended."
+    return TooMany("too_many_unfinished", sentence, policy="unfinished", at_most=at_most, retry_after=_UNFINISHED_WAIT)

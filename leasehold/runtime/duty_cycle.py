@@ -10,19 +10,21 @@ from collections.abc import Callable
 from time import monotonic
 
 
-def pause_after(took: float, *, share: float, least: float, most: float) -> float:
+def pause_after(took: float, *, share: float, at_least: float, at_most: float) -> float:
     """The pause in seconds after work that took `took` seconds, so that the work uses at most `share` of the time.
 
-    The pause is at least `least`, but never more than `most`.
+    The pause is at least `at_least`, but never more than `at_most`.
     """
-    return min(max(least, took / share), most)
+    return min(max(at_least, took / share), at_most)
 
 
 class Pauses:
     """A clock for such work. The work is due at first, and again when the pause after `done` is over."""
 
-    def __init__(self, *, share: float, least: float, most: float, clock: Callable[[], float] = monotonic) -> None:
-        self._share, self._least, self._most = share, least, most
+    def __init__(
+        self, *, share: float, at_least: float, at_most: float, clock: Callable[[], float] = monotonic
+    ) -> None:
+        self._share, self._at_least, self._at_most = share, at_least, at_most
         self._clock = clock
         self._due_at = float("-inf")
 
@@ -33,7 +35,7 @@ class Pauses:
     def done(self, began: float) -> float:
         """Record that the work has ended. `began`: its start on the same clock. Returns the pause in seconds."""
         now = self._clock()
-        pause = pause_after(now - began, share=self._share, least=self._least, most=self._most)
+        pause = pause_after(now - began, share=self._share, at_least=self._at_least, at_most=self._at_most)
         self._due_at = now + pause
         return pause
 

@@ -110,13 +110,13 @@ class Periodic:
 
 _logged_kinds: set[str] = set()
 #: The most kinds of errors whose tracebacks a process logs.
-_MOST_LOGGED = 1000
+_MAX_LOGGED = 1000
 
 
 def first_of_kind(duty: str, error: BaseException) -> BaseException | None:
     """The error, if the process should log its traceback: the first of its kind in this duty. Else None."""
     kind = f"{duty} {kind_of(error)}"
-    if kind in _logged_kinds or len(_logged_kinds) >= _MOST_LOGGED:
+    if kind in _logged_kinds or len(_logged_kinds) >= _MAX_LOGGED:
         return None
     _logged_kinds.add(kind)
     return error

@@ -30,7 +30,7 @@ class PollWindow:
     def __init__(self, clock: Callable[[], float] = monotonic, whole_every: float = WHOLE_EVERY_SECONDS) -> None:
         self._clock = clock
         self._read_from: float | None = None  # no row that was due before this time is left, as far as polls saw
-        self._whole = Pauses(share=WHOLE_SHARE, least=whole_every, most=WHOLE_AT_LEAST_EVERY_SECONDS, clock=clock)
+        self._whole = Pauses(share=WHOLE_SHARE, at_least=whole_every, at_most=WHOLE_AT_LEAST_EVERY_SECONDS, clock=clock)
 
     def back(self) -> float | None:
         """How many seconds back the next poll reads; None: it reads everything."""

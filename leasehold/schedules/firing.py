@@ -33,7 +33,7 @@ log = structlog.get_logger(__name__)
 #: A tick older than this is a missed tick: the catch-up policy decides on it.
 ON_TIME = timedelta(seconds=60)
 #: The most ticks of one schedule that one firing, or one backfill, submits.
-MOST_TICKS = 100
+MAX_TICKS = 100
 
 #: A template with the parameters of its runs, or the error that prevents them.
 Prepared: TypeAlias = tuple[Known, dict[str, Any]] | RequestError
@@ -143,7 +143,7 @@ async def _fire(
         await _pause(connection, row["id"], f"the last {row['pause_after_failures']} runs failed", "runs_failed")
         return []
     due = [row["next_run_at"]]
-    due += cron.between(row["cron"], row["timezone"], due[0], row["now"], MOST_TICKS)
+    due += cron.between(row["cron"], row["timezone"], due[0], row["now"], MAX_TICKS)
     created: list[CreatedRun] = []
     refused: datetime | None = None
     if ticks := _ticks_to_run(row, due):
@@ -159,7 +159,7 @@ async def _fire(
                 refused = tick  # the next firing begins with this tick
                 break
     # After a full batch there may be more ticks: the next firing continues after the last one of this batch.
-    after = due[-1] if len(due) > MOST_TICKS else row["now"]
+    after = due[-1] if len(due) > MAX_TICKS else row["now"]
     upcoming = refused or cron.next_after(row["cron"], row["timezone"], after)
     failures = await connection.fetchval(
         "UPDATE schedule SET next_run_at = $2 WHERE id = $1 RETURNING failures", row["id"], upcoming

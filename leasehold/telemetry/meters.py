@@ -24,7 +24,7 @@ log = structlog.get_logger(__name__)
 QUICK = (0.001, 0.0025, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30)
 SLOW = (0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800, 7200, 86_400)
 #: The most values of a label that handlers choose; further ones become `other`.
-MOST_WORDS = 100
+MAX_WORDS = 100
 
 _metrics: list[MetricWrapperBase | Tallies | Spreads] = []
 
@@ -83,15 +83,15 @@ def spreads(name: str, meaning: str, labels: Sequence[str], bounds: Sequence[flo
 
 
 class Bounded:
-    """Returns each of the first `most` different words unchanged, and `other` for any later one."""
+    """Returns each of the first `at_most` different words unchanged, and `other` for any later one."""
 
-    def __init__(self, most: int = MOST_WORDS) -> None:
-        self._most = most
+    def __init__(self, at_most: int = MAX_WORDS) -> None:
+        self._at_most = at_most
         self._known: set[str] = set()
 
     def __call__(self, word: str) -> str:
         if word not in self._known:
-            if len(self._known) >= self._most:
+            if len(self._known) >= self._at_most:
                 return "other"
             self._known.add(word)
         return word

@@ -65,9 +65,9 @@ _Child = TypeVar("_Child", Tally, Spread)
 
 
 class _Family(Collector, Generic[_Child]):
-    """Values by labels. Tenants name templates and queues, so after `most` of them all further ones are `other`."""
+    """Values by labels. Tenants name templates and queues, so after `at_most` of them all further ones are `other`."""
 
-    most = 300
+    at_most = 300
 
     def __init__(self, name: str, meaning: str, labels: Sequence[str]) -> None:
         self._name, self._meaning, self._labels = f"leasehold_{name}", meaning, labels
@@ -77,7 +77,7 @@ class _Family(Collector, Generic[_Child]):
     def labels(self, *values: str) -> _Child:
         child = self._children.get(values)
         if child is None:
-            if len(self._children) >= self.most:
+            if len(self._children) >= self.at_most:
                 values = ("other",) * len(values)
             child = self._children.setdefault(values, self._new())
         return child
@@ -102,7 +102,7 @@ class Tallies(_Family[Tally]):
 class Spreads(_Family[Spread]):
     """A histogram. `bounds` ascend."""
 
-    most = 60  # each child has a line for each bucket
+    at_most = 60  # each child has a line for each bucket
 
     def __init__(self, name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
         self._bounds = bounds

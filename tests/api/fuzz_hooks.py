@@ -29,7 +29,7 @@ _REAL = 0.8
 _ELSEWHERE = 0.5
 #: Members of a body that name a thing; others are put right only where the request has them.
 _NAMES = frozenset({"task_id", "worker_id", "epoch", "template", "url"})
-_MOST_WAIT = 30
+_MAX_WAIT = 30
 _MUCH = 100_000
 _ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -64,7 +64,7 @@ def before_call(_context: Any, case: Any, _kwargs: dict[str, Any]) -> None:
     for part in ("query", "body"):
         said = getattr(case, part)
         wait = said.get("wait") if isinstance(said, dict) else None
-        if isinstance(wait, int | float) and 1 < wait <= _MOST_WAIT:
+        if isinstance(wait, int | float) and 1 < wait <= _MAX_WAIT:
             _change(case, part, {"wait": 0.1})
     name = _name_of(case)
     if name.startswith("stream") or not _is_led_here(case) or not _answers[name] or _random.random() < _ELSEWHERE:

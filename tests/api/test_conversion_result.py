@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 from leasehold.api.auth.security import CONVERSION_READ, CONVERSION_WRITE
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
-from leasehold.limits.downloads import GB, MOST_AT_ONCE, RATES, forget_downloads
+from leasehold.limits.downloads import GB, MAX_AT_ONCE, RATES, forget_downloads
 from leasehold.settings import Settings
 from leasehold.transitions import claims, settlements
 from leasehold.transitions.settlements import Completion, Output
@@ -109,7 +109,7 @@ LIMITED: dict[str, tuple[dict[str, int], str, range]] = {
     "minute": ({"count": MINUTE[0], "ago": 20}, "too_many_downloads", range(20, 41)),
     "hour": ({"size": GB - 100, "ago": 1800}, "download_quota_exceeded", range(1700, 1801)),
     "day": ({"size": 6 * GB - 100, "ago": 40_000}, "download_quota_exceeded", range(46_000, 46_401)),
-    "at once": ({"count": MOST_AT_ONCE, "ago": 90, "open_": True}, "too_many_at_once", range(1, 10)),
+    "at once": ({"count": MAX_AT_ONCE, "ago": 90, "open_": True}, "too_many_at_once", range(1, 10)),
 }
 
 

@@ -23,7 +23,7 @@ from tests.api.driver import finish_all
 from tests.api.media_api import PNG, MediaApi, problem
 
 MIB = 1024 * 1024
-MOST_RESIDENT = 150 * MIB
+MAX_RESIDENT = 150 * MIB
 _LISTENING = re.compile(r"http://127\.0\.0\.1:\d+")
 
 
@@ -114,7 +114,7 @@ async def test_an_api_that_works_stays_small(settings: Settings, make_key: MakeK
             ticket = await media_api.submitted()
             await finish_all(rows, ticket.media_id)
             assert (await media_api.look(ticket)).json()["status"] == "READY"
-        assert process.resident < MOST_RESIDENT
+        assert process.resident < MAX_RESIDENT
 
 
 @pytest.mark.parametrize("log_format", ["json", "console"])

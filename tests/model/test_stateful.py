@@ -151,12 +151,12 @@ class Verbs(RuleBasedStateMachine):
         said: bool = self.run(self.connections[0].fetchval("SELECT $1 < clock_timestamp()", row["lease_until"]))
         return said
 
-    @rule(target=leases, worker=WORKERS, most=st.integers(1, 3), task=tasks)
-    def look(self, worker: int, most: int, task: UUID) -> Any:
+    @rule(target=leases, worker=WORKERS, at_most=st.integers(1, 3), task=tasks)
+    def look(self, worker: int, at_most: int, task: UUID) -> Any:
         """Without any hint. Who finds fewer than wanted has left nothing that could be claimed."""
-        found = self.run(claims.claim_due(self.connections[worker], self.workers[worker], ["default"], most))
-        assert len(found) <= most
-        if len(found) < most:
+        found = self.run(claims.claim_due(self.connections[worker], self.workers[worker], ["default"], at_most))
+        assert len(found) <= at_most
+        if len(found) < at_most:
             left = self.run(
                 self.connections[0].fetchval(
                     "SELECT count(*) FROM task WHERE status IN ('pending', 'retry', 'waiting')"
@@ -164,7 +164,7 @@ class Verbs(RuleBasedStateMachine):
                 )
             )
             assert left == 0
-        return _so_many(most, found, task)
+        return _so_many(at_most, found, task)
 
     @rule(target=leases, task=tasks, first=WORKERS, second=WORKERS)
     def a_zombie_is_made(self, task: UUID, first: int, second: int) -> Any:

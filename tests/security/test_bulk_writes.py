@@ -197,8 +197,10 @@ async def test_a_batch_of_several_statements_is_written_as_a_whole_or_not_at_all
 # --- the turnstile
 
 
-def turnstile(*, most: int = 2, each: int = 1, waiting: int = 100, patience: float = PATIENCE) -> Turnstile:
-    return Turnstile(most=most, each=each, waiting=waiting, patience=patience, refusal=lambda: Conflict("no", "No."))
+def turnstile(*, at_most: int = 2, each: int = 1, waiting: int = 100, patience: float = PATIENCE) -> Turnstile:
+    return Turnstile(
+        at_most=at_most, each=each, waiting=waiting, patience=patience, refusal=lambda: Conflict("no", "No.")
+    )
 
 
 async def test_a_tenant_has_its_share_of_the_turns_and_another_finds_one() -> None:
@@ -215,7 +217,7 @@ async def test_a_tenant_has_its_share_of_the_turns_and_another_finds_one() -> No
 
 
 async def test_tenants_that_wait_take_turns_whoever_came_first() -> None:
-    gate, order = turnstile(most=1), []
+    gate, order = turnstile(at_most=1), []
 
     async def use(tenant: str) -> None:
         async with gate.turn(tenant):
@@ -247,7 +249,7 @@ async def test_where_nobody_may_wait_the_next_is_refused_at_once() -> None:
 
 
 async def test_a_request_whose_client_left_while_it_waited_gives_its_turn_back() -> None:
-    gate = turnstile(most=1)
+    gate = turnstile(at_most=1)
     async with AsyncExitStack() as inside:
         await inside.enter_async_context(gate.turn("flood"))
         left = [asyncio.create_task(gate.turn("flood").__aenter__()) for _ in range(3)]

@@ -39,12 +39,12 @@ class Receiver:
     tick: float = 0.05
     url: str = ""
     open: int = 0
-    most: int = 0
+    at_most: int = 0
     heard: list[bytes] = field(default_factory=list)
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.open += 1
-        self.most = max(self.most, self.open)
+        self.at_most = max(self.at_most, self.open)
         try:
             self.heard.append(await reader.readuntil(b"\r\n\r\n"))
             if self.answers:
@@ -108,7 +108,7 @@ class Sessions:
 
     def __init__(self, rows: Connection) -> None:
         self._rows = rows
-        self.most: Counter[str] = Counter()
+        self.at_most: Counter[str] = Counter()
 
     async def watch(self) -> None:
         while True:
@@ -119,7 +119,7 @@ class Sessions:
             )
             for row in found:
                 kind = "api" if row["api"] else "worker"
-                self.most[kind] = max(self.most[kind], row["count"])
+                self.at_most[kind] = max(self.at_most[kind], row["count"])
             await asyncio.sleep(0.02)
 
 
@@ -149,9 +149,9 @@ async def test_a_receiver_that_trickles_without_end_takes_no_connections_and_nob
             while len(honest.heard) < 5:
                 await asyncio.sleep(0.02)
         watching.cancel()
-    assert tarpit.most <= guarded.webhook_per_tenant
-    assert sessions.most["worker"] <= guarded.database_pool_size
-    assert sessions.most["api"] <= guarded.database_pool_size
+    assert tarpit.at_most <= guarded.webhook_per_tenant
+    assert sessions.at_most["worker"] <= guarded.database_pool_size
+    assert sessions.at_most["api"] <= guarded.database_pool_size
 
 
 async def test_a_receiver_that_trickles_is_left_at_the_total_time_limit_and_the_slot_is_free_again(
@@ -185,7 +185,7 @@ async def test_a_delivery_over_its_bound_gives_its_lease_back_and_loses_no_attem
             while await rows.fetchval(snoozing) < 3:
                 await asyncio.sleep(0.02)
         assert await rows.fetchval("SELECT max(errors + crashes + losses) FROM task WHERE step = 'deliver'") == 0
-    assert tarpit.most == 1
+    assert tarpit.at_most == 1
 
 
 def test_turns_count_by_tenant_and_by_host_and_are_given_back() -> None:
@@ -215,7 +215,7 @@ async def test_an_api_has_no_more_connections_than_its_sum_however_many_ask(
             *(http.get("/v1/runs") for _ in range(40)),
         )
         watching.cancel()
-    assert 1 < sessions.most["api"] <= guarded.database_pool_size
+    assert 1 < sessions.at_most["api"] <= guarded.database_pool_size
 
 
 def test_a_process_with_too_few_connections_for_its_parts_is_refused(settings: Settings) -> None:

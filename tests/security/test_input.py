@@ -140,10 +140,10 @@ async def test_a_list_of_schedules_that_fire_seldom_lets_others_in_between(clien
 async def test_a_batch_of_many_steps_is_bounded_by_its_tasks(client: Client, running: Running) -> None:
     steps = [STEP | {"id": f"s{n}", "needs": []} for n in range(100)]
     assert (await client.post("/v1/templates", type="wide", steps=steps)).status_code == 201
-    most = running.services.settings.batch_max_tasks // 100
-    said = await client.post("/v1/runs/batch", template="wide", runs=[{}] * (most + 1))
-    assert str(most) in problem(said, 422, "batch_too_large")["detail"]
-    assert (await client.post("/v1/runs/batch", template="wide", runs=[{}] * most)).status_code == 202
+    at_most = running.services.settings.batch_max_tasks // 100
+    said = await client.post("/v1/runs/batch", template="wide", runs=[{}] * (at_most + 1))
+    assert str(at_most) in problem(said, 422, "batch_too_large")["detail"]
+    assert (await client.post("/v1/runs/batch", template="wide", runs=[{}] * at_most)).status_code == 202
 
 
 async def test_a_pointer_has_a_bounded_number_of_parts(client: Client) -> None:

@@ -161,7 +161,7 @@ async def crowded(rows: Rows) -> Rows:
     return rows
 
 
-MOST_PAGES = {"QUEUES": 60 * 30, "LEASES": 50, "BACKLOG": 500, "WORKERS": 50}
+MAX_PAGES = {"QUEUES": 60 * 30, "LEASES": 50, "BACKLOG": 500, "WORKERS": 50}
 LOOKS: dict[str, tuple[Any, ...]] = {
     "QUEUES": (100, SILENT, 1000),
     "LEASES": (100,),
@@ -180,7 +180,7 @@ async def test_a_look_reads_no_more_than_its_cap_whatever_the_tables_hold(crowde
     (explained,) = orjson.loads(plan)
     root = explained["Plan"]
     assert "Seq Scan on task" not in plan
-    assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < MOST_PAGES[name], plan
+    assert root["Shared Hit Blocks"] + root["Shared Read Blocks"] < MAX_PAGES[name], plan
 
 
 def _literal(statement: str, values: tuple[Any, ...]) -> str:

@@ -62,7 +62,7 @@ async def test_a_statement_takes_no_more_than_its_share() -> None:
         sizes.append(len(items))
         return list(items)
 
-    async with batcher(statement, most=4) as opened:
+    async with batcher(statement, at_most=4) as opened:
         assert await asyncio.gather(*(opened.ask(n) for n in range(10))) == list(range(10))
     assert sizes == [4, 4, 2]
 

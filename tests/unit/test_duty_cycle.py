@@ -17,4 +17,4 @@ from leasehold.runtime.duty_cycle import pause_after
     ],
 )
 def test_what_takes_long_comes_more_seldom_within_its_bounds(took: float, pause: float) -> None:
-    assert pause_after(took, share=0.01, least=5.0, most=60.0) == pytest.approx(pause)
+    assert pause_after(took, share=0.01, at_least=5.0, at_most=60.0) == pytest.approx(pause)

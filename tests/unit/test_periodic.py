@@ -109,7 +109,7 @@ async def test_a_loop_that_is_cancelled_ends() -> None:
 
 
 def test_a_clock_of_pauses_is_due_until_it_is_done_and_again_after_its_pause(clock: Clock) -> None:
-    pauses = Pauses(share=0.1, least=1.0, most=50.0, clock=clock)
+    pauses = Pauses(share=0.1, at_least=1.0, at_most=50.0, clock=clock)
     assert pauses.due
     began = clock.now
     clock.now += 2

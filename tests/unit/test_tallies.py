@@ -52,10 +52,10 @@ def test_a_counter_adds_up_by_its_labels() -> None:
 def test_more_words_than_a_page_should_hold_become_one() -> None:
     """Tenants name their templates: a page must not grow with them."""
     spreads = Spreads("crowded_seconds", "m", ["x"], BOUNDS)
-    for number in range(2 * Spreads.most):
+    for number in range(2 * Spreads.at_most):
         spreads.labels(f"word-{number}").observe(0.5)
     (metric,) = spreads.collect()
     counts = {s.labels["x"]: s.value for s in metric.samples if s.name.endswith("_count")}
-    assert len(counts) == Spreads.most + 1
-    assert counts["other"] == Spreads.most
+    assert len(counts) == Spreads.at_most + 1
+    assert counts["other"] == Spreads.at_most
     REGISTRY.unregister(spreads)

@@ -153,7 +153,7 @@ async def test_the_hint_of_a_task_that_was_taken_from_us_unnoticed_is_claimed_an
     (announced,) = await rows.submit()
     holds = confirmed = False
     heartbeat: Any = SimpleNamespace(holds=lambda _task: holds, ownership_confirmed=lambda _task: confirmed)
-    batcher = ClaimBatcher(settings, rows.terms, heartbeat, most=8)
+    batcher = ClaimBatcher(settings, rows.terms, heartbeat, at_most=8)
     batcher.start()
     try:
         holds = True
@@ -173,7 +173,7 @@ async def test_the_hint_of_a_task_that_we_have_settled_unheard_and_that_is_due_a
     lease, _ = await held_and_renewed(heartbeat, rows)
     held = heartbeat.hold(lease, 600)
     held.settling = True
-    batcher = ClaimBatcher(settings, rows.terms, heartbeat, most=8)
+    batcher = ClaimBatcher(settings, rows.terms, heartbeat, at_most=8)
     batcher.start()
     try:
         assert heartbeat.holds(lease.task_id)

@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 #: The pause after an unforeseen exception. The second one in a row is permanent (see Runner).
 _AFTER_UNFORESEEN = (timedelta(seconds=4),)
-_MOST_MESSAGE = 2000  # characters
+_MAX_MESSAGE = 2000  # characters
 
 
 def as_step_error(error: Exception) -> StepError:
@@ -64,4 +64,4 @@ def failure_of(claimed: Claimed, step: Step, error: StepError) -> Failure:
 
 def _storable(message: str) -> str:
     """PostgreSQL's text holds no NUL. A str may hold half characters (lone surrogates), which UTF-8 does not."""
-    return redact(message[:_MOST_MESSAGE]).replace("\x00", "").encode(errors="replace").decode()
+    return redact(message[:_MAX_MESSAGE]).replace("\x00", "").encode(errors="replace").decode()

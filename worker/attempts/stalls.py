@@ -19,14 +19,14 @@ _warned_at: dict[tuple[str, str], float] = {}
 
 
 class Watched(Awaitable[_T], Generic[_T]):
-    """Await it in place of `work`. Each stretch between two awaits of `work` that takes longer than `most` seconds is
-    measured, and logged.
+    """Await it in place of `work`. It measures and logs each stretch between two awaits of `work` that takes longer
+    than `at_most` seconds.
     """
 
-    def __init__(self, work: Awaitable[_T], pipeline: str, step: str, most: float) -> None:
+    def __init__(self, work: Awaitable[_T], pipeline: str, step: str, at_most: float) -> None:
         self._work = work
         self._labels = (pipeline, step)
-        self._most = most
+        self._at_most = at_most
 
     def __await__(self) -> Generator[Any, Any, _T]:
         inner = self._work.__await__()
@@ -41,7 +41,7 @@ class Watched(Awaitable[_T], Generic[_T]):
                 result: _T = end.value
                 return result
             finally:
-                if (seconds := perf_counter() - began) > self._most:
+                if (seconds := perf_counter() - began) > self._at_most:
                     _blocked(*self._labels, seconds)
             value, error = None, None
             try:

@@ -15,11 +15,11 @@ _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
 class Threads:
-    """At most `most` threads, each started when it is first needed. Make it in the event loop that calls `run`."""
+    """At most `at_most` threads, each started when it is first needed. Make it in the event loop that calls `run`."""
 
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._free = asyncio.Semaphore(most)
+    def __init__(self, at_most: int) -> None:
+        self._at_most = at_most
+        self._free = asyncio.Semaphore(at_most)
         self._work: queue.SimpleQueue[_Work] = queue.SimpleQueue()
         self._started = 0
         self._idle = 0
@@ -43,7 +43,7 @@ class Threads:
         future: Future[Any] = Future()
         future.add_done_callback(self._on_done)
         context = copy_context()
-        if self._idle == 0 and self._started < self._most:
+        if self._idle == 0 and self._started < self._at_most:
             self._started += 1
             threading.Thread(target=self._serve, name=f"handler-{self._started}", daemon=True).start()
         else:

@@ -31,14 +31,14 @@ class Claimer:
         heartbeat: Heartbeat,
         terms: LeaseTerms,
         *,
-        most: int,
+        at_most: int,
         takes_over: bool,
     ) -> None:
         self._pool = pool
         self._batcher = batcher
         self._heartbeat = heartbeat
         self._terms = terms
-        self._most = most
+        self._at_most = at_most
         self._takes_over = takes_over
         self._polls: defaultdict[tuple[str, ...], Polls] = defaultdict(Polls)
 
@@ -68,7 +68,7 @@ class Claimer:
         """
         async with self._pool.acquire() as connection:
             polls = self._polls[queues]
-            return await polls.claim(connection, self._terms, queues, min(limit, self._most), overdue, rooms)
+            return await polls.claim(connection, self._terms, queues, min(limit, self._at_most), overdue, rooms)
 
     async def _dead_owner(self, task_id: UUID) -> UUID | None:
         """The owner of the task's lease if its presence has ended. None also while the database is away: the sweeper

@@ -2,7 +2,7 @@
 
 A pool cannot take a slot back from a step that runs for an hour. So it keeps slots for tenants that come later:
 
-- A tenant may run at most `most` steps in the pool. The pool has an eighth more shared slots than that.
+- A tenant may run at most `at_most` steps in the pool. The pool has an eighth more shared slots than that.
 - A tenant gets another shared slot only while it runs fewer than `GREED` times as many steps as slots are unused. So a
   tenant that comes later finds room for several steps.
 - `reserve` more slots are each for a tenant that runs nothing else in the pool.
@@ -31,12 +31,12 @@ class Rooms:
 
 
 class Shares:
-    """Without a `reserve` the pool has exactly `most` slots, too few to keep any: then tenants only take turns."""
+    """Without a `reserve` the pool has exactly `at_most` slots, too few to keep any: then tenants only take turns."""
 
-    def __init__(self, most: int, reserve: int = 0) -> None:
-        self.most = most
+    def __init__(self, at_most: int, reserve: int = 0) -> None:
+        self.at_most = at_most
         #: Shared slots.
-        self.slots = most + most // GREED if reserve else most
+        self.slots = at_most + at_most // GREED if reserve else at_most
         self.reserve = reserve
         self.busy = 0
         #: Free slots that are kept for a running poll.
@@ -82,7 +82,7 @@ class Shares:
 
     def _may_run(self, running: int, unused: int) -> bool:
         """Whether a tenant with `running` steps may take one of `unused` shared slots."""
-        return unused > 0 and (not running or not self.reserve or running < min(self.most, GREED * unused))
+        return unused > 0 and (not running or not self.reserve or running < min(self.at_most, GREED * unused))
 
     def rooms(self, limit: int) -> Rooms:
         """The rooms of a poll that claims at most `limit` tasks."""
@@ -96,5 +96,5 @@ class Shares:
 
         After n more steps the condition is `running + n < GREED * (unused - n)`; solved for n, rounded up.
         """
-        room = min(-(-(GREED * (self.slots - self.busy) - running) // (GREED + 1)), self.most - running)
+        room = min(-(-(GREED * (self.slots - self.busy) - running) // (GREED + 1)), self.at_most - running)
         return None if not self.reserve or room >= limit else max(room, 0 if running else 1)

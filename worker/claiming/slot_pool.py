@@ -219,7 +219,7 @@ class SlotPool:
             if self._keeps_next and self._shares.busy < self._shares.slots:
                 self._keep_next(keeps=False)
                 self._full_since = None
-                await self._claim_due(overdue, most=1)
+                await self._claim_due(overdue, at_most=1)
             result = await self._claim_due(overdue)
             again = result.plenty and not (hints_come and result.hinted)
             self._share_full_pool(others_wait=bool(self._hints) or again)
@@ -262,13 +262,13 @@ class SlotPool:
         self._shares.promised += slots
         self._may_start.set()
 
-    async def _claim_due(self, overdue: float, most: int | None = None) -> _PollResult:
+    async def _claim_due(self, overdue: float, at_most: int | None = None) -> _PollResult:
         """Claim due tasks into the free slots. If none is free, claim for tenants that run nothing here, into the
         reserve.
         """
         shares = self._shares
         # At most half of the slots: the pool claims for one half while the attempts of the other half are settled.
-        limit = min(shares.free if shares.free > 0 else shares.reserve_free, most or max(1, self.slots // 2))
+        limit = min(shares.free if shares.free > 0 else shares.reserve_free, at_most or max(1, self.slots // 2))
         if limit <= 0:
             return _PollResult(plenty=True, hinted=True, held_back=False)
         rooms = replace(shares.rooms(limit), other_overdue=_HINT_SECONDS if self._crowded else None)

@@ -21,7 +21,7 @@ class TenantLoad:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self._running: Mapping[str, int] = {}
-        self._counting = Pauses(share=COUNTING_SHARE, least=0.0, most=OLDEST_SECONDS, clock=clock)
+        self._counting = Pauses(share=COUNTING_SHARE, at_least=0.0, at_most=OLDEST_SECONDS, clock=clock)
 
     def running(self) -> Mapping[str, int] | None:
         """The count that the next poll uses; None: that poll counts, if several tenants have work."""

@@ -40,11 +40,11 @@ class _Held(Enum):
 class ClaimBatcher:
     """`async claim` for everybody; one connection and one statement behind it."""
 
-    def __init__(self, settings: Settings, terms: LeaseTerms, heartbeat: Heartbeat, most: int) -> None:
+    def __init__(self, settings: Settings, terms: LeaseTerms, heartbeat: Heartbeat, at_most: int) -> None:
         self._terms = terms
         self._heartbeat = heartbeat
         self._batcher: Batcher[_Request, Claimed | _Held | None] = Batcher(
-            lambda: connect(settings, "claims"), self._claim, name="claims", most=most, patience=_PATIENCE
+            lambda: connect(settings, "claims"), self._claim, name="claims", at_most=at_most, patience=_PATIENCE
         )
         self.start, self.close = self._batcher.start, self._batcher.close
 

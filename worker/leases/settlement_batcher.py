@@ -64,13 +64,17 @@ class SettlementBatcher:
         terms: LeaseTerms,
         heartbeat: Heartbeat,
         announce: Callable[[Sequence[Announcement]], None],
-        most: int,
+        at_most: int,
     ) -> None:
         self._terms = terms
         self._heartbeat = heartbeat
         self._announce = announce
         self._batcher: Batcher[Settlement, Answer] = Batcher(
-            lambda: connect(settings, "settlements"), self._settle, name="settlements", most=most, patience=_PATIENCE
+            lambda: connect(settings, "settlements"),
+            self._settle,
+            name="settlements",
+            at_most=at_most,
+            patience=_PATIENCE,
         )
         self.start, self.close = self._batcher.start, self._batcher.close
 

@@ -32,7 +32,7 @@ from leasehold.storage.store import ObjectStore
 from leasehold.transitions import external, gates, quarantine, sweeps, webhooks, workers
 from leasehold.transitions.gates import ConcurrencyLimitName
 from leasehold.worker.maintenance.housekeeping import Housekeeping
-from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MOST_BUSY, Leadership, Takeover
+from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Leadership, Takeover
 
 #: Workers look for dead workers and a dead leader this often: what those held runs elsewhere within a second.
 _WATCH_SECONDS = 0.5
@@ -70,7 +70,7 @@ class Duties:
         self._last_limit: ConcurrencyLimitName = ("", "")
         self._leadership = Leadership(worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
-        self._late = Pauses(share=MOST_BUSY, least=settings.sweep_seconds, most=LATEST_SECONDS)
+        self._late = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
         self._frequent = _shared(pool, _FREQUENT_CONNECTIONS)
         self._housekeeping_connection = _shared(pool, _HOUSEKEEPING_CONNECTIONS)
         self._housekeeping = Housekeeping(settings, self._housekeeping_connection, store, kinds)
@@ -177,9 +177,9 @@ class Duties:
         await history.keep_event_days(connection, ahead=7, behind=self._settings.retention_days + 1)
 
 
-def _shared(pool: Pool, most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
-    """Connections of the pool, of which all callers together have at most `most` at once."""
-    permits = asyncio.Semaphore(most)
+def _shared(pool: Pool, at_most: int) -> Callable[[], AbstractAsyncContextManager[Connection]]:
+    """Connections of the pool, of which all callers together have at most `at_most` at once."""
+    permits = asyncio.Semaphore(at_most)
 
     @asynccontextmanager
     async def acquire() -> AsyncIterator[Connection]:

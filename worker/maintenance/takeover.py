@@ -20,7 +20,7 @@ log = structlog.get_logger(__name__)
 
 #: The leader looks for expired leases every `sweep_seconds`. It spends at most this share of the time on it, but looks
 #: at least once in this many seconds.
-MOST_BUSY = 1 / 100
+MAX_BUSY = 1 / 100
 LATEST_SECONDS = 8.0
 #: After the leader misses a worker, it looks for expired leases at every turn for this long: some rows may still be
 #: locked, and other workers may have died with it.
@@ -59,7 +59,7 @@ class Takeover:
         #: Workers that were dead in the last turn.
         self.dead: tuple[UUID, ...] = ()
         self._hurry_until = 0.0
-        self._pauses = Pauses(share=MOST_BUSY, least=settings.sweep_seconds, most=LATEST_SECONDS)
+        self._pauses = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
 
     async def turn(self) -> None:
         async with self._pool.acquire() as connection:

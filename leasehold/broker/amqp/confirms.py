@@ -29,7 +29,7 @@ _CONTENT_TYPE, _HEADERS, _DELIVERY_MODE = 1 << 15, 1 << 13, 1 << 12
 _JSON = b"\x10application/json"
 _PERSISTENT = 2
 #: The frame that every broker must accept: section 1.4.2.6 (frame-max). Hints have about 200 bytes.
-_MOST_BYTES = 4096 - 8
+_MAX_BYTES = 4096 - 8
 
 
 def publish(channel: int, queue: str, headers: Mapping[str, str], body: bytes) -> bytes:
@@ -42,7 +42,7 @@ def publish(channel: int, queue: str, headers: Mapping[str, str], body: bytes) -
     except (TypeError, ValueError, struct.error) as error:
         raise ValueError("AMQP cannot encode the queue name or a header") from error
     header = CONTENT.pack(_BASIC, 0, len(body), properties) + _JSON + table + bytes((_PERSISTENT,))
-    if max(len(header), len(body)) > _MOST_BYTES:
+    if max(len(header), len(body)) > _MAX_BYTES:
         raise ValueError("the message is too large for one frame")
     return frame(METHOD, channel, method) + frame(HEADER, channel, header) + frame(BODY, channel, body)
 

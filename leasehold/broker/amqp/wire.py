@@ -27,7 +27,7 @@ _HEARTBEAT = b"\x08\x00\x00\x00\x00\x00\x00\xce"
 #: then gets a heartbeat this often.
 _ALIVE_SECONDS = 1.0
 #: No broker agrees to larger frames: a peer that sends one does not speak AMQP.
-_MOST_BYTES = 16 * 1024 * 1024
+_MAX_BYTES = 16 * 1024 * 1024
 
 METHOD, HEADER, BODY = 1, 2, 3
 #: The begin of a content header: class, weight, size of the body, flags of the properties.
@@ -70,7 +70,7 @@ class Sieve:
         while size - at >= _FRAME.size:
             kind, channel, length = _FRAME.unpack_from(data, at)
             start, end = at + _FRAME.size, at + _FRAME.size + length
-            if length > _MOST_BYTES or (end < size and data[end] != _END):
+            if length > _MAX_BYTES or (end < size and data[end] != _END):
                 self._is_amqp = False  # not AMQP: the client reports it
                 return b"".join((*others, data[kept:]))
             if end >= size:

@@ -17,7 +17,7 @@ from leasehold.transitions.limits import Submitted
 
 Row: TypeAlias = asyncpg.Record
 #: A list's total is counted up to this.
-MOST_COUNTED = 10_000
+MAX_COUNTED = 10_000
 #: For so long an expired conversion is told from one that never was.
 EXPIRED_KEPT = timedelta(days=90)
 
@@ -125,14 +125,14 @@ async def newest(
     before: UUID | None,
     limit: int,
 ) -> tuple[Sequence[Row], int]:
-    """A page, newest first, and how many there are in all (counted up to MOST_COUNTED)."""
+    """A page, newest first, and how many there are in all (counted up to MAX_COUNTED)."""
     page = await connection.fetch(
         f"{_WHOLE} WHERE {_WANTED} AND ($4::uuid IS NULL OR c.job_id < $4) ORDER BY c.job_id DESC LIMIT $5",
         tenant_id, user_id, states, before, limit,
     )  # fmt: skip
     total: int = await connection.fetchval(
         "SELECT count(*) FROM (SELECT 1 FROM conversion c JOIN job j ON j.id = c.job_id"
-        f" WHERE {_WANTED} LIMIT {MOST_COUNTED}) AS counted",
+        f" WHERE {_WANTED} LIMIT {MAX_COUNTED}) AS counted",
         tenant_id,
         user_id,
         states,

@@ -46,11 +46,11 @@ async def bring(egress: Egress, settings: Settings, kind: Kind, url: str, path: 
 
     Raises Unfit, NotNow.
     """
-    most = settings.generation_image_max_bytes if kind == "image" else settings.generation_video_max_bytes
+    at_most = settings.generation_image_max_bytes if kind == "image" else settings.generation_video_max_bytes
     try:
-        got = await egress.download(url, path, max_bytes=most, timeout=_SECONDS, redirects=_REDIRECTS)
+        got = await egress.download(url, path, max_bytes=at_most, timeout=_SECONDS, redirects=_REDIRECTS)
     except AnswerTooLarge:
-        raise Unfit("file_too_large", f"The provider's file has more than {most} bytes.") from None
+        raise Unfit("file_too_large", f"The provider's file has more than {at_most} bytes.") from None
     except EgressRefused as error:
         if error.code in _MAY_PASS:
             raise NotNow(str(error)) from None

@@ -12,7 +12,7 @@ from leasehold.kinds.metrics import CAP, Question, labelled
 from leasehold.pipelines.generation.rows import STATUS, UNDER_WAY
 
 #: The most servers that are reported: those with most to do.
-MOST_SERVERS = 100
+MAX_SERVERS = 100
 
 # Unfinished generations, in the words of their endpoints, of each server. $1 the cap.
 GENERATIONS = f"""
@@ -40,7 +40,7 @@ def _families(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
             servers[row["server_id"]] += row["n"]
     meaning = f"Unfinished generations, in the words of their API; counted up to {CAP}"
     yield labelled("generation_tasks", meaning, ["kind", "status"], words.items())
-    first = servers.most_common(MOST_SERVERS)
+    first = servers.most_common(MAX_SERVERS)
     yield labelled(
         "generation_server_tasks", "Generations that a server has under way", ["server_id"],
         [((name,), n) for name, n in first],

@@ -21,7 +21,7 @@ Row: TypeAlias = asyncpg.Record
 #: The duty that forgets source images, in the quarantine.
 SOURCES = "expired_sources"
 #: Finished generations that statistics count, at most, of each tenant.
-MOST_COUNTED = 100_000
+MAX_COUNTED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +157,7 @@ GROUP BY kind, server_id, status
 
 async def counts(connection: Connection, tenant_id: str, server_id: str | None) -> Sequence[Row]:
     """How many of the tenant's generations are in which status, by kind and server."""
-    return await connection.fetch(_COUNTS, tenant_id, server_id, MOST_COUNTED)
+    return await connection.fetch(_COUNTS, tenant_id, server_id, MAX_COUNTED)
 
 
 async def keep_source(connection: Connection, tenant_id: str, key: str, kept: timedelta) -> datetime | None:

@@ -26,9 +26,9 @@ from leasehold.pipelines.generation.provider_context import ProviderContext, ope
 from leasehold.runtime import failpoints
 
 #: What a provider that is busy or down is given, at most, before it is asked again.
-_MOST_BACKOFF = 120.0
+_MAX_BACKOFF = 120.0
 #: The most that a provider's Retry-After counts for.
-_MOST_WAIT = 600.0
+_MAX_WAIT = 600.0
 #: Polls that came due together part ways.
 _JITTER = 0.1
 _UNKNOWN = "Nobody knows whether the provider took the order: its answer was lost, and asking again might buy it twice."
@@ -87,7 +87,7 @@ async def poll(attempt: Attempt) -> Done | Snooze:
         return Snooze(_later(params, error, misses), note | {"misses": misses, "last_error": error.message})
     if isinstance(answer, Made):
         return Done(value={"urls": list(answer.urls), "at": _now().isoformat(), "submitted_at": note["submitted_at"]})
-    delay = max(params.poll_seconds, min(answer.after or 0.0, _MOST_WAIT))
+    delay = max(params.poll_seconds, min(answer.after or 0.0, _MAX_WAIT))
     return Snooze(_before_deadline(params, _spread(delay)), note | {"misses": 0, "state": answer.state[:100]})
 
 
@@ -166,8 +166,8 @@ async def _refused(attempt: Attempt, error: Rejected, note: dict[str, Any] | Non
 def _later(params: GenerationParams, error: TryLater | OutcomeUnknown, misses: int) -> timedelta:
     """As the provider asked; else twice as long each time."""
     asked = getattr(error, "after", None)
-    seconds = min(params.poll_seconds * 2 ** min(misses - 1, 10), _MOST_BACKOFF)
-    return _before_deadline(params, _spread(seconds if asked is None else min(asked, _MOST_WAIT)))
+    seconds = min(params.poll_seconds * 2 ** min(misses - 1, 10), _MAX_BACKOFF)
+    return _before_deadline(params, _spread(seconds if asked is None else min(asked, _MAX_WAIT)))
 
 
 def _spread(seconds: float) -> timedelta:

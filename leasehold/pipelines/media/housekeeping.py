@@ -77,7 +77,7 @@ async def refuse_too_large(connection: Connection, due: Due, size: int, *, days:
     )
     if media_id is None:
         return
-    refused = refusals.too_large(size, due.most)
+    refused = refusals.too_large(size, due.at_most)
     error = {"code": refused.code, "message": refused.message, "retryable": False}
     if await media.refuse_upload(
         connection, media_id, due.tenant_id, size=size, error=error, kept=timedelta(days=days)

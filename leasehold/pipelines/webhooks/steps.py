@@ -22,7 +22,7 @@ from leasehold.transitions import webhooks as transitions
 
 _ANSWER_BYTES = 64 * 1024
 _GONE = 410
-_MOST_RETRY_AFTER = 86_400.0
+_MAX_RETRY_AFTER = 86_400.0
 #: A delivery whose tenant or host has enough under way comes again after these. It is no attempt.
 _SNOOZES = tuple(timedelta(seconds=seconds) for seconds in (1, 2, 4, 8, 15, 30))
 
@@ -84,9 +84,9 @@ def _retry_after(answer: Answer) -> timedelta | None:
     """What the receiver asked for, within a day."""
     said = answer.headers.get("retry-after", "")
     if said.isdecimal():
-        return timedelta(seconds=min(float(said), _MOST_RETRY_AFTER))
+        return timedelta(seconds=min(float(said), _MAX_RETRY_AFTER))
     try:
         seconds = parsedate_to_datetime(said).timestamp() - time()
     except (TypeError, ValueError, OverflowError):  # some years are beyond the clock
         return None
-    return timedelta(seconds=min(max(seconds, 0.0), _MOST_RETRY_AFTER))
+    return timedelta(seconds=min(max(seconds, 0.0), _MAX_RETRY_AFTER))

@@ -25,7 +25,7 @@ COPY_SECONDS = 600.0
 UNDO_SECONDS = 120.0
 #: For so long whoever takes back what the dead have left has their keys, some at a time.
 _UNDO_LEASE_SECONDS = 300
-_MOST_DEAD = 20
+_MAX_DEAD = 20
 
 _PLAIN_TENANT = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
@@ -203,7 +203,7 @@ async def traces(connection: Connection, turn: Turn) -> list[Trace]:
 
 async def dead(connection: Connection) -> list[Trace]:
     """What calls that died have left, some of it, held for a while by whoever asks."""
-    return _traces(await connection.fetch(_DEAD, _UNDO_LEASE_SECONDS, _MOST_DEAD))
+    return _traces(await connection.fetch(_DEAD, _UNDO_LEASE_SECONDS, _MAX_DEAD))
 
 
 def _traces(rows: Sequence[asyncpg.Record]) -> list[Trace]:

@@ -25,9 +25,9 @@ from leasehold.storage.store import ObjectStore
 log = structlog.get_logger(__name__)
 
 #: The longest that one artifact may take, in seconds.
-_MOST_SECONDS = 300.0
+_MAX_SECONDS = 300.0
 #: Of what is replaced, and so kept meanwhile.
-_MOST_BACKUP_BYTES = 2 * 1024**3
+_MAX_BACKUP_BYTES = 2 * 1024**3
 _BINARY = "application/octet-stream"
 #: Which call wrote an object.
 _TURN = "promotion"
@@ -209,7 +209,7 @@ class _FileService:
             headers = await self._authorization()
             try:
                 got = await self._egress.download(
-                    self._url(key), path, max_bytes=_MOST_BACKUP_BYTES, timeout=_MOST_SECONDS, headers=headers
+                    self._url(key), path, max_bytes=_MAX_BACKUP_BYTES, timeout=_MAX_SECONDS, headers=headers
                 )
             except (EgressRefused, EgressFailed) as error:
                 raise _failed(key) from error
@@ -255,7 +255,7 @@ class _FileService:
         body = b"" if content is None else content()
         try:
             return await self._egress.request(
-                method, self._url(key), headers=headers, content=body, timeout=_MOST_SECONDS
+                method, self._url(key), headers=headers, content=body, timeout=_MAX_SECONDS
             )
         except (EgressRefused, EgressFailed, StoreError) as error:
             log.warning("a promotion failed", error=type(error).__name__, code=getattr(error, "code", None))

@@ -11,7 +11,7 @@ import numpy as np
 
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 
-_MOST_DB = 200.0  # of equal signals, whose ratio is infinite
+_MAX_DB = 200.0  # of equal signals, whose ratio is infinite
 _TIMED = 5
 
 
@@ -29,9 +29,9 @@ def _one(first: list[np.ndarray[Any, Any]], second: list[np.ndarray[Any, Any]]) 
         for x, y in zip(first, second, strict=True)
     ]
     return {
-        "snr_db": min(_MOST_DB, 10 * math.log10(signal / noise))
+        "snr_db": min(_MAX_DB, 10 * math.log10(signal / noise))
         if noise and signal
-        else (_MOST_DB if not noise else 0.0),
+        else (_MAX_DB if not noise else 0.0),
         "cosine": float(a @ b) / lengths if lengths else float(noise == 0),
         "max_error": float(np.max(np.abs(a - b), initial=0.0)),
         "top1_agreement": sum(same) / len(same),

@@ -40,7 +40,7 @@ from leasehold.pipelines.conversion.toolchain.shapes import facts, fix_inputs
 
 _TFLITE = b"TFL3"  # at byte 4 of the file
 _OLD_OPSET = 11  # older ones go through the vendor's converter from ONNX 1.4
-_MOST_TEXT = 10_000
+_MAX_TEXT = 10_000
 #: One thread: the analyser's memory grows with them, and its abort means that there was too little.
 _THREADS = 1
 
@@ -94,7 +94,7 @@ def quantise(work: Work) -> Done:
     }
     if params.enable_evaluate:
         say(work, 5, "evaluating")
-        report["evaluate"] = str(_called(config.evaluate))[:_MOST_TEXT]
+        report["evaluate"] = str(_called(config.evaluate))[:_MAX_TEXT]
     say(work, 15, "analysing")
     mapping = {name: [sample[name] for sample in given] for name in given[0]}
     made = _called(config.analysis, mapping, output_dir=str(work.directory.absolute()), threads=_THREADS)

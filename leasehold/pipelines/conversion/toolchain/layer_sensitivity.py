@@ -15,7 +15,7 @@ from leasehold.pipelines.conversion.toolchain.shapes import shape_of
 _WORST = 5
 _SAMPLES = 2
 #: Layers beyond this many bytes of answers are not looked at, the last of the graph first to be left out.
-_MOST_BYTES = 256 * 1024 * 1024
+_MAX_BYTES = 256 * 1024 * 1024
 #: They only move numbers about.
 _PASSIVE = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
 #: They have no weights to be hurt: what is left of a signal is smaller behind them, and its noise a larger share.
@@ -48,7 +48,7 @@ def _comparable(model: onnx.ModelProto, made: onnx.ModelProto) -> list[str]:
     """Float answers of layers that the int8 graph has under the same name."""
     there = {name for node in made.graph.node if node.op_type != "QuantizeLinear" for name in node.output}
     known = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
-    names, left = [], _MOST_BYTES
+    names, left = [], _MAX_BYTES
     for node in model.graph.node:
         for name in node.output:
             value = known.get(name)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from leasehold.domain.errors import Permanent
 
-_MOST = 300
+_MAX = 300
 
 
 def _said(reason: str) -> str:
     """One printable line without its last stop."""
     line = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
-    return line[:_MOST].rstrip(". ")
+    return line[:_MAX].rstrip(". ")
 
 
 def not_onnx(reason: str) -> Permanent:

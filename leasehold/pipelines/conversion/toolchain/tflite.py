@@ -20,11 +20,11 @@ def is_tflite(path: Path) -> bool:
         return file.read(_MAGIC_AT + len(_MAGIC))[_MAGIC_AT:] == _MAGIC
 
 
-def to_onnx(source: Path, out: Path, most_bytes: int) -> Path:
+def to_onnx(source: Path, out: Path, max_bytes: int) -> Path:
     """Convert `source` into `out`. Raises Permanent: model_too_large, toolchain_missing or tflite_not_convertible."""
     size = source.stat().st_size
-    if size > most_bytes:
-        raise refusals.model_too_large(size, most_bytes)
+    if size > max_bytes:
+        raise refusals.model_too_large(size, max_bytes)
     if convert is None:
         raise refusals.tflite_missing()
     try:

@@ -15,11 +15,11 @@ from leasehold.pipelines.generation.provider import OutcomeUnknown, ProviderErro
 from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, EgressRefused
 from leasehold.settings import Settings
 
-_MOST_ANSWER = 4 * 1024 * 1024
+_MAX_ANSWER = 4 * 1024 * 1024
 _SECONDS = 30.0
 _KEPT_CONNECTIONS = 20
-_MOST_TEXT = 500
-_MOST_AFTER = 86_400.0
+_MAX_TEXT = 500
+_MAX_AFTER = 86_400.0
 _REJECTED = {401: "provider_unauthorized", 402: "provider_payment_required", 403: "provider_unauthorized"}
 _TOO_MANY, _UNAVAILABLE = 429, 503
 
@@ -44,7 +44,7 @@ class Heard:
 
     def refusal(self, message: str = "", fail_code: str | None = None) -> ProviderError:
         """What a status that is not good means. `message`: the provider's own, if it gave one."""
-        told = f"The provider answered {self.status}" + (f": {message[:_MOST_TEXT]}" if message else ".")
+        told = f"The provider answered {self.status}" + (f": {message[:_MAX_TEXT]}" if message else ".")
         if self.status == _TOO_MANY or (self.status == _UNAVAILABLE and self.after is not None):
             return TryLater("provider_busy", told, fail_code=fail_code, after=self.after)
         if self.good or self.status >= 500 or self.status == 408:  # noqa: PLR2004 - HTTP statuses
@@ -87,7 +87,7 @@ class Asker:
         egress = self._fresh if buys else self._kept
         try:
             answer = await egress.request(
-                method, url, headers=sent, content=body, max_bytes=_MOST_ANSWER, timeout=seconds
+                method, url, headers=sent, content=body, max_bytes=_MAX_ANSWER, timeout=seconds
             )
         except EgressRefused as error:
             if error.code == "host_unknown":  # it may come back
@@ -158,4 +158,4 @@ def _retry_after(said: str) -> float | None:
         seconds = float(said) if said.isdecimal() else parsedate_to_datetime(said).timestamp() - time()
     except (TypeError, ValueError, OverflowError):  # some years are beyond the clock
         return None
-    return min(max(seconds, 0.0), _MOST_AFTER)
+    return min(max(seconds, 0.0), _MAX_AFTER)

@@ -12,7 +12,7 @@ _QUERY = re.compile(r"(https?://[^\s?#]+)[?#]\S*")
 #: A shorter part of a credential is no secret, and its letters are in every sentence.
 _LEAST_PART = 4
 #: What follows is not kept: a search in it may cost the square of its length.
-_MOST_TOLD = 2000
+_MAX_TOLD = 2000
 _HIDDEN = "***"
 
 
@@ -60,4 +60,4 @@ def told_without(text: str, credential: str) -> str:
     parts = {part for part in credential.split(":") if len(part) >= _LEAST_PART} | {credential}
     for part in sorted(parts - {""}, key=len, reverse=True):
         text = text.replace(part, _HIDDEN)
-    return _QUERY.sub(r"\1", text[:_MOST_TOLD])
+    return _QUERY.sub(r"\1", text[:_MAX_TOLD])

@@ -15,7 +15,7 @@ from leasehold.pipelines.media.refusals import corrupt_image, unsupported_format
 
 #: Stills, grids of them, and what lies beside: thumbnails, the map of a wider range of light, metadata.
 _KINDS = {b"hvc1", b"grid", b"jpeg", b"tmap", b"Exif", b"mime", b"uri ", b"iptc"}
-_MOST_COPIED = 64 * 1024 * 1024  # bytes of properties and metadata, for each item that has them
+_MAX_COPIED = 64 * 1024 * 1024  # bytes of properties and metadata, for each item that has them
 _BLOCK = 64  # the largest block of HEVC: a coded picture is filled up to whole ones
 _SPARE = 0x01
 
@@ -41,7 +41,7 @@ def _check_copies(items: Items) -> None:
     copied = sum(end - start for item in items.all.values() for _, start, end in item.properties)
     for item in items.all.values():
         copied += sum(end - start for start, end in item.parts) * len(item.names.get(b"cdsc", []))
-    if copied > _MOST_COPIED:
+    if copied > _MAX_COPIED:
         raise corrupt_image("its contents name more bytes than it has")
 
 
