@@ -1,4 +1,7 @@
-"""/api/v1/jobs: send a model to convert, poll the conversion, cancel it, list conversions."""
+"""The endpoints under `/api/v1/jobs` that create, read, cancel and list conversions.
+
+`upload` reads the form of a new conversion; `events`, `result` and `promote` have the other endpoints of a conversion.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +25,7 @@ from leasehold.api.conversion.upload import (
     MAX_BYTES,
     MAX_SECONDS,
     MEMORY_BYTES,
-    Sent,
+    StoredForm,
     keys_of,
     prefix_of,
     receive,
@@ -60,7 +63,7 @@ Reader = Annotated[Caller, Depends(AuditedRequire(CONVERSION_READ))]
 Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
 PATH = "/api/v1/jobs"
-_KEPT_SECONDS = 7 * 24 * 3600
+_KEEP_SECONDS = 7 * 24 * 3600
 _SLOW = Problem(
     HTTPStatus.REQUEST_TIMEOUT, "body_too_slow", "The form did not arrive in time.", {"Connection": "close"}
 )
@@ -91,13 +94,13 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     services.store.require()
     job_id = new_id()
     keys = keys_of(job_id)
-    limited = await check_rate(services, caller, "posts")
+    rate_fields = await check_rate(services, caller, "posts")
     await refuse_early(services, caller, queues_of(caller.tenant_id, conversion), idempotency_key)
-    size = _announced(request)
-    await _announce_upload(services, caller, job_id, size)
+    form_bytes = _announced_bytes(request)
+    await _announce_upload(services, caller, job_id, form_bytes)
     try:
-        async with services.bodies.room(caller.tenant_id, min(size, MEMORY_BYTES)):
-            sent = await receive(request, services.store, keys, services.settings)
+        async with services.bodies.room(caller.tenant_id, min(form_bytes, MEMORY_BYTES)):
+            form = await receive(request, services.store, keys, services.settings)
     except TimeoutError:
         await _clean_up(services, caller, job_id)
         return _SLOW.response(identity.request_id)
@@ -107,90 +110,93 @@ async def create_conversion(request: Request, caller: Writer, idempotency_key: I
     except BaseException:
         await asyncio.shield(_clean_up(services, caller, job_id))
         raise
-    new = _new(caller, sent, job_id, keys, identity.trace, services.settings.conversion_deadline_seconds)
+    new_conversion = _new_conversion(
+        caller, form, job_id, keys, identity.trace, services.settings.conversion_deadline_seconds
+    )
     try:
-        created = await _created(services, caller, new, sent, idempotency_key)
+        response = await _create(services, caller, new_conversion, form, idempotency_key)
     except Busy as busy:
         await _clean_up(services, caller, job_id)
-        return _in_progress(busy, identity.request_id)
-    except RequestError:  # of the idempotency key
+        return _in_progress_response(busy, identity.request_id)
+    except RequestError:  # the idempotency key is refused
         await _clean_up(services, caller, job_id)
         raise
-    # After any other error the job may or may not be written. If it is not, the sweeper deletes what was stored.
-    for name, value in limited.items():
-        created.headers.setdefault(name, value)  # the fields of the tenant's limits go first
-    return created
+    # After any other error the job may or may not be written. If it is not, the sweeper deletes the stored files.
+    for name, value in rate_fields.items():
+        response.headers.setdefault(name, value)  # where both have a field, the tenant's limits win
+    return response
 
 
-def _announced(request: Request) -> int:
-    """The announced size of the form; the largest allowed size if none is announced."""
+def _announced_bytes(request: Request) -> int:
+    """The size of the form that the client announces. Without an announcement: the largest allowed size."""
     announced = request.headers.get("content-length", "")
     return min(int(announced), MAX_BYTES) if announced.isdecimal() else MAX_BYTES
 
 
-async def _announce_upload(services: Services, caller: Caller, job_id: UUID, size: int) -> None:
-    """Record where the form will be stored, before anything is stored: the sweeper deletes what no job claims."""
+async def _announce_upload(services: Services, caller: Caller, job_id: UUID, form_bytes: int) -> None:
+    """Record where the form's files will lie, before the first is stored: the sweeper deletes files without a job."""
     async with services.pool.acquire() as connection, connection.transaction():
         await uploads.open_upload(
             connection,
             services.settings,
             caller.tenant_id,
             prefix_of(job_id),
-            counted=size,
+            counted=form_bytes,
             at_most=MAX_BYTES,
             seconds=MAX_SECONDS,
         )
 
 
-async def _created(
-    services: Services, caller: Caller, new: NewConversion, sent: Sent, idempotency_key: str | None
+async def _create(
+    services: Services, caller: Caller, new_conversion: NewConversion, form: StoredForm, idempotency_key: str | None
 ) -> Response:
-    made: list[Submitted] = []
-    limited: dict[str, str] = {}
+    """Write the job and answer 201. A repeated request gets the first answer, and its own files are deleted."""
+    submissions: list[Submitted] = []
+    limit_fields: dict[str, str] = {}
     queues = queues_of(caller.tenant_id, conversion)
 
-    async def work(connection: Connection) -> Answer:
-        async with services.admission.submitting(connection, caller.payer, queues, size=sent.model_bytes) as paid:
-            made.append(await conversions.create(connection, new))
-        await uploads.forget(connection, caller.tenant_id, prefix_of(new.job.id))
-        limited.update(paid.fields)
-        row = await conversions.find(connection, caller.tenant_id, new.job.id)
+    async def write_job(connection: Connection) -> Answer:
+        async with services.admission.submitting(connection, caller.payer, queues, size=form.model_bytes) as charge:
+            submissions.append(await conversions.create(connection, new_conversion))
+        await uploads.forget(connection, caller.tenant_id, prefix_of(new_conversion.job.id))
+        limit_fields.update(charge.fields)
+        row = await conversions.find(connection, caller.tenant_id, new_conversion.job.id)
         assert row is not None
         return Answer(HTTPStatus.CREATED, encoded(record(row)))
 
-    answer = await once(services.pool, caller.tenant_id, idempotency_key, sent.fingerprint, work)
-    for submitted in made:
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, form.fingerprint, write_job)
+    for submitted in submissions:
         await follow_up(services, submitted.hints, submitted.gates)
         SUBMITTED.labels(conversion.name).inc()
-        log.info("job submitted", job_id=str(new.job.id), bytes=sent.model_bytes)
-    if not made:  # a repeated request got its first answer: no job has what was just stored
-        await _clean_up(services, caller, new.job.id)
-    headers = limited | {"Location": f"{PATH}/{orjson.loads(answer.body)['job_id']}"}
+        log.info("job submitted", job_id=str(new_conversion.job.id), bytes=form.model_bytes)
+    if not submissions:  # a repeated request got the first answer: no job owns the files that were just stored
+        await _clean_up(services, caller, new_conversion.job.id)
+    headers = limit_fields | {"Location": f"{PATH}/{orjson.loads(answer.body)['job_id']}"}
     return Response(answer.body, answer.status_code, headers, media_type="application/json")
 
 
-def _new(
-    caller: Caller, sent: Sent, job_id: UUID, keys: dict[str, str], trace: dict[str, str], deadline_seconds: int
+def _new_conversion(
+    caller: Caller, form: StoredForm, job_id: UUID, keys: dict[str, str], trace: dict[str, str], deadline_seconds: int
 ) -> NewConversion:
     job = NewJob(
         pipeline=conversion,
         tenant_id=caller.tenant_id,
-        params=sent.params.model_dump(mode="json"),
+        params=form.params.model_dump(mode="json"),
         inputs=keys,
         output_prefix=f"jobs/{job_id}",
-        keep_seconds=_KEPT_SECONDS,
+        keep_seconds=_KEEP_SECONDS,
         deadline_at=datetime.now(UTC) + timedelta(seconds=deadline_seconds),
         trace=trace,
         id=job_id,
-        exclusive_key=sent.user_id,
+        exclusive_key=form.user_id,
     )
-    said = {
-        "filename": sent.file_name,
+    input_record = {
+        "filename": form.file_name,
         "object_key": keys["model"],
-        "size_bytes": sent.model_bytes,
-        "ref_images_count": sent.images,
+        "size_bytes": form.model_bytes,
+        "ref_images_count": form.images,
     }
-    return NewConversion(job, sent.user_id, caller.client_id, sent.owner_tenant, sent.file_name, said)
+    return NewConversion(job, form.user_id, caller.client_id, form.owner_tenant, form.file_name, input_record)
 
 
 async def _clean_up(services: Services, caller: Caller, job_id: UUID) -> None:
@@ -206,14 +212,14 @@ async def _clean_up(services: Services, caller: Caller, job_id: UUID) -> None:
         await uploads.forget(connection, caller.tenant_id, prefix_of(job_id))
 
 
-def _in_progress(busy: Busy, request_id: str) -> Response:
+def _in_progress_response(busy: Busy, request_id: str) -> Response:
     headers = {} if busy.job_id is None else {"Location": f"{PATH}/{busy.job_id}"}
-    said = f"The user has an unfinished conversion: {busy.job_id}."
-    problem = Problem(HTTPStatus.CONFLICT, "job_in_progress", said, headers)
-    answer = problem.response(request_id)
-    answer.body = encoded(problem.body(request_id) | {"job_id": busy.job_id})
-    answer.headers["Content-Length"] = str(len(answer.body))
-    return answer
+    message = f"The user has an unfinished conversion: {busy.job_id}."
+    problem = Problem(HTTPStatus.CONFLICT, "job_in_progress", message, headers)
+    response = problem.response(request_id)
+    response.body = encoded(problem.body(request_id) | {"job_id": busy.job_id})
+    response.headers["Content-Length"] = str(len(response.body))
+    return response
 
 
 @router.get(
@@ -240,33 +246,33 @@ async def get_conversion(
     ] = 0,
 ) -> Response:
     services = services_of(request)
-    limited = await check_rate(services, caller, "reads")
+    rate_fields = await check_rate(services, caller, "reads")
     row = await find(services, caller, job_id)
     if wait and not is_finished(row) and (if_none_match is None or matches(if_none_match, _etag(row))):
         await services.watch.changed(job_id, row["event_seq"], wait)
         row = await find(services, caller, job_id)
-    headers = limited | {"ETag": _etag(row)} | ({} if is_finished(row) else {"Retry-After": "1"})
+    headers = rate_fields | {"ETag": _etag(row)} | ({} if is_finished(row) else {"Retry-After": "1"})
     if matches(if_none_match, headers["ETag"]):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     return Response(encoded(record(row)), headers=headers, media_type="application/json")
 
 
 def _etag(row: Row) -> str:
-    """The record's version: its bytes, for progress and promotion change it without an event."""
+    """The version of the record: a hash of its bytes, because progress and promotion change it without an event."""
     return f'"{hashlib.sha256(encoded(record(row))).hexdigest()[:32]}"'
 
 
 async def find(services: Services, caller: Caller, job_id: UUID) -> Row:
-    """Raises NotFound; another tenant's conversion is not there."""
+    """The row of the caller's conversion. Raises NotFound (also for another tenant's conversion), or Gone."""
     async with services.pool.acquire() as connection:
-        found = await conversions.find(connection, caller.tenant_id, job_id)
-        if found is None and await conversions.is_expired(connection, caller.tenant_id, job_id):
+        row = await conversions.find(connection, caller.tenant_id, job_id)
+        if row is None and await conversions.is_expired(connection, caller.tenant_id, job_id):
             raise Gone("expired", "The conversion has expired, and was deleted.")
-    if found is None:
+    if row is None:
         raise NotFound("job_not_found", "There is no such conversion.")
-    if found["expired"]:
+    if row["expired"]:
         raise Gone("expired", "The conversion has expired.")
-    return found
+    return row
 
 
 class CancelRequest(BaseModel):
@@ -290,29 +296,29 @@ class CancelRequest(BaseModel):
     }),
 )  # fmt: skip
 async def cancel_conversion(
-    request: Request, job_id: UUID, caller: Writer, asked: CancelRequest | None = None
+    request: Request, job_id: UUID, caller: Writer, body: CancelRequest | None = None
 ) -> Response:
     services = services_of(request)
-    limited = await check_rate(services, caller, "posts")
-    await find(services, caller, job_id)  # a job of another kind is no conversion: 404
+    rate_fields = await check_rate(services, caller, "posts")
+    await find(services, caller, job_id)  # a job of another kind answers 404
     async with services.pool.acquire() as connection:
-        names = await gates.gates_of(connection, [job_id])
-        cancels = await jobs.request_cancel(
+        limit_ids = await gates.gates_of(connection, [job_id])
+        cancellation = await jobs.request_cancel(
             connection,
             [job_id],
             caller.tenant_id,
-            reason=asked.reason if asked is not None else "",
+            reason=body.reason if body is not None else "",
             by=f"client {caller.client_id}",
         )
-    jobs_ended(cancels.ended)
-    status = cancels.states.get(job_id)
+    jobs_ended(cancellation.ended)
+    status = cancellation.states.get(job_id)
     if status in JOB_TERMINAL:
-        await follow_up(services, [], names, [job_id])
+        await follow_up(services, [], limit_ids, [job_id])
     row = await find(services, caller, job_id)
     if status is None and row["status"] != JobState.CANCEL_REQUESTED:
         raise Conflict("resource_invalid_state", f"The conversion is {record(row)['status']}: it cannot be cancelled.")
     audit("job.cancelled", request, caller, job_id=str(job_id))
-    return Response(encoded(record(row)), HTTPStatus.ACCEPTED, limited, media_type="application/json")
+    return Response(encoded(record(row)), HTTPStatus.ACCEPTED, rate_fields, media_type="application/json")
 
 
 @router.get(
@@ -343,5 +349,5 @@ async def list_conversions(
             connection, caller.tenant_id, user_id=user_id, states=states, before=before, limit=limit + 1
         )
     page = rows[:limit]
-    more = cursor_of(page[-1]["job_id"]) if len(rows) > limit else None
-    return {"jobs": [record(row) for row in page], "total": total, "next_cursor": more}
+    next_cursor = cursor_of(page[-1]["job_id"]) if len(rows) > limit else None
+    return {"jobs": [record(row) for row in page], "total": total, "next_cursor": next_cursor}

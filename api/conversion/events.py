@@ -1,4 +1,4 @@
-"""A conversion's events as they happen: server-sent events with resume."""
+"""GET /api/v1/jobs/{job_id}/events: streams a conversion's events as they happen. A client can resume the stream."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""POST /api/v1/jobs/{job_id}/promote: copy a conversion's artifacts to where models are served from, all or none."""
+"""POST /api/v1/jobs/{job_id}/promote: copies a conversion's artifacts to the promotion target (where an installation
+serves its models from), all or none.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ from leasehold.pipelines.conversion.promotion.targets import open_target
 router = APIRouter(tags=["conversion"], route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(AuditedRequire(CONVERSION_WRITE))]
 
-_PART = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
-_MAX_KEY = 512
+_KEY_PART = "[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+_MAX_KEY_CHARACTERS = 512
 
 
 class Target(BaseModel):
@@ -40,10 +42,10 @@ class Target(BaseModel):
     artifact: ArtifactName = "nef"
     key: str | None = Field(
         None,
-        max_length=_MAX_KEY,
-        pattern=f"^{_PART}(/{_PART})*$",
-        description="The key below the tenant's own folder: parts of letters, digits, . _ and -, separated by /."
-        " Default: `{job_id}/out.<artifact>`.",
+        max_length=_MAX_KEY_CHARACTERS,
+        pattern=f"^{_KEY_PART}(/{_KEY_PART})*$",
+        description="The key below the tenant's own folder: parts of letters, digits, `.`, `_` and `-`, separated by "
+        "`/`. Default: `{job_id}/out.<artifact>`.",
     )
     replace: Flag | None = Field(None, description="Default: the `replace` of the request.")
 
@@ -84,18 +86,18 @@ class Promoted(BaseModel):
         HTTPStatus.SERVICE_UNAVAILABLE: "`promotion_not_configured`",
     }),
 )  # fmt: skip
-async def promote_conversion(request: Request, job_id: UUID, wanted: PromoteRequest, caller: Writer) -> Promoted:
+async def promote_conversion(request: Request, job_id: UUID, body: PromoteRequest, caller: Writer) -> Promoted:
     services = services_of(request)
     await check_rate(services, caller, "posts")
-    artifacts = await finished_artifacts(services, caller, job_id, tuple(target.artifact for target in wanted.targets))
+    artifacts = await finished_artifacts(services, caller, job_id, tuple(target.artifact for target in body.targets))
     copies = [
         Copy(
             f"{promotions.folder_of(caller.tenant_id)}/{target.key or f'{job_id}/{file_name_of(target.artifact)}'}",
             artifact["key"],
             artifact["size"],
-            wanted.replace if target.replace is None else target.replace,
+            body.replace if target.replace is None else target.replace,
         )
-        for target, artifact in zip(wanted.targets, artifacts, strict=True)
+        for target, artifact in zip(body.targets, artifacts, strict=True)
     ]
     keys = [copy.key for copy in copies]
     if len(set(keys)) != len(keys):
@@ -103,11 +105,11 @@ async def promote_conversion(request: Request, job_id: UUID, wanted: PromoteRequ
     async with services.pool.acquire() as connection:
         begun = await promotions.begin(connection, caller.tenant_id, job_id)
     if begun is None:
-        return await _decided(services, caller, job_id, keys)
-    turn, left = begun
+        return await _answer_without_turn(services, caller, job_id, keys)
+    turn, leftovers = begun
     try:
         async with open_target(services.settings, services.store) as target:
-            await Promoter(services.pool.acquire, services.store, target).promote(turn, left, copies)
+            await Promoter(services.pool.acquire, services.store, target).promote(turn, leftovers, copies)
     except BaseException:
         await asyncio.shield(_give_up(services, turn))
         audit("promote.failed", request, caller, job_id=str(job_id))
@@ -116,17 +118,17 @@ async def promote_conversion(request: Request, job_id: UUID, wanted: PromoteRequ
     return Promoted(job_id=job_id, promoted_object_keys=keys)
 
 
-async def _decided(services: Services, caller: Caller, job_id: UUID, keys: list[str]) -> Promoted:
-    """The answer if another request has promoted the conversion, or is doing so."""
+async def _answer_without_turn(services: Services, caller: Caller, job_id: UUID, keys: list[str]) -> Promoted:
+    """Answer where another request has promoted the conversion (200 if to the same keys), or is promoting it."""
     async with services.pool.acquire() as connection:
-        found = await conversions.find(connection, caller.tenant_id, job_id)
-    if found is None:
+        row = await conversions.find(connection, caller.tenant_id, job_id)
+    if row is None:
         raise NotFound("job_not_found", "There is no such conversion.")
-    if found["promoted"] is None:
+    if row["promoted"] is None:
         raise promotions.in_progress()
-    if set(found["promoted"]) != set(keys):
+    if set(row["promoted"]) != set(keys):
         raise Conflict("already_promoted", "The conversion was promoted to other keys.")
-    return Promoted(job_id=job_id, promoted_object_keys=found["promoted"])
+    return Promoted(job_id=job_id, promoted_object_keys=row["promoted"])
 
 
 async def _give_up(services: Services, turn: Turn) -> None:

@@ -1,4 +1,4 @@
-"""How often an API key may call the conversion endpoints: one bound for all API processes together."""
+"""Limits how often an API key may call the conversion endpoints. PostgreSQL counts for all API processes together."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from leasehold.domain.errors import TooMany
 from leasehold.limits import rates
 
 
-async def check_rate(services: Services, caller: Caller, what: Literal["posts", "reads"]) -> dict[str, str]:
-    """Charge one request. Returns the RateLimit fields. Raises TooMany `rate_limited`."""
+async def check_rate(services: Services, caller: Caller, operation: Literal["posts", "reads"]) -> dict[str, str]:
+    """Charge one request to the caller's key. Returns the RateLimit header fields. Raises TooMany `rate_limited`."""
     settings = services.settings
-    per_minute = settings.conversion_posts_per_key if what == "posts" else settings.conversion_reads_per_key
+    per_minute = settings.conversion_posts_per_key if operation == "posts" else settings.conversion_reads_per_key
     if per_minute is None:
         return {}
     async with services.pool.acquire() as connection:
-        quota = await rates.take(connection, f"conversion:{what}:{caller.quota_key}", per_minute)
-    policy = f"conversion-{what}"
+        quota = await rates.take(connection, f"conversion:{operation}:{caller.quota_key}", per_minute)
+    policy = f"conversion-{operation}"
     if not quota.allowed:
-        message = f"At most {per_minute} {what} of conversions a minute."
+        message = f"At most {per_minute} {operation} of conversions a minute."
         raise TooMany("rate_limited", message, policy=policy, at_most=per_minute, window=60, retry_after=quota.wait)
     return {
         "RateLimit-Policy": f'"{policy}";q={per_minute};w=60',

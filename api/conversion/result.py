@@ -1,6 +1,6 @@
 """GET /api/v1/jobs/{job_id}/result: streams an artifact from the store.
 
-Downloads are limited by key and bounded in time. A download is charged for the bytes that were sent.
+Downloads are limited by API key and bounded in time. A key is charged for the bytes that the API has sent.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ async def get_conversion_result(
     request: Request, job_id: UUID, caller: Reader, artifact: ArtifactName = "nef"
 ) -> Response:
     services = services_of(request)
-    facts = {"job_id": str(job_id), "artifact": artifact}
-    audit("result.requested", request, caller, **facts)
+    audit_fields = {"job_id": str(job_id), "artifact": artifact}
+    audit("result.requested", request, caller, **audit_fields)
     try:
-        found = await finished_artifacts(services, caller, job_id, (artifact,))
-        download_id = await _begin(services, caller, found[0]["size"])
+        artifacts = await finished_artifacts(services, caller, job_id, (artifact,))
+        download_id = await _begin(services, caller, artifacts[0]["size"])
     except LeaseholdError as error:
-        audit(f"result.{_word(error)}", request, caller, **facts)
+        audit(f"result.{_audit_word(error)}", request, caller, **audit_fields)
         raise
-    return await _open(services, request, caller, download_id, found[0], facts)
+    return await _open(services, request, caller, download_id, artifacts[0], audit_fields)
 
 
 async def finished_artifacts(
@@ -72,25 +72,25 @@ async def finished_artifacts(
 ) -> list[dict[str, Any]]:
     """The rows of the job's artifacts. Raises NotFound, Gone or Conflict."""
     async with services.pool.acquire() as connection:
-        found = await conversions.find(connection, caller.tenant_id, job_id)
-        is_expired = found is None and await conversions.is_expired(connection, caller.tenant_id, job_id)
+        row = await conversions.find(connection, caller.tenant_id, job_id)
+        is_expired = row is None and await conversions.is_expired(connection, caller.tenant_id, job_id)
     if is_expired:
         raise expired()
-    if found is None:
+    if row is None:
         raise NotFound("job_not_found", "There is no such conversion.")
-    if found["expired"]:
+    if row["expired"]:
         raise expired()
-    return [_artifact(found, name) for name in names]
+    return [_artifact(row, name) for name in names]
 
 
 def expired() -> Gone:
     return Gone("expired", "The results have been deleted.")
 
 
-def _artifact(found: Row, name: str) -> dict[str, Any]:
-    for output in found["outputs"] or []:
+def _artifact(row: Row, name: str) -> dict[str, Any]:
+    for output in row["outputs"] or []:
         if output["name"] == ARTIFACTS[name]:
-            return {**output, "disposition": disposition(found["source_filename"], _suffix(name))}
+            return {**output, "disposition": disposition(row["source_filename"], _suffix(name))}
     raise Conflict("not_ready", "The conversion does not have this result, or not yet.")
 
 
@@ -103,7 +103,7 @@ async def _begin(services: Services, caller: Caller, size: int) -> UUID:
         return await downloads.begin(connection, caller.tenant_id, caller.quota_key, size)
 
 
-def _word(error: LeaseholdError) -> str:
+def _audit_word(error: LeaseholdError) -> str:
     match error:
         case NotFound():
             return "missing"
@@ -121,61 +121,63 @@ async def _open(
     request: Request,
     caller: Caller,
     download_id: UUID,
-    found: dict[str, Any],
-    facts: dict[str, Any],
+    output: dict[str, Any],
+    audit_fields: dict[str, Any],
 ) -> Response:
-    """Read the first piece, then answer: a deleted object is thus still a 410."""
-    pieces = services.store.pieces(found["key"])
+    """Read the first piece before the answer begins: so a deleted object can still answer 410."""
+    pieces = services.store.pieces(output["key"])
     try:
-        first = await anext(pieces, b"")
+        first_piece = await anext(pieces, b"")
     except BaseException as error:
         await pieces.aclose()
         await _end(services, caller, download_id, 0)
         if isinstance(error, ObjectMissing):
-            audit("result.expired", request, caller, **facts)
+            audit("result.expired", request, caller, **audit_fields)
             raise expired() from None
         raise
     headers = {
-        "Content-Length": str(found["size"]),
-        "Content-Disposition": found["disposition"],
+        "Content-Length": str(output["size"]),
+        "Content-Disposition": output["disposition"],
         "Accept-Ranges": "none",
         "Cache-Control": "private, no-store",
     }
 
-    async def ended(sent: int, why: str) -> None:
-        audit(f"result.{why}", request, caller, **facts, bytes=sent)
-        await _end(services, caller, download_id, sent)
+    async def record_end(sent_bytes: int, outcome: str) -> None:
+        audit(f"result.{outcome}", request, caller, **audit_fields, bytes=sent_bytes)
+        await _end(services, caller, download_id, sent_bytes)
 
-    return _Streamed(pieces, first, found["size"], ended, headers=headers, media_type=found["content_type"])
+    return _Streamed(
+        pieces, first_piece, output["size"], record_end, headers=headers, media_type=output["content_type"]
+    )
 
 
-async def _end(services: Services, caller: Caller, download_id: UUID, sent: int) -> None:
+async def _end(services: Services, caller: Caller, download_id: UUID, sent_bytes: int) -> None:
     try:
         async with services.pool.acquire() as connection:
-            await downloads.end(connection, caller.tenant_id, download_id, sent)
-    except TRY_AGAIN as error:  # the download stays charged in full, and ends by its time limit
+            await downloads.end(connection, caller.tenant_id, download_id, sent_bytes)
+    except TRY_AGAIN as error:  # the download stays charged in full, and counts as open until its time limit
         log.warning("the end of a download was not recorded", error=type(error).__name__)
 
 
 class _Streamed(Response):
-    """Streams with one piece in memory. Ends early if the client leaves, the time is over or the store fails."""
+    """Streams with one piece in memory. Ends early if the client disconnects, the time is over or the store fails."""
 
     def __init__(
-        self, pieces: AsyncGenerator[bytes, None], first: bytes, size: int, ended: Any, **options: Any
+        self, pieces: AsyncGenerator[bytes, None], first_piece: bytes, size: int, record_end: Any, **options: Any
     ) -> None:
         super().__init__(None, **options)
         self._pieces = pieces
-        self._first = first
+        self._first_piece = first_piece
         self._size = size
-        self._ended = ended
-        self._sent = 0
+        self._record_end = record_end
+        self._sent_bytes = 0
 
     async def __call__(self, _scope: Scope, receive: Receive, send: Send) -> None:
         disconnected = asyncio.create_task(_disconnected(receive))
         try:
             async with aclosing(self._pieces), asyncio.timeout(downloads.MAX_SECONDS):
                 await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-                await self._send(send, self._first)
+                await self._send(send, self._first_piece)
                 async for piece in self._pieces:
                     if disconnected.done():
                         return
@@ -183,12 +185,12 @@ class _Streamed(Response):
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             disconnected.cancel()
-            complete = self._sent == self._size and not disconnected.done()
-            await asyncio.shield(self._ended(self._sent, "streamed" if complete else "aborted"))
+            complete = self._sent_bytes == self._size and not disconnected.done()
+            await asyncio.shield(self._record_end(self._sent_bytes, "streamed" if complete else "aborted"))
 
     async def _send(self, send: Send, piece: bytes) -> None:
         await send({"type": "http.response.body", "body": piece, "more_body": True})
-        self._sent += len(piece)
+        self._sent_bytes += len(piece)
 
 
 async def _disconnected(receive: Receive) -> None:

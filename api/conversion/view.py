@@ -1,4 +1,4 @@
-"""Builds the JSON record of a conversion from its row, with the states' public names."""
+"""Builds the JSON record of a conversion from its row. The conversion endpoints answer with it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import orjson
 from leasehold.domain.states import JOB_TERMINAL
 from leasehold.pipelines.conversion.rows import Row
 
-#: By public state: the job's own states.
+#: The public states of a conversion, and the states of its job that each stands for.
 STATES: dict[str, tuple[str, ...]] = {
     "created": ("pending", "queued"),
     "running": ("running", "waiting_worker", "cancel_requested"),
@@ -18,7 +18,7 @@ STATES: dict[str, tuple[str, ...]] = {
     "failed": ("failed", "cancelled", "expired"),
 }
 PUBLIC_STATE = {state: public for public, states in STATES.items() for state in states}
-#: By `artifact` of /result: the name of the output.
+#: The artifacts that a client may ask for, and the output that each is.
 ARTIFACTS = {
     "onnx": "output/out.onnx",
     "bie": "output/out.bie",
@@ -30,7 +30,7 @@ _PARAMETERS = (
     "model_id", "version", "platform", "enable_evaluate", "enable_sim_fp", "enable_sim_fixed", "enable_sim_hw",
     "toolchain",
 )  # fmt: skip
-_ENDED = {"completed": "COMPLETED", "failed": "FAILED"}
+_STAGE_STATUS_AT_END = {"completed": "COMPLETED", "failed": "FAILED"}
 
 
 def record(row: Row) -> dict[str, Any]:
@@ -40,8 +40,9 @@ def record(row: Row) -> dict[str, Any]:
     models = {name: keys.get(ARTIFACTS[name]) for name in _MODELS}
     status = PUBLIC_STATE[row["status"]]
     current = next((step for step in steps if step["status"] != "succeeded"), None)
-    inside = (current or {}).get("percent") or 0
-    done = sum(step["status"] == "succeeded" for step in steps)
+    percent_of_current = (current or {}).get("percent") or 0
+    finished_steps = sum(step["status"] == "succeeded" for step in steps)
+    progress = (100 * finished_steps + percent_of_current) / max(len(steps), 1)
     stage = None if current is None else current["step"]
     return {
         "job_id": str(row["job_id"]),
@@ -49,9 +50,9 @@ def record(row: Row) -> dict[str, Any]:
         "updated_at": row["updated_at"],
         "status": status,
         "stage": stage,
-        "stage_status": _ENDED.get(status, (stage or _MODELS[0]).upper()),
-        "progress": 100 if status == "completed" else int((100 * done + inside) / max(len(steps), 1)),
-        "stage_progress": 100 if status == "completed" else int(inside),
+        "stage_status": _STAGE_STATUS_AT_END.get(status, (stage or _MODELS[0]).upper()),
+        "progress": 100 if status == "completed" else int(progress),
+        "stage_progress": 100 if status == "completed" else int(percent_of_current),
         "parameters": _parameters(row["params"]),
         "result_object_keys": models,
         "output": {f"{name}_path": key for name, key in models.items()},
@@ -71,7 +72,7 @@ def record(row: Row) -> dict[str, Any]:
 
 
 def encoded(content: dict[str, Any]) -> bytes:
-    """The content as JSON. asyncpg's own UUID type, which orjson does not know, is written as its text."""
+    """The content as JSON. asyncpg's own UUID type is written as text, because orjson does not know it."""
     return orjson.dumps(content, option=orjson.OPT_UTC_Z, default=str)
 
 
@@ -94,7 +95,7 @@ def _timing(step: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def disposition(source: str, suffix: str) -> str:
-    """Content-Disposition (RFC 6266): a quoted ASCII name for old clients, and the true name."""
+    """The header Content-Disposition (RFC 6266): a quoted ASCII name for old clients, and the true name."""
     stem = source.rpartition(".")[0] or source
     plain = "".join(c if c.isascii() and (c.isalnum() or c in " ._-()") else "_" for c in stem)[:100]
     return f"attachment; filename=\"{plain}.{suffix}\"; filename*=UTF-8''{quote(f'{stem}.{suffix}', safe='')}"

@@ -16,7 +16,7 @@ from pydantic import SecretStr, ValidationError
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
-from leasehold.pipelines.conversion.promotion.copying import take_back_dead
+from leasehold.pipelines.conversion.promotion.copying import undo_dead
 from leasehold.pipelines.conversion.promotion.ownership import folder_of
 from leasehold.pipelines.conversion.promotion.targets import open_target
 from leasehold.settings import Settings
@@ -238,7 +238,7 @@ async def test_what_a_crashed_call_created_is_taken_back(stage: Stage, by: str) 
         await died(stage, acme, path, {"acme/m/out.nef": ("created", None)})
         if by == "sweeper":
             services = stage.running.services
-            assert await take_back_dead(stage.settings, services.pool.acquire, services.store) == 1
+            assert await undo_dead(stage.settings, services.pool.acquire, services.store) == 1
             assert await stage.models.all() == {}
             assert await stage.rows.fetchval("SELECT count(*) FROM promoted_object") == 0
         assert (await acme.promote(path, ONE)).status_code == 200
@@ -252,7 +252,7 @@ async def test_what_a_crashed_call_replaced_is_brought_back(stage: Stage) -> Non
         services = stage.running.services
         await services.store.put("jobs/x/promotion/0", b"old", content_type=BINARY, metadata={})
         await died(stage, acme, path, {"acme/m/out.nef": ("replaced", "jobs/x/promotion/0")})
-        assert await take_back_dead(stage.settings, services.pool.acquire, services.store) == 1
+        assert await undo_dead(stage.settings, services.pool.acquire, services.store) == 1
         assert await stage.models.all() == {"acme/m/out.nef": b"old"}
         assert code(await acme.promote(path, ONE)) == (409, "target_exists")
         assert (await acme.promote(path, ONE, replace=True)).status_code == 200

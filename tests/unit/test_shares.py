@@ -16,7 +16,7 @@ def filled(shares: Shares, *tenants: str) -> Shares:
     return shares
 
 
-@pytest.mark.parametrize("most", [1, 2, 7, 8, 16, 100, 128, 4096])
+@pytest.mark.parametrize("at_most", [1, 2, 7, 8, 16, 100, 128, 4096])
 def test_a_tenant_alone_has_all_that_one_may_have(at_most: int) -> None:
     shares = filled(Shares(at_most, at_most), "flood")
     assert shares.running("flood") == at_most

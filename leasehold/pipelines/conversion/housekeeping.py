@@ -1,4 +1,6 @@
-"""What the leading worker does for conversions: what promotions left behind, and that a forgotten one was there."""
+"""The duties of the leading worker for conversions. It undoes the copies of dead promotions, and it remembers for a
+while that a deleted conversion existed.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +9,17 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 from leasehold.kinds.housekeeping import HousekeepingContext, KindHousekeeping, Tidying, Turn
-from leasehold.pipelines.conversion.promotion.copying import take_back_dead
+from leasehold.pipelines.conversion.promotion.copying import undo_dead
 from leasehold.pipelines.conversion.rows import forget_expired
 from leasehold.transitions.sweeps import EXPIRED
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The hook of the kind."""
+    """The hook of the kind `conversion`."""
 
     async def promotions() -> None:
-        """What calls that died have left at the target of promotions."""
-        await take_back_dead(context.settings, context.connections, context.store)
+        """Undo the copies of dead calls at the promotion target."""
+        await undo_dead(context.settings, context.connections, context.store)
 
     return KindHousekeeping(
         duties=[Turn("promotions", promotions), Tidying("forget_expired_conversions", forget_expired)],
@@ -26,7 +28,9 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 
 async def remember_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """That a conversion was there is remembered: whoever asks for it is told that it has expired."""
+    """Remember conversions that are about to be deleted: the API answers `expired` for them, and not
+    `job_not_found`.
+    """
     await connection.execute(
         "INSERT INTO expired_conversion (job_id, tenant_id)"
         f" SELECT job_id, tenant_id FROM conversion WHERE {EXPIRED} ON CONFLICT DO NOTHING",

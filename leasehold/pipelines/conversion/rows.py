@@ -1,4 +1,6 @@
-"""The rows of the conversion door: made with their job, read one at a time or newest first."""
+"""Writes and reads the rows of conversions, for the conversion endpoints: written with their job, read by id or newest
+first.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.limits import Submitted
 
 Row: TypeAlias = asyncpg.Record
-#: A list's total is counted up to this.
+#: The total of a list is counted up to this number.
 MAX_COUNTED = 10_000
-#: For so long an expired conversion is told from one that never was.
-EXPIRED_KEPT = timedelta(days=90)
+#: How long the API answers `expired` for a deleted conversion. After that it answers `job_not_found`.
+REMEMBER_EXPIRED = timedelta(days=90)
 
 
 class Busy(Exception):
-    """The user has an unfinished conversion already: `job_id`, or None when it has ended meanwhile."""
+    """The user already has an unfinished conversion: `job_id`. None if it has ended meanwhile."""
 
     def __init__(self, job_id: UUID | None) -> None:
         super().__init__(f"unfinished: {job_id}")
@@ -32,7 +34,9 @@ class Busy(Exception):
 
 @dataclass(frozen=True, slots=True)
 class NewConversion:
-    job: NewJob  # its exclusive_key is the user: the database lets one unfinished job in
+    """A conversion to write. The job's exclusive_key is the user: PostgreSQL admits one unfinished job for a key."""
+
+    job: NewJob
     user_id: str
     client_id: str
     owner_tenant: str | None
@@ -41,7 +45,7 @@ class NewConversion:
 
 
 async def create(connection: Connection, new: NewConversion) -> Submitted:
-    """Write the job and its row. Raises Busy, and then nothing is written."""
+    """Write the job and its row. Raises Busy; then nothing is written."""
     try:
         async with connection.transaction():
             submitted = await limits.submit(connection, new.job)
@@ -59,19 +63,19 @@ async def create(connection: Connection, new: NewConversion) -> Submitted:
 
 
 async def _unfinished(connection: Connection, new: NewConversion) -> UUID | None:
-    found: UUID | None = await connection.fetchval(
+    job_id: UUID | None = await connection.fetchval(
         "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
         new.job.tenant_id,
         new.job.pipeline.name,
         new.job.exclusive_key,
     )
-    return found
+    return job_id
 
 
-_WHOLE = """
+_CONVERSION = """
 -- conversion
 SELECT c.*, j.status, j.event_seq, j.params, j.error, j.created_at, j.finished_at,
-    -- Not earlier than this; once it has ended, at this very time.
+    -- While the job is unfinished: the earliest possible time. Once it has ended: the exact time.
     coalesce(j.expires_at, j.created_at + make_interval(secs => j.keep_seconds)) AS expires_at,
     greatest(j.created_at, j.started_at, j.finished_at,
              (SELECT greatest(max(t.started_at), max(t.finished_at), max(p.at))
@@ -89,29 +93,29 @@ FROM conversion c JOIN job j ON j.id = c.job_id
 
 
 async def find(connection: Connection, tenant_id: str, job_id: UUID) -> Row | None:
-    return await connection.fetchrow(f"{_WHOLE} WHERE c.tenant_id = $1 AND c.job_id = $2", tenant_id, job_id)
+    return await connection.fetchrow(f"{_CONVERSION} WHERE c.tenant_id = $1 AND c.job_id = $2", tenant_id, job_id)
 
 
 async def is_expired(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
-    """Whether there was such a conversion of the tenant's, of which only that is remembered."""
-    found: bool = await connection.fetchval(
+    """Whether the tenant had this conversion and it is deleted, but still remembered."""
+    is_remembered: bool = await connection.fetchval(
         "SELECT EXISTS (SELECT FROM expired_conversion WHERE job_id = $1 AND tenant_id = $2)", job_id, tenant_id
     )
-    return found
+    return is_remembered
 
 
 async def forget_expired(connection: Connection, limit: int = 1000) -> None:
-    """Housekeeping: after a while an expired conversion is as one that never was."""
+    """Housekeeping: forget conversions that were deleted REMEMBER_EXPIRED ago."""
     await connection.execute(
         "DELETE FROM expired_conversion WHERE job_id IN (SELECT job_id FROM expired_conversion"
         " WHERE forgotten_at < statement_timestamp() - $1::interval ORDER BY forgotten_at LIMIT $2)",
-        EXPIRED_KEPT,
+        REMEMBER_EXPIRED,
         limit,
     )
 
 
 # $1 tenant, $2 user or NULL, $3 states or NULL.
-_WANTED = (
+_SELECTED = (
     "c.tenant_id = $1 AND ($2::text IS NULL OR c.user_id = $2) AND ($3::text[] IS NULL OR j.status = ANY($3::text[]))"
 )
 
@@ -125,14 +129,14 @@ async def newest(
     before: UUID | None,
     limit: int,
 ) -> tuple[Sequence[Row], int]:
-    """A page, newest first, and how many there are in all (counted up to MAX_COUNTED)."""
+    """A page of conversions, newest first, and the number of all that match (counted up to MAX_COUNTED)."""
     page = await connection.fetch(
-        f"{_WHOLE} WHERE {_WANTED} AND ($4::uuid IS NULL OR c.job_id < $4) ORDER BY c.job_id DESC LIMIT $5",
+        f"{_CONVERSION} WHERE {_SELECTED} AND ($4::uuid IS NULL OR c.job_id < $4) ORDER BY c.job_id DESC LIMIT $5",
         tenant_id, user_id, states, before, limit,
     )  # fmt: skip
     total: int = await connection.fetchval(
         "SELECT count(*) FROM (SELECT 1 FROM conversion c JOIN job j ON j.id = c.job_id"
-        f" WHERE {_WANTED} LIMIT {MAX_COUNTED}) AS counted",
+        f" WHERE {_SELECTED} LIMIT {MAX_COUNTED}) AS counted",
         tenant_id,
         user_id,
         states,

@@ -1,1 +1,1 @@
-"""Copying finished models to where they are served from, all files or none."""
+"""Copies finished models to the promotion target (where an installation serves its models from), all files or none."""

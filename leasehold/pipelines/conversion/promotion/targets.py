@@ -1,4 +1,7 @@
-"""Where promoted artifacts go: another bucket, or an HTTP file service. Puts are create-only but where they replace."""
+"""The two kinds of promotion target: another bucket, or an HTTP file service.
+
+`copying` calls them. A target creates an object only where none lies, unless the call replaces it.
+"""
 
 from __future__ import annotations
 
@@ -24,49 +27,52 @@ from leasehold.storage.store import ObjectStore
 
 log = structlog.get_logger(__name__)
 
-#: The longest that one artifact may take, in seconds.
+#: Seconds that the transfer of one artifact may take.
 _MAX_SECONDS = 300.0
-#: Of what is replaced, and so kept meanwhile.
+#: The largest object that can be replaced: the store keeps a backup of it meanwhile.
 _MAX_BACKUP_BYTES = 2 * 1024**3
 _BINARY = "application/octet-stream"
-#: Which call wrote an object.
+#: The metadata field of an object that names the call that wrote it.
 _TURN = "promotion"
 
 
-class Found(Enum):
+class Existing(Enum):
+    """Whether an object lies at a key."""
+
     NOTHING = "nothing"
     SOMETHING = "something"
-    UNTOLD = "untold"  # the target does not say what lies there
+    UNKNOWN = "unknown"  # the target does not report it
 
 
 class Target(Protocol):
-    """`turn` names the call. Everything raises BadGateway when the target does not do its part."""
+    """Where to promote to. `turn` names the call. Every method raises BadGateway if the target fails or refuses."""
 
-    async def look(self, key: str) -> Found:
-        """What lies there."""
+    async def existing(self, key: str) -> Existing:
+        """Whether an object lies at the key."""
 
     async def create(self, key: str, source: str, size: int, turn: str) -> bool:
-        """Copy the object `source` of our store there, if nothing is. Whether it is certain that nothing was.
+        """Copy the object `source` of the installation's store to the key, if no object lies there.
 
-        Raises Conflict `target_exists` where something is; then the call did nothing.
+        True: the target confirms that it created the object. False: the target does not report whether an object lay
+        there before. Raises Conflict `target_exists` if an object lies there; then nothing was changed.
         """
 
     async def replace(self, key: str, source: str, size: int, turn: str) -> None:
-        """Copy the object `source` over what lies there."""
+        """Copy the object `source` over the object at the key."""
 
     async def back_up(self, key: str, backup: str) -> None:
-        """Copy what lies there to the key `backup` of our store."""
+        """Copy the object at the key to the key `backup` of the installation's store."""
 
     async def restore(self, key: str, backup: str) -> None:
-        """Put back what `back_up` kept."""
+        """Put the backup back to the key."""
 
     async def remove(self, key: str, turn: str) -> None:
-        """Remove what the call created; what it did not, stays where the target can tell."""
+        """Remove the object, if the call created it. A target that cannot tell who did removes it in any case."""
 
 
 @asynccontextmanager
 async def open_target(settings: Settings, store: ObjectStore) -> AsyncIterator[Target]:
-    """Raises Unavailable when this installation has none."""
+    """Raises Unavailable if the installation has no promotion target."""
     if settings.promote_url is not None:
         async with Egress.from_settings(settings) as egress:
             client = Client.of_promotions(settings)
@@ -75,12 +81,12 @@ async def open_target(settings: Settings, store: ObjectStore) -> AsyncIterator[T
             yield _FileService(egress, store, settings.promote_url, fixed, tokens)
     elif settings.promote_bucket is not None:
         settings.refuse_own_bucket()
-        other = ObjectStore.from_settings(settings.model_copy(update={"s3_bucket": settings.promote_bucket}))
-        await other.open()
+        target_store = ObjectStore.from_settings(settings.model_copy(update={"s3_bucket": settings.promote_bucket}))
+        await target_store.open()
         try:
-            yield _Bucket(store, other, conditional=settings.s3_conditional_puts != "no")
+            yield _Bucket(store, target_store, conditional=settings.s3_conditional_puts != "no")
         finally:
-            await other.close()
+            await target_store.close()
     else:
         raise Unavailable(
             "promotion_not_configured",
@@ -97,57 +103,59 @@ def _failed(key: str) -> BadGateway:
 
 
 class _Bucket:
-    def __init__(self, store: ObjectStore, other: ObjectStore, *, conditional: bool) -> None:
+    """Another bucket. `conditional`: it can refuse a put to a key that holds an object."""
+
+    def __init__(self, store: ObjectStore, target_store: ObjectStore, *, conditional: bool) -> None:
         self._store = store
-        self._other = other
+        self._target_store = target_store
         self._conditional = conditional
 
-    async def look(self, key: str) -> Found:
-        with _told(key):
-            return Found.NOTHING if await self._other.head(key) is None else Found.SOMETHING
+    async def existing(self, key: str) -> Existing:
+        with _as_bad_gateway(key):
+            return Existing.NOTHING if await self._target_store.head(key) is None else Existing.SOMETHING
 
     async def create(self, key: str, source: str, size: int, turn: str) -> bool:
         try:
-            await self._copy(self._store, source, self._other, key, size, turn, only_new=self._conditional)
+            await self._copy(self._store, source, self._target_store, key, size, turn, only_new=self._conditional)
         except PutRefused:
             raise exists(key) from None
         return True
 
     async def replace(self, key: str, source: str, size: int, turn: str) -> None:
-        await self._copy(self._store, source, self._other, key, size, turn)
+        await self._copy(self._store, source, self._target_store, key, size, turn)
 
     async def back_up(self, key: str, backup: str) -> None:
-        await self._copy(self._other, key, self._store, backup, None, "")
+        await self._copy(self._target_store, key, self._store, backup, None, "")
 
     async def restore(self, key: str, backup: str) -> None:
-        await self._copy(self._store, backup, self._other, key, None, "")
+        await self._copy(self._store, backup, self._target_store, key, None, "")
 
     async def remove(self, key: str, turn: str) -> None:
-        with _told(key):
-            await self._other.abort_uploads(key)
-            there = await self._other.head(key)
-            if there is None:
+        with _as_bad_gateway(key):
+            await self._target_store.abort_uploads(key)
+            stored = await self._target_store.head(key)
+            if stored is None:
                 return
-            if there.metadata.get(_TURN) != turn:
-                log.warning("an object at the promotion target is not the call's own, and stays", key=key)
+            if stored.metadata.get(_TURN) != turn:
+                log.warning("an object at the promotion target stays: another call wrote it", key=key)
                 return
-            await self._other.delete(key)
+            await self._target_store.delete(key)
 
     async def _copy(
         self,
-        of: ObjectStore,
+        source_store: ObjectStore,
         source: str,
-        to: ObjectStore,
+        destination: ObjectStore,
         key: str,
         size: int | None,
         turn: str,
         *,
         only_new: bool = False,
     ) -> None:
-        with _told(key):
-            marks = {_TURN: turn} if turn else {}
-            async with to.upload(key, content_type=_BINARY, metadata=marks, only_new=only_new) as upload:
-                async for piece in of.pieces(source):
+        with _as_bad_gateway(key):
+            metadata = {_TURN: turn} if turn else {}
+            async with destination.upload(key, content_type=_BINARY, metadata=metadata, only_new=only_new) as upload:
+                async for piece in source_store.pieces(source):
                     await upload.write(piece)
                 if size is not None and upload.size != size:
                     raise _failed(key)
@@ -155,8 +163,10 @@ class _Bucket:
 
 
 @contextmanager
-def _told(key: str) -> Iterator[None]:
-    """Errors of the store as BadGateway; that something lies there already is the caller's to see."""
+def _as_bad_gateway(key: str) -> Iterator[None]:
+    """Raise errors of a store as BadGateway, except PutRefused: the caller handles an object that lies
+    there already.
+    """
     try:
         yield
     except PutRefused:
@@ -167,8 +177,9 @@ def _told(key: str) -> Iterator[None]:
 
 
 class _FileService:
-    """`PUT {base}/{key}` with a bearer token creates, with `If-None-Match: *`; `DELETE` takes it back; `HEAD` says what
-    is there, and `GET` gives it back, if the service knows them. Never at a private address but by setting.
+    """An HTTP file service, asked with a bearer token. `PUT {base}/{key}` creates an object (with `If-None-Match: *`)
+    or replaces it, and `DELETE` removes it. `HEAD` and `GET` are used if the service has them. A service at a private
+    address is refused, unless a setting allows its network.
     """
 
     def __init__(self, egress: Egress, store: ObjectStore, base: str, token: str, tokens: Tokens | None) -> None:
@@ -178,19 +189,24 @@ class _FileService:
         self._token = token
         self._tokens = tokens
 
-    async def look(self, key: str) -> Found:
+    async def existing(self, key: str) -> Existing:
         answer = await self._ask("HEAD", key, {})
         if _is_success(answer):
-            return Found.SOMETHING
+            return Existing.SOMETHING
         if answer.status in (HTTPStatus.NOT_FOUND, HTTPStatus.GONE):
-            return Found.NOTHING
+            return Existing.NOTHING
         if answer.status in (HTTPStatus.METHOD_NOT_ALLOWED, HTTPStatus.NOT_IMPLEMENTED):
-            return Found.UNTOLD
+            return Existing.UNKNOWN
         raise _refused(key, answer)
 
     async def create(self, key: str, source: str, size: int, turn: str) -> bool:
-        said = {"Content-Length": str(size), "Content-Type": _BINARY, "If-None-Match": "*", "X-Request-Id": turn}
-        answer = await self._ask("PUT", key, said, partial(self._store.pieces, source))
+        request_headers = {
+            "Content-Length": str(size),
+            "Content-Type": _BINARY,
+            "If-None-Match": "*",
+            "X-Request-Id": turn,
+        }
+        answer = await self._ask("PUT", key, request_headers, partial(self._store.pieces, source))
         if answer.status in (HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT):
             raise exists(key)
         if not _is_success(answer):
@@ -198,8 +214,8 @@ class _FileService:
         return answer.status == HTTPStatus.CREATED
 
     async def replace(self, key: str, source: str, size: int, turn: str) -> None:
-        said = {"Content-Length": str(size), "Content-Type": _BINARY, "X-Request-Id": turn}
-        answer = await self._ask("PUT", key, said, partial(self._store.pieces, source))
+        request_headers = {"Content-Length": str(size), "Content-Type": _BINARY, "X-Request-Id": turn}
+        answer = await self._ask("PUT", key, request_headers, partial(self._store.pieces, source))
         if not _is_success(answer):
             raise _refused(key, answer)
 
@@ -208,24 +224,28 @@ class _FileService:
             path = Path(directory) / "backup"
             headers = await self._authorization()
             try:
-                got = await self._egress.download(
+                download = await self._egress.download(
                     self._url(key), path, max_bytes=_MAX_BACKUP_BYTES, timeout=_MAX_SECONDS, headers=headers
                 )
             except (EgressRefused, EgressFailed) as error:
                 raise _failed(key) from error
-            if got.status != HTTPStatus.OK:
-                log.warning("a file service does not give back what is to be replaced", status=got.status)
+            if download.status != HTTPStatus.OK:
+                log.warning(
+                    "the file service does not return the object that is to be replaced", status=download.status
+                )
                 raise _failed(key)
-            with _told(key):
-                await self._store.put(backup, path, content_type=_BINARY, metadata={}, may_replace=lambda _there: True)
+            with _as_bad_gateway(key):
+                await self._store.put(
+                    backup, path, content_type=_BINARY, metadata={}, may_replace=lambda _existing: True
+                )
 
     async def restore(self, key: str, backup: str) -> None:
-        with _told(key):
-            kept = await self._store.head(backup)
-        if kept is None:
-            log.warning("a backup of a promoted object is gone", key=key)
+        with _as_bad_gateway(key):
+            head = await self._store.head(backup)
+        if head is None:
+            log.warning("the backup of a promoted object is missing", key=key)
             raise _failed(key)
-        await self.replace(key, backup, kept.size, "")
+        await self.replace(key, backup, head.size, "")
 
     async def remove(self, key: str, turn: str) -> None:
         answer = await self._ask("DELETE", key, {"X-Request-Id": turn})
@@ -240,18 +260,22 @@ class _FileService:
         return f"{self._base}/{quote(key, safe='/~')}"
 
     async def _ask(
-        self, method: str, key: str, said: dict[str, str], content: Callable[[], AsyncIterable[bytes]] | None = None
+        self,
+        method: str,
+        key: str,
+        request_headers: dict[str, str],
+        content: Callable[[], AsyncIterable[bytes]] | None = None,
     ) -> Answer:
-        answer = await self._ask_once(method, key, said, content)
+        answer = await self._ask_once(method, key, request_headers, content)
         if answer.status == HTTPStatus.UNAUTHORIZED and self._tokens is not None:
-            self._tokens.forget()  # revoked before its end: once more, with a fresh one
-            answer = await self._ask_once(method, key, said, content)
+            self._tokens.forget()  # the token was revoked early: ask once more with a fresh token
+            answer = await self._ask_once(method, key, request_headers, content)
         return answer
 
     async def _ask_once(
-        self, method: str, key: str, said: dict[str, str], content: Callable[[], AsyncIterable[bytes]] | None
+        self, method: str, key: str, request_headers: dict[str, str], content: Callable[[], AsyncIterable[bytes]] | None
     ) -> Answer:
-        headers = {name: value for name, value in {**await self._authorization(), **said}.items() if value}
+        headers = {name: value for name, value in {**await self._authorization(), **request_headers}.items() if value}
         body = b"" if content is None else content()
         try:
             return await self._egress.request(
