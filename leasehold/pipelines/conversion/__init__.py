@@ -1,1 +1,1 @@
-"""ONNX models: checked and optimised, quantised to int8, packaged."""
+"""The kind of work `conversion`: ONNX models are checked and optimised, quantised to int8, and packaged."""

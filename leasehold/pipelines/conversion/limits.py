@@ -1,4 +1,6 @@
-"""How large a model, and what is sent with it, may be. Light: the API writes these into each job's parameters."""
+"""The limits of a model and its reference images. The API writes them into each job's parameters, so this module
+imports no heavy library.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,16 @@ MIB = 1024 * 1024
 
 
 class ModelLimits(BaseModel):
-    """Checked in the order in which they become known: the file's size first, shapes last."""
+    """The steps check each limit as soon as its value is known: the file's size first, the tensors' shapes last."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     max_bytes: int = Field(default=500_000_000, gt=0, description="Largest model file, in bytes.")
-    max_nodes: int = Field(default=20_000, gt=0, description="Most nodes of a graph, its subgraphs included.")
+    max_nodes: int = Field(
+        default=20_000, gt=0, description="The largest number of nodes of a graph with its subgraphs."
+    )
     max_tensor_bytes: int = Field(default=512 * MIB, gt=0, description="Largest single tensor, weights or not.")
-    max_activation_bytes: int = Field(default=2048 * MIB, gt=0, description="All the graph's tensors together.")
+    max_activation_bytes: int = Field(default=2048 * MIB, gt=0, description="Largest sum of all tensors of the graph.")
     max_image_bytes: int = Field(default=10_000_000, gt=0, description="Largest reference image, in bytes.")
     max_image_pixels: int = Field(default=50_000_000, gt=0, description="Largest width x height of one image.")
-    max_images: int = Field(default=100, gt=0, description="Most reference images.")
+    max_images: int = Field(default=100, gt=0, description="The largest number of reference images.")

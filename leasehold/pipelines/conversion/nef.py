@@ -1,15 +1,16 @@
-"""The container that the open toolchain packages a model in: a manifest, and the parts that it names by sha256.
+"""Writes, signs and reads the container of the open toolchain's packages: a manifest, and the parts that it names.
 
     8 bytes   magic, "LHNEF" 0 0 2
     8 bytes   length of the manifest, big-endian
     32 bytes  sha256 of the manifest
-    32 bytes  Ed25519 public key of who signed it, or zeros
+    32 bytes  Ed25519 public key of the signer, or zeros
     64 bytes  signature of everything above and of the manifest, or zeros
     n bytes   the manifest: JSON in UTF-8
     parts     one behind the other, in the manifest's order
 
-It is no binary of a chip's vendor, and its magic says so to whoever takes it for one. The digests find damage; the
-signature, which covers every part by its digest in the manifest, says which installation packaged it.
+The container is not the binary of a chip's vendor: its magic differs. The manifest has the sha256 of each part, so that
+damage is found. The signature shows which installation packaged the model: it covers the manifest, and by the digests
+every part.
 """
 
 from __future__ import annotations
@@ -29,44 +30,46 @@ from leasehold.domain.errors import LeaseholdError
 
 MAGIC = b"LHNEF\x00\x00\x02"
 _KEY_BYTES, _SIGNATURE_BYTES = 32, 64
-_DIGESTED = len(MAGIC) + 8 + 32
-_HEAD = _DIGESTED + _KEY_BYTES + _SIGNATURE_BYTES
-_MAX_MANIFEST = 1024 * 1024
-_CHUNK = 1024 * 1024
+_HASHED_BYTES = len(MAGIC) + 8 + 32
+_HEAD_BYTES = _HASHED_BYTES + _KEY_BYTES + _SIGNATURE_BYTES
+_MAX_MANIFEST_BYTES = 1024 * 1024
+_CHUNK_BYTES = 1024 * 1024
 
 
 class BadContainer(LeaseholdError):
-    """Not a container of ours, a damaged one, or one that nobody trusted has signed."""
+    """The file is no container of the open toolchain, or is damaged, or no trusted key has signed it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Container:
-    """A container whose manifest and signature have been checked; a part is checked when it is read."""
+    """A container with a checked manifest and signature. `part` checks each part when it reads it."""
 
     path: Path
     manifest: Mapping[str, Any]
-    start: int  # of the first part, in bytes
-    signed_by: bytes | None  # the public key of a signature that is good
+    start: int  # the position of the first part, in bytes
+    signed_by: bytes | None  # the public key of the valid signature, if there is one
 
     def part(self, name: str) -> bytes:
-        """The part's bytes. Raises KeyError when there is none, BadContainer when it is damaged."""
-        at = self.start
+        """The bytes of the part. Raises KeyError for an unknown name, BadContainer if the part is damaged."""
+        position = self.start
         for part in self.manifest["parts"]:
             if part["name"] == name:
                 with self.path.open("rb") as file:
-                    file.seek(at)
+                    file.seek(position)
                     data = file.read(part["size"])
                 if hashlib.sha256(data).hexdigest() != part["sha256"]:
                     raise BadContainer(f"part {name} is damaged")
                 return data
-            at += part["size"]
+            position += part["size"]
         raise KeyError(name)
 
 
 def write(path: Path, facts: Mapping[str, Any], parts: Mapping[str, Path]) -> None:
-    """Write a container of `parts`; the same facts and parts give the same bytes."""
-    listed = [{"name": name, "size": file.stat().st_size, "sha256": _sha256(file)} for name, file in parts.items()]
-    manifest = orjson.dumps({**facts, "parts": listed}, option=orjson.OPT_SORT_KEYS)
+    """Write a container of `parts`. The same facts and parts give the same bytes."""
+    part_records = [
+        {"name": name, "size": file.stat().st_size, "sha256": _sha256(file)} for name, file in parts.items()
+    ]
+    manifest = orjson.dumps({**facts, "parts": part_records}, option=orjson.OPT_SORT_KEYS)
     with path.open("wb") as file:
         file.write(MAGIC + len(manifest).to_bytes(8, "big") + hashlib.sha256(manifest).digest())
         file.write(bytes(_KEY_BYTES + _SIGNATURE_BYTES) + manifest)
@@ -81,54 +84,55 @@ def is_container(path: Path) -> bool:
 
 
 def sign(path: Path, key: Ed25519PrivateKey) -> None:
-    """Sign the container in place; the same key gives the same bytes. Raises BadContainer."""
+    """Sign the container in place. The same key gives the same bytes. Raises BadContainer."""
     with path.open("r+b") as file:
-        head, raw = _head(file)
+        head, manifest_bytes = _read_head(file)
         public = key.public_key().public_bytes_raw()
-        signature = key.sign(head[:_DIGESTED] + public + raw)
-        file.seek(_DIGESTED)
+        signature = key.sign(head[:_HASHED_BYTES] + public + manifest_bytes)
+        file.seek(_HASHED_BYTES)
         file.write(public + signature)
 
 
 def read(path: Path, trusted: Collection[bytes] | None = None) -> Container:
     """Open a container and check its manifest, its length and its signature, if it has one.
 
-    `trusted`: raw public keys; one of them must have signed it. Raises BadContainer.
+    `trusted`: raw public keys; one of them must have signed the container. Raises BadContainer.
     """
     with path.open("rb") as file:
-        head, raw = _head(file)
-        manifest: dict[str, Any] = orjson.loads(raw)
+        head, manifest_bytes = _read_head(file)
+        manifest: dict[str, Any] = orjson.loads(manifest_bytes)
         start = file.tell()
         if file.seek(0, os.SEEK_END) != start + sum(part["size"] for part in manifest["parts"]):
-            raise BadContainer("its parts do not fill it")
-    signer = _signer(head, raw)
+            raise BadContainer("the length of the container is not the sum of its parts")
+    signer = _signer(head, manifest_bytes)
     if trusted is not None and signer not in trusted:
-        raise BadContainer("nobody who is trusted has signed it")
+        raise BadContainer("no trusted key has signed the container")
     return Container(path, manifest, start, signer)
 
 
-def _head(file: BinaryIO) -> tuple[bytes, bytes]:
-    """What comes before the manifest, and the manifest's bytes."""
-    head = file.read(_HEAD)
-    if len(head) < _HEAD or not head.startswith(MAGIC):
+def _read_head(file: BinaryIO) -> tuple[bytes, bytes]:
+    """The bytes before the manifest, and the bytes of the manifest. Raises BadContainer."""
+    head = file.read(_HEAD_BYTES)
+    if len(head) < _HEAD_BYTES or not head.startswith(MAGIC):
         raise BadContainer("not a container of the open toolchain")
     length = int.from_bytes(head[len(MAGIC) : len(MAGIC) + 8], "big")
-    if length > _MAX_MANIFEST:
-        raise BadContainer("its manifest is too large")
-    raw = file.read(length)
-    if hashlib.sha256(raw).digest() != head[len(MAGIC) + 8 : _DIGESTED]:
-        raise BadContainer("its manifest is damaged")
-    return head, raw
+    if length > _MAX_MANIFEST_BYTES:
+        raise BadContainer("the manifest is too large")
+    manifest_bytes = file.read(length)
+    if hashlib.sha256(manifest_bytes).digest() != head[len(MAGIC) + 8 : _HASHED_BYTES]:
+        raise BadContainer("the manifest is damaged")
+    return head, manifest_bytes
 
 
-def _signer(head: bytes, raw: bytes) -> bytes | None:
-    public, signature = head[_DIGESTED : _DIGESTED + _KEY_BYTES], head[_DIGESTED + _KEY_BYTES :]
+def _signer(head: bytes, manifest_bytes: bytes) -> bytes | None:
+    """The public key that signed the container; None if nobody has. Raises BadContainer for an invalid signature."""
+    public, signature = head[_HASHED_BYTES : _HASHED_BYTES + _KEY_BYTES], head[_HASHED_BYTES + _KEY_BYTES :]
     if not any(public + signature):
         return None
     try:
-        Ed25519PublicKey.from_public_bytes(public).verify(signature, head[:_DIGESTED] + public + raw)
+        Ed25519PublicKey.from_public_bytes(public).verify(signature, head[:_HASHED_BYTES] + public + manifest_bytes)
     except (InvalidSignature, ValueError):
-        raise BadContainer("its signature is not good") from None
+        raise BadContainer("the signature is not valid") from None
     return public
 
 
@@ -141,5 +145,5 @@ def _sha256(path: Path) -> str:
 
 def _chunks(path: Path) -> Iterator[bytes]:
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
+        while chunk := file.read(_CHUNK_BYTES):
             yield chunk

@@ -1,7 +1,7 @@
-"""The conversion pipeline: an ONNX model in; optimised, int8 and packaged models out. Light: the API imports it.
+"""Declares the conversion pipeline: it turns an ONNX model into an optimised, an int8 and a packaged model.
 
-Inputs: `model`, an .onnx file, and `references`, a tar archive of the reference images, empty when there are none.
-Every step leaves its report beside its model.
+The API and the workers import it, so it imports no heavy library. Inputs: `model`, an .onnx file, and `references`, a
+tar archive of the reference images, empty without images. Every step writes a report beside its model.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.signing import sign_package
 
 Platform: TypeAlias = Literal["520", "720", "530", "630", "730"]
-#: `open` runs anywhere; `kneron` where a worker has the vendor's package `ktc`.
+#: `open` runs on every worker; `kneron` only on a worker with the vendor's package `ktc`.
 Toolchain: TypeAlias = Literal["open", "kneron"]
 _LIMITS = Limits(memory_bytes=4096 * MIB, cpu_seconds=1800, file_bytes=1024 * MIB)
 _TIMEOUT = timedelta(minutes=30)
@@ -34,14 +34,16 @@ class Preprocessing(BaseModel):
 
 
 class ConversionParams(BaseModel):
-    """`seed`: of all generated data, so that the same model gives the same bytes."""
+    """`seed`: the seed of all generated data, so that the same model gives the same bytes."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model_id: int = Field(ge=1, le=65535)
     version: str = Field(pattern=r"^[0-9a-fA-F]{4}$", description="Four hexadecimal digits.")
     platform: Platform
-    opset: int = Field(default=17, ge=13, le=21, description="What the model is brought to: per-channel int8 needs 13.")
+    opset: int = Field(
+        default=17, ge=13, le=21, description="The opset of the optimised model: per-channel int8 needs 13."
+    )
     enable_evaluate: bool = False
     enable_sim_fp: bool = False
     enable_sim_fixed: bool = False

@@ -1,4 +1,6 @@
-"""Signing a package: by the worker itself, for the child that packages untrusted models never sees the key."""
+"""Signs finished packages. The worker itself calls `sign_package`: the child process that packages untrusted models
+never sees the key.
+"""
 
 from __future__ import annotations
 
@@ -17,14 +19,14 @@ _NEF = "output/out.nef"
 
 
 def sign_package(settings: Settings, files: Mapping[str, Path]) -> None:
-    """Sign the package where there is a key. The vendor's own binary stays as it is. Raises DeclarationError."""
+    """Sign the package, if a key is set. The vendor's own binary stays as it is. Raises DeclarationError."""
     text = settings.conversion_signing_key.get_secret_value()
     if text and nef.is_container(files[_NEF]):
         nef.sign(files[_NEF], key_of(text))
 
 
 def key_of(text: str) -> Ed25519PrivateKey:
-    """Raises DeclarationError for what is no key."""
+    """The key that the setting holds. Raises DeclarationError for a text that is no key."""
     try:
         return Ed25519PrivateKey.from_private_bytes(base64.b64decode(text, validate=True))
     except (ValueError, binascii.Error):

@@ -1,5 +1,6 @@
-"""The handlers of the conversion pipeline: each hands its work to the job's toolchain. Heavy: only the child process
-of a worker imports it.
+"""The handlers of the conversion pipeline. Each calls the job's toolchain.
+
+Only a worker's child process imports this module, because the toolchains import heavy libraries.
 """
 
 from __future__ import annotations
@@ -18,22 +19,22 @@ _TOOLCHAINS: dict[str, ModuleType] = {"open": open_toolchain, "kneron": kneron}
 
 @conversion.handles("onnx")
 def optimise_model(work: Work) -> Done:
-    return _performed(work, "optimise")
+    return _run_toolchain(work, "optimise")
 
 
 @conversion.handles("bie")
 def quantise_model(work: Work) -> Done:
-    return _performed(work, "quantise")
+    return _run_toolchain(work, "quantise")
 
 
 @conversion.handles("nef")
 def package_model(work: Work) -> Done:
-    return _performed(work, "package")
+    return _run_toolchain(work, "package")
 
 
-def _performed(work: Work, act: str) -> Done:
+def _run_toolchain(work: Work, operation: str) -> Done:
     try:
-        done: Done = getattr(_TOOLCHAINS[work.params.toolchain], act)(work)
-    except EncodeError as error:  # whoever hands a model on writes it first: inference, the converter, ourselves
+        outcome: Done = getattr(_TOOLCHAINS[work.params.toolchain], operation)(work)
+    except EncodeError as error:  # shape inference, the converter or our own code could not serialise the model
         raise refusals.not_serialisable() from error
-    return done
+    return outcome

@@ -1,4 +1,6 @@
-"""The schema of the conversion door: whose conversion a job is, and what was sent."""
+"""The tables of conversions: `conversion` (one row for each job), `expired_conversion` (what is remembered of deleted
+ones) and `promoted_object` (who owns which key at the promotion target).
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,13 @@ conversion = Table(
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
     Column("tenant_id", Text, nullable=False),
     Column("user_id", Text, nullable=False),
-    Column("owner_tenant", Text),  # the client's own `tenant_id`: told back, and never a right
+    Column("owner_tenant", Text),  # the client's own `tenant_id`: the API returns it, and it grants nothing
     Column("source_filename", Text, nullable=False),
     Column("input", JSONB, nullable=False),  # {filename, object_key, size_bytes, ref_images_count}
-    Column("client_id", Text),  # whose key sent it; NULL: before that was noted
-    Column("promoting_until", TIMESTAMP(timezone=True)),  # a request copies the artifacts until then
-    Column("promoted", JSONB),  # the keys that the artifacts were copied to, once all of them were
-    # Lists, newest first: of a tenant, and of one of its users.
+    Column("client_id", Text),  # the client whose key created it; NULL in rows older than this column
+    Column("promoting_until", TIMESTAMP(timezone=True)),  # until then a promote request holds the conversion
+    Column("promoted", JSONB),  # the keys at the target, once all artifacts are copied
+    # For the lists, newest first: of a tenant, and of one user of a tenant.
     Index("conversion_newest", "tenant_id", text("job_id DESC")),
     Index("conversion_of_user", "tenant_id", "user_id", text("job_id DESC")),
 )
@@ -36,17 +38,17 @@ expired_conversion = Table(
 promoted_object = Table(
     "promoted_object",
     metadata,
-    Column("key", Text, primary_key=True),  # where it lies at the target, the tenant's folder included
+    Column("key", Text, primary_key=True),  # the key at the target, with the tenant's folder
     Column("tenant_id", Text, nullable=False),
-    Column("job_id", Uuid),  # whose artifact lies there; NULL until a call has finished
-    Column("turn", Uuid),  # the call that is writing it
-    Column("for_job", Uuid),  # and what it promotes
-    Column("until", TIMESTAMP(timezone=True)),  # that call is dead then, and what it did is taken back
-    Column("reached", Text),  # what that call may have done there: created | unsure | replaced
-    Column("backup", Text),  # where in our own store lies what it replaces
+    Column("job_id", Uuid),  # the job whose artifact lies there; NULL until a call has finished
+    Column("turn", Uuid),  # the call that is writing the key
+    Column("for_job", Uuid),  # the job that this call promotes
+    Column("until", TIMESTAMP(timezone=True)),  # after this time the call counts as dead, and a worker undoes it
+    Column("reached", Text),  # what the call may have done at the key: created | unsure | replaced
+    Column("backup", Text),  # the key in our own store of the object that the call replaces
     CheckConstraint("reached IN ('created', 'unsure', 'replaced')", name="reached_known"),
     CheckConstraint("(turn IS NULL) = (until IS NULL) AND (turn IS NULL) = (for_job IS NULL)", name="turn_ends"),
     CheckConstraint("(reached = 'replaced') <= (backup IS NOT NULL)", name="replaced_has_backup"),
-    # What calls are writing: by their job, and what the dead have left.
+    # For the keys of unfinished calls: by their job, and by the time after which they count as dead.
     Index("promoted_object_turn", "for_job", "until", postgresql_where=text("turn IS NOT NULL")),
 )

@@ -1,1 +1,3 @@
-"""Work on models: load, optimise, quantise, compare. Heavy: only child processes import it."""
+"""The work on models: load, optimise, quantise, compare. Only child processes import it, because its libraries are
+heavy.
+"""

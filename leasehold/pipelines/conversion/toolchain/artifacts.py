@@ -1,4 +1,4 @@
-"""What both toolchains leave behind, and how they say where they are."""
+"""The names of the files that both toolchains write, and helpers for their reports and their progress."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ ONNX, BIE, NEF = "output/out.onnx", "output/out.bie", "output/out.nef"
 ONNX_REPORT, BIE_REPORT, REPORT = "output/onnx-report.json", "output/bie-report.json", "output/report.json"
 
 
-def say(work: Work, percent: float, summary: str) -> None:
-    """Between the parts of a step: tell how far it is, and stop when it was asked to."""
+def report_progress(work: Work, percent: float, summary: str) -> None:
+    """Record how far the step is. A step calls this between its parts; it raises if the job was cancelled."""
     work.progress(percent, summary)
     work.checkpoint()
 
 
-def as_json(work: Work, name: str, report: dict[str, Any]) -> dict[str, File]:
-    """The report as an output of that name."""
+def json_file(work: Work, name: str, report: dict[str, Any]) -> dict[str, File]:
+    """Write the report. Returns it as the output `name`."""
     path = work.directory / name.rpartition("/")[2]
     path.write_bytes(orjson.dumps(report, option=orjson.OPT_INDENT_2 | orjson.OPT_SORT_KEYS))
     return {name: File(path, "application/json")}
@@ -32,9 +32,9 @@ def read_json(path: Path) -> Any:
     return orjson.loads(path.read_bytes())
 
 
-def whole_report(bie_report: Path) -> dict[str, Any]:
-    """The reports of the steps so far, apart: the second step carries the first one's along, so that the third need
-    not fetch a large model for its report.
+def earlier_reports(bie_report: Path) -> dict[str, Any]:
+    """The reports of the first and the second step. The second step's report contains the first step's, so that the
+    third step need not download the first step's large model.
     """
     bie = read_json(bie_report)
     return {"onnx": bie.pop("onnx"), "bie": bie}

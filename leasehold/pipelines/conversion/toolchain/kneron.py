@@ -1,7 +1,8 @@
-"""The vendor's toolchain: its package `ktc`, which exists only in the vendor's container image, by its public manual.
+"""The steps of the vendor's toolchain. They call its package `ktc` as the public manual documents it.
 
-**Not runnable without that image**: it is tested against a recorded double of the documented calls, and nothing else.
-The vendor's tools start programs of their own; an image that carries them decides how a worker's fence lets them.
+**The package exists only in the vendor's container image.** So the tests run against a recorded double of the
+documented calls, and nothing else. The vendor's tools start programs of their own: an image with these tools must also
+configure the worker's sandbox to allow them.
 """
 
 from __future__ import annotations
@@ -28,125 +29,134 @@ from leasehold.pipelines.conversion.toolchain.artifacts import (
     ONNX,
     ONNX_REPORT,
     REPORT,
-    as_json,
+    earlier_reports,
+    json_file,
     read_json,
-    say,
-    whole_report,
+    report_progress,
 )
 from leasehold.pipelines.conversion.toolchain.loading import load
 from leasehold.pipelines.conversion.toolchain.references import samples
 from leasehold.pipelines.conversion.toolchain.running import Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import facts, fix_inputs
 
-_TFLITE = b"TFL3"  # at byte 4 of the file
-_OLD_OPSET = 11  # older ones go through the vendor's converter from ONNX 1.4
+_TFLITE = b"TFL3"  # at byte 4 of a .tflite file
+_OLD_OPSET = 11  # the vendor's converter from ONNX 1.4 lifts models of older opsets
 _MAX_TEXT = 10_000
-#: One thread: the analyser's memory grows with them, and its abort means that there was too little.
+#: One thread: the analyser's memory grows with each thread, and it aborts if memory is short.
 _THREADS = 1
 
 
 def optimise(work: Work) -> Done:
-    """To ONNX where it is .tflite, then the vendor's own optimiser. Raises Permanent, or Retryable without `ktc`."""
+    """Convert a .tflite model to ONNX, then run the vendor's optimiser. Raises Permanent, or Retryable
+    without `ktc`.
+    """
     params: ConversionParams = work.params
     tools = _ktc().onnx_optimizer
     source = work.files["model"]
     if source.read_bytes()[4:8] == _TFLITE:
-        say(work, 0, "converting from TFLite")
-        model = _called(tools.tflite2onnx_flow, str(source.absolute()), release_mode=True, bottom_nodes=[])
+        report_progress(work, 0, "converting from TFLite")
+        model = _call(tools.tflite2onnx_flow, str(source.absolute()), release_mode=True, bottom_nodes=[])
         before = facts(model)
     else:
-        say(work, 0, "loading")
+        report_progress(work, 0, "loading")
         model = load(source, params.limits)
         fix_inputs(model)
         before = facts(model)
         if before["opset"] < _OLD_OPSET:
-            model = _called(tools.onnx1_4to1_6, model)
-    say(work, 30, "optimising")
-    model = _optimised(tools, model)
-    out = work.directory / "out.onnx"
-    onnx.save(model, out)
+            model = _call(tools.onnx1_4to1_6, model)
+    report_progress(work, 30, "optimising")
+    model = _optimise_graph(tools, model)
+    target = work.directory / "out.onnx"
+    onnx.save(model, target)
     after = facts(model)
     report = {"toolchain": "kneron", "original": before, "optimised": after}
-    return Done(as_json(work, ONNX_REPORT, report) | {ONNX: File(out, BINARY)}, {"macs": after["macs"]})
+    return Done(json_file(work, ONNX_REPORT, report) | {ONNX: File(target, BINARY)}, {"macs": after["macs"]})
 
 
-def _optimised(tools: Any, model: onnx.ModelProto) -> onnx.ModelProto:
-    """Fusing batch normalisations trips over some names: then without, as the manual advises."""
-    made: onnx.ModelProto
+def _optimise_graph(tools: Any, model: onnx.ModelProto) -> onnx.ModelProto:
+    """Optimise with fused batch normalisations. The fusing fails for some names: then without it, as the
+    manual advises.
+    """
+    optimised: onnx.ModelProto
     try:
-        made = _called(tools.onnx2onnx_flow, model, disable_fuse_bn=False, eliminate_tail=True)
+        optimised = _call(tools.onnx2onnx_flow, model, disable_fuse_bn=False, eliminate_tail=True)
     except Permanent:
-        made = _called(tools.onnx2onnx_flow, model, disable_fuse_bn=True, eliminate_tail=True)
-    return made
+        optimised = _call(tools.onnx2onnx_flow, model, disable_fuse_bn=True, eliminate_tail=True)
+    return optimised
 
 
 def quantise(work: Work) -> Done:
-    """Analyse with the reference images; compare with float where that was asked for."""
+    """Quantise with the reference images. Simulate in float and in fixed point if the parameters ask for it."""
     params: ConversionParams = work.params
     ktc, source = _ktc(), work.files[ONNX].absolute()
     inputs = facts(load(source, params.limits))["inputs"]
-    given, origin = samples(work.files["references"], inputs, params.preprocessing, params.limits, params.seed)
+    inputs_to_run, origin = samples(work.files["references"], inputs, params.preprocessing, params.limits, params.seed)
     config = _config(ktc, params, onnx_path=str(source))
     report: dict[str, Any] = {
         "toolchain": "kneron",
         "onnx": read_json(work.files[ONNX_REPORT]),
-        "calibration": {"data": origin, "samples": len(given)},
+        "calibration": {"data": origin, "samples": len(inputs_to_run)},
     }
     if params.enable_evaluate:
-        say(work, 5, "evaluating")
-        report["evaluate"] = str(_called(config.evaluate))[:_MAX_TEXT]
-    say(work, 15, "analysing")
-    mapping = {name: [sample[name] for sample in given] for name in given[0]}
-    made = _called(config.analysis, mapping, output_dir=str(work.directory.absolute()), threads=_THREADS)
-    out = _kept(made, work.directory / "out.bie")
-    simulated = {}
+        report_progress(work, 5, "evaluating")
+        report["evaluate"] = str(_call(config.evaluate))[:_MAX_TEXT]
+    report_progress(work, 15, "analysing")
+    mapping = {name: [sample[name] for sample in inputs_to_run] for name in inputs_to_run[0]}
+    written = _call(config.analysis, mapping, output_dir=str(work.directory.absolute()), threads=_THREADS)
+    target = _move(written, work.directory / "out.bie")
+    simulations = {}
     if params.enable_sim_fp:
-        say(work, 70, "simulating in float")
-        simulated["sim_fp"] = [_inference(ktc, params, sample, onnx_file=str(source)) for sample in given]
+        report_progress(work, 70, "simulating in float")
+        simulations["sim_fp"] = [_inference(ktc, params, sample, onnx_file=str(source)) for sample in inputs_to_run]
     if params.enable_sim_fixed:
-        say(work, 80, "simulating in fixed point")
-        simulated["sim_fixed"] = [_inference(ktc, params, sample, bie_file=str(out.absolute())) for sample in given]
-    report |= {name: comparison.described(answers) for name, answers in simulated.items()}
-    if len(simulated) > 1:
-        report["outputs"] = comparison.compared(simulated["sim_fp"], simulated["sim_fixed"])
+        report_progress(work, 80, "simulating in fixed point")
+        simulations["sim_fixed"] = [
+            _inference(ktc, params, sample, bie_file=str(target.absolute())) for sample in inputs_to_run
+        ]
+    report |= {name: comparison.describe(answers) for name, answers in simulations.items()}
+    if len(simulations) > 1:
+        report["outputs"] = comparison.compare(simulations["sim_fp"], simulations["sim_fixed"])
     value: dict[str, Any] = {name: report[name] for name in ("calibration", "outputs") if name in report}
-    return Done(as_json(work, BIE_REPORT, report) | {BIE: File(out, BINARY)}, value)
+    return Done(json_file(work, BIE_REPORT, report) | {BIE: File(target, BINARY)}, value)
 
 
 def package(work: Work) -> Done:
-    """Compile for the chip: the vendor's own binary, as it is."""
+    """Compile for the chip. The output is the vendor's own binary, unchanged."""
     params: ConversionParams = work.params
     ktc, bie = _ktc(), work.files[BIE].absolute()
-    say(work, 0, "compiling")
+    report_progress(work, 0, "compiling")
     config = _config(ktc, params, bie_path=str(bie))
-    made = _called(ktc.compile, [config], output_dir=str(work.directory.absolute()))
-    out = _kept(made, work.directory / "out.nef")
-    report = whole_report(work.files[BIE_REPORT])
+    written = _call(ktc.compile, [config], output_dir=str(work.directory.absolute()))
+    target = _move(written, work.directory / "out.nef")
+    report = earlier_reports(work.files[BIE_REPORT])
     if params.enable_sim_hw:
-        say(work, 60, "simulating the hardware")
+        report_progress(work, 60, "simulating the hardware")
         inputs = report["onnx"]["optimised"]["inputs"]
-        given, _ = samples(work.files["references"], inputs, params.preprocessing, params.limits, params.seed)
+        inputs_to_run, _ = samples(work.files["references"], inputs, params.preprocessing, params.limits, params.seed)
         answers = [
-            _inference(ktc, params, sample, nef_file=str(out.absolute()), model_id=params.model_id) for sample in given
+            _inference(ktc, params, sample, nef_file=str(target.absolute()), model_id=params.model_id)
+            for sample in inputs_to_run
         ]
-        report["sim_hw"] = comparison.described(answers)
-    files = as_json(work, REPORT, report) | {NEF: File(out, BINARY)}
-    return Done(files, {"bytes": out.stat().st_size, "toolchain": "kneron"})
+        report["sim_hw"] = comparison.describe(answers)
+    files = json_file(work, REPORT, report) | {NEF: File(target, BINARY)}
+    return Done(files, {"bytes": target.stat().st_size, "toolchain": "kneron"})
 
 
 def _ktc() -> Any:
     try:
         return importlib.import_module("ktc")
     except ImportError as error:
-        raise Retryable("This worker has no vendor toolchain; another may.", code="toolchain_missing") from error
+        raise Retryable(
+            "This worker does not have the vendor's toolchain. Another worker may have it.", code="toolchain_missing"
+        ) from error
 
 
 def _config(ktc: Any, params: ConversionParams, **source: str) -> Any:
-    return _called(ktc.ModelConfig, params.model_id, params.version, params.platform, **source)
+    return _call(ktc.ModelConfig, params.model_id, params.version, params.platform, **source)
 
 
 def _inference(ktc: Any, params: ConversionParams, sample: Tensors, **source: Any) -> Tensors:
-    answers = _called(
+    answers = _call(
         ktc.kneron_inference,
         list(sample.values()),
         input_names=list(sample),
@@ -156,8 +166,8 @@ def _inference(ktc: Any, params: ConversionParams, sample: Tensors, **source: An
     return {f"output_{number}": np.asarray(answer) for number, answer in enumerate(answers)}
 
 
-def _called(tool: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Whatever the vendor's tools raise is the model's fault; memory that they lack ends the child by itself."""
+def _call(tool: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """Call a tool of the vendor. Its errors count as errors of the model, except a lack of memory."""
     try:
         return tool(*arguments, **options)
     except (MemoryError, StepError):
@@ -166,8 +176,8 @@ def _called(tool: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
         raise refusals.toolchain_failed(getattr(tool, "__name__", "tool"), str(error).partition("\n")[0]) from error
 
 
-def _kept(made: str, target: Path) -> Path:
-    """The tools choose their own names, in the directory that they were given."""
-    if Path(made) != target.absolute():
-        shutil.move(made, target)
+def _move(written: str, target: Path) -> Path:
+    """Move the tool's file to `target`: the tools choose file names themselves."""
+    if Path(written) != target.absolute():
+        shutil.move(written, target)
     return target

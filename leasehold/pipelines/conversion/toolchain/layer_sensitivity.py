@@ -1,4 +1,7 @@
-"""Which layers int8 hurts most: float and int8 run side by side, and every layer's answer is compared."""
+"""Finds the layers that lose most accuracy in int8, for the report of the quantise step.
+
+The float and the int8 model run on the same inputs, and the outputs of each layer are compared.
+"""
 
 from __future__ import annotations
 
@@ -12,84 +15,90 @@ import onnx
 from leasehold.pipelines.conversion.toolchain.running import Runnable, Tensors
 from leasehold.pipelines.conversion.toolchain.shapes import shape_of
 
-_WORST = 5
+_REPORTED_LAYERS = 5
 _SAMPLES = 2
-#: Layers beyond this many bytes of answers are not looked at, the last of the graph first to be left out.
+#: The outputs of all measured layers have at most this many bytes. The last layers of the graph are left out first.
 _MAX_BYTES = 256 * 1024 * 1024
-#: They only move numbers about.
+#: Operators that only move numbers.
 _PASSIVE = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
-#: They have no weights to be hurt: what is left of a signal is smaller behind them, and its noise a larger share.
-_BLAMELESS = {"Relu", "LeakyRelu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool"}
+#: Operators without weights: they make the signal smaller and so the noise a larger share, but they add no noise.
+_WITHOUT_WEIGHTS = {"Relu", "LeakyRelu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool"}
 
 
-def worst_layers(real: Path, fixed: Path, given: list[Tensors], directory: Path) -> list[dict[str, Any]]:
+def worst_layers(float_path: Path, int8_path: Path, inputs: list[Tensors], directory: Path) -> list[dict[str, Any]]:
     """The layers that add most noise, the worst first.
 
-    `noise`: of the layer's answer, as a share of its signal's power; `added`: beyond the noisiest of its inputs.
+    `noise`: the power of the noise in the layer's output, as a share of the signal's power. `added`: the noise beyond
+    that of the layer's noisiest input.
     """
-    model = onnx.load_model(real, load_external_data=False)
-    made = onnx.load_model(fixed, load_external_data=False)
-    names = _comparable(model, made)
+    model = onnx.load_model(float_path, load_external_data=False)
+    int8_model = onnx.load_model(int8_path, load_external_data=False)
+    names = _comparable(model, int8_model)
     noise = dict.fromkeys(names, 0.0)
-    exposed = [_exposed(one, names, directory / f"exposed-{n}.onnx") for n, one in enumerate((model, made))]
+    exposed_paths = [
+        _exposed(version, names, directory / f"exposed-{number}.onnx")
+        for number, version in enumerate((model, int8_model))
+    ]
     graph = onnx.GraphProto()
     graph.node.extend(model.graph.node)
-    del model, made
-    for answers in zip(*(_answers(path, given[:_SAMPLES]) for path in exposed), strict=True):
+    del model, int8_model
+    for answers in zip(*(_answers(path, inputs[:_SAMPLES]) for path in exposed_paths), strict=True):
         for name in names:
             noise[name] = max(noise[name], _noise(*(answer[name] for answer in answers)))
-    for path in exposed:
+    for path in exposed_paths:
         path.unlink()
     layers = _added(graph, noise)
-    return sorted(layers, key=lambda layer: (-layer["added"], layer["layer"]))[:_WORST]
+    return sorted(layers, key=lambda layer: (-layer["added"], layer["layer"]))[:_REPORTED_LAYERS]
 
 
-def _comparable(model: onnx.ModelProto, made: onnx.ModelProto) -> list[str]:
-    """Float answers of layers that the int8 graph has under the same name."""
-    there = {name for node in made.graph.node if node.op_type != "QuantizeLinear" for name in node.output}
-    known = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
-    names, left = [], _MAX_BYTES
+def _comparable(model: onnx.ModelProto, int8_model: onnx.ModelProto) -> list[str]:
+    """The names of the float outputs that also exist in the int8 graph, within _MAX_BYTES."""
+    int8_names = {name for node in int8_model.graph.node if node.op_type != "QuantizeLinear" for name in node.output}
+    values = {v.name: v for v in (*model.graph.value_info, *model.graph.output)}
+    names, bytes_left = [], _MAX_BYTES
     for node in model.graph.node:
         for name in node.output:
-            value = known.get(name)
-            if node.op_type in _PASSIVE or name not in there or value is None:
+            value = values.get(name)
+            if node.op_type in _PASSIVE or name not in int8_names or value is None:
                 continue
             if value.type.tensor_type.elem_type != onnx.TensorProto.FLOAT:
                 continue
-            left -= 4 * math.prod(shape_of(value))
-            if left >= 0:
+            bytes_left -= 4 * math.prod(shape_of(value))
+            if bytes_left >= 0:
                 names.append(name)
     return names
 
 
 def _exposed(model: onnx.ModelProto, names: list[str], path: Path) -> Path:
-    """The model with those tensors as outputs."""
+    """Write the model with these tensors as further outputs."""
     outputs = {output.name for output in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
     path.write_bytes(model.SerializeToString())
     return path
 
 
-def _answers(path: Path, given: list[Tensors]) -> list[Tensors]:
+def _answers(path: Path, inputs: list[Tensors]) -> list[Tensors]:
     model = Runnable(path)
-    return [model.run(sample) for sample in given]
+    return [model.run(sample) for sample in inputs]
 
 
-def _noise(real: np.ndarray[Any, Any], fixed: np.ndarray[Any, Any]) -> float:
-    signal = float(np.sum(np.square(real, dtype=np.float64)))
-    error = float(np.sum(np.square(real - fixed, dtype=np.float64)))
+def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> float:
+    signal = float(np.sum(np.square(reference, dtype=np.float64)))
+    error = float(np.sum(np.square(reference - quantised, dtype=np.float64)))
     return error / signal if signal else float(error > 0)
 
 
 def _added(graph: onnx.GraphProto, noise: dict[str, float]) -> list[dict[str, Any]]:
-    """Noise travels with the tensors: what is not measured has that of its noisiest input."""
-    carried: dict[str, float] = {}
+    """The noise that each measured layer adds. An output that is not measured carries the noise of its
+    noisiest input.
+    """
+    noise_at: dict[str, float] = {}
     layers = []
     for node in graph.node:
-        before = max((carried.get(name, 0.0) for name in node.input), default=0.0)
+        before = max((noise_at.get(name, 0.0) for name in node.input), default=0.0)
         for name in node.output:
-            carried[name] = noise.get(name, before)
-            if name in noise and node.op_type not in _BLAMELESS:
+            noise_at[name] = noise.get(name, before)
+            if name in noise and node.op_type not in _WITHOUT_WEIGHTS:
                 layers.append({
                     "layer": (node.name or name)[:200],
                     "operator": node.op_type,

@@ -1,4 +1,6 @@
-"""Reading an untrusted ONNX file: cheap limits first, no other file, no operators but the standard's."""
+"""Reads an untrusted ONNX file for both toolchains. Cheap limits come first; the model may use no other file, and only
+operators of the standard.
+"""
 
 from __future__ import annotations
 
@@ -14,13 +16,13 @@ from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.toolchain import refusals
 
 _OLDEST_OPSET = 1
-#: The standard's own domains; "ai.onnx" is another spelling of "".
+#: The domains of the ONNX standard: "ai.onnx" is another spelling of "".
 _STANDARD = {"", "ai.onnx"}
-_DEEPEST = 16  # graphs in graphs
+_MAX_DEPTH = 16  # of graphs in graphs
 
 
 def load(path: Path, limits: ModelLimits) -> onnx.ModelProto:
-    """Parse, and refuse what is too large, reaches outside the file, or is not of the standard.
+    """Parse the model. Refuse a model that is too large, refers to another file, or uses non-standard operators.
 
     Raises Permanent with one of the codes of refusals.py.
     """
@@ -31,7 +33,7 @@ def load(path: Path, limits: ModelLimits) -> onnx.ModelProto:
     try:
         model.ParseFromString(path.read_bytes())
     except DecodeError as error:
-        raise refusals.not_onnx("it is damaged, truncated or of another kind") from error
+        raise refusals.not_onnx("the file is damaged, truncated or of another kind") from error
     if not model.HasField("graph") or not model.graph.node or not model.opset_import:
         raise refusals.not_onnx("it has no graph, or names no opset")
     if any(not isinstance(imported.domain, str) for imported in model.opset_import):
@@ -55,7 +57,9 @@ def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
         if nodes > limits.max_nodes:
             raise refusals.too_many_nodes(limits.max_nodes)
         foreign |= {
-            f"{node.domain}.{node.op_type}" for node in graph.node if node.domain not in _STANDARD or not _known(node)
+            f"{node.domain}.{node.op_type}"
+            for node in graph.node
+            if node.domain not in _STANDARD or not _is_standard(node)
         }
         for tensor in graph.initializer:
             _check_tensor(tensor, limits)
@@ -65,14 +69,14 @@ def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
         raise refusals.unsupported_operators(sorted(foreign))
 
 
-def _known(node: onnx.NodeProto) -> bool:
+def _is_standard(node: onnx.NodeProto) -> bool:
     return bool(defs.has(node.op_type))
 
 
 def _graphs(graph: onnx.GraphProto, limits: ModelLimits, depth: int = 0) -> Iterator[onnx.GraphProto]:
-    """This graph and those in its nodes' attributes; tensors in attributes are checked on the way."""
-    if depth > _DEEPEST:
-        raise refusals.invalid_model(f"its graphs are nested deeper than {_DEEPEST}")
+    """This graph and the graphs in its nodes' attributes. Also checks the tensors in these attributes."""
+    if depth > _MAX_DEPTH:
+        raise refusals.invalid_model(f"its graphs are nested deeper than {_MAX_DEPTH}")
     _check_names(graph)
     yield graph
     for node in graph.node:
@@ -86,7 +90,7 @@ def _graphs(graph: onnx.GraphProto, limits: ModelLimits, depth: int = 0) -> Iter
 
 
 def _check_names(graph: onnx.GraphProto) -> None:
-    """Refuse names that are not UTF-8: protobuf hands them on as bytes, which nobody who asks for text expects."""
+    """Refuse names that are not UTF-8: protobuf returns them as bytes, and other code expects text."""
     values = (*graph.input, *graph.output, *graph.value_info)
     names = [graph.name, *(value.name for value in values), *(tensor.name for tensor in graph.initializer)]
     for node in graph.node:
@@ -97,11 +101,11 @@ def _check_names(graph: onnx.GraphProto) -> None:
 
 
 def _check_tensor(tensor: onnx.TensorProto, limits: ModelLimits) -> None:
-    """Refuse data elsewhere: another file, or an address in memory, which onnxruntime would follow."""
+    """Refuse data outside the file: in another file, or at an address in memory. onnxruntime would read both."""
     if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
         raise refusals.external_data(tensor.name)
     if any(side < 0 for side in tensor.dims):
         raise refusals.invalid_model(f"the tensor {tensor.name[:100]!r} has a negative side")
-    size = math.prod(tensor.dims) * 8  # the widest element: what a damaged header may claim, at most
+    size = math.prod(tensor.dims) * 8  # as if of the widest type: a damaged header may name any
     if size > 8 * limits.max_tensor_bytes:
         raise refusals.tensor_too_large(tensor.name, size, 8 * limits.max_tensor_bytes)

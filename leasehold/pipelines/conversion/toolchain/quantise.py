@@ -1,4 +1,4 @@
-"""Static int8 quantisation: QDQ, per channel, calibrated by the smallest and largest value seen."""
+"""Quantises a model to int8 for the open toolchain: static, QDQ, per channel, calibrated by minimum and maximum."""
 
 from __future__ import annotations
 
@@ -16,39 +16,39 @@ from leasehold.pipelines.conversion.toolchain.running import Tensors
 
 
 class _Reader:
-    """A CalibrationDataReader, as onnxruntime asks for it: None ends the data."""
+    """The CalibrationDataReader that onnxruntime expects: `get_next` returns None at the end of the data."""
 
-    def __init__(self, samples: list[Tensors], heard: Callable[[int], None]) -> None:
-        self._left = iter(enumerate(samples))
-        self._heard = heard
+    def __init__(self, samples: list[Tensors], on_sample: Callable[[int], None]) -> None:
+        self._samples = iter(enumerate(samples))
+        self._on_sample = on_sample
 
     def get_next(self) -> Tensors | None:
-        place, sample = next(self._left, (0, None))
+        number, sample = next(self._samples, (0, None))
         if sample is not None:
-            self._heard(place)
+            self._on_sample(number)
         return sample
 
 
-def quantised(source: Path, target: Path, samples: list[Tensors], heard: Callable[[int], None]) -> None:
-    """Write the int8 model. `heard` is called with the number of each sample as it is run.
+def quantise_static(source: Path, target: Path, samples: list[Tensors], on_sample: Callable[[int], None]) -> None:
+    """Write the int8 model to `target`. Calls `on_sample` with the number of each sample before that sample runs.
 
     Raises Permanent("not_quantisable").
     """
-    logging.getLogger().setLevel(logging.ERROR)  # it advises, on the root logger, what the step before has done
+    logging.getLogger().setLevel(logging.ERROR)  # onnxruntime advises on the root logger what `optimise` has done
     options: dict[str, Any] = {"WeightSymmetric": True, "ActivationSymmetric": False}
-    own = target.with_name("float.onnx")
-    shutil.copyfile(source, own)  # onnxruntime writes beside the model that it reads, which is only to be read
+    private_copy = target.with_name("float.onnx")
+    shutil.copyfile(source, private_copy)  # onnxruntime writes beside its input, and the input's directory is read-only
     try:
         quantize_static(
-            own,
+            private_copy,
             target,
-            _Reader(samples, heard),
+            _Reader(samples, on_sample),
             quant_format=QuantFormat.QDQ,
             per_channel=True,
             activation_type=QuantType.QUInt8,
             weight_type=QuantType.QInt8,
-            # Weights of 7 bits: without VNNI a processor adds two products with 8-bit ones in 16 bits, which overflow,
-            # and the model would answer otherwise there (onnxruntime's page on quantisation).
+            # Weights of 7 bits: a processor without VNNI adds two products in 16 bits, and with 8-bit weights the sum
+            # overflows. The model would give other answers there (see onnxruntime's page on quantisation).
             reduce_range=True,
             extra_options=options,
         )
@@ -57,4 +57,4 @@ def quantised(source: Path, target: Path, samples: list[Tensors], heard: Callabl
     except Exception as error:
         raise refusals.not_quantisable(f"{type(error).__name__} {error}".partition("\n")[0]) from error
     finally:
-        own.unlink()
+        private_copy.unlink()

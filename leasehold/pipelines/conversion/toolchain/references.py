@@ -1,4 +1,4 @@
-"""What a model is calibrated and judged on: the reference images as input tensors, or generated numbers."""
+"""Makes the inputs that a model is calibrated and compared on: from the reference images, or from random numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from PIL import Image
 from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.pipeline import Preprocessing
 from leasehold.pipelines.conversion.toolchain import refusals
-from leasehold.pipelines.conversion.toolchain.running import Tensors, drawn
+from leasehold.pipelines.conversion.toolchain.running import Tensors, random_tensors
 
 _GENERATED = 16
 _FORMATS = ("JPEG", "PNG", "WEBP", "BMP")
@@ -23,41 +23,41 @@ _COLOUR_CHANNELS = 3
 
 
 def samples(
-    archive: Path, inputs: list[dict[str, Any]], how: Preprocessing, limits: ModelLimits, seed: int
+    archive: Path, inputs: list[dict[str, Any]], preprocessing: Preprocessing, limits: ModelLimits, seed: int
 ) -> tuple[list[Tensors], str]:
-    """Inputs to run, and where they are from: "reference images" or "generated".
+    """Inputs to run, and their origin: "reference images" or "generated".
 
-    Raises Permanent("bad_reference_images") when a file is no picture, too large, or the model takes no pictures.
+    Raises Permanent("bad_reference_images") if a file is no picture or is too large, or the model has no picture input.
     """
     pictures = list(_pictures(archive, limits))
     if not pictures:
         rng = np.random.default_rng(seed)
-        named = [(one["name"], one["type"], one["shape"]) for one in inputs]
-        return [drawn(named, rng) for _ in range(_GENERATED)], "generated"
+        specifications = [(value["name"], value["type"], value["shape"]) for value in inputs]
+        return [random_tensors(specifications, rng) for _ in range(_GENERATED)], "generated"
     if len(inputs) != 1 or inputs[0]["type"] != "float" or len(inputs[0]["shape"]) != 4:  # noqa: PLR2004 - N, C, H, W
         raise refusals.bad_references("the model has no single float input of four dimensions for a picture")
     shape = inputs[0]["shape"]
-    return [{inputs[0]["name"]: _tensor(picture, shape, how)} for picture in pictures], "reference images"
+    return [{inputs[0]["name"]: _tensor(picture, shape, preprocessing)} for picture in pictures], "reference images"
 
 
 def _pictures(archive: Path, limits: ModelLimits) -> Iterator[Image.Image]:
-    """Decode one after the other; nothing is unpacked to disk."""
+    """Decode the images one after the other, in memory."""
     if not archive.stat().st_size:
         return
     try:
         with tarfile.open(archive, "r:") as tar:
             for number, member in enumerate(tar):
                 if number >= limits.max_images:
-                    raise refusals.bad_references(f"there are more than {limits.max_images}")
+                    raise refusals.bad_references(f"there are more than {limits.max_images} images")
                 if not member.isreg() or member.size > limits.max_image_bytes:
                     raise refusals.bad_references(f"file {number + 1} is larger than {limits.max_image_bytes} bytes")
                 stream = tar.extractfile(member)
-                yield _decoded(b"" if stream is None else stream.read(), number + 1, limits)
+                yield _decode(b"" if stream is None else stream.read(), number + 1, limits)
     except tarfile.TarError as error:
-        raise refusals.bad_references("their archive is damaged") from error
+        raise refusals.bad_references("the archive is damaged") from error
 
 
-def _decoded(data: bytes, number: int, limits: ModelLimits) -> Image.Image:
+def _decode(data: bytes, number: int, limits: ModelLimits) -> Image.Image:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -69,13 +69,13 @@ def _decoded(data: bytes, number: int, limits: ModelLimits) -> Image.Image:
         raise refusals.bad_references(f"file {number} is no readable {', '.join(_FORMATS)} picture") from error
 
 
-def _tensor(picture: Image.Image, shape: list[int], how: Preprocessing) -> np.ndarray[Any, Any]:
-    channels, height, width = shape[1:] if how.layout == "NCHW" else (shape[3], *shape[1:3])
+def _tensor(picture: Image.Image, shape: list[int], preprocessing: Preprocessing) -> np.ndarray[Any, Any]:
+    channels, height, width = shape[1:] if preprocessing.layout == "NCHW" else (shape[3], *shape[1:3])
     if channels not in {1, _COLOUR_CHANNELS}:
         raise refusals.bad_references(f"the model's input has {channels} channels: pictures have 1 or 3")
     pixels = np.asarray(picture.resize((width, height), Image.Resampling.BILINEAR), np.float32) / 255
-    pixels = (pixels - np.asarray(how.mean, np.float32)) / np.asarray(how.scale, np.float32)
+    pixels = (pixels - np.asarray(preprocessing.mean, np.float32)) / np.asarray(preprocessing.scale, np.float32)
     if channels == 1:
         pixels = pixels.mean(axis=2, keepdims=True)
-    ordered = pixels.transpose(2, 0, 1) if how.layout == "NCHW" else pixels
+    ordered = pixels.transpose(2, 0, 1) if preprocessing.layout == "NCHW" else pixels
     return np.repeat(ordered[np.newaxis], shape[0], axis=0).astype(np.float32)

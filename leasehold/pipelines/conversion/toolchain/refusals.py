@@ -1,24 +1,24 @@
-"""Every reason for which a model or its reference images are refused: a stable code, and a sentence for its owner.
+"""Every reason for which a model or its reference images are refused: a stable code and a sentence for the owner.
 
-None of these can succeed when tried again, so all are `Permanent`. What a parser said is cut short: it may quote
-the file.
+All are `Permanent`, because another attempt would fail in the same way. The message of a parser is cut short, because
+it may quote the file.
 """
 
 from __future__ import annotations
 
 from leasehold.domain.errors import Permanent
 
-_MAX = 300
+_MAX_CHARACTERS = 300
 
 
-def _said(reason: str) -> str:
-    """One printable line without its last stop."""
+def _one_line(reason: str) -> str:
+    """The reason as one printable line without a full stop at its end."""
     line = " ".join("".join(c if c.isprintable() else " " for c in reason).split())
-    return line[:_MAX].rstrip(". ")
+    return line[:_MAX_CHARACTERS].rstrip(". ")
 
 
 def not_onnx(reason: str) -> Permanent:
-    return Permanent("not_onnx", f"The file is not an ONNX model: {_said(reason)}.")
+    return Permanent("not_onnx", f"The file is not an ONNX model: {_one_line(reason)}.")
 
 
 def model_too_large(size: int, limit: int) -> Permanent:
@@ -44,7 +44,7 @@ def external_data(name: str) -> Permanent:
 
 
 def unsupported_operators(names: list[str]) -> Permanent:
-    return Permanent("unsupported_operators", f"Not operators of the ONNX standard: {_said(', '.join(names))}.")
+    return Permanent("unsupported_operators", f"Not operators of the ONNX standard: {_one_line(', '.join(names))}.")
 
 
 def unsupported_opset(version: int, newest: int) -> Permanent:
@@ -52,16 +52,16 @@ def unsupported_opset(version: int, newest: int) -> Permanent:
 
 
 def opset_not_convertible(target: int, reason: str) -> Permanent:
-    return Permanent("opset_not_convertible", f"The model cannot be brought to opset {target}: {_said(reason)}.")
+    return Permanent("opset_not_convertible", f"The model cannot be brought to opset {target}: {_one_line(reason)}.")
 
 
 def invalid_model(reason: str) -> Permanent:
-    return Permanent("invalid_model", f"The model breaks the ONNX standard: {_said(reason)}.")
+    return Permanent("invalid_model", f"The model breaks the ONNX standard: {_one_line(reason)}.")
 
 
 def not_serialisable() -> Permanent:
     return Permanent(
-        "not_serialisable", "The model cannot be written down: it has more than 2 GB with its constants worked out."
+        "not_serialisable", "The model cannot be written to a file: with its computed constants it exceeds 2 GB."
     )
 
 
@@ -70,28 +70,28 @@ def missing_shapes(name: str, reason: str) -> Permanent:
 
 
 def not_runnable(reason: str) -> Permanent:
-    return Permanent("not_runnable", f"The model does not run: {_said(reason)}.")
+    return Permanent("not_runnable", f"The model does not run: {_one_line(reason)}.")
 
 
 def not_equivalent(error: float) -> Permanent:
-    return Permanent("not_equivalent", f"The optimised model answers otherwise than the original, by {error:g}.")
+    return Permanent("not_equivalent", f"The optimised model's answers differ from the original's by {error:g}.")
 
 
 def not_quantisable(reason: str) -> Permanent:
-    return Permanent("not_quantisable", f"The model cannot be quantised: {_said(reason)}.")
+    return Permanent("not_quantisable", f"The model cannot be quantised: {_one_line(reason)}.")
 
 
 def bad_references(reason: str) -> Permanent:
-    return Permanent("bad_reference_images", f"The reference images are refused: {_said(reason)}.")
+    return Permanent("bad_reference_images", f"The reference images are refused: {_one_line(reason)}.")
 
 
 def toolchain_failed(tool: str, reason: str) -> Permanent:
-    return Permanent("toolchain_failed", f"The vendor's {tool[:60]} refused the model: {_said(reason)}.")
+    return Permanent("toolchain_failed", f"The vendor's {tool[:60]} refused the model: {_one_line(reason)}.")
 
 
 def tflite_missing() -> Permanent:
-    return Permanent("toolchain_missing", "This worker cannot read .tflite: it lacks the extra `tflite`.")
+    return Permanent("toolchain_missing", "This worker cannot read .tflite: the extra `tflite` is not installed.")
 
 
 def tflite_not_convertible(reason: str) -> Permanent:
-    return Permanent("tflite_not_convertible", f"The .tflite model cannot be brought to ONNX: {_said(reason)}.")
+    return Permanent("tflite_not_convertible", f"The .tflite model cannot be brought to ONNX: {_one_line(reason)}.")

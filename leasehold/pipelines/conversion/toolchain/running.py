@@ -1,4 +1,4 @@
-"""Running a model with onnxruntime: one thread, no extensions, bounded, the same answer for the same input."""
+"""Runs models with onnxruntime: on one thread, without extensions, with the same answer for the same input."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import onnxruntime as ort
 from leasehold.pipelines.conversion.toolchain import refusals
 
 Tensors: TypeAlias = dict[str, np.ndarray[Any, Any]]
-ort.disable_telemetry_events()  # the sandbox lets nothing out; a model's owner expects no attempt either
+ort.disable_telemetry_events()  # the sandbox blocks the network, and the owner of a model expects no attempt
 
-_QUIET = 4  # fatal only: the runtime's words may quote the model
+_QUIET = 4  # log fatal errors only: the log of onnxruntime may quote the model
 
 _TYPES: dict[str, Any] = {
     "float": np.float32,
@@ -29,7 +29,7 @@ _TYPES: dict[str, Any] = {
 
 
 class Runnable:
-    """A model ready to run. Raises Permanent("not_runnable") when onnxruntime refuses it."""
+    """A loaded model. Raises Permanent("not_runnable") if onnxruntime refuses the model."""
 
     def __init__(self, model: bytes | Path, *, optimised: bool = True) -> None:
         level = ort.GraphOptimizationLevel
@@ -44,27 +44,29 @@ class Runnable:
         return dict(zip(self.outputs, answers, strict=True))
 
     def random_input(self, rng: np.random.Generator) -> Tensors:
-        return drawn(((value.name, value.type[7:-1], value.shape) for value in self._session.get_inputs()), rng)
+        return random_tensors(
+            ((value.name, value.type[7:-1], value.shape) for value in self._session.get_inputs()), rng
+        )
 
 
-def drawn(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.random.Generator) -> Tensors:
-    """Standard normal numbers for floats, zeros and ones for the rest: valid as an index everywhere.
+def random_tensors(inputs: Iterable[tuple[str, str, Sequence[int]]], rng: np.random.Generator) -> Tensors:
+    """Random values: standard normal for floats, 0 or 1 for other types, which are valid as an index everywhere.
 
-    `inputs`: name, type and shape of each.
+    `inputs`: the name, type and shape of each.
     """
-    made: Tensors = {}
+    tensors: Tensors = {}
     for name, type_, shape in inputs:
         kind = _TYPES.get(type_)
         if kind is None:
             raise refusals.not_runnable(f"inputs of type {type_} are not supported")
         floats = np.issubdtype(kind, np.floating)
         values = rng.standard_normal(shape) if floats else rng.integers(0, 2, shape)
-        made[name] = values.astype(kind)
-    return made
+        tensors[name] = values.astype(kind)
+    return tensors
 
 
-def compiled(source: Path, target: Path) -> None:
-    """Write the graph as onnxruntime optimises it for any processor: little is left for the one that runs it."""
+def compile_graph(source: Path, target: Path) -> None:
+    """Write the graph with onnxruntime's optimisations for any processor, so that loading it costs little."""
     options = _options(ort.GraphOptimizationLevel.ORT_ENABLE_EXTENDED)
     options.optimized_model_filepath = str(target)
     _session(source, options)
@@ -87,7 +89,7 @@ def _session(model: bytes | Path, options: Any) -> Any:
 
 
 def _refused(error: Exception) -> Exception:
-    """Pass memory on, for the worker to judge; everything else is the model's own fault."""
+    """A lack of memory as MemoryError, which the worker judges. Every other error counts as the model's own."""
     if isinstance(error, MemoryError) or "bad_alloc" in str(error) or "allocate memory" in str(error):
         return MemoryError()
     return refusals.not_runnable(str(error).partition("\n")[0])

@@ -1,4 +1,4 @@
-"""What is known of a model without running it: shapes, sizes, operators, multiplications."""
+"""Reads from a model's graph what the toolchains report and check: shapes, sizes, operators, multiplications."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Shape = tuple[int, ...]
 
 
 def fix_inputs(model: onnx.ModelProto) -> list[str]:
-    """Make the batch 1 where it is free; every other side of an input must be known. Answers what was changed."""
+    """Set a free batch size to 1. Returns a sentence for each change. Raises Permanent if another dimension is free."""
     changed = []
     weights = {tensor.name for tensor in model.graph.initializer}
     for value in model.graph.input:
@@ -34,25 +34,25 @@ def fix_inputs(model: onnx.ModelProto) -> list[str]:
     return changed
 
 
-def inferred(model: onnx.ModelProto, limits: ModelLimits) -> onnx.ModelProto:
-    """The model with its tensors' shapes. Raises Permanent when they contradict one another, or are too large."""
+def infer_shapes(model: onnx.ModelProto, limits: ModelLimits) -> onnx.ModelProto:
+    """The model with the shapes of all tensors. Raises Permanent if shapes contradict each other or are too large."""
     try:
-        found = shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
+        with_shapes = shape_inference.infer_shapes(model, check_type=True, strict_mode=True, data_prop=True)
     except (shape_inference.InferenceError, RuntimeError, ValueError) as error:
         raise refusals.invalid_model(str(error)) from error
     total = 0
-    for value in (*found.graph.input, *found.graph.value_info, *found.graph.output):
+    for value in (*with_shapes.graph.input, *with_shapes.graph.value_info, *with_shapes.graph.output):
         size = _bytes_of(value)
         total += size
         if size > limits.max_tensor_bytes:
             raise refusals.tensor_too_large(value.name, size, limits.max_tensor_bytes)
     if total > limits.max_activation_bytes:
         raise refusals.activations_too_large(total, limits.max_activation_bytes)
-    return found
+    return with_shapes
 
 
 def shape_of(value: onnx.ValueInfoProto) -> Shape:
-    """Sides that are not known are 0."""
+    """The sizes of the dimensions. An unknown size is 0."""
     return tuple(side.dim_value for side in value.type.tensor_type.shape.dim)
 
 
@@ -92,6 +92,7 @@ def facts(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 def _macs(node: onnx.NodeProto, shapes: dict[str, Shape]) -> int:
+    """The multiply-accumulates of a node. 0 for other operators than convolutions and matrix products."""
     out = math.prod(shapes.get(node.output[0], (0,))) if node.output else 0
     first, second = (shapes.get(node.input[i], ()) if len(node.input) > i else () for i in (0, 1))
     if node.op_type == "Conv" and len(second) > 1:
@@ -99,6 +100,6 @@ def _macs(node: onnx.NodeProto, shapes: dict[str, Shape]) -> int:
     if node.op_type == "MatMul" and first:
         return out * first[-1]
     if node.op_type == "Gemm" and first:
-        turned = any(a.name == "transA" and a.i for a in node.attribute)
-        return out * first[0 if turned else -1]
+        transposed = any(a.name == "transA" and a.i for a in node.attribute)
+        return out * first[0 if transposed else -1]
     return 0

@@ -1,4 +1,4 @@
-"""Bringing a TensorFlow Lite model to ONNX, where the extra `tflite` is installed; everything after is as for ONNX."""
+"""Converts a TensorFlow Lite model to ONNX, if the extra `tflite` is installed. The open toolchain calls it first."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from leasehold.pipelines.conversion.toolchain import refusals
 
-if find_spec("tflite2onnx") is not None:  # here, for a child may read nothing more once it is shut in
+if find_spec("tflite2onnx") is not None:  # imported early: a child process in its sandbox can read no module any more
     from tflite2onnx import convert
 else:
     convert = None
@@ -29,6 +29,6 @@ def to_onnx(source: Path, out: Path, max_bytes: int) -> Path:
         raise refusals.tflite_missing()
     try:
         convert(str(source), str(out))
-    except Exception as error:  # noqa: BLE001 - it says no by assertions, NotImplementedError and whatever numpy raises
+    except Exception as error:  # noqa: BLE001 - tflite2onnx refuses with assertions, NotImplementedError and numpy errors
         raise refusals.tflite_not_convertible(f"{type(error).__name__} {error}") from None
     return out
