@@ -168,12 +168,10 @@ class ObjectStore:
         content_type: str,
         metadata: Mapping[str, str],
         may_replace: Callable[[Stored], bool] = _never,
-        fresh: bool = False,
     ) -> Stored:
         """Store bytes, or a file.
 
-        `may_replace`: decides whether existing other bytes are replaced. `fresh`: no other writer can know the key;
-        this saves the HEAD where the store does not honour `If-None-Match`.
+        `may_replace`: decides whether existing other bytes are replaced.
         Raises ObjectExists when the key has other bytes and `may_replace` returns False.
         """
         if isinstance(source, Path):
@@ -183,7 +181,7 @@ class ObjectStore:
         all_metadata = {**metadata, "sha256": sha256}
         put = self._put_in_parts if isinstance(source, Path) else self._put_once
         precondition: dict[str, Any] = {"IfNoneMatch": "*"} if self.conditional else {}
-        existing = None if self.conditional or fresh else await self.head(key)
+        existing = None if self.conditional else await self.head(key)
         for _ in range(4):  # each further try means that another writer was faster
             if existing is not None:
                 if await self._has_bytes(existing, sha256, size):

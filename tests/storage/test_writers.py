@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
 from time import monotonic
+from types import SimpleNamespace
+from typing import Any
 from uuid import UUID, uuid4
 
 import pytest
 
-from leasehold.domain.errors import ObjectExists
+from leasehold.domain.errors import LeaseLost, ObjectExists
 from leasehold.domain.lease import Lease
+from leasehold.domain.pipeline import Step
+from leasehold.domain.verdicts import Done, File
 from leasehold.storage.store import ObjectStore
-from leasehold.worker.attempts.publishing import replaceable, writer_of
+from leasehold.worker.attempts.inline import InlineAttempt
+from leasehold.worker.attempts.publishing import publish_outputs, replaceable, writer_of
 from leasehold.worker.leases.held_lease import HeldLease
 
 TASK = uuid4()
@@ -40,12 +48,88 @@ async def test_what_a_predecessor_left_is_replaced(store: ObjectStore) -> None:
     assert await store.read_head("k", 20) == b"right"
 
 
+async def test_an_attempt_may_write_a_key_again(store: ObjectStore) -> None:
+    await write(store, held(2), b"draft")
+    await write(store, held(2), b"final")
+    assert await store.read_head("k", 20) == b"final"
+
+
 async def test_what_nobody_signed_and_what_another_task_wrote_is_replaced_while_the_lease_is_trusted(
     store: ObjectStore,
 ) -> None:
     await store.put("k", b"unsigned", content_type="text/plain", metadata={})
-    await write(store, held(1), b"first")
+    await write(store, held(7), b"first")
     await write(store, held(1, uuid4()), b"second")
     with pytest.raises(ObjectExists):
         await write(store, held(9, seconds=-1.0), b"third")
     assert await store.read_head("k", 20) == b"second"
+
+
+def inline(store: ObjectStore, by: HeldLease) -> InlineAttempt:
+    claimed: Any = SimpleNamespace(lease=by.lease, output_prefix="p", params={})
+    pipeline: Any = SimpleNamespace(name="p", params=SimpleNamespace(model_validate=dict))
+    parts: Any = SimpleNamespace()
+    return InlineAttempt(claimed, pipeline, Step("s"), by, store, parts, parts, None, parts)
+
+
+async def publish(store: ObjectStore, by: HeldLease, path: Path) -> None:
+    """As the runner does it with what a child process has made: a side output, then the primary one."""
+    files = {"side": File(path, "text/plain"), "made": File(path, "text/plain")}
+    step = Step("s", writes="made", isolated=True)
+    await publish_outputs(store, None, "p", step, Done(files), "digest", by)
+
+
+async def write_bytes(store: ObjectStore, by: HeldLease, path: Path) -> None:
+    await inline(store, by).write("made", await asyncio.to_thread(path.read_bytes), "text/plain")
+
+
+async def write_file(store: ObjectStore, by: HeldLease, path: Path) -> None:
+    await inline(store, by).write_file("made", path, "text/plain")
+
+
+WAYS: list[Callable[[ObjectStore, HeldLease, Path], Awaitable[None]]] = [publish, write_bytes, write_file]
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_the_first_attempt_overwrites_nothing_of_its_successor_whichever_way_it_writes(
+    store: ObjectStore, tmp_path: Path, way: Callable[[ObjectStore, HeldLease, Path], Awaitable[None]]
+) -> None:
+    """Its lease was taken early: epoch 1 does not mean that nobody else can have written the key."""
+    (committed := tmp_path / "committed").write_bytes(b"committed")
+    (late := tmp_path / "late").write_bytes(b"late")
+    zombie, successor = held(1), held(2)
+    await way(store, successor, committed)
+    with pytest.raises(ObjectExists):
+        await way(store, zombie, late)
+    assert [await store.read_head(found.key, 20) async for found in store.list("p/")] == (
+        [b"committed"] * (2 if way is publish else 1)
+    )
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_an_attempt_replaces_a_leftover_of_an_earlier_one_and_nothing_once_it_distrusts_its_lease(
+    store: ObjectStore, tmp_path: Path, way: Callable[[ObjectStore, HeldLease, Path], Awaitable[None]]
+) -> None:
+    for name in ("leftover", "right", "third"):
+        (tmp_path / name).write_bytes(name.encode())
+    await way(store, held(1), tmp_path / "leftover")
+    await way(store, held(2), tmp_path / "right")
+    with pytest.raises((ObjectExists, LeaseLost)):
+        await way(store, held(3, seconds=-1.0), tmp_path / "third")
+    assert await store.read_head("p/made", 20) == b"right"
+    written = await store.head("p/made")
+    assert written is not None
+    assert written.metadata["writer"] == f"{TASK} 2"
+
+
+@pytest.mark.parametrize("way", [write_bytes, write_file])
+async def test_a_handler_that_writes_after_its_lease_may_have_passed_stores_nothing(
+    store: ObjectStore, tmp_path: Path, way: Callable[[ObjectStore, HeldLease, Path], Awaitable[None]]
+) -> None:
+    (tmp_path / "late").write_bytes(b"late")
+    lost = held(1)
+    lost.lost = True
+    for by in (held(1, seconds=-1.0), lost):
+        with pytest.raises(LeaseLost):
+            await way(store, by, tmp_path / "late")
+    assert await store.head("p/made") is None

@@ -135,7 +135,6 @@ class InlineAttempt:
             content_type=content_type,
             metadata=writer_of(self.lease),
             may_replace=replaceable(self._held),
-            fresh=self.lease.epoch == 1 and isinstance(source, Path),
         )
         self.outputs[name] = Output(name, stored.key, stored.size, stored.sha256, stored.content_type)
 

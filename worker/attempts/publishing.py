@@ -68,7 +68,6 @@ async def publish_outputs(
             content_type=file.content_type,
             metadata={_DIGEST: digest, **writer_of(held.lease), **metadata},
             may_replace=replaceable(held),
-            fresh=held.lease.epoch == 1,
         )
         if cache is not None and data is not None:
             cache.add(stored.key, stored.sha256, data)
