@@ -7,15 +7,16 @@ import asyncio
 import logging
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 import structlog
 from rich.console import Console
 
 from chaos import record, report
+from chaos.catalogue import BY_NAME
 from chaos.mutations import MUTATIONS
-from chaos.plan import DIRECTED, Plan, make_plan
+from chaos.plan import DIRECTED, Plan, make_plan, plan_of
 from chaos.run import Report, run
 from chaos.servers import Servers
 from leasehold.embedded.process import EmbeddedError
@@ -43,6 +44,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--mutate", choices=[*sorted(MUTATIONS), _ALL], help="run without a guard: must be violated")
     parser.add_argument("--directed", choices=sorted(DIRECTED), help="a mutant's plan, without the mutation")
+    parser.add_argument(
+        "--fault", choices=sorted(BY_NAME), metavar="NAME", help="this one alone, as the catalogue names it"
+    )
     parser.add_argument("--keep", type=Path, metavar="DIRECTORY", help="keep logs and journals of violated runs there")
     parser.add_argument("--no-broker", action="store_true", help="the `postgres` broker, without RabbitMQ")
     parser.add_argument("--table", action="store_true", help="only write that table anew, from the record")
@@ -52,24 +56,25 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     return asked
 
 
-def plans(asked: argparse.Namespace, *, broker: bool) -> list[tuple[Plan, str]]:
+def plans(asked: argparse.Namespace, able: Collection[str]) -> list[tuple[Plan, str]]:
     """What to run, each with its mutation or ""."""
     if asked.mutate:
         names = sorted(MUTATIONS) if asked.mutate == _ALL else [asked.mutate]
         return [(DIRECTED[name], name) for name in names]
     if asked.directed:
         return [(DIRECTED[asked.directed], "")]
+    if asked.fault:
+        return [(plan_of(asked.fault, (asked.seed or 0) + nth, seconds=asked.seconds), "") for nth in range(asked.runs)]
     first = asked.seed if asked.seed is not None else random.randrange(1_000_000)  # noqa: S311 - it is printed
     return [
-        (make_plan(first + nth, seconds=asked.seconds, faults=asked.faults, broker=broker), "")
-        for nth in range(asked.runs)
+        (make_plan(first + nth, seconds=asked.seconds, faults=asked.faults, able=able), "") for nth in range(asked.runs)
     ]
 
 
 async def carry_out(asked: argparse.Namespace, console: Console) -> list[Report]:
     done = []
     async with Servers(broker=not asked.no_broker) as servers:
-        for plan, mutate in plans(asked, broker=servers.rabbitmq is not None):
+        for plan, mutate in plans(asked, servers.able):
             made = await run(servers, plan, mutate=mutate, keep=asked.keep)
             report.show(made, console)
             if asked.json:

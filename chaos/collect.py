@@ -70,6 +70,7 @@ async def gather(it: Installation, load: Load, history: History) -> None:
     history.has_broker = bool(it.amqp_url)
     history.objects = await _objects(it)
     history.gathered = True
+    history.overwritten = it.front.faults.overwritten
     history.expected_bytes = _words() | await asyncio.to_thread(_pictures)
 
 

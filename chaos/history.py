@@ -94,6 +94,7 @@ class History:
     heard: list[Heard] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
     objects: dict[str, StoredObject] = field(default_factory=dict)
+    overwritten: set[str] = field(default_factory=set)  # what the store replaced although it was told to create only
     expected_bytes: dict[tuple[str, str, str], str] = field(default_factory=dict)  # pipeline, output, words: sha256
     streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # job: (cursor, what came after)
     probes: list[tuple[str, int]] = field(default_factory=list)  # what was asked with a foreign key, the status

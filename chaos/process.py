@@ -44,7 +44,9 @@ def let_the_clock_be_wrong() -> None:
     def turn(number: int, _frame: object) -> None:
         if not clock:  # before the first signal nothing stands between the process and the system's clock
             clock.append(time_machine.travel(datetime.now(UTC), tick=True).start())
-        clock[0].shift(timedelta(hours=1 if number == signal.SIGUSR1 else -1))
+        hours = 1 if number == signal.SIGUSR1 else -1
+        clock[0].shift(timedelta(hours=hours))
+        journal.note("clock", hours=hours)
 
     signal.signal(signal.SIGUSR1, turn)
     signal.signal(signal.SIGUSR2, turn)

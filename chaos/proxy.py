@@ -13,7 +13,7 @@ import socket
 import struct
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 _CHUNK = 64 * 1024
 _LOOK_SECONDS = 0.1
@@ -62,11 +62,25 @@ class Weather:
         return max(0.0, waiting)
 
 
+@dataclass
+class Carried:
+    """What a link did, counted for ever, by direction in bytes: a fault happened only if it shows here."""
+
+    asked: int = 0  # passed on to the server
+    told: int = 0  # passed back
+    held: int = 0  # kept back while the link was held
+    lost: int = 0  # dropped
+    slowed: int = 0
+    refused: int = 0  # connections that the server did not take
+    reset: int = 0  # connections
+
+
 class Link:
     """`port` leads to `target`. Every change of its behaviour holds for open and for new connections."""
 
     def __init__(self, target: tuple[str, int], tap: Callable[[], Tap] = Deaf, seed: int = 0) -> None:
         self.weather = Weather()
+        self.carried = Carried()
         self.port = 0
         self._target = target
         self._tap = tap
@@ -75,8 +89,12 @@ class Link:
         self._connections: set[_Connection] = set()
         self._held: Collection[str] | None = ()  # labels; None: all
         self._freed = asyncio.Event()
-        self._deaf_side = False
+        self._drops: Literal["", "requests", "replies"] = ""
         self._cut_at = ""
+
+    @property
+    def open_connections(self) -> int:
+        return len(self._connections)
 
     async def open(self) -> None:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
@@ -96,6 +114,7 @@ class Link:
         victims = list(self._connections)
         for connection in victims:
             connection.reset()
+        self.carried.reset += len(victims)
         return len(victims)
 
     def hold(self, labels: Collection[str] | None = None) -> None:
@@ -105,7 +124,11 @@ class Link:
 
     def drop_replies(self) -> None:
         """Requests arrive, answers do not. Ends with `heal`, which resets: no stream survives a hole."""
-        self._deaf_side = True
+        self._drops = "replies"
+
+    def drop_requests(self) -> None:
+        """The other way: what the server says arrives, what it is told does not. Ends as `drop_replies`."""
+        self._drops = "requests"
 
     def cut_next_request(self, label: str) -> None:
         """The next bytes of a connection with `label` arrive; then it is cut, and nobody hears the answer."""
@@ -120,8 +143,8 @@ class Link:
         self.weather = Weather()
         self._held = ()
         self._cut_at = ""
-        if self._deaf_side:
-            self._deaf_side = False
+        if self._drops:
+            self._drops = ""
             self.reset()
         self._freed.set()
 
@@ -131,6 +154,7 @@ class Link:
         try:
             to_reader, to_writer = await asyncio.open_connection(*self._target)
         except OSError:
+            self.carried.refused += 1
             _reset(writer)
             return
         connection = _Connection(self._tap(), (writer, to_writer))
@@ -149,7 +173,7 @@ class Link:
     ) -> None:
         try:
             while data := await source.read(_CHUNK):
-                await self._held_back(connection, source)
+                await self._held_back(connection, source, len(data))
                 await self._pass_on(connection, data, sink, asks=asks)
         except ConnectionError:
             connection.reset()
@@ -158,9 +182,11 @@ class Link:
         finally:
             connection.over()
 
-    async def _held_back(self, connection: _Connection, source: asyncio.StreamReader) -> None:
+    async def _held_back(self, connection: _Connection, source: asyncio.StreamReader, size: int) -> None:
         """While the link is held. That the speaker has gone meanwhile only the tap hears."""
-        while self._held is None or connection.tap.label in self._held:
+        if self._holds(connection):
+            self.carried.held += size
+        while self._holds(connection):
             if source.at_eof():
                 connection.over()
             with contextlib.suppress(TimeoutError):
@@ -168,13 +194,22 @@ class Link:
                     await self._freed.wait()
                 self._freed.clear()
 
+    def _holds(self, connection: _Connection) -> bool:
+        return self._held is None or connection.tap.label in self._held
+
     async def _pass_on(self, connection: _Connection, data: bytes, sink: asyncio.StreamWriter, *, asks: bool) -> None:
         if waiting := self.weather.delay(len(data), self._rng):
+            self.carried.slowed += len(data)
             await asyncio.sleep(waiting)
-        if not asks and self._deaf_side:
+        if self._drops == ("requests" if asks else "replies"):
+            self.carried.lost += len(data)
             return
         (connection.tap.request if asks else connection.tap.reply)(data)
         sink.write(data)
+        if asks:
+            self.carried.asked += len(data)
+        else:
+            self.carried.told += len(data)
         await sink.drain()
         if asks and self._cut_at and connection.tap.label == self._cut_at:
             self._cut_at = ""

@@ -12,8 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from chaos.catalogue import CATALOGUE
 from chaos.checker import INVARIANTS
-from chaos.plan import CATALOGUE
 from chaos.report import commit
 from chaos.run import Report
 from chaos.spans import Span, pairs

@@ -40,6 +40,7 @@ class Report:
     rest_seconds: float = 0.0
     rested: bool = False
     fired: Counter[str] = field(default_factory=Counter)
+    effects: Counter[str] = field(default_factory=Counter)  # what the fired blows did, in their own units
     jobs: Counter[str] = field(default_factory=Counter)  # "kind status"
     verdicts: list[Verdict] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
@@ -82,6 +83,7 @@ class Report:
             "rest_seconds": round(self.rest_seconds, 1),
             "rested": self.rested,
             "fired": dict(sorted(self.fired.items())),
+            "effects": dict(sorted(self.effects.items())),
             "never_fired": self.never_fired,
             "jobs": dict(sorted(self.jobs.items())),
             "verdicts": {verdict.number: verdict.as_json() for verdict in self.verdicts},
@@ -108,6 +110,7 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         await collect.gather(it, load, history)
         history.children_killed = faults.children_killed
         report.fired = faults.fired + _failpoints(it)
+        report.effects = faults.effects
         report.rested = history.rested
         report.spans = spans_of(plan, report.fired, journal.read(it.journal), load_began)
         report.verdicts = judge(history, floors_of(plan, broker=history.has_broker))

@@ -13,6 +13,7 @@ from typing import Self
 import asyncpg
 
 from chaos import audit
+from chaos.catalogue import BROKER, MOUNTS
 from leasehold.db.database import migrate
 from leasehold.embedded.guard import descendants
 from leasehold.embedded.process import EmbeddedError
@@ -29,6 +30,7 @@ class Servers:
 
     def __init__(self, *, broker: bool = True) -> None:
         self._with_broker = broker
+        self.able: frozenset[str] = frozenset()
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -41,6 +43,7 @@ class Servers:
             assert self.stack.postgres is not None
             assert self.stack.s3 is not None
             self.postgres, self.s3 = self.stack.postgres, self.stack.s3
+            self.able = frozenset({MOUNTS, *([BROKER] if rabbitmq is not None else ())})
             await self.administer(f"CREATE DATABASE {_TEMPLATE}")
             await migrate(self.postgres.url_of(_TEMPLATE))
             await self.administer(audit.INSTALL, _TEMPLATE)
@@ -59,6 +62,10 @@ class Servers:
     @property
     def directory(self) -> Path:
         return self.stack.directory
+
+    @property
+    def postgres_log(self) -> Path:
+        return self.directory / "postgres" / "postgres.log"
 
     async def administer(self, statement: str, database: str = "postgres") -> None:
         connection = await asyncpg.connect(self.postgres.url_of(database))

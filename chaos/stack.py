@@ -18,8 +18,9 @@ from cryptography.fernet import Fernet
 
 from chaos import journal
 from chaos.amqp_tap import AmqpTap, Heard
+from chaos.catalogue import APIS
 from chaos.disk import Disk
-from chaos.plan import APIS, Plan
+from chaos.plan import Plan
 from chaos.postgres_tap import PostgresTap, Session
 from chaos.proxy import Link
 from chaos.receiver import Receiver
@@ -128,6 +129,10 @@ class Installation:
     def amqp_url(self) -> str:
         """As `database_url`; "" without a broker."""
         return self._amqp_url
+
+    def links_to(self, server: str) -> list[Link]:
+        """Of every process of the platform; not of whoever looks on."""
+        return [self.links[slot, server] for slot in self.slots if (slot, server) in self.links]
 
     def settings(self, slot: str) -> Settings:
         said = {name.removeprefix("LEASEHOLD_").lower(): value for name, value in self._variables(slot).items()}

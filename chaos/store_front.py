@@ -35,11 +35,21 @@ class Trouble(StrEnum):
     CORRUPT = "corrupt"  # a byte of an object that a step made is another one
     REFUSE = "refuse"  # 412 or 409 to a conditional put that nothing speaks against
     HANG = "hang"  # no answer at all, until the trouble is over
+    LATE = "late"  # 503 or 500 after the write was done
+    MUTE = "mute"  # the write is done, and the connection ends before the first byte of an answer
+    DENY = "deny"  # 412 or 409 to a conditional put after it was done
+    OVERWRITE = "overwrite"  # as LATE; and when it is put again: 200, and the object that must not be is replaced
+
+
+_AFTER_A_WRITE = {Trouble.LATE, Trouble.MUTE, Trouble.DENY, Trouble.OVERWRITE}
 
 
 @dataclass
 class StoreFaults:
-    """The trouble that is on, for which share of the requests, and how often it was made."""
+    """The trouble that is on, for which share of the requests, and how often it was made.
+
+    `overwritten`: keys of objects that a put has replaced which had said that it must not.
+    """
 
     trouble: Trouble | None = None
     share: float = 0.0
@@ -49,6 +59,7 @@ class StoreFaults:
     held: asyncio.Event = field(default_factory=asyncio.Event)
     released: asyncio.Event = field(default_factory=asyncio.Event)
     over: asyncio.Event = field(default_factory=asyncio.Event)
+    overwritten: set[str] = field(default_factory=set)
 
     def begin(self, trouble: Trouble, share: float) -> None:
         self.trouble, self.share, self.fired = trouble, share, 0
@@ -92,23 +103,35 @@ class StoreFront:
         body = await request.read()
         trouble = self._trouble(request)
         if trouble is Trouble.HANG:
+            self.faults.fired += 1
             await self.faults.over.wait()
         if trouble is Trouble.ERROR:
-            return web.Response(status=self._rng.choice((500, 503)))
+            return self._fails()
         if trouble is Trouble.REFUSE:
-            return _refused(self._rng.choice((HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT)))
+            return self._refuses()
         if request.method == "PUT" and self.faults.hold_put and self.faults.hold_put in request.path:
             await self._hold(request)
         async with self._locks[request.path] if request.method == "PUT" else asyncio.Lock():
             if request.method == "PUT" and not await asyncio.to_thread(self._may_put, request):
-                return _refused(HTTPStatus.PRECONDITION_FAILED)
+                if trouble is not Trouble.OVERWRITE:
+                    return _refused(HTTPStatus.PRECONDITION_FAILED)
+                self.faults.fired += 1
+                self.faults.overwritten.add(_key(request))
+                trouble = None
             return await self._forward(request, body, trouble)
+
+    def _fails(self) -> web.Response:
+        self.faults.fired += 1
+        return web.Response(status=self._rng.choice((500, 503)))
+
+    def _refuses(self) -> web.Response:
+        self.faults.fired += 1
+        return _refused(self._rng.choice((HTTPStatus.PRECONDITION_FAILED, HTTPStatus.CONFLICT)))
 
     def _trouble(self, request: web.Request) -> Trouble | None:
         trouble = self.faults.trouble
         if trouble is None or self._rng.random() >= self.faults.share or not _can_hit(trouble, request):
             return None
-        self.faults.fired += 1
         return trouble
 
     async def _hold(self, request: web.Request) -> None:
@@ -138,9 +161,24 @@ class StoreFront:
                 request.method, target, headers=headers, data=body or None, skip_auto_headers=["Content-Type"],
                 allow_redirects=False,
             ) as said:  # fmt: skip
-                return await self._answer(request, said, await said.read(), trouble)
+                told = await said.read()
+                if trouble in _AFTER_A_WRITE and said.status < HTTPStatus.BAD_REQUEST:
+                    return self._betray(request, trouble)
+                return await self._answer(request, said, told, trouble)
         except aiohttp.ClientConnectionError:
             return web.Response(status=HTTPStatus.BAD_GATEWAY)
+
+    def _betray(self, request: web.Request, trouble: Trouble | None) -> web.Response:
+        """What is said of a write that was done."""
+        if trouble is Trouble.DENY:
+            return self._refuses()
+        if trouble is Trouble.OVERWRITE:  # counted once the write is repeated
+            return web.Response(status=HTTPStatus.SERVICE_UNAVAILABLE)
+        answer = self._fails()
+        if trouble is Trouble.MUTE:
+            assert request.transport is not None
+            request.transport.abort()
+        return answer
 
     async def _answer(
         self, request: web.Request, said: aiohttp.ClientResponse, body: bytes, trouble: Trouble | None
@@ -150,6 +188,8 @@ class StoreFront:
         answer.headers.extend(headers)
         if request.method != "HEAD":
             answer.content_length = len(body)
+        if trouble in (Trouble.CORRUPT, Trouble.SLOW, Trouble.CUT) and body:
+            self.faults.fired += 1
         if trouble is Trouble.CORRUPT and body:
             body = bytes([body[0] ^ 0xFF]) + body[1:]
         await answer.prepare(request)
@@ -167,9 +207,18 @@ class StoreFront:
 def _can_hit(trouble: Trouble, request: web.Request) -> bool:
     if trouble is Trouble.CORRUPT:  # an original has no digest that anybody could know it by
         return request.method == "GET" and "original" not in request.path and "list-type" not in request.query_string
-    if trouble is Trouble.REFUSE:
+    if trouble is Trouble.OVERWRITE and "/probe/" in request.path:
+        return False  # who cannot refuse when a process asks it is another store: that one is taken at its word
+    if trouble in (Trouble.REFUSE, Trouble.DENY, Trouble.OVERWRITE):
         return request.method == "PUT" and "If-None-Match" in request.headers
+    if trouble in _AFTER_A_WRITE:
+        return request.method not in {"GET", "HEAD"}
     return True
+
+
+def _key(request: web.Request) -> str:
+    """Of the object, without the bucket before it."""
+    return unquote(request.path.lstrip("/")).partition("/")[2]
 
 
 def _refused(status: HTTPStatus) -> web.Response:

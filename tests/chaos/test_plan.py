@@ -2,9 +2,10 @@ from __future__ import annotations
 
 import pytest
 
+from chaos.catalogue import API_POINTS, APIS, BLOWS, BROKER, BY_NAME, CATALOGUE, EVERYTHING, FAILPOINTS
 from chaos.faults import Faults
 from chaos.mutations import CAUGHT_BY, MUTATIONS
-from chaos.plan import API_POINTS, APIS, BLOWS, BY_NAME, CATALOGUE, DIRECTED, FAILPOINTS, Fault, Plan, make_plan
+from chaos.plan import DIRECTED, Fault, Plan, make_plan
 from leasehold.runtime import failpoints
 
 #: Points of the generation's steps, which the load of chaos runs has none of: tests/generation reaches them.
@@ -25,13 +26,18 @@ def test_a_plan_has_as_many_faults_as_asked_for_within_its_time(faults: int) -> 
 
 
 def test_neighbouring_seeds_deal_out_the_whole_catalogue() -> None:
-    dealt = {fault.name for seed in range(100, 130) for fault in make_plan(seed).faults}
+    dealt = {fault.name for seed in range(100, 160) for fault in make_plan(seed).faults}
     assert dealt == set(BY_NAME)
 
 
-def test_without_a_broker_no_fault_of_the_broker_is_planned() -> None:
-    names = {fault.name for seed in range(40) for fault in make_plan(seed, broker=False).faults}
-    assert not any(BY_NAME[name].needs_broker for name in names)
+@pytest.mark.parametrize("missing", sorted(EVERYTHING))
+def test_what_the_machine_cannot_do_is_not_planned(missing: str) -> None:
+    names = {fault.name for seed in range(80) for fault in make_plan(seed, able=EVERYTHING - {missing}).faults}
+    assert names == {kind.name for kind in CATALOGUE if kind.needs != missing}
+
+
+def test_a_plan_without_a_broker_has_none_of_its_links_cut() -> None:
+    assert all(kind.needs == BROKER for kind in CATALOGUE if kind.link == "amqp" or "broker" in kind.name)
 
 
 def test_every_failpoint_of_a_plan_is_one_that_the_platform_has() -> None:
@@ -72,7 +78,9 @@ def test_every_blow_has_somebody_who_deals_it() -> None:
 
     faults = Faults(Nobody())  # type: ignore[arg-type]  # only its table is looked at
     for kind in BLOWS:
-        assert [prefix for prefix in faults._by_prefix if kind.name.startswith(prefix)], kind.name
+        assert callable(faults.deal_of(kind.name))
+    with pytest.raises(ValueError, match="empty"):
+        faults.deal_of("F0 nothing")
 
 
 def test_every_mutation_has_a_plan_and_an_invariant_that_must_notice_it() -> None:

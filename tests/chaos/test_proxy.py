@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from chaos.proxy import Link, Weather
+from chaos.proxy import Carried, Link, Weather
 
 
 @dataclass
@@ -133,20 +133,93 @@ async def test_a_one_way_link_delivers_requests_and_loses_the_answers(link: Link
     writer.close()
 
 
+async def test_a_mirrored_link_delivers_what_the_server_says_and_loses_what_it_is_told() -> None:
+    asked = bytearray()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"told")
+        while data := await reader.read(100):
+            asked.extend(data)
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    link = Link(("127.0.0.1", server.sockets[0].getsockname()[1]))
+    await link.open()
+    link.drop_requests()
+    reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+    writer.write(b"never heard")
+    assert await reader.readexactly(4) == b"told"
+    await nothing_comes(reader)
+    assert not asked
+    assert link.carried.lost == 11
+    link.heal()  # no stream goes on after a hole
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    writer.close()
+    await link.close()
+    server.close()
+
+
+async def test_a_link_counts_what_it_did_and_not_that_it_was_switched(link: Link) -> None:
+    link.hold()
+    link.heal()
+    link.drop_replies()
+    link.heal()
+    link.weather = Weather(latency=0.01)
+    link.heal()
+    link.reset()
+    assert link.carried == Carried()
+    reader, writer = await opened(link)
+    assert (link.carried.asked, link.carried.told) == (2, 2)
+    link.weather = Weather(latency=0.01)
+    writer.write(b"slow")
+    assert await reader.readexactly(4) == b"slow"
+    assert link.carried.slowed == 8
+    link.weather = Weather()
+    link.hold()
+    writer.write(b"held")
+    await nothing_comes(reader)
+    assert link.carried.held == 4
+    link.heal()
+    assert await reader.readexactly(4) == b"held"
+    link.drop_replies()
+    writer.write(b"lost")
+    await nothing_comes(reader)
+    assert link.carried.lost == 4
+    link.reset()
+    assert link.carried == Carried(asked=14, told=10, held=4, lost=4, slowed=8, reset=1)
+    writer.close()
+
+
+async def test_a_connection_that_the_server_does_not_take_is_counted() -> None:
+    server = await asyncio.start_server(lambda _r, _w: None, "127.0.0.1", 0)
+    port = server.sockets[0].getsockname()[1]
+    server.close()
+    await server.wait_closed()
+    link = Link(("127.0.0.1", port))
+    await link.open()
+    reader, writer = await asyncio.open_connection("127.0.0.1", link.port)
+    with pytest.raises(ConnectionResetError):
+        await reader.read()
+    assert link.carried.refused == 1
+    writer.close()
+    await link.close()
+
+
 async def test_a_request_can_arrive_whose_answer_nobody_hears(link: Link, echo: Echo) -> None:
     reader, writer = await opened(link, b"commit")
     other_reader, other_writer = await opened(link, b"other")
     link.cut_next_request("commit")
     other_writer.write(b"1")
     assert await other_reader.readexactly(1) == b"1"
-    assert link.cut_pending
+    was_pending = link.cut_pending
     echo.heard.clear()
     writer.write(b"COMMIT")
     with pytest.raises(ConnectionResetError):
         await reader.read()
     await asyncio.wait_for(echo.heard.wait(), 5)
     assert echo.got.endswith(b"COMMIT")
-    assert not link.cut_pending
+    assert (was_pending, link.cut_pending) == (True, False)
     writer.close()
     other_writer.close()
 

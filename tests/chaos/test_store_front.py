@@ -104,3 +104,78 @@ async def test_a_corrupt_byte_is_made_of_what_steps_wrote_and_never_of_an_origin
     assert await store.fetch_bytes("jobs/made.txt", max_bytes=100) != b"made"
     assert await store.fetch_bytes("media/original.jpg", max_bytes=100) == b"sent"
     front.faults.heal()
+
+
+async def raw_put(store: ObjectStore, key: str, data: bytes, **condition: str) -> int:
+    """One try of a put that must create; returns the status of the answer."""
+    client = store._client
+    try:
+        answer = await client.put_object(Bucket=store._bucket, Key=key, Body=data, **condition)  # type: ignore[arg-type]  # a condition's text
+    except client.exceptions.ClientError as error:
+        return int(error.response["ResponseMetadata"]["HTTPStatusCode"])
+    return int(answer["ResponseMetadata"]["HTTPStatusCode"])
+
+
+@pytest.mark.parametrize("trouble", [Trouble.LATE, Trouble.MUTE, Trouble.DENY])
+async def test_a_store_may_have_written_what_it_says_that_it_has_not(
+    store: ObjectStore, front: StoreFront, server: S3, trouble: Trouble
+) -> None:
+    await store.probe()
+    key = f"written-{trouble}"
+    front.faults.begin(trouble, 1.0)
+    stored = await store.put(key, b"done", content_type="text/plain", metadata={})  # told in the end: it is there
+    assert front.faults.fired > 0
+    assert (server.directory / "buckets" / store._bucket / key).read_bytes() == b"done"
+    assert stored.size == 4
+    front.faults.heal()
+    assert await store.fetch_bytes(key, max_bytes=100) == b"done"
+
+
+async def test_a_put_that_was_denied_after_it_was_done_is_no_others(store: ObjectStore, front: StoreFront) -> None:
+    """Equal bytes are there: that is success, whoever wrote them."""
+    await store.probe()
+    front.faults.begin(Trouble.DENY, 1.0)
+    await put(store, "denied", b"mine")
+    front.faults.heal()
+    with pytest.raises(ObjectExists):
+        await put(store, "denied", b"another")
+
+
+async def test_a_store_that_lies_about_create_only_replaces_what_is_there_and_is_noted(
+    store: ObjectStore, front: StoreFront
+) -> None:
+    await store.probe()
+    await put(store, "jobs/lied", b"first")
+    assert front.faults.overwritten == set()
+    front.faults.begin(Trouble.OVERWRITE, 1.0)
+    assert await raw_put(store, "jobs/lied", b"second", IfNoneMatch="*") == 200
+    assert front.faults.overwritten == {"jobs/lied"}
+    assert front.faults.fired == 1
+    front.faults.heal()
+    assert await store.fetch_bytes("jobs/lied", max_bytes=100) == b"second"
+    assert await raw_put(store, "jobs/lied", b"third", IfNoneMatch="*") == 412
+
+
+async def test_the_lie_has_something_to_overwrite_because_the_first_put_seems_to_fail(
+    store: ObjectStore, front: StoreFront
+) -> None:
+    await store.probe()
+    front.faults.begin(Trouble.OVERWRITE, 1.0)
+    await put(store, "jobs/again", b"same")
+    assert front.faults.overwritten == {"jobs/again"}
+    front.faults.heal()
+    assert await store.fetch_bytes("jobs/again", max_bytes=100) == b"same"
+
+
+async def test_a_probe_is_answered_truly(store: ObjectStore, front: StoreFront) -> None:
+    front.faults.begin(Trouble.OVERWRITE, 1.0)
+    assert await store.probe()
+    assert front.faults.overwritten == set()
+
+
+async def test_trouble_that_met_nothing_it_could_break_has_not_happened(store: ObjectStore, front: StoreFront) -> None:
+    front.faults.begin(Trouble.CUT, 1.0)
+    await put(store, "no-body", b"x")  # the answer to a put has no body that could be cut
+    front.faults.begin(Trouble.MUTE, 1.0)
+    assert await store.head("no-body") is not None
+    assert front.faults.fired == 0

@@ -1,0 +1,107 @@
+"""The catalogue of faults: what can break, whom it hits, for how long, and what the machine must be able to do for it.
+
+A name begins with the number of RELIABILITY.md section 6; F35 and above are ours (docs/explanation/chaos.md lists all).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from chaos.operations import OPERATIONS
+
+WORKERS = ("worker-0", "worker-1", "worker-2")
+APIS = ("api-0", "api-1")
+LINKS = ("postgres", "amqp", "s3")
+#: What a fault may need. A fault whose need the machine lacks is not planned. Replicas, and a broker of several nodes,
+#: will be needs of their own: no private installation has them yet.
+BROKER, MOUNTS, MEMORY, CLOCK = "a broker", "mounts", "a memory limit", "a clock that can jump"
+EVERYTHING = frozenset({BROKER, MOUNTS, MEMORY, CLOCK})
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A fault of the catalogue.
+
+    `seconds`: how long it lasts; 0 for a blow. `on`: whom it hits; `link`: which of its links, or of everybody's links.
+    `needs`: one of EVERYTHING, or "".
+    """
+
+    name: str
+    on: tuple[str, ...] = ()
+    link: str = ""
+    seconds: float = 0.0
+    needs: str = ""
+
+
+def _failpoint(number: str, point: str, act: str, on: tuple[str, ...] = WORKERS) -> Kind:
+    return Kind(f"{number} {point}:{act}", on, needs=BROKER if point == "after_publish" else "")
+
+
+def _links(name: str, seconds: float, on: tuple[str, ...] = WORKERS + APIS) -> tuple[Kind, ...]:
+    return tuple(Kind(f"{name} {link}", on, link, seconds, BROKER if link == "amqp" else "") for link in LINKS)
+
+
+FAILPOINTS = (
+    _failpoint("F1", "after_hint", "kill"),
+    _failpoint("F2", "after_claim", "kill"),
+    _failpoint("F3", "after_download", "kill"),
+    _failpoint("F4", "mid_process", "kill"),
+    _failpoint("F5", "mid_upload", "kill"),
+    _failpoint("F6", "after_upload", "kill"),
+    _failpoint("F8", "after_commit", "kill"),
+    _failpoint("F9", "after_claim", "stop"),
+    _failpoint("F9", "after_download", "stop"),
+    _failpoint("F9", "mid_process", "stop"),
+    _failpoint("F9", "after_upload", "stop"),
+    _failpoint("F9", "after_commit", "stop"),
+    _failpoint("F11", "after_claim", "sleep"),
+    _failpoint("F11", "mid_upload", "raise"),
+    _failpoint("F34", "before_relay", "kill"),
+    _failpoint("F34", "after_publish", "kill"),
+)
+#: After the commits of each operation that the load asks for; tests/chaos/test_plan.py compares them with the API's.
+API_POINTS = tuple(_failpoint("F34", f"commit.{operation}", "kill", APIS) for operation in OPERATIONS)
+BLOWS = (
+    Kind("F4 kill a child", WORKERS),
+    Kind("F7 cut a settlement", WORKERS, "postgres"),
+    Kind("F9 hold a settlement", WORKERS, "postgres", 6.5),
+    Kind("F9 hold a put", seconds=6.0),
+    Kind("F10 drain, then kill", WORKERS, seconds=1.0),
+    Kind("F10 drain", WORKERS),
+    Kind("F11 stop a worker", WORKERS, seconds=6.5),
+    Kind("F13 kill the broker", seconds=1.0, needs=BROKER),
+    Kind("F14 kill the broker as it declares", needs=BROKER),
+    Kind("F15 stop the broker", seconds=5.0, needs=BROKER),
+    Kind("F16 the broker is away", seconds=6.0, needs=BROKER),
+    Kind("F17 memory alarm", seconds=4.0, needs=BROKER),
+    Kind("F17 disk alarm", seconds=4.0, needs=BROKER),
+    Kind("F18 purge the queues", needs=BROKER),
+    Kind("F18 delete the queues", needs=BROKER),
+    Kind("F20 foreign messages", needs=BROKER),
+    Kind("F21 terminate sessions"),
+    Kind("F22 kill a backend"),
+    Kind("F23 kill the database", seconds=0.5),
+    Kind("F24 stop the database at once", seconds=0.5),
+    Kind("F25 lock a job", seconds=3.0),
+    Kind("F26 read-only", seconds=3.0),
+    *_links("F27 slow", 4.0),
+    *_links("F28 reset", 0.0),
+    *_links("F29 half-open", 5.0),
+    *_links("F30 one-way", 3.0),
+    *_links("F30 mirrored", 3.0),
+    *(
+        Kind(f"F31 store {word}", seconds=4.0)
+        for word in ("error", "slow", "cut", "corrupt", "refuse", "hang", "late", "mute", "deny", "overwrite")
+    ),
+    Kind("F32 disk full", seconds=4.0, needs=MOUNTS),
+    Kind("F33 a clock ahead", WORKERS + APIS, seconds=6.0),
+    Kind("F33 a clock behind", WORKERS + APIS, seconds=6.0),
+    Kind("F34 restart everything", seconds=0.5),
+    Kind("F35 freeze the database", seconds=5.0),
+    Kind("F39 broker and database away", seconds=2.0, needs=BROKER),
+    *_links("F40 fleet half-open", 5.0, ()),
+    *_links("F40 fleet one-way", 3.0, ()),
+    *_links("F40 fleet mirrored", 3.0, ()),
+)
+CATALOGUE = FAILPOINTS + API_POINTS + BLOWS
+BY_NAME = {kind.name: kind for kind in CATALOGUE}

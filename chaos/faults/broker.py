@@ -1,0 +1,176 @@
+"""The broker: killed, stopped, alarmed, its queues emptied or gone, its messages foreign; away with the database."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+import aio_pika
+
+from chaos.amqp_tap import What
+from chaos.faults.effects import Deal, Watched
+from chaos.plan import Fault
+from chaos.proxy import Link
+from chaos.stack import Installation
+from leasehold.broker.base import Hint
+from leasehold.broker.envelope import encode
+from leasehold.embedded.rabbitmq import RabbitMQ
+
+#: How long queues that are gone may take to be declared anew, and a queue may take to have something in it.
+_DECLARE_SECONDS = 10.0
+_FILL_SECONDS = 4.0
+
+
+class BrokerFaults:
+    """Each returns the connections that it broke, or the bytes or messages that met it."""
+
+    def __init__(self, installation: Installation, broken: asyncio.Lock, rng: random.Random) -> None:
+        self._it = installation
+        self._rng = rng
+        self._broken = broken
+
+    @property
+    def deals(self) -> Mapping[str, Deal]:
+        return {
+            "F13": self._kill,
+            "F14": self._kill_declaring,
+            "F15": self._stop,
+            "F16": self._kill,
+            "F17": self._alarm,
+            "F18 purge": self._purge,
+            "F18 delete": self._delete_queues,
+            "F20": self._send_garbage,
+            "F39": self._both_away,
+        }
+
+    @property
+    def _rabbitmq(self) -> RabbitMQ:
+        rabbitmq = self._it.servers.rabbitmq
+        assert rabbitmq is not None
+        return rabbitmq
+
+    @property
+    def _links(self) -> list[Link]:
+        return self._it.links_to("amqp")
+
+    async def _kill(self, fault: Fault) -> int:
+        async with self._broken:
+            hit = sum(link.open_connections for link in self._links)
+            await self._rabbitmq.kill()
+            await asyncio.sleep(fault.seconds)
+            await self._rabbitmq.start()
+        return hit
+
+    async def _kill_declaring(self, fault: Fault) -> int:
+        """What has just been declared anew is not yet on the broker's disk, and may be gone afterwards."""
+        async with self._broken:
+            if not await self._delete_queues(fault):
+                return 0
+            deadline = time.monotonic() + _DECLARE_SECONDS
+            while not (declared := await self._queues()) and time.monotonic() < deadline:  # noqa: ASYNC110 - only asking tells
+                await asyncio.sleep(0.05)
+            await self._rabbitmq.kill()
+            await self._rabbitmq.start()
+        return len(declared)
+
+    async def _both_away(self, fault: Fault) -> int:
+        """The database and the broker are killed in the same moment, and come back in either order."""
+        async with self._broken:
+            links = [*self._links, *self._it.links_to("postgres")]
+            hit = sum(link.open_connections for link in links)
+            await asyncio.gather(self._rabbitmq.kill(), self._it.servers.postgres.kill())
+            await asyncio.sleep(fault.seconds)
+            await asyncio.gather(self._rabbitmq.start(), self._it.servers.restart_postgres())
+        return hit
+
+    async def _queues(self) -> list[dict[str, Any]]:
+        queues: list[dict[str, Any]] = await self._rabbitmq.management.call("GET", f"/api/queues/{self._it.name}")
+        return queues
+
+    async def _stop(self, fault: Fault) -> int:
+        async with self._broken:
+            watched = Watched(self._links)
+            self._it.servers.signal("rabbitmq", signal.SIGSTOP)
+            await asyncio.sleep(fault.seconds)
+            self._it.servers.signal("rabbitmq", signal.SIGCONT)
+        return watched.since.asked
+
+    async def _alarm(self, fault: Fault) -> int:
+        """The broker reads nothing more from those who publish, until it has memory, or disk, again."""
+        rabbitmq = self._rabbitmq
+        async with self._broken:
+            limit, too_little = (
+                (rabbitmq.allow_memory, "1MB") if "memory" in fault.name else (rabbitmq.need_free_disk, "100000GB")
+            )
+            await limit(too_little)
+            try:
+                heard_before = len(self._it.heard)
+                await asyncio.sleep(fault.seconds)
+                if not await rabbitmq.management.has_alarm():
+                    return 0
+                return self._unconfirmed(heard_before)
+            finally:
+                await limit()
+
+    def _unconfirmed(self, since: int) -> int:
+        """How many hints were published since then, and not confirmed until now."""
+        waiting = 0
+        for heard in self._it.heard[since:]:
+            waiting += (heard.what is What.PUBLISHED) - (heard.what is What.CONFIRMED)
+        return max(0, waiting)
+
+    async def _delete_queues(self, _fault: Fault) -> int:
+        try:
+            queues = await self._queues()
+            for queue in queues:
+                await self._rabbitmq.management.call("DELETE", f"/api/queues/{self._it.name}/{queue['name']}")
+        except OSError:
+            return 0  # the broker is away
+        return len(queues)
+
+    async def _purge(self, _fault: Fault) -> int:
+        """Again and again, until something was in the queues: hints do not wait there for long."""
+        lost, until = 0, time.monotonic() + _FILL_SECONDS
+        try:
+            names = [queue["name"] for queue in await self._queues()]
+            async with await aio_pika.connect(self._it.amqp_url, timeout=3) as broker:
+                channel = await broker.channel()
+                while not lost and time.monotonic() < until:
+                    for name in names:
+                        queue = await channel.get_queue(name, ensure=False)
+                        purged = await queue.purge(timeout=3)
+                        lost += purged.message_count or 0
+                    await asyncio.sleep(0.01)
+        except (OSError, TimeoutError, aio_pika.exceptions.AMQPError):
+            return lost
+        return lost
+
+    async def _send_garbage(self, _fault: Fault) -> int:
+        """Hints five times over, of tasks that are done or that nobody knows, and what is no hint at all."""
+        async with self._it.connection() as connection:
+            rows = await connection.fetch("SELECT id, queue FROM task ORDER BY random() LIMIT 5")
+        known = [encode(Hint(row["id"], row["queue"], tenant="chaos")) for row in rows] * 5
+        unknown = encode(Hint(UUID("00000000-0000-7000-8000-000000000000"), "chaos"))
+        bodies = [
+            *known,
+            unknown,
+            b"",
+            b"{}",
+            b"\xff" * 10_000,
+            unknown.replace(b'"v":', b'"v":9'),
+        ]
+        self._rng.shuffle(bodies)
+        try:
+            async with await aio_pika.connect(self._it.amqp_url, timeout=3) as broker:
+                channel = await broker.channel()
+                for body in bodies:
+                    message = aio_pika.Message(body)
+                    await channel.default_exchange.publish(message, "leasehold.chaos.normal", timeout=3)
+        except (OSError, TimeoutError, aio_pika.exceptions.AMQPError):
+            return 0
+        return len(bodies)

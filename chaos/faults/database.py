@@ -1,0 +1,103 @@
+"""PostgreSQL's server and sessions: killed, stopped, frozen, locked, read-only."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+
+from chaos.faults.effects import Deal, LogWatch, Watched
+from chaos.plan import Fault
+from chaos.stack import Installation
+from leasehold.runtime.transient import until_answered
+
+_RECOVERY_SECONDS = 20.0
+_OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+
+
+class DatabaseFaults:
+    """Each returns the sessions that it broke, or the bytes or statements that met it."""
+
+    def __init__(self, installation: Installation, broken: asyncio.Lock) -> None:
+        self._it = installation
+        self._broken = broken
+
+    @property
+    def deals(self) -> Mapping[str, Deal]:
+        return {
+            "F21": self._terminate_sessions,
+            "F22": self._kill_backend,
+            "F23": self._kill,
+            "F24": self._kill,
+            "F25": self._lock_job,
+            "F26": self._read_only,
+            "F35": self._freeze,
+        }
+
+    async def _terminate_sessions(self, _fault: Fault) -> int:
+        async with self._it.connection() as connection:
+            rows = await connection.fetch(
+                f"SELECT pg_terminate_backend(pid) AS ended {_OTHERS} ORDER BY random() LIMIT 8"
+            )
+        return sum(row["hit"] for row in rows)
+
+    async def _kill_backend(self, _fault: Fault) -> int:
+        """The server takes this for a crash and starts again, all sessions gone."""
+        async with self._broken, self._it.connection() as connection:
+            pid = await connection.fetchval(f"SELECT pid {_OTHERS} LIMIT 1")
+            if pid in self._it.servers.processes("postgres"):
+                os.kill(pid, signal.SIGKILL)
+                return 1
+        return 0
+
+    async def _kill(self, fault: Fault) -> int:
+        postgres = self._it.servers.postgres
+        async with self._broken:
+            hit = sum(link.open_connections for link in self._it.links_to("postgres"))
+            await (postgres.kill() if "kill" in fault.name else postgres.stop("immediate"))
+            await asyncio.sleep(fault.seconds)
+            await self._it.servers.restart_postgres()
+        return hit
+
+    async def _freeze(self, fault: Fault) -> int:
+        """All processes of the server stand still: it takes connections and bytes, and answers nothing."""
+        servers = self._it.servers
+        async with self._broken:
+            try:
+                servers.signal("postgres", signal.SIGSTOP)
+                await asyncio.sleep(0.1)
+                servers.signal("postgres", signal.SIGSTOP)  # who was being forked meanwhile
+                watched = Watched(self._it.links_to("postgres"))
+                await asyncio.sleep(fault.seconds)
+                return watched.since.asked if not watched.since.told else 0
+            finally:
+                servers.signal("postgres", signal.SIGCONT)
+
+    async def _lock_job(self, fault: Fault) -> int:
+        """Returns how many sessions waited for it."""
+        async with self._it.connection() as connection, connection.transaction():
+            await connection.fetchval("SELECT id FROM job WHERE status = 'running' ORDER BY id DESC LIMIT 1 FOR UPDATE")
+            waited: set[int] = set()
+            for _ in range(round(fault.seconds / 0.2)):
+                await asyncio.sleep(0.2)
+                rows = await connection.fetch(f"SELECT pid {_OTHERS} AND pg_backend_pid() = ANY(pg_blocking_pids(pid))")
+                waited |= {row["pid"] for row in rows}
+        return len(waited)
+
+    async def _read_only(self, fault: Fault) -> int:
+        watch = LogWatch(self._it.servers.postgres_log)
+        await self._set_read_only("on")
+        await asyncio.sleep(fault.seconds)
+        await self._set_read_only("off")
+        return watch.count("in a read-only transaction")
+
+    async def _set_read_only(self, value: str) -> None:
+        servers, name = self._it.servers, self._it.name
+
+        async def set_it() -> None:
+            await servers.administer(f"ALTER DATABASE {name} SET default_transaction_read_only = {value}")
+            await servers.administer(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = '{name}'")
+
+        async with self._broken:
+            await until_answered(set_it, within=_RECOVERY_SECONDS)  # a backend that was killed takes the server along

@@ -1,0 +1,66 @@
+"""What a fault did, as a number: a fault that did nothing has not happened, though it was switched on."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import time
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import fields
+from pathlib import Path
+
+from chaos.plan import Fault
+from chaos.proxy import Carried, Link
+
+#: Deals a fault and undoes it; returns how much it did.
+Deal = Callable[[Fault], Awaitable[int]]
+_WAIT_SECONDS = 6.0
+
+
+class Watched:
+    """What `links` carried, held and lost since this was made."""
+
+    def __init__(self, links: Iterable[Link]) -> None:
+        self._links = list(links)
+        self._before = self._sum()
+
+    def _sum(self) -> Carried:
+        return Carried(**{
+            field.name: sum(getattr(link.carried, field.name) for link in self._links) for field in fields(Carried)
+        })  # fmt: skip
+
+    @property
+    def since(self) -> Carried:
+        now = self._sum()
+        return Carried(**{
+            field.name: getattr(now, field.name) - getattr(self._before, field.name) for field in fields(Carried)
+        })  # fmt: skip
+
+
+class LogWatch:
+    """What a server has written into its log since this was made."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._from = log.stat().st_size if log.exists() else 0
+
+    def count(self, pattern: str) -> int:
+        with self._log.open("rb") as log:
+            log.seek(self._from)
+            return len(re.findall(pattern.encode(), log.read()))
+
+
+async def becomes(true: Callable[[], bool], seconds: float = _WAIT_SECONDS) -> bool:
+    until = time.monotonic() + seconds
+    while not true() and time.monotonic() < until:  # noqa: ASYNC110 - what it waits for has no event
+        await asyncio.sleep(0.02)
+    return true()
+
+
+async def most(count: Callable[[], int], seconds: float) -> int:
+    """The most that `count` said during so many seconds."""
+    until, found = time.monotonic() + seconds, 0
+    while time.monotonic() < until:
+        found = max(found, await asyncio.to_thread(count))
+        await asyncio.sleep(0.05)
+    return found

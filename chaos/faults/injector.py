@@ -1,0 +1,90 @@
+"""Making the faults of a plan happen, and counting what they did."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import time
+from collections import Counter
+
+import structlog
+
+from chaos.faults.broker import BrokerFaults
+from chaos.faults.database import DatabaseFaults
+from chaos.faults.disks import DiskFaults
+from chaos.faults.effects import Deal
+from chaos.faults.network import NetworkFaults
+from chaos.faults.processes import ProcessFaults
+from chaos.faults.store import StoreFaults
+from chaos.plan import Fault
+from chaos.settings import LEASE_SECONDS
+from chaos.stack import Installation
+from leasehold.runtime.transient import TRY_AGAIN
+
+log = structlog.get_logger(__name__)
+
+#: How long a process that a failpoint stopped stays so: longer than its leases.
+ZOMBIE_SECONDS = LEASE_SECONDS * 1.6
+
+
+class Faults:
+    """`fired` counts the faults that did something, by name; `effects` how much they did. What is planned and not in
+    there did not happen.
+    """
+
+    def __init__(self, installation: Installation) -> None:
+        self.fired: Counter[str] = Counter()
+        self.effects: Counter[str] = Counter()
+        self._it = installation
+        broken = asyncio.Lock()  # one server at a time is away, but where a fault takes both
+        rng = random.Random(f"faults {installation.plan.seed}")  # noqa: S311 - to be repeated
+        self._processes = ProcessFaults(installation)
+        self._deals: dict[str, Deal] = {
+            **self._processes.deals,
+            **BrokerFaults(installation, broken, rng).deals,
+            **DatabaseFaults(installation, broken).deals,
+            **NetworkFaults(installation).deals,
+            **StoreFaults(installation).deals,
+            **DiskFaults(installation, broken).deals,
+        }
+
+    @property
+    def children_killed(self) -> int:
+        return self._processes.children_killed
+
+    def deal_of(self, name: str) -> Deal:
+        """Who deals the fault `name`: the longest beginning of it that somebody knows. Raises ValueError: nobody."""
+        return self._deals[max((known for known in self._deals if name.startswith(known)), key=len)]
+
+    async def run(self) -> None:
+        """Carry the plan out; returns when the last fault is over."""
+        async with asyncio.TaskGroup() as blows:
+            for fault in self._it.plan.blows:
+                blows.create_task(self._at_its_time(fault))
+
+    async def wake_zombies(self) -> None:
+        """For ever: let go on, later, what a failpoint has stopped."""
+        asleep: dict[int, float] = {}
+        while True:
+            for slot in self._it.slots.values():
+                pid = slot.pid
+                if pid is not None and slot.is_stopped() and not slot.stopped_by_us:
+                    since = asleep.setdefault(pid, time.monotonic())
+                    if time.monotonic() - since > ZOMBIE_SECONDS:
+                        slot.signal(signal.SIGCONT)
+                        del asleep[pid]
+            await asyncio.sleep(0.1)
+
+    async def _at_its_time(self, fault: Fault) -> None:
+        await asyncio.sleep(fault.at)
+        try:
+            effect = await self.deal_of(fault.name)(fault)
+        except TRY_AGAIN as error:  # another fault of the plan is on, and this one cannot reach what it would break
+            log.warning("a fault met another one", fault=fault.name, error=type(error).__name__)
+            effect = 0
+        if effect:
+            self.fired[fault.name] += 1
+            self.effects[fault.name] += effect
+        else:
+            log.warning("a fault did nothing", fault=fault.name, target=fault.target)

@@ -1,0 +1,104 @@
+"""The links: of one process, and of the whole fleet at once. And writes that arrive late."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+
+from chaos.faults.effects import Deal, Watched, becomes
+from chaos.plan import Fault
+from chaos.proxy import Link, Weather
+from chaos.stack import Installation
+
+_HELD = ("leasehold settlements", "leasehold heartbeat")
+_SETTLEMENTS = "leasehold settlements"
+
+
+class NetworkFaults:
+    """Each returns the bytes that it slowed, held or dropped, or the connections that it cut."""
+
+    def __init__(self, installation: Installation) -> None:
+        self._it = installation
+
+    @property
+    def deals(self) -> Mapping[str, Deal]:
+        return {
+            "F7": self._cut_settlement,
+            "F9 hold a settlement": self._hold_settlement,
+            "F27": self._slow,
+            "F28": self._reset,
+            "F29": self._half_open,
+            "F30 one-way": self._drop_replies,
+            "F30 mirrored": self._drop_requests,
+            "F40 fleet half-open": self._half_open,
+            "F40 fleet one-way": self._drop_replies,
+            "F40 fleet mirrored": self._drop_requests,
+        }
+
+    def _links(self, fault: Fault) -> list[Link]:
+        """The target's link; without a target those of everybody."""
+        slots = [fault.target] if fault.target else list(self._it.slots)
+        return [self._it.links[slot, fault.kind.link] for slot in slots]
+
+    async def _cut_settlement(self, fault: Fault) -> int:
+        [link] = self._links(fault)
+        link.cut_next_request(_SETTLEMENTS)
+        return int(await becomes(lambda: not link.cut_pending))
+
+    async def _hold_settlement(self, fault: Fault) -> int:
+        """What the worker settles now arrives when another one has its lease, for it cannot renew meanwhile."""
+        [link] = self._links(fault)
+        watched = Watched([link])
+        link.hold(_HELD)
+        await asyncio.sleep(fault.seconds)
+        held = watched.since.held
+        link.heal()
+        return held
+
+    async def _slow(self, fault: Fault) -> int:
+        links = self._links(fault)
+        watched = Watched(links)
+        for link in links:
+            link.weather = Weather(0.25, 0.2, 64_000 if fault.kind.link == "s3" else 0)
+        await asyncio.sleep(fault.seconds)
+        for link in links:
+            link.heal()
+        return watched.since.slowed
+
+    async def _reset(self, fault: Fault) -> int:
+        links = self._links(fault)
+        for _ in range(10):
+            if hit := sum(link.reset() for link in links):
+                return hit
+            await asyncio.sleep(0.5)
+        return 0
+
+    async def _half_open(self, fault: Fault) -> int:
+        links = self._links(fault)
+        watched = Watched(links)
+        for link in links:
+            link.hold()
+        await asyncio.sleep(fault.seconds)
+        held = watched.since.held
+        for link in links:
+            link.reset()
+            link.heal()
+        return held
+
+    async def _drop_replies(self, fault: Fault) -> int:
+        for link in self._links(fault):
+            link.drop_replies()
+        return await self._dropped(fault)
+
+    async def _drop_requests(self, fault: Fault) -> int:
+        for link in self._links(fault):
+            link.drop_requests()
+        return await self._dropped(fault)
+
+    async def _dropped(self, fault: Fault) -> int:
+        links = self._links(fault)
+        watched = Watched(links)
+        await asyncio.sleep(fault.seconds)
+        for link in links:
+            link.heal()
+        return watched.since.lost

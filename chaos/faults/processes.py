@@ -1,0 +1,78 @@
+"""The platform's own processes: killed, drained, stopped, their clocks turned."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import Mapping
+
+from chaos import journal
+from chaos.faults.effects import Deal
+from chaos.plan import Fault
+from chaos.stack import Installation
+from leasehold.embedded.guard import descendants
+
+
+class ProcessFaults:
+    """Each returns how many processes it hit."""
+
+    def __init__(self, installation: Installation) -> None:
+        self.children_killed = 0
+        self._it = installation
+
+    @property
+    def deals(self) -> Mapping[str, Deal]:
+        return {
+            "F4 kill a child": self._kill_child,
+            "F10": self._drain,
+            "F11 stop": self._stop_worker,
+            "F33": self._turn_the_clock,
+            "F34": self._restart_everything,
+        }
+
+    async def _kill_child(self, fault: Fault) -> int:
+        pid = self._it.slots[fault.target].pid
+        children = descendants(pid) if pid is not None else []
+        for child in children[:1]:
+            os.kill(child, signal.SIGKILL)
+        self.children_killed += len(children[:1])
+        return len(children[:1])
+
+    async def _drain(self, fault: Fault) -> int:
+        slot = self._it.slots[fault.target]
+        pid = slot.pid
+        hit = slot.signal(signal.SIGTERM)
+        if fault.seconds:
+            await asyncio.sleep(fault.seconds)
+            if slot.pid == pid:
+                slot.signal(signal.SIGKILL)
+        return int(hit)
+
+    async def _stop_worker(self, fault: Fault) -> int:
+        slot = self._it.slots[fault.target]
+        slot.stopped_by_us = True
+        slot.signal(signal.SIGSTOP)
+        await asyncio.sleep(fault.seconds)
+        stood = slot.is_stopped()
+        slot.signal(signal.SIGCONT)
+        slot.stopped_by_us = False
+        return int(stood)
+
+    async def _turn_the_clock(self, fault: Fault) -> int:
+        """The process itself writes down that its clock has turned."""
+        slot = self._it.slots[fault.target]
+        pid, process = slot.pid, slot.process_name
+        if pid is None or not slot.log.stat().st_size:
+            return 0  # it has not begun to listen for the signal
+        there, back = (signal.SIGUSR1, signal.SIGUSR2)[:: 1 if "ahead" in fault.name else -1]
+        slot.signal(there)
+        await asyncio.sleep(fault.seconds)
+        if slot.pid == pid:  # else it was wrong for the rest of its life
+            slot.signal(back)
+        return sum(line["what"] == "clock" and line["process"] == process for line in journal.read(self._it.journal))
+
+    async def _restart_everything(self, fault: Fault) -> int:
+        hit = [slot.signal(signal.SIGKILL) for slot in self._it.slots.values()]
+        await asyncio.sleep(fault.seconds)
+        return sum(hit)
