@@ -70,4 +70,4 @@ def test_a_fault_is_on_while_it_acts_and_only_if_it_fired() -> None:
 
 def test_two_faults_overlap_when_both_were_on_at_once() -> None:
     spans = [Span(HOLD, 1.0, 7.0), Span(SLOW, 7.0, 9.0), Span(KILL, 6.0, 8.0), Span(KILL, 6.5, 8.5)]
-    assert pairs(spans) == {(SLOW, KILL), (KILL, HOLD)}
+    assert pairs(spans) == {(KILL, SLOW), (KILL, HOLD)}
