@@ -12,11 +12,13 @@ from pathlib import Path
 
 from bench.figure import Figure, quantile
 from bench.latency import WARM_UP_JOBS, paced_run
-from bench.peers.measure import OURS, driven, environment_of, worker_of
+from bench.peers.measure import driven, environment_of, worker_of
 from bench.peers.peer import PEERS, Peer
 from bench.scale import Scale
 from bench.testbed import Testbed
 
+#: Ours: its name, and its broker.
+OURS = {"leasehold amqp": "amqp", "leasehold postgres": "postgres"}
 _PATIENCE = 60.0
 _LOOK_SECONDS = 0.1
 
@@ -27,8 +29,8 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     load = []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
-        for name in OURS:
-            waits[name].append(await paced_run(testbed, scale, name.partition(" ")[2]))
+        for name, broker in OURS.items():
+            waits[name].append(await paced_run(testbed, scale, broker))
         for peer in wanted:
             waits[peer.name].append(await _theirs(testbed, scale, peer))
     return [

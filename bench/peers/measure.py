@@ -1,11 +1,15 @@
-"""Ours and each peer in turns, so that what the machine does meanwhile is everybody's."""
+"""Ours and each peer in turns, so that what the machine does meanwhile is everybody's.
+
+Each round begins with another system: what goes first finds another page cache than what goes last. A ratio is of two
+rates of one round.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
@@ -13,7 +17,7 @@ from time import monotonic
 import asyncpg
 
 from bench.figure import Figure
-from bench.peers.peer import PEERS, Peer
+from bench.peers.peer import CORES, PEERS, Peer
 from bench.processes import Meter
 from bench.scale import Scale
 from bench.submitter import submitter
@@ -24,7 +28,13 @@ _PATIENCE = 180.0
 _FIRST = 0.1  # of the jobs: until then workers start
 _LOOK_SECONDS = 0.05
 _OUR_DONE = "SELECT count(*) FROM job WHERE finished_at IS NOT NULL"
-OURS = ("leasehold amqp", "leasehold postgres")
+#: Ours: its name, the broker, the workers.
+OURS = {
+    "leasehold amqp": ("amqp", 1),
+    "leasehold amqp, a worker a core": ("amqp", CORES),
+    "leasehold postgres": ("postgres", 1),
+    "leasehold postgres, a worker a core": ("postgres", CORES),
+}
 
 Fill = Callable[[int], Awaitable[None]]
 
@@ -37,19 +47,33 @@ class _Runs:
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    wanted = [peer for peer in PEERS if peer.name in scale.peers]
-    runs = {name: _Runs() for name in (*OURS, *(peer.name for peer in wanted))}
+    peers = {peer.name: peer for peer in PEERS if peer.name in scale.peers}
+    runs = {name: _Runs() for name in (*OURS, *peers)}
     broken: dict[str, str] = {}
-    for _ in range(scale.runs):
-        for name in OURS:
-            await _ours(testbed, scale, name.partition(" ")[2], runs[name])
-        for peer in wanted:
-            if peer.name not in broken:
+    for turn in range(scale.runs):
+        for name in _rotated([*OURS, *peers], turn):
+            if name in OURS:
+                await _ours(testbed, scale, *OURS[name], runs[name])
+            elif name not in broken:
                 try:
-                    await _theirs(testbed, scale, peer, runs[peer.name])
+                    await _theirs(testbed, scale, peers[name], runs[name])
                 except (RuntimeError, TimeoutError, asyncpg.PostgresError) as error:
-                    broken[peer.name] = f"{type(error).__name__}: {error}"[:500]
-    return [_figure(name, found, broken.get(name)) for name, found in runs.items()]
+                    broken[name] = f"{type(error).__name__}: {error}"[:500]
+    rates = [_figure(name, found, broken.get(name)) for name, found in runs.items()]
+    ratios = [_ratio(ours, name, runs) for ours in OURS for name in peers if name not in broken]
+    return rates + ratios
+
+
+def _rotated(names: list[str], turn: int) -> list[str]:
+    """The names in order, beginning with another one at each turn."""
+    start = turn % len(names)
+    return names[start:] + names[:start]
+
+
+def _ratio(ours: str, name: str, runs: Mapping[str, _Runs]) -> Figure:
+    """Our rate to the peer's, round by round."""
+    pairs = zip(runs[ours].rates, runs[name].rates, strict=True)
+    return Figure(f"peers, {ours} to {name}", "ratio", tuple(a / b for a, b in pairs), tuple(runs[ours].load))
 
 
 def _figure(name: str, found: _Runs, broken: str | None) -> Figure:
@@ -60,13 +84,14 @@ def _figure(name: str, found: _Runs, broken: str | None) -> Figure:
     return Figure(f"peers, {name}", "jobs/s", tuple(found.rates) or (0.0,), tuple(found.load) or (0.0,), None, details)
 
 
-async def _ours(testbed: Testbed, scale: Scale, broker: str, runs: _Runs) -> None:
+async def _ours(testbed: Testbed, scale: Scale, broker: str, workers: int, runs: _Runs) -> None:
     async with testbed.installation(broker=broker, worker_queues="default") as installation:
         async with submitter(installation) as submitting:
             await submitting.fill(noop, scale.jobs)
 
         async def start() -> None:
-            await installation.start("worker")
+            for _ in range(workers):
+                await installation.start("worker")
 
         await testbed.checkpoint()
         await _drained(installation, _OUR_DONE, scale.jobs, start, runs)
@@ -88,6 +113,7 @@ def environment_of(installation: Installation) -> dict[str, str]:
     """What its driver is told."""
     return {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")} | {
         "PEER_DATABASE_URL": installation.url,
+        "PEER_PROCESSES": str(CORES),
         "PEER_AMQP_URL": installation.environment["LEASEHOLD_AMQP_URL"],
     }
 
@@ -111,15 +137,16 @@ async def driven(python: str, peer: Peer, said: list[str], environment: dict[str
 async def worker_of(
     python: str, peer: Peer, environment: dict[str, str]
 ) -> AsyncIterator[Callable[[], Awaitable[None]]]:
-    """Its worker, in a process group that is ended as a whole."""
+    """Its worker, with a process a core. Its process groups are ended as a whole."""
     started: list[asyncio.subprocess.Process] = []
 
     async def start() -> None:
         quiet = asyncio.subprocess.DEVNULL
-        process = await asyncio.create_subprocess_exec(
-            python, str(peer.driver), "worker", env=environment, start_new_session=True, stdout=quiet, stderr=quiet
-        )
-        started.append(process)
+        for _ in range(1 if peer.has_processes else CORES):
+            process = await asyncio.create_subprocess_exec(
+                python, str(peer.driver), "worker", env=environment, start_new_session=True, stdout=quiet, stderr=quiet
+            )
+            started.append(process)
 
     try:
         yield start

@@ -14,18 +14,23 @@ from typing import TypeAlias
 #: Puts requirements into a directory.
 Install: TypeAlias = Callable[[Path, tuple[str, ...]], Coroutine[None, None, None]]
 
+#: Every system gets as many processes as there are cores to run them.
+CORES = len(os.sched_getaffinity(0))
 _DRIVERS = Path(__file__).parent / "drivers"
 _INSTALL_SECONDS = 600.0
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """`done`: counts its finished jobs. `jobs`: as many as take it some seconds."""
+    """`done`: counts its finished jobs. `jobs`: as many as take it some seconds. `has_processes`: its own command
+    starts a process for each core; else the bench starts its worker that often.
+    """
 
     name: str
     requirements: tuple[str, ...]
     done: str
     jobs: int
+    has_processes: bool = False
 
     @property
     def driver(self) -> Path:
@@ -39,11 +44,12 @@ class Peer:
 
 PEERS = (
     Peer("celery", ("celery==5.7.0", "sqlalchemy==2.1.9", "psycopg2-binary==2.9.13"),
-         "SELECT count(*) FROM celery_taskmeta WHERE status = 'SUCCESS'", 2000),
-    Peer("dramatiq", ("dramatiq[rabbitmq]==2.2.1", "psycopg[binary]==3.3.9"), "SELECT count(*) FROM peer_done", 4000),
-    Peer("taskiq", ("taskiq==0.13.0", "taskiq-aio-pika==0.6.1", "taskiq-postgres==0.9.1", "asyncpg==0.32.0"),
-         "SELECT count(*) FROM taskiq_results", 8000),
-    Peer("procrastinate", ("procrastinate==3.10.0", "psycopg[binary]==3.3.9"),
+         "SELECT count(*) FROM celery_taskmeta WHERE status = 'SUCCESS'", 2000, has_processes=True),
+    Peer("dramatiq", ("dramatiq[rabbitmq]==2.2.1", "psycopg[binary]==3.3.9"), "SELECT count(*) FROM peer_done", 4000,
+         has_processes=True),
+    Peer("taskiq", ("taskiq==0.13.0", "taskiq-aio-pika==0.6.1", "taskiq-postgres==0.9.1", "asyncpg==0.32.0",
+                    "uvloop==0.23.0"), "SELECT count(*) FROM taskiq_results", 8000, has_processes=True),
+    Peer("procrastinate", ("procrastinate==3.10.0", "psycopg[binary]==3.3.9", "uvloop==0.23.0"),
          "SELECT count(*) FROM procrastinate_jobs WHERE status = 'succeeded'", 3000),
     Peer("pgqueuer", ("pgqueuer==1.6.0", "asyncpg==0.32.0", "uvloop==0.23.0"),
          "SELECT count(*) FROM pgqueuer_log WHERE status = 'successful'", 30_000),

@@ -6,6 +6,8 @@ import sys
 from celery import Celery
 from stamps import note, paced
 
+PROCESSES = os.environ["PEER_PROCESSES"]
+
 database = os.environ["PEER_DATABASE_URL"].partition("://")[2]
 app = Celery("peer", broker=os.environ["PEER_AMQP_URL"], backend=f"db+postgresql+psycopg2://{database}")
 app.conf.update(
@@ -36,5 +38,5 @@ if __name__ == "__main__":
         for now in paced(int(sys.argv[2]), float(sys.argv[3])):
             stamped.delay(now)
     else:
-        app.worker_main(["worker", "--pool=prefork", "--concurrency=2", "--loglevel=ERROR", "--without-gossip",
-                         "--without-mingle", "--without-heartbeat"])  # fmt: skip
+        app.worker_main(["worker", "--pool=prefork", f"--concurrency={PROCESSES}", "--loglevel=ERROR",
+                         "--without-gossip", "--without-mingle", "--without-heartbeat"])  # fmt: skip

@@ -9,6 +9,8 @@ import psycopg
 from dramatiq.brokers.rabbitmq import RabbitmqBroker
 from stamps import note, paced
 
+PROCESSES = os.environ["PEER_PROCESSES"]
+
 URL = os.environ["PEER_DATABASE_URL"]
 own = threading.local()
 
@@ -46,5 +48,5 @@ if __name__ == "__main__":
         for now in paced(int(sys.argv[2]), float(sys.argv[3])):
             stamped.send(now)
     else:
-        os.execv(sys.executable, [sys.executable, "-m", "dramatiq", "dramatiq_driver", "--processes", "2",
+        os.execv(sys.executable, [sys.executable, "-m", "dramatiq", "dramatiq_driver", "--processes", PROCESSES,
                                   "--threads", "8", "--path", os.path.dirname(__file__)])  # fmt: skip

@@ -1,10 +1,10 @@
 """pgqueuer: PostgreSQL alone; completions are gathered in memory and written in batches."""
 
-import asyncio
 import os
 import sys
 
 import asyncpg
+import uvloop
 from pgqueuer import AsyncpgDriver, PgQueuer, Queries
 from stamps import note, paced_async
 
@@ -36,4 +36,4 @@ async def main():
         await queue.run(batch_size=100)
 
 
-asyncio.run(main())
+uvloop.run(main())

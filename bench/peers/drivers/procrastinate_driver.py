@@ -1,10 +1,10 @@
 """Procrastinate: PostgreSQL alone."""
 
-import asyncio
 import os
 import sys
 
 import procrastinate
+import uvloop
 from stamps import note, paced_async
 
 app = procrastinate.App(connector=procrastinate.PsycopgConnector(conninfo=os.environ["PEER_DATABASE_URL"]))
@@ -35,4 +35,4 @@ async def main():
             await app.run_worker_async(concurrency=20, install_signal_handlers=True)
 
 
-asyncio.run(main())
+uvloop.run(main())

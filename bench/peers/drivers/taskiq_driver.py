@@ -8,6 +8,8 @@ from stamps import note, paced_async
 from taskiq_aio_pika import AioPikaBroker
 from taskiq_pg.asyncpg import AsyncpgResultBackend
 
+PROCESSES = os.environ["PEER_PROCESSES"]
+
 broker = AioPikaBroker(os.environ["PEER_AMQP_URL"], qos=100).with_result_backend(
     AsyncpgResultBackend(dsn=os.environ["PEER_DATABASE_URL"], keep_results=True)
 )
@@ -49,5 +51,5 @@ if __name__ == "__main__":
         asyncio.run(pace(int(sys.argv[2]), float(sys.argv[3])))
     else:
         os.chdir(os.path.dirname(os.path.abspath(__file__)))
-        os.execv(sys.executable, [sys.executable, "-m", "taskiq", "worker", "taskiq_driver:broker", "--workers", "1",
-                                  "--ack-type", "when_saved", "--log-level", "ERROR"])  # fmt: skip
+        os.execv(sys.executable, [sys.executable, "-m", "taskiq", "worker", "taskiq_driver:broker",
+                                  "--workers", PROCESSES, "--ack-type", "when_saved", "--log-level", "ERROR"])  # fmt: skip
