@@ -1,4 +1,4 @@
-"""`scripts/bench [FIGURE ...] [--json FILE]`: measure, print, keep."""
+"""`scripts/bench [FIGURE ...] [--json FILE] [--record]`: measure, print, keep."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from bench import (
     latency,
     machine,
     metrics_cost,
+    page,
     pictures,
     plot,
     recovery,
@@ -81,6 +82,10 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("figures", nargs="*", metavar="FIGURE", help=f"of {', '.join(FIGURES)}; all without any")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures there, too")
+    parser.add_argument(
+        "--record", metavar="MACHINE", help="write them into the docs, measured on this machine (a letter of the page)"
+    )
+    parser.add_argument("--page", action="store_true", help="measure nothing: mark the rows older than their code")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them there, as .svg or .png")
     parser.add_argument("--runs", type=int, default=Scale().runs, help="runs of each figure (default: %(default)s)")
     parser.add_argument("--jobs", type=int, default=Scale().jobs, help="jobs of one throughput run (%(default)s)")
@@ -134,14 +139,21 @@ async def run(asked: argparse.Namespace) -> None:
     report.show(Console(), described, figures)
     if asked.json is not None:
         await asyncio.to_thread(report.write, asked.json, described, figures)
+    if asked.record is not None:
+        command = f"scripts/bench {' '.join(names)}" + (f" --runs {scale.runs}" if scale.runs != Scale().runs else "")
+        await asyncio.to_thread(page.record, figures, command, asked.record)
     if asked.plot is not None:
         await asyncio.to_thread(plot.draw, asked.plot, figures)
 
 
 def main() -> int:
     freeze_loaded()  # as the platform's processes do: their figures shall not have our pauses
+    asked = parse()
+    if asked.page:
+        page.render(page.has_changed)
+        return 0
     try:
-        asyncio.run(run(parse()))
+        asyncio.run(run(asked))
     except EmbeddedError as error:
         Console(stderr=True).print(error, markup=False)
         return 1

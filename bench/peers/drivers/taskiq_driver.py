@@ -52,4 +52,5 @@ if __name__ == "__main__":
     else:
         os.chdir(os.path.dirname(os.path.abspath(__file__)))
         os.execv(sys.executable, [sys.executable, "-m", "taskiq", "worker", "taskiq_driver:broker",
-                                  "--workers", PROCESSES, "--ack-type", "when_saved", "--log-level", "ERROR"])  # fmt: skip
+                                  "--workers", PROCESSES, "--ack-type", "when_saved",
+                                  "--log-level", "ERROR"])  # fmt: skip

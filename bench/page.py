@@ -1,0 +1,144 @@
+"""The table of docs/explanation/performance.md, from the rows in figures.jsonl beside it.
+
+`scripts/bench FIGURE --record` writes the rows that it has just measured, with their commit, date and machine, and then
+the table. `scripts/bench --page` writes the table alone: it marks each row whose code has changed since its commit.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from bench.figure import Figure
+
+_ROOT = Path(__file__).parents[1]
+PAGE = _ROOT / "docs/explanation/performance.md"
+ROWS = _ROOT / "docs/explanation/figures.jsonl"
+_BEGIN, _END = "<!-- figures: begin -->\n", "<!-- figures: end -->\n"
+_HEAD = "| figure | unit | median | range | load | goal | measured |\n|---|---|---|---|---|---|---|\n"
+#: Below this, a number has two decimals.
+_SMALL = 100
+_CORE = ("leasehold/broker", "leasehold/db", "leasehold/runtime", "leasehold/transitions", "worker")
+#: Figure -> the folders of the code that it measures. A figure that is not listed measures all of it.
+MEASURED = {
+    "throughput": _CORE,
+    "fleet": _CORE,
+    "workflows": _CORE,
+    "latency": _CORE,
+    "snapshot": _CORE,
+    "steady": _CORE,
+    "tables": ("leasehold/db", "leasehold/transitions", "migrations"),
+    "growth": ("leasehold/db", "leasehold/transitions", "migrations"),
+    "image": ("leasehold/pipelines/media", "leasehold/storage", "worker"),
+    "pictures": ("leasehold/pipelines/media", "leasehold/storage", "worker"),
+    "conversion": ("leasehold/pipelines/conversion", "api/conversion", "worker/sandbox", "worker/attempts"),
+    "generation": ("leasehold/pipelines/generation", "api/generation", *_CORE),
+    "submit": ("api", "leasehold/broker", "leasehold/limits", "leasehold/transitions"),
+    "waiting": ("api/runs", "leasehold/transitions"),
+    "metrics": ("leasehold/exporter", "leasehold/telemetry", "worker"),
+}
+_ALL = ("api", "leasehold", "worker", "migrations")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A measured figure. `row`: its name in the table, and its key. `commit`: that of the code that was measured."""
+
+    row: str
+    unit: str
+    median: float
+    low: float
+    high: float
+    load: float
+    goal: str
+    missed: bool
+    command: str
+    commit: str
+    date: str
+    machine: str
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """The code that the row measured."""
+        return MEASURED.get(self.command.split()[1], _ALL)
+
+
+def read() -> list[Row]:
+    return [Row(**json.loads(line)) for line in ROWS.read_text().splitlines()]
+
+
+def record(figures: Sequence[Figure], command: str, machine: str) -> None:
+    """Replace the rows of the same names, and add the others behind the last row of their command."""
+    rows = read()
+    commit = _git("rev-parse", "--short=7", "HEAD").strip()
+    for figure in figures:
+        new = _row_of(figure, command, commit, machine)
+        places = [place for place, row in enumerate(rows) if row.row == new.row]
+        if places:
+            rows[places[0]] = new
+        else:
+            same = [place for place, row in enumerate(rows) if row.command.split()[1:2] == command.split()[1:2]]
+            rows.insert(same[-1] + 1 if same else len(rows), new)
+    ROWS.write_text("".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows))
+    render(has_changed)
+
+
+def _row_of(figure: Figure, command: str, commit: str, machine: str) -> Row:
+    goal = figure.goal
+    return Row(
+        row=figure.name,
+        unit=figure.unit,
+        median=round(figure.median, 3),
+        low=round(min(figure.runs), 3),
+        high=round(max(figure.runs), 3),
+        load=round(max(figure.load), 1),
+        goal="" if goal is None else f"{goal.value:g} or {'more' if goal.at_least else 'less'}",
+        missed=goal is not None and not goal.met_by(figure.median),
+        command=command,
+        commit=commit,
+        date=datetime.now(UTC).date().isoformat(),
+        machine=machine,
+    )
+
+
+def render(changed: Callable[[Row], bool]) -> None:
+    """Write the table into the page. `changed`: whether the code that a row measured has changed since."""
+    page = PAGE.read_text()
+    before, _, rest = page.partition(_BEGIN)
+    _, _, after = rest.partition(_END)
+    PAGE.write_text(before + _BEGIN + table(read(), changed) + _END + after)
+
+
+def table(rows: Sequence[Row], changed: Callable[[Row], bool]) -> str:
+    lines = []
+    for row in rows:
+        spread = f"{_number(row.low)} to {_number(row.high)}"
+        goal = f"{row.goal}: missed" if row.missed else row.goal
+        measured = f"{row.date}, {row.commit}, {row.machine}{', older than its code' if changed(row) else ''}"
+        cells = [row.row, row.unit, _number(row.median), spread, f"{row.load:.1f}", goal, measured]
+        lines.append(f"| {' | '.join(cells)} |\n")
+    return _HEAD + "".join(lines)
+
+
+def _number(value: float) -> str:
+    return f"{value:.2f}" if abs(value) < _SMALL else f"{value:,.0f}"
+
+
+def has_changed(row: Row) -> bool:
+    """Whether a commit after the row's has changed a folder that the row measured. An unknown commit counts as old."""
+    difference = subprocess.run(
+        ["git", "diff", "--quiet", row.commit, "HEAD", "--", *row.folders],
+        cwd=_ROOT, check=False, capture_output=True,
+    )  # fmt: skip
+    return difference.returncode != 0
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(
+        ["git", *arguments],
+        cwd=_ROOT, check=True, capture_output=True, text=True,
+    ).stdout  # fmt: skip
