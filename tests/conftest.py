@@ -74,6 +74,8 @@ async def migrated_template(postgres: Databases) -> str:
     """A database at the newest revision, migrated once; tests get copies."""
     from leasehold.db.database import migrate  # noqa: PLC0415 - only runs that need a database load it
 
+    if given := os.environ.get("LEASEHOLD_TEST_TEMPLATE_URL"):  # scripts/mutants: hundreds of runs on one server
+        return given
     template = await postgres.create_database()
     await migrate(template)
     return template

@@ -1,0 +1,117 @@
+"""Which tests judge a mutant, and in which order."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from mutants.covering import Covering
+from mutants.mutant import Mutant
+from mutants.places import ROOT, all_files
+from mutants.source import Source
+from mutants.uses import Uses
+
+#: Tests that judge no mutant, and why.
+LEFT_OUT = (
+    "tests/transitions/test_statements.py",  # compares texts: it would notice every change, and prove nothing
+    "tests/api/test_contract.py",  # random requests: a mutant that they miss today they find tomorrow
+    "tests/packaging",  # compares the reference and the changelog with the code
+    "tests/test_floors.py",
+    "tests/mutants",
+    "tests/chaos",  # has mutants of its own
+    "tests/bench",
+)
+#: The folders that are about a file, by the beginning of its path: their tests come first.
+FOLDERS = {
+    "leasehold/transitions": ("tests/transitions", "tests/runs"),
+    "leasehold/limits": ("tests/security/test_limits.py", "tests/runs/test_limits.py", "tests/api/test_uploads.py"),
+    "leasehold/broker": ("tests/broker", "tests/unit"),
+    "leasehold/storage": ("tests/storage",),
+    "leasehold/security": ("tests/unit", "tests/security"),
+    "leasehold/schedules": ("tests/runs/test_schedules.py",),
+    "leasehold/pipelines/webhooks": ("tests/runs/test_webhooks.py",),
+    "leasehold": ("tests/unit", "tests/transitions"),
+    "worker": ("tests/worker", "tests/unit"),
+    "api": ("tests/runs", "tests/api"),
+}
+#: What a test costs beside its own seconds.
+_EACH_SECONDS = 0.1
+_PATIENCE_SECONDS, _PATIENCE_TIMES = 15.0, 4.0
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """`tests`: node ids. `of`: how many would be in question."""
+
+    tests: list[str]
+    limits: list[float]
+    of: int
+
+
+class Choosing:
+    """`killers`: the test that noticed a mutant the last time, by the mutant's id: it comes first. `budget`: the
+    seconds that a mutant's tests may take together; 0: any.
+    """
+
+    def __init__(self, covering: Covering, killers: dict[str, str], budget: float) -> None:
+        self._covering = covering
+        self._killers = killers
+        self._budget = budget
+
+    @cached_property
+    def _uses(self) -> Uses:
+        folders = ("leasehold", "api", "worker")
+        found = {path for folder in folders for path in (ROOT / folder).rglob("*.py") if not _linked(path)}
+        return Uses(ROOT, sorted(str(path.relative_to(ROOT)) for path in found))
+
+    @cached_property
+    def _sources(self) -> dict[str, Source]:
+        return {path: Source(ROOT, path) for path in all_files()}
+
+    def of(self, mutant: Mutant) -> Chosen:
+        seconds = self._covering.seconds
+        covering = {test for test in self._covering_tests(mutant) if test in seconds and judges(test)}
+        near = _folders(mutant.path)
+        killer = self._killers.get(mutant.id)
+        tests = sorted(covering, key=lambda test: (test != killer, not test.startswith(near), seconds[test]))
+        kept: list[str] = []
+        spent = 0.0
+        for test in tests:
+            spent += seconds[test] + _EACH_SECONDS
+            if kept and self._budget and spent > self._budget:
+                break
+            kept.append(test)
+        return Chosen(kept, [_PATIENCE_SECONDS + _PATIENCE_TIMES * seconds[test] for test in kept], len(tests))
+
+    def _covering_tests(self, mutant: Mutant) -> set[str]:
+        """Those that ran the line, else that use the constant, else that ran the function, else the file."""
+        first, last = mutant.lines
+        return (
+            self._covering.tests_of(mutant.path, range(first, last + 1))
+            or self._users(mutant)
+            or self._covering.tests_of(mutant.path, self._function(mutant))
+            or self._covering.tests_of_file(mutant.path)
+        )
+
+    def _users(self, mutant: Mutant) -> set[str]:
+        name = mutant.scope.rpartition(".")[2]
+        lines = self._uses.of(name)
+        return {test for path, line in lines for test in self._covering.tests_of(path, [line])}
+
+    def _function(self, mutant: Mutant) -> range:
+        around = [one for one in self._sources[mutant.path].scopes if one[2] == mutant.scope]
+        return range(around[-1][0] + 1, around[-1][1] + 1) if around else range(0)
+
+
+def _folders(path: str) -> tuple[str, ...]:
+    beginnings = [beginning for beginning in FOLDERS if path.startswith(beginning)]
+    return FOLDERS[max(beginnings, key=len)] if beginnings else ()
+
+
+def judges(test: str) -> bool:
+    return not test.startswith(LEFT_OUT) and (ROOT / test.partition("::")[0]).exists()
+
+
+def _linked(path: Path) -> bool:
+    return any(parent.is_symlink() for parent in path.parents)

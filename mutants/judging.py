@@ -1,0 +1,96 @@
+"""In the fork that judges a mutant: the pytest plugin that runs its tests, and the check of its statements."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import importlib
+import json
+from collections.abc import Generator
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+#: The mutant is no SQL, or not of our tables: it says nothing of the tests.
+_NO_STATEMENT = asyncpg.exceptions.SyntaxOrAccessError
+
+
+class Judging:
+    """Runs `tests` in this order, each within its limit of seconds, and writes `result` when one fails, and at the end.
+
+    Attributes of the result: `ran`, how many tests ran; `by`, the test that failed; `why`, the end of its error;
+    `timeout`, whether its limit did it; `invalid`, that PostgreSQL refused a statement as none.
+    """
+
+    def __init__(self, tests: list[str], limits: list[float], result: Path) -> None:
+        self._order = {test: n for n, test in enumerate(tests)}
+        self._limits = dict(zip(tests, limits, strict=True))
+        self._file = result
+        self._said: dict[str, object] = {"ran": 0}
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        items[:] = sorted((item for item in items if item.nodeid in self._order), key=lambda i: self._order[i.nodeid])
+        for item in items:
+            item.add_marker(pytest.mark.timeout(self._limits[item.nodeid]), append=False)
+        self._said["collected"] = len(items)
+        self._write()
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed:
+            self._said |= {"by": report.nodeid, "why": report.longreprtext[-400:]}
+            self._write()
+
+    @pytest.hookimpl(wrapper=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
+        if call.when == "call":
+            self._said["ran"] = int(str(self._said["ran"])) + 1
+        if call.excinfo is not None and report.failed and "by" not in self._said:
+            error = call.excinfo.value
+            refused = isinstance(error, _NO_STATEMENT) and not isinstance(error, asyncpg.InsufficientPrivilegeError)
+            self._said |= {
+                "by": item.nodeid,
+                "why": f"{type(error).__name__}: {error}"[:400],
+                "timeout": "Timeout (>" in str(error),
+                **({"invalid": str(error)[:200]} if refused else {}),
+            }
+        self._write()
+        return report
+
+    def _write(self) -> None:
+        self._file.write_text(json.dumps(self._said))
+
+
+def invalid_statement(known: dict[str, str], database: str) -> str | None:
+    """Why PostgreSQL does not prepare one of the statements (`module:NAME`) that the mutant changed; None: it does.
+
+    `known`: the digests of the statements without any mutant, all of which it prepares.
+    """
+    changed = []
+    for place, digest in known.items():
+        module, _, name = place.partition(":")
+        text = vars(importlib.import_module(module)).get(name)
+        if isinstance(text, str) and digest_of(text) != digest:
+            changed.append(text)
+    return asyncio.run(_refusal(changed, database)) if changed else None
+
+
+async def _refusal(texts: list[str], database: str) -> str | None:
+    connection = await asyncpg.connect(database)
+    try:
+        for text in texts:
+            try:
+                await connection.prepare(text)
+            except _NO_STATEMENT as error:
+                return str(error)
+    finally:
+        await connection.close()
+    return None
+
+
+def digest_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,0 +1,34 @@
+"""Runs the tests once, in a copy of the checkout, and writes down which of them run which line."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from leasehold.embedded.directories import RunDirectory
+from mutants.choosing import LEFT_OUT
+from mutants.copies import make_copy
+from mutants.covering import collected
+from mutants.tracing.processes import FILE
+
+#: They take long and are about other things than guards, or start what cannot be measured.
+_NOT_MEASURED = (*LEFT_OUT, "tests/conversion", "tests/examples", "tests/embedded", "tests/plans", "tests/fixtures")
+
+
+def measure(folders: Sequence[str], file: Path) -> None:
+    """Measure the folders (all that matter: none given), and replace `file`."""
+    with RunDirectory() as directory:
+        copy = directory.path / "checkout"
+        python = make_copy(copy)
+        data = directory.path / "coverage"
+        left_out = [option for path in _NOT_MEASURED for option in ("--ignore", path)]
+        options = ["-q", "--numprocesses", "2", "--dist", "loadfile", "-p", "no:cacheprovider", *left_out]
+        subprocess.run(
+            [python, "-m", "pytest", *options, "-p", "mutants.tracing.plugin", *(folders or ["tests"])],
+            cwd=copy,
+            env=os.environ | {FILE: str(data)},
+            check=False,  # a test that fails there is chosen for no mutant
+        )
+        collected(data, copy).save(file)

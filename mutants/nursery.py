@@ -1,0 +1,135 @@
+"""`python -m mutants.nursery`, in a copy: runs tests beside one mutant after the other, each in a fork of this process.
+
+The fork has pytest and all libraries loaded already, and none of our modules: it loads those as they lie there. It gets
+orders as lines of JSON, and answers each with one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+_LIBRARIES = """
+import importlib, json, sys
+for name in ("tests.conftest", "leasehold.api.app", "leasehold.worker.main", "leasehold.cli.main"):
+    importlib.import_module(name)
+ours = ("leasehold", "tests", "mutants", "chaos", "__main__")
+print(json.dumps([name for name in sys.modules if name.partition(".")[0] not in ours]))
+"""
+_ROOT = Path.cwd()
+_RESULT = _ROOT / "mutant.json"
+_LOG = _ROOT / "mutant.log"
+_POLL_SECONDS = 0.005
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def main() -> None:
+    load_libraries()
+    # What the tests' processes leave becomes ours, to be ended.
+    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the answer
+    for line in sys.stdin:
+        order = json.loads(line)
+        print(json.dumps(judge(order)), flush=True)  # noqa: T201 - the answer
+
+
+def load_libraries() -> None:
+    listed = subprocess.run([sys.executable, "-c", _LIBRARIES], check=True, capture_output=True, text=True, cwd=_ROOT)
+    for name in json.loads(listed.stdout.splitlines()[-1]):
+        with suppress(ImportError):  # a part of a library that only its own start can load
+            importlib.import_module(name)
+
+
+def judge(order: dict[str, Any]) -> dict[str, Any]:
+    """Run `tests` with the file `path` as `text`; at most `seconds`."""
+    path = _ROOT / order["path"]
+    before = path.read_text()
+    began = time.monotonic()
+    _RESULT.unlink(missing_ok=True)
+    _write(path, order["text"])
+    try:
+        code = _in_fork(order)
+    finally:
+        end_processes()
+        _write(path, before)
+    told = json.loads(_RESULT.read_text()) if _RESULT.exists() else {}
+    return {**told, "code": code, "seconds": time.monotonic() - began}
+
+
+def _write(path: Path, text: str) -> None:
+    """Python takes bytecode for good by the second and the size of a file: both may be equal here."""
+    path.write_text(text)
+    for stale in (path.parent / "__pycache__").glob(f"{path.stem}.*.pyc"):
+        stale.unlink()
+
+
+def _in_fork(order: dict[str, Any]) -> int | None:
+    """The exit code of pytest. None: it took too long."""
+    child = os.fork()
+    if child == 0:
+        os.setsid()
+        log = os.open(_LOG, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        code = 99
+        try:
+            code = _test(order)
+        except Exception:  # noqa: BLE001 - whatever it is, it goes into the log
+            traceback.print_exc()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(code)
+    deadline = time.monotonic() + order["seconds"]
+    while time.monotonic() < deadline:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            return os.waitstatus_to_exitcode(status)
+        time.sleep(_POLL_SECONDS)
+    os.killpg(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return None
+
+
+def _test(order: dict[str, Any]) -> int:
+    from mutants.judging import Judging, invalid_statement  # noqa: PLC0415 - loads our modules, which are the fork's
+
+    if order["statements"] and (wrong := invalid_statement(order["statements"], order["database"])):
+        _RESULT.write_text(json.dumps({"invalid": wrong}))
+        return 0
+    files = sorted({test.partition("::")[0] for test in order["tests"]})
+    # The libraries are loaded before pytest could rewrite them: it says so once for each plugin.
+    known = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=short", *known]
+    return int(pytest.main([*options, *files], plugins=[Judging(order["tests"], order["limits"], _RESULT)]))
+
+
+def end_processes() -> None:
+    """Kill what the fork left behind, its children's children included."""
+    while children := _children():
+        for child in children:
+            with suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        with suppress(ChildProcessError):
+            os.waitpid(-1, 0)
+
+
+def _children() -> list[int]:
+    listed = Path(f"/proc/self/task/{os.getpid()}/children").read_text()
+    return [int(child) for child in listed.split()]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,174 @@
+"""The changes of a Python file: comparisons, constants, conditions, acts and the elements of tables."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from itertools import pairwise
+
+from mutants.mutant import Change, Edit
+from mutants.source import Source
+
+_COMPARISONS: dict[type[ast.cmpop], tuple[str, str]] = {
+    ast.Lt: ("<", "<="),
+    ast.LtE: ("<=", "<"),
+    ast.Gt: (">", ">="),
+    ast.GtE: (">=", ">"),
+    ast.Eq: ("==", "!="),
+    ast.NotEq: ("!=", "=="),
+    ast.Is: ("is", "is not"),
+    ast.IsNot: ("is not", "is"),
+    ast.In: ("in", "not in"),
+    ast.NotIn: ("not in", "in"),
+}
+_ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
+    ast.Add: ("+", "-"),
+    ast.Sub: ("-", "+"),
+    ast.Mult: ("*", "/"),
+    ast.Div: ("/", "*"),
+}
+#: Acts that nobody relies on: what they tell is for people.
+_TELLS = re.compile(r"(?:await )?(?:log|logger|metrics|structlog|warnings|outages)\.|.*\.(?:inc|observe|labels)\(")
+_HEADER = re.compile(r"If[A-Z]|If-|Idempotency|x-amz|Authorization|Content-Length", re.IGNORECASE)
+_SCOPE = re.compile(r"(?:Audited)?Require\(([A-Z]+_(?:READ|WRITE)|OPERATE)\)")
+
+
+def changes(source: Source) -> Iterator[Change]:
+    """Every change that still compiles. Types, docstrings, log lines and metrics are left alone."""
+    for node in _nodes(source.tree):
+        for change in _of(source, node):
+            if compiles(source.text, change):
+                yield change
+
+
+def _nodes(tree: ast.AST) -> Iterator[ast.AST]:
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, ast.Expr) and (isinstance(node.value, ast.Constant) or _tells(node)):
+            continue
+        if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+            continue
+        yield node
+        for name, value in ast.iter_fields(node):
+            if name in ("annotation", "returns", "type_params", "decorator_list"):
+                continue
+            children = value if isinstance(value, list) else [value]
+            waiting += [child for child in children if isinstance(child, ast.AST)]
+
+
+def _tells(node: ast.Expr) -> bool:
+    return _TELLS.match(ast.unparse(node)) is not None
+
+
+def compiles(text: str, change: Change) -> bool:
+    for edit in sorted(change.edits, key=lambda edit: edit.start, reverse=True):
+        text = text[: edit.start] + edit.text + text[edit.end :]
+    try:
+        ast.parse(text)
+    except SyntaxError:
+        return False
+    return True
+
+
+def _of(source: Source, node: ast.AST) -> Iterator[Change]:  # noqa: C901 - an operator for each kind of node
+    match node:
+        case ast.Compare():
+            yield from _comparison(source, node)
+        case ast.BoolOp():
+            kind = "conjunct dropped" if isinstance(node.op, ast.And) else "disjunct dropped"
+            neutral = "True" if isinstance(node.op, ast.And) else "False"
+            for value in node.values:
+                yield _instead(source, kind, value, neutral)
+        case ast.UnaryOp(op=ast.Not()):
+            yield _instead(source, "not taken away", node, source.of(node.operand))
+        case ast.BinOp() if type(node.op) in _ARITHMETIC and not _is_text(node):
+            yield from _between(source, "arithmetic", node.left, node.right, *_ARITHMETIC[type(node.op)])
+        case ast.Constant():
+            yield from _constant(source, node)
+        case ast.If() | ast.While() | ast.IfExp():
+            if isinstance(node.test, ast.Name | ast.Call | ast.Attribute | ast.Await | ast.NamedExpr):
+                yield _instead(source, "condition turned", node.test, f"not ({source.of(node.test)})")
+        case ast.Expr(value=ast.Call() | ast.Await()):
+            yield _instead(source, "act left out", node, "None")
+        case ast.Raise():
+            yield _instead(source, "raise left out", node, "pass")
+        case ast.Call():
+            yield from _call(source, node)
+        case ast.Tuple() | ast.List() | ast.Set() | ast.Dict():
+            yield from _elements(source, node)
+
+
+def _instead(source: Source, kind: str, node: ast.expr | ast.stmt, text: str) -> Change:
+    return Change(kind, source.of(node), (Edit(*source.place(node), text),))
+
+
+def _is_text(node: ast.BinOp) -> bool:
+    sides = (node.left, node.right)
+    return any(isinstance(side, ast.JoinedStr | ast.List | ast.Tuple) for side in sides) or any(
+        isinstance(side, ast.Constant) and isinstance(side.value, str | bytes) for side in sides
+    )
+
+
+def _comparison(source: Source, node: ast.Compare) -> Iterator[Change]:
+    sides = [node.left, *node.comparators]
+    for (left, right), op in zip(pairwise(sides), node.ops, strict=True):
+        yield from _between(source, "comparison", left, right, *_COMPARISONS[type(op)])
+
+
+def _between(source: Source, kind: str, left: ast.expr, right: ast.expr, old: str, new: str) -> Iterator[Change]:
+    """Change the operator between two operands, whatever brackets and comments stand there."""
+    start, end = source.place(left)[1], source.place(right)[0]
+    found = re.search(re.escape(old).replace(r"\ ", r"\s+"), source.text[start:end])
+    if found is not None:
+        about = f"{source.of(left)} {old} {source.of(right)}"
+        yield Change(kind, about, (Edit(start + found.start(), start + found.end(), new),))
+
+
+def _constant(source: Source, node: ast.Constant) -> Iterator[Change]:
+    near = source.text[max(source.place(node)[0] - 40, 0) : source.place(node)[1] + 20]
+    match node.value:
+        case bool():
+            yield Change("constant", near, (Edit(*source.place(node), str(not node.value)),))
+        case int():
+            yield Change("constant", near, (Edit(*source.place(node), str(node.value + 1)),))
+        case float():
+            yield Change("constant", near, (Edit(*source.place(node), str(node.value * 2 or 1.0)),))
+
+
+def _call(source: Source, node: ast.Call) -> Iterator[Change]:
+    if isinstance(node.func, ast.Name) and node.func.id in ("min", "max"):
+        other = "max" if node.func.id == "min" else "min"
+        yield Change("min and max", source.of(node), (Edit(*source.place(node.func), other),))
+    for keyword in node.keywords:
+        if keyword.arg and _HEADER.match(keyword.arg):
+            start, end = source.place(keyword)
+            after = re.match(r"\s*,", source.text[end:])
+            yield Change("header left out", source.of(keyword), (Edit(start, end + (after.end() if after else 0), ""),))
+    if scope := _SCOPE.fullmatch(source.of(node)):
+        name = scope[1]
+        weaker = '"runs:read"' if name == "OPERATE" else f'{name}.translate({{}}).replace("write", "read")'
+        if name.endswith("_READ"):
+            weaker = f'{name}.replace("read", "write")'
+        yield Change("another scope", source.of(node), (Edit(*source.place(node.args[0]), weaker),))
+
+
+def _elements(source: Source, node: ast.Tuple | ast.List | ast.Set | ast.Dict) -> Iterator[Change]:
+    """Each literal element of a table is dropped; of other dictionaries the headers that guard."""
+    if isinstance(node, ast.Dict):
+        entries = [(key, value) for key, value in zip(node.keys, node.values, strict=True) if key is not None]
+        entries = [
+            (key, value)
+            for key, value in entries
+            if isinstance(key, ast.Constant) and isinstance(key.value, str) and _HEADER.match(key.value)
+        ]
+    else:
+        if len(node.elts) < 2 or not all(isinstance(one, ast.Constant) for one in node.elts):  # noqa: PLR2004
+            return
+        entries = [(one, one) for one in node.elts]
+    for key, value in entries:
+        start, end = source.place(key)[0], source.place(value)[1]
+        after = re.match(r"\s*,", source.text[end:])
+        edit = Edit(start, end + (after.end() if after else 0), "")
+        yield Change("element dropped", source.text[start:end], (edit,))

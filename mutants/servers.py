@@ -1,0 +1,59 @@
+"""The servers of one place where mutants are judged, as the variables with which the tests find them."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import asyncpg
+
+from leasehold.db.database import migrate
+from leasehold.embedded.rabbitmq_install import install_rabbitmq
+from leasehold.embedded.stack import EmbeddedStack
+
+TEMPLATE = "LEASEHOLD_TEST_TEMPLATE_URL"
+_MEMORY_BYTES = 4 * 1024**3
+
+
+@asynccontextmanager
+async def servers() -> AsyncIterator[dict[str, str]]:
+    """Private PostgreSQL, RabbitMQ and S3; in memory where there is plenty: a database is copied in 12 ms there."""
+    _use_memory()
+    async with EmbeddedStack(durable=False, rabbitmq=await install_rabbitmq()) as stack:
+        assert stack.postgres is not None
+        assert stack.rabbitmq is not None
+        assert stack.s3 is not None
+        yield {
+            "LEASEHOLD_TEST_BACKEND": "auto",
+            "LEASEHOLD_TEST_DATABASE_URL": stack.postgres.url,
+            "LEASEHOLD_TEST_AMQP_URL": stack.rabbitmq.url,
+            "LEASEHOLD_TEST_AMQP_MANAGEMENT_URL": stack.rabbitmq.management.url,
+            "LEASEHOLD_TEST_S3_ENDPOINT": stack.s3.endpoint,
+            "LEASEHOLD_TEST_S3_ACCESS_KEY": stack.s3.access_key,
+            "LEASEHOLD_TEST_S3_SECRET_KEY": stack.s3.secret_key,
+            TEMPLATE: await template(stack.postgres.url),
+        }
+
+
+def _use_memory() -> None:
+    memory = Path("/dev/shm")  # noqa: S108 - the stack makes the name
+    if memory.is_dir() and shutil.disk_usage(memory).free > _MEMORY_BYTES:
+        os.environ.setdefault("LEASEHOLD_TMP", str(memory))
+
+
+async def template(url: str) -> str:
+    """A database at the newest revision, for copies."""
+    name = f"template_{secrets.token_hex(4)}"
+    connection = await asyncpg.connect(url)
+    try:
+        await connection.execute(f'CREATE DATABASE "{name}"')
+    finally:
+        await connection.close()
+    made = urlsplit(url)._replace(path=f"/{name}").geturl()
+    await migrate(made)
+    return made

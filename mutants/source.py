@@ -1,0 +1,62 @@
+"""A Python file: its text, its tree, and the places of nodes as characters of the text."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+
+class Source:
+    """`path`: from the repository's root, not through a link."""
+
+    def __init__(self, root: Path, path: str) -> None:
+        self.path = path
+        self.text = (root / path).read_text()
+        self.tree = ast.parse(self.text)
+
+    @cached_property
+    def _lines(self) -> list[tuple[int, bytes]]:
+        """Each line's first character, and its bytes: columns of nodes are counted in bytes."""
+        lines, start = [], 0
+        for line in self.text.splitlines(keepends=True):
+            lines.append((start, line.encode()))
+            start += len(line)
+        return lines
+
+    def place(self, node: ast.expr | ast.stmt | ast.keyword) -> tuple[int, int]:
+        assert node.end_lineno is not None
+        assert node.end_col_offset is not None
+        return self._at(node.lineno, node.col_offset), self._at(node.end_lineno, node.end_col_offset)
+
+    def _at(self, line: int, column: int) -> int:
+        start, text = self._lines[line - 1]
+        return start + len(text[:column].decode())
+
+    def of(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
+        """The node's text."""
+        return self.text[slice(*self.place(node))]
+
+    @cached_property
+    def scopes(self) -> list[tuple[int, int, str]]:
+        """First line, last line and name of every function, class and constant, the innermost last."""
+        return list(_scopes(self.tree, ""))
+
+    def scope(self, line: int) -> str:
+        around = [name for first, last, name in self.scopes if first <= line <= last]
+        return around[-1] if around else "module"
+
+
+def _scopes(node: ast.AST, prefix: str) -> Iterator[tuple[int, int, str]]:
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+            yield first, child.end_lineno or first, prefix + child.name
+            yield from _scopes(child, f"{prefix}{child.name}.")
+        elif isinstance(child, ast.Assign | ast.AnnAssign) and not isinstance(node, ast.FunctionDef):
+            target = child.targets[0] if isinstance(child, ast.Assign) else child.target
+            if isinstance(target, ast.Name) and isinstance(node, ast.Module | ast.ClassDef):
+                yield child.lineno, child.end_lineno or child.lineno, prefix + target.id
+        elif isinstance(child, ast.stmt):
+            yield from _scopes(child, prefix)

@@ -1,0 +1,243 @@
+"""The changes of a piece of SQL. A piece need not be a whole statement: ours are made of fragments.
+
+`sqlglot` gives the tokens with their places. A condition that is taken away stays as text, beside a constant: so its
+parameters keep their types, and PostgreSQL still prepares the statement.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from sqlglot.dialects.postgres import Postgres
+from sqlglot.tokenizer_core import TokenType
+
+from mutants.mutant import Change, Edit
+
+#: What ends a condition at its own depth, and may begin another.
+_WORDS = (
+    "WHERE ON WHEN THEN ELSE SELECT FROM GROUP ORDER LIMIT OFFSET FOR RETURNING UNION INTERSECT EXCEPT HAVING AS SET "
+    "JOIN LEFT RIGHT FULL CROSS INNER WINDOW VALUES USING DO INSERT UPDATE DELETE WITH , ;"
+)
+_BOUNDARIES = frozenset(_WORDS.split())
+_MOVED = {"<": "<=", "<=": "<", ">": ">=", ">=": ">"}
+_FILTERS = ("WHERE", "HAVING")
+
+
+@dataclass(frozen=True, slots=True)
+class _Token:
+    word: str  # upper case; of "ORDER BY" the first word
+    start: int
+    end: int  # exclusive
+    literal: bool  # a text in quotes
+    number: bool
+
+
+@dataclass(slots=True)
+class _Level:
+    """One depth of brackets, or a CASE, while it is read."""
+
+    opener: str
+    context: str = ""  # the boundary before the condition that is being read
+    verb: str = ""  # the statement at this depth
+    first: int = 0  # the condition's first token
+    cuts: list[tuple[int, str]] = field(default_factory=list)  # the ANDs and ORs in it
+    between: bool = False
+
+
+def changes(text: str) -> list[Change]:
+    """Every change of `text`, by places in it.
+
+    Raises:
+        sqlglot.errors.TokenError: it is no SQL.
+    """
+    tokens = _tokens(text)
+    return [*_conditions(text, tokens), *_bounds(text, tokens), *_locks(text, tokens), *_writes(text, tokens)]
+
+
+def _tokens(text: str) -> list[_Token]:
+    return [
+        _Token(
+            token.text.upper().split()[0] if token.text.split() else "",
+            token.start,
+            token.end + 1,
+            token.token_type is TokenType.STRING,
+            token.token_type is TokenType.NUMBER,
+        )
+        for token in Postgres().tokenize(text)
+    ]
+
+
+def _around(text: str, start: int, end: int, before: str) -> tuple[Edit, ...]:
+    """`(before (condition))`: the condition stays as text."""
+    assert end <= len(text)
+    return Edit(start, start, f"({before} ("), Edit(end, end, "))")
+
+
+def _conditions(  # noqa: C901 - one pass over the tokens: a case for each
+    text: str, tokens: list[_Token]
+) -> Iterator[Change]:
+    """Each conjunct is taken away, each disjunct, each branch of a CASE; each write with a WHERE writes nothing."""
+    levels = [_Level("")]
+    for n, token in enumerate(tokens):
+        level = levels[-1]
+        if token.literal:
+            continue
+        if token.word in ("(", "[", "{", "CASE"):
+            levels.append(_Level(token.word, first=n + 1))
+        elif token.word in (")", "]", "}", "END"):
+            yield from _ended(text, tokens, level, n)
+            if len(levels) > 1:  # a fragment may close what another opened
+                levels.pop()
+            else:
+                levels[0] = _Level("", first=n + 1)
+        elif token.word == "BETWEEN":
+            level.between = True
+        elif token.word == "AND" and level.between:
+            level.between = False
+        elif token.word in ("AND", "OR"):
+            level.cuts.append((n, token.word))
+        elif _is_boundary(tokens, n):
+            yield from _ended(text, tokens, level, n)
+            level.context, level.first, level.cuts = token.word, n + 1, []
+            if token.word in ("SELECT", "INSERT", "UPDATE", "DELETE"):
+                level.verb = token.word
+    for level in levels:
+        yield from _ended(text, tokens, level, len(tokens))
+
+
+def _is_boundary(tokens: list[_Token], n: int) -> bool:
+    token = tokens[n]
+    if token.word not in _BOUNDARIES:
+        return False
+    if token.word == "FROM":  # IS DISTINCT FROM
+        return tokens[n - 1].word != "DISTINCT"
+    if token.word in ("LEFT", "RIGHT"):  # also functions
+        return n + 1 == len(tokens) or tokens[n + 1].word != "("
+    return True
+
+
+def _ended(text: str, tokens: list[_Token], level: _Level, end: int) -> Iterator[Change]:
+    """The changes of the condition between `level.first` and the token `end`."""
+    if end <= level.first:
+        return
+    whole = (tokens[level.first].start, tokens[end - 1].end)
+    disjuncts = _split(level.first, end, [n for n, word in level.cuts if word == "OR"])
+    for first, after in disjuncts:
+        if len(disjuncts) > 1:
+            yield _condition(text, tokens, first, after, "disjunct dropped", "false AND")
+        conjuncts = _split(first, after, [n for n, word in level.cuts if word == "AND" and first <= n < after])
+        if len(conjuncts) > 1 or (len(disjuncts) == 1 and level.context in _FILTERS):
+            for one, other in conjuncts:
+                yield _condition(text, tokens, one, other, "conjunct dropped", "true OR")
+    if level.context == "WHEN" and level.opener == "CASE":
+        yield Change("branch never taken", text[slice(*whole)], _around(text, *whole, "false AND"))
+    if level.context == "WHERE" and level.verb in ("UPDATE", "DELETE"):
+        yield Change(f"{level.verb} left out", text[slice(*whole)], _around(text, *whole, "false AND"))
+
+
+def _split(first: int, end: int, cuts: list[int]) -> list[tuple[int, int]]:
+    return [(a + 1, b) for a, b in pairwise([first - 1, *cuts, end]) if b > a + 1]
+
+
+def _condition(text: str, tokens: list[_Token], first: int, end: int, kind: str, before: str) -> Change:
+    place = tokens[first].start, tokens[end - 1].end
+    return Change(kind, text[slice(*place)], _around(text, *place, before))
+
+
+def _bounds(text: str, tokens: list[_Token]) -> Iterator[Change]:
+    """Each bound is moved by its equality, each constant and interval by one, each list of literals lacks one."""
+    for n, token in enumerate(tokens):
+        before = tokens[n - 1].word if n else ""
+        near = text[max(token.start - 30, 0) : token.end + 30]
+        if token.word in _MOVED and not token.literal:
+            yield Change("bound moved", near, (Edit(token.start, token.end, _MOVED[token.word]),))
+        elif token.number and token.word.isdigit() and before not in ("$", "SELECT", "ORDER"):
+            yield Change("constant moved", near, (Edit(token.start, token.end, str(int(token.word) + 1)),))
+        elif token.literal and before == "INTERVAL":
+            said = text[token.start : token.end].strip("'")
+            number, _, unit = said.partition(" ")
+            if number.isdigit():
+                longer = f"'{int(number) * 2 or 1} {unit}'"
+                yield Change("interval doubled", near, (Edit(token.start, token.end, longer),))
+        elif token.word == "(" and before == "IN":
+            yield from _lists(text, tokens, n)
+
+
+def _lists(text: str, tokens: list[_Token], opened: int) -> Iterator[Change]:
+    """Of `IN ('a', 'b')`: without 'a', without 'b'."""
+    end = opened + 1
+    while end < len(tokens) and (tokens[end].literal or tokens[end].word == ","):
+        end += 1
+    literals = [n for n in range(opened + 1, end) if tokens[n].literal]
+    if len(literals) > 1 and end < len(tokens) and tokens[end].word == ")":
+        for n in literals:
+            other = next(m for m in literals if m != n)
+            place = tokens[n].start, tokens[n].end
+            twin = text[tokens[other].start : tokens[other].end]  # twice the other one is once the other one
+            yield Change("element dropped", f"{text[slice(*place)]} of {_line(text, place[0])}", (Edit(*place, twin),))
+
+
+def _line(text: str, at: int) -> str:
+    return text[text.rfind("\n", 0, at) + 1 :].partition("\n")[0]
+
+
+def _locks(text: str, tokens: list[_Token]) -> Iterator[Change]:
+    """Each FOR UPDATE, SKIP LOCKED and ON CONFLICT is taken away."""
+    for n, token in enumerate(tokens):
+        words = [one.word for one in tokens[n : n + 4]]
+        if words[:2] in (["FOR", "UPDATE"], ["FOR", "SHARE"]) or words[:4] == ["FOR", "NO", "KEY", "UPDATE"]:
+            end = n + (4 if words[1] == "NO" else 2)
+            if _word(tokens, end) == "OF":
+                end += 2
+                while _word(tokens, end) == ",":
+                    end += 2
+            if _word(tokens, end) in ("SKIP", "NOWAIT"):
+                end += 2 if _word(tokens, end) == "SKIP" else 1
+            yield _removed(text, tokens, n, end, "lock taken away")
+        elif words[:2] == ["SKIP", "LOCKED"]:
+            yield _removed(text, tokens, n, n + 2, "lock waits")
+        elif words[:2] == ["ON", "CONFLICT"]:
+            yield _removed(text, tokens, n, _end_of(tokens, n, ("RETURNING",)), "ON CONFLICT taken away")
+        assert token.end <= len(text)
+
+
+def _word(tokens: list[_Token], n: int) -> str:
+    return tokens[n].word if n < len(tokens) else ""
+
+
+def _removed(text: str, tokens: list[_Token], first: int, end: int, kind: str) -> Change:
+    place = tokens[first].start, tokens[end - 1].end
+    return Change(kind, f"{text[slice(*place)]} after {text[max(place[0] - 60, 0) : place[0]]}", (Edit(*place, ""),))
+
+
+def _end_of(tokens: list[_Token], first: int, words: tuple[str, ...]) -> int:
+    """The first token after `first` at its depth that is one of `words`, or that closes its depth."""
+    depth = 0
+    for n in range(first, len(tokens)):
+        if tokens[n].literal:
+            continue
+        if tokens[n].word in ("(", "[", "{"):
+            depth += 1
+        elif tokens[n].word in (")", "]", "}"):
+            depth -= 1
+            if depth < 0:
+                return n
+        elif depth == 0 and n > first and tokens[n].word in words:
+            return n
+    return len(tokens)
+
+
+def _writes(text: str, tokens: list[_Token]) -> Iterator[Change]:
+    """Each INSERT writes nothing: an event, a hint, a row."""
+    for n, token in enumerate(tokens):
+        if [token.word, _word(tokens, n + 1)] != ["INSERT", "INTO"]:
+            continue
+        end = _end_of(tokens, n, ("ON", "RETURNING", "FOR", "LIMIT", ";"))
+        while _word(tokens, end) == "ON" and _word(tokens, end + 1) != "CONFLICT":  # of a JOIN
+            end = _end_of(tokens, end, ("ON", "RETURNING", "FOR", "LIMIT", ";"))
+        if _word(tokens, end) in ("LIMIT", "FOR") or end == n + 2:
+            continue
+        about = text[token.start : tokens[min(n + 2, len(tokens) - 1)].end]
+        yield Change("INSERT left out", about, (Edit(tokens[end - 1].end, tokens[end - 1].end, " LIMIT 0"),))

@@ -1,0 +1,1 @@
+"""Which test runs which line: `plugin` is loaded by pytest, `processes` by the processes that tests start."""

@@ -1,0 +1,28 @@
+"""Measures a process that a test starts, for that test. Every process of the copy imports this module first."""
+
+from __future__ import annotations
+
+import atexit
+import os
+
+#: The file of the coverage, and the test that runs: both only while coverage is measured.
+FILE = "LEASEHOLD_MUTANTS_COVERAGE"
+TEST = "LEASEHOLD_MUTANTS_TEST"
+
+
+def start(file: str, test: str) -> None:
+    from mutants.tracing.measuring import coverage_to  # noqa: PLC0415 - every process of the copy loads this module
+
+    measured = coverage_to(file, test)
+    measured.start()
+    atexit.register(_save, measured.stop, measured.save)
+
+
+def _save(*acts: object) -> None:
+    for act in acts:
+        assert callable(act)
+        act()
+
+
+if FILE in os.environ and TEST in os.environ:
+    start(os.environ[FILE], os.environ[TEST])
