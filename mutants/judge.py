@@ -55,10 +55,15 @@ class Judge:
             RuntimeError: the nursery has ended.
         """
         if not chosen.tests:
-            return Judgement(mutant.id, "untested")
+            return Judgement(mutant.id, "untested", why="no test runs it")
+        text = mutant.applied((ROOT / mutant.path).read_text())
+        try:
+            compile(text, mutant.path, "exec")
+        except SyntaxError as error:
+            return Judgement(mutant.id, "invalid", why=str(error))
         order = {
             "path": mutant.path,
-            "text": mutant.applied((ROOT / mutant.path).read_text()),
+            "text": text,
             "tests": chosen.tests,
             "limits": chosen.limits,
             "seconds": sum(chosen.limits[:3]) + sum(chosen.limits[3:]) / 5 + _SPARE_SECONDS,

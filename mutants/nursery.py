@@ -106,7 +106,12 @@ def _in_fork(order: dict[str, Any]) -> int | None:
 def _test(order: dict[str, Any]) -> int:
     from mutants.judging import Judging, invalid_statement  # noqa: PLC0415 - loads our modules, which are the fork's
 
-    if order["statements"] and (wrong := invalid_statement(order["statements"], order["database"])):
+    try:
+        wrong = invalid_statement(order["statements"], order["database"])
+    except Exception as error:  # noqa: BLE001 - a module that cannot be loaded any more, for whatever reason
+        _RESULT.write_text(json.dumps({"by": "import", "why": repr(error)}))
+        return 1
+    if wrong:
         _RESULT.write_text(json.dumps({"invalid": wrong}))
         return 0
     files = sorted({test.partition("::")[0] for test in order["tests"]})

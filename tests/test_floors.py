@@ -13,7 +13,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 #: Where our code lies. `api`, `worker` and `migrations` are imported as `leasehold.api` and so on, by links there.
-FOLDERS = ("leasehold", "api", "worker", "migrations", "bench", "chaos")
+FOLDERS = ("leasehold", "api", "worker", "migrations", "bench", "chaos", "mutants")
 LINKED = ("api", "worker", "migrations")
 #: From the ground up. A room imports from itself and from those before it; a single module stands for itself.
 ROOMS = (
@@ -56,6 +56,7 @@ ROOMS = (
     "leasehold.cli",
     "bench",
     "chaos",
+    "mutants",
 )
 #: Neighbours above that know nothing of each other, although one stands in the list before the other.
 APART = {("leasehold.worker", "leasehold.api")}

@@ -1,0 +1,101 @@
+"""Mutants are noticed: what the judge says of changes whose verdict is known, and of a sample by the commit's hash."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+
+from leasehold.embedded.management import Management
+from mutants import state
+from mutants.choosing import Chosen, judges
+from mutants.equivalents import equivalents
+from mutants.judge import Judge, judge
+from mutants.mutant import Change, Edit, Mutant
+from mutants.places import ROOT, mutants
+from mutants.servers import TEMPLATE
+from tests.support.bucket import Bucket
+from tests.support.databases import Databases
+
+SAMPLE = 10
+SECONDS = 30.0
+
+
+@pytest.fixture(scope="module")
+async def here(
+    postgres: Databases, migrated_template: str, rabbitmq: Management, s3_server: Bucket
+) -> AsyncIterator[Judge]:
+    """A place beside the servers of these tests."""
+    there = {
+        "LEASEHOLD_TEST_BACKEND": "auto",
+        "LEASEHOLD_TEST_DATABASE_URL": postgres.url,
+        "LEASEHOLD_TEST_AMQP_URL": rabbitmq.amqp_url,
+        "LEASEHOLD_TEST_AMQP_MANAGEMENT_URL": rabbitmq.url,
+        "LEASEHOLD_TEST_S3_ENDPOINT": s3_server.endpoint,
+        "LEASEHOLD_TEST_S3_ACCESS_KEY": s3_server.access_key,
+        "LEASEHOLD_TEST_S3_SECRET_KEY": s3_server.secret_key,
+        TEMPLATE: migrated_template,
+    }
+    async with judge(there) as opened:
+        yield opened
+
+
+def by_hand(path: str, before: str, after: str) -> Mutant:
+    start = (ROOT / path).read_text().index(before)
+    return Mutant("by hand", path, "", (1, 1), Change("", "", (Edit(start, start + len(before), after),)))
+
+
+BACKOFF = "tests/unit/test_backoff.py::test_delays_climb_the_ladder_and_stay_on_its_top"
+FENCED = (
+    "tests/transitions/test_fencing.py::test_a_settlement_with_a_wrong_lease_changes_nothing[release-another owner]"
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "before", "after", "test", "verdict"),
+    [
+        ("leasehold/domain/backoff.py", '"""', '"""', BACKOFF, "survived"),
+        ("leasehold/domain/backoff.py", "import random", "import random\nassert False", BACKOFF, "killed"),
+        ("leasehold/domain/backoff.py", "import random", "import random\nimport", BACKOFF, "invalid"),
+        ("leasehold/domain/backoff.py", "    return ", "    while True: pass\n    return ", BACKOFF, "timed out"),
+        ("leasehold/transitions/settlements/guard.py", "t.lease_owner = a.owner AND ", "", FENCED, "killed"),
+        (
+            "leasehold/transitions/settlements/guard.py",
+            "t.lease_owner = a.owner",
+            "t.nobody = a.owner",
+            FENCED,
+            "invalid",
+        ),
+    ],
+)
+async def test_a_mutant_is_judged_as_what_it_is(
+    here: Judge, path: str, before: str, after: str, test: str, verdict: str
+) -> None:
+    limit = 2.0 if verdict == "timed out" else SECONDS
+    judgement = await here.judge(by_hand(path, before, after), Chosen([test], [limit], 1))
+    assert judgement.verdict == verdict, judgement
+
+
+def hash_of_the_commit() -> str:
+    with suppress(OSError):  # no git here
+        return subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=ROOT, check=False, capture_output=True, text=True
+        ).stdout
+    return ""
+
+
+async def test_a_sample_by_the_hash_of_the_commit_is_noticed_by_the_tests_that_noticed_it_before(here: Judge) -> None:
+    killers = state.killers()
+    known = [one for one in mutants() if one.id in killers and judges(killers[one.id]) and one.id not in equivalents()]
+    random.Random(hash_of_the_commit()).shuffle(known)
+    noticed, missed = 0, []
+    while noticed < SAMPLE:
+        mutant = known.pop()
+        judgement = await here.judge(mutant, Chosen([killers[mutant.id]], [SECONDS], 1))
+        if judgement.verdict == "survived":
+            missed.append(mutant.title)
+        noticed += judgement.verdict in ("killed", "timed out")  # a test that has another name now judges nothing
+    assert missed == []
