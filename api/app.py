@@ -19,12 +19,13 @@ from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.edge import Edge, identity_of
 from leasehold.api.http.methods import Methods
 from leasehold.api.http.problems import NOT_STORABLE, problem_of
+from leasehold.api.jobs import dead_letters, jobs
+from leasehold.api.jobs import lists as job_lists
 from leasehold.api.process import metrics
 from leasehold.api.process.services import open_services
 from leasehold.api.runs import batches as run_batches
 from leasehold.api.runs import (
     creating,
-    dead_letters,
     external,
     external_files,
     replays,
@@ -55,6 +56,8 @@ _REST = (
     schedules.router,
     external.router,
     external_files.router,
+    job_lists.router,
+    jobs.router,
     dead_letters.router,
     operators.router,
     webhooks.router,

@@ -345,6 +345,9 @@ class Settings(BaseSettings):
         le=3650,
         description="Days that finished jobs and events are kept. A job that is kept longer keeps its events.",
     )
+    tombstone_hours: int = Field(
+        24, ge=1, le=8760, description="Hours after which a deleted or expired job answers 404 and no longer 410."
+    )
     log_format: Literal["auto", "json", "console"] = Field("auto", description="`auto`: console on a terminal.")
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="The lowest level that is logged."

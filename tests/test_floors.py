@@ -40,6 +40,7 @@ ROOMS = (
     "leasehold.api.process",
     "leasehold.api.auth",
     "leasehold.api.http",
+    "leasehold.api.jobs",
     "leasehold.api.runs",
     "leasehold.api.media",
     "leasehold.api.conversion",

@@ -27,6 +27,10 @@ CONVERSION_WRITE = "conversion:write"
 CONVERSION_READ = "conversion:read"
 GENERATION_WRITE = "generation:write"
 GENERATION_READ = "generation:read"
+#: Jobs of all kinds, at /v1/jobs: of those kinds whose own scopes the key has, too.
+JOBS_READ = "jobs:read"
+JOBS_OPERATE = "jobs:operate"
+JOBS_DELETE = "jobs:delete"
 #: For operators: the queues, workers and limits of all tenants.
 OPERATE = "fleet:operate"
 
@@ -41,11 +45,13 @@ bearer = HTTPBearer(
 class Require:
     """A dependency that gives the caller, who holds a valid key with the scope.
 
-    Raises Unauthenticated without a valid key, Forbidden without the scope.
+    `or_else`: this scope is enough, too, for less; the endpoint looks which one the key has. Raises Unauthenticated
+    without a valid key, Forbidden without the scope.
     """
 
-    def __init__(self, scope: str) -> None:
+    def __init__(self, scope: str, *, or_else: str | None = None) -> None:
         self.scope = scope
+        self._enough = {scope, or_else}
 
     async def __call__(
         self,
@@ -64,7 +70,7 @@ class Require:
         caller = await services_of(request).keyring.identify(credentials.credentials)
         structlog.contextvars.bind_contextvars(tenant_id=caller.tenant_id, client_id=caller.client_id)
         set_tenant(caller.tenant_id)
-        if self.scope not in caller.scopes:
+        if not self._enough & caller.scopes:
             raise Forbidden("insufficient_scope", f"The API key lacks the scope {self.scope}.")
         return caller
 

@@ -32,13 +32,13 @@ from leasehold.api.process.services import Services, services_of
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
-from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.ids import new_id
 from leasehold.exporter.jobs import jobs_ended
 from leasehold.limits.admission import queues_of
 from leasehold.pipelines.generation import rows as generations
-from leasehold.pipelines.generation.pipeline import BACKSTOP, GenerationParams, Source, generation, withdrawal
+from leasehold.pipelines.generation.operations import own_limits, seconds_of, withdraw
+from leasehold.pipelines.generation.pipeline import BACKSTOP, GenerationParams, Source, generation
 from leasehold.pipelines.generation.provider import Kind
 from leasehold.pipelines.generation.providers import Catalogue, ProviderTerms
 from leasehold.pipelines.generation.rows import NewGeneration
@@ -154,12 +154,11 @@ def _params(
     settings: Settings, kind: Kind, wanted: GenerationRequest, terms: ProviderTerms, sealed: str | None
 ) -> GenerationParams:
     image = kind == "image"
-    seconds = settings.generation_image_seconds if image else settings.generation_video_seconds
     same = {"prompt", "model", "negative_prompt", "width", "height", "sample_strength", "is_pro", "duration", "ratio"}
     return GenerationParams(
         kind=kind,
         provider=terms.name,
-        deadline_at=datetime.now(UTC) + timedelta(seconds=seconds),
+        deadline_at=datetime.now(UTC) + timedelta(seconds=seconds_of(settings, kind)),
         poll_seconds=settings.generation_image_poll_seconds if image else settings.generation_video_poll_seconds,
         images=tuple(Source(url=one.url, width=one.width, height=one.height) for one in wanted.images),
         extra=wanted.extra,
@@ -188,24 +187,10 @@ def _new(
         deadline_at=params.deadline_at + BACKSTOP,
         trace=trace,
         id=job_id,
-        gates=_gates(settings, caller, wanted.server_id, terms),
+        gates=own_limits(settings, caller.tenant_id, wanted.server_id, terms),
         pin=wanted.server_id,
     )
     return NewGeneration(job, wanted.task_id or str(job_id), params.kind, server, asked)
-
-
-def _gates(settings: Settings, caller: Caller, server: str | None, terms: ProviderTerms) -> list[ConcurrencyLimit]:
-    """The concurrency limits of the order. All tenants share the limit of a server that a caller names (it is one
-    machine) and of a provider. Without a server, each tenant has a limit of its own.
-    """
-    found = []
-    if settings.generation_per_server:
-        whose = caller.tenant_id if server is None else EVERYBODY
-        name = server or settings.generation_default_server
-        found.append(ConcurrencyLimit(whose, f"server:{name}", at_most=settings.generation_per_server))
-    if terms.at_most is not None:
-        found.append(ConcurrencyLimit(EVERYBODY, f"provider:{terms.name}", at_most=terms.at_most))
-    return found
 
 
 _CANCELS = {
@@ -263,10 +248,4 @@ async def _cancel_and_withdraw(
         cancels = await jobs.request_cancel(connection, [job_id], caller.tenant_id, reason=wanted.reason, by=by)
         if not cancels.states:
             return None
-        withdraw = NewJob(
-            pipeline=withdrawal,
-            tenant_id=caller.tenant_id,
-            params={"job_id": str(job_id)},
-            keep_seconds=services.settings.generation_keep_seconds,
-        )
-        return await jobs.submit(connection, [withdraw]), cancels.ended
+        return [*await withdraw(connection, services.settings, job_id, caller.tenant_id)], cancels.ended

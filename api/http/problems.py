@@ -36,6 +36,7 @@ from leasehold.domain.errors import (
     Unavailable,
     Unsupported,
 )
+from leasehold.domain.job_filter import InvalidFilter
 from leasehold.runtime.transient import TRY_AGAIN
 
 MEDIA_TYPE = "application/problem+json"
@@ -82,7 +83,7 @@ class Problem:
     code: str
     detail: str
     headers: Mapping[str, str] = field(default_factory=dict)
-    errors: Sequence[Mapping[str, str]] = ()
+    errors: Sequence[Mapping[str, str | int]] = ()
 
     def body(self, request_id: str) -> dict[str, Any]:
         body: dict[str, Any] = {
@@ -157,6 +158,9 @@ def _of_request_error(error: RequestError) -> Problem:
         headers["Retry-After"] = str(max(1, ceil(error.retry_after)))
     elif isinstance(error, (TooMany, Unavailable)):
         headers["Retry-After"] = str(RETRY_AFTER)
+    if isinstance(error, InvalidFilter):
+        place: dict[str, str | int] = {"parameter": "q", "in": "query", "position": error.position}
+        return Problem(status, error.code, error.message, headers, [place | {"detail": error.sentence}])
     return Problem(status, error.code, error.message, headers)
 
 

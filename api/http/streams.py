@@ -71,8 +71,13 @@ async def stream(
             yield KEEPALIVE_COMMENT
 
 
-def _encode(event: EventView, fields: dict[str, Any]) -> bytes:
+def content_of(event: EventView, fields: dict[str, Any]) -> dict[str, Any]:
+    """The event as its job's owner may see it, with the endpoint's own `fields`."""
     content: dict[str, Any] = {"seq": event.seq, "at": event.at, "kind": event.kind, "step": event.step} | fields
     content |= {name: event.data[name] for name in _SHOWN if event.data and event.data.get(name) is not None}
-    text = orjson.dumps({name: value for name, value in content.items() if value is not None}, option=orjson.OPT_UTC_Z)
+    return {name: value for name, value in content.items() if value is not None}
+
+
+def _encode(event: EventView, fields: dict[str, Any]) -> bytes:
+    text = orjson.dumps(content_of(event, fields), option=orjson.OPT_UTC_Z)
     return format_sse_event(data_str=text.decode(), event=event.kind, id=str(event.seq))

@@ -25,13 +25,14 @@ from leasehold.broker.base import Broker
 from leasehold.db.database import make_pool
 from leasehold.db.pool_sizes import pool_of_api
 from leasehold.domain.ids import new_id
-from leasehold.domain.kind import Kind
+from leasehold.domain.kind import Kind, Scopes
 from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.evaluator import evaluating
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import exporting
 from leasehold.kinds.metrics import questions_of
 from leasehold.kinds.opening import open_all
+from leasehold.kinds.operations import JobKinds
 from leasehold.limits.admission import Admission
 from leasehold.limits.external_files import Files
 from leasehold.pipelines import kinds_of
@@ -61,6 +62,7 @@ class Services:
     templates: Templates
     admission: Admission
     kinds: tuple[Kind, ...]
+    job_kinds: JobKinds
     opened: Mapping[str, Any]  # by kinds of work, for their endpoints
     files: Files
     draining: bool = False
@@ -111,6 +113,7 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             templates=Templates(pipelines, evaluator),
             admission=Admission(settings, kinds),
             kinds=kinds,
+            job_kinds=JobKinds(kinds, pipelines, Scopes("runs:read", "runs:write")),
             opened=await open_all(kinds, settings, stack),
             files=Files(pool, store),
         )

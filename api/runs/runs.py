@@ -14,17 +14,18 @@ from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.responses import encoded, follow_up, json_response
+from leasehold.api.http.responses import encoded, json_response
+from leasehold.api.jobs.access import Found, found_of
+from leasehold.api.jobs.ending import cancel
+from leasehold.api.jobs.explain import explain
+from leasehold.api.jobs.schemas import Reason
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.api.runs.explain import explanation
-from leasehold.api.runs.schemas import Reason, RunList, run_answer, run_summary
-from leasehold.db import run_reads
-from leasehold.db.run_reads import Row
-from leasehold.domain.errors import Conflict, NotFound
+from leasehold.api.runs.schemas import RunList, run_answer, run_summary
+from leasehold.db import job_reads, run_reads
+from leasehold.db.job_reads import Row
+from leasehold.domain.errors import NotFound
 from leasehold.domain.states import JOB_TERMINAL, JobState
-from leasehold.exporter.jobs import jobs_ended
-from leasehold.transitions import gates, jobs
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
@@ -100,6 +101,16 @@ async def find_run(services: Services, caller: Caller, run_id: UUID) -> Row:
     return row
 
 
+async def found_run(services: Services, caller: Caller, run_id: UUID) -> Found:
+    """The run as a job. A job of another kind (media, conversion) is no run. Raises NotFound `run_not_found`."""
+    async with services.pool.acquire() as connection:
+        row = await job_reads.find_job(connection, caller.tenant_id, run_id)
+    if row is None or not row["is_run"]:
+        raise NotFound("run_not_found", "There is no such run.")
+    structlog.contextvars.bind_contextvars(job_id=str(run_id))
+    return found_of(services, caller, row)
+
+
 @router.post(
     "/{run_id}/cancel",
     operation_id="cancelRun",
@@ -114,35 +125,8 @@ async def find_run(services: Services, caller: Caller, run_id: UUID) -> Row:
 )  # fmt: skip
 async def cancel_run(request: Request, run_id: UUID, caller: Writer, body: Reason | None = None) -> Response:
     services = services_of(request)
-    reason = body.reason if body is not None else ""
-    await find_run(services, caller, run_id)  # a job of another kind (media, conversion) is no run: 404
-    async with services.pool.acquire() as connection:
-        limit_names = await gates.gates_of(connection, [run_id])
-        cancels = await jobs.request_cancel(
-            connection, [run_id], caller.tenant_id, reason=reason, by=f"client {caller.client_id}"
-        )
-    jobs_ended(cancels.ended)
-    status = cancels.states.get(run_id)
-    if status is None:
-        return _unchanged(run_id, JobState((await find_run(services, caller, run_id))["status"]))
-    if status in JOB_TERMINAL:
-        await follow_up(services, [], limit_names, [run_id])
+    status = await cancel(services, await found_run(services, caller, run_id), "" if body is None else body.reason)
     return json_response({"id": run_id, "status": status}, HTTPStatus.ACCEPTED)
-
-
-def _unchanged(run_id: UUID, status: JobState) -> Response:
-    """Answer a request to cancel that changed nothing: the run stops already. Raises Conflict if it cannot be
-    stopped.
-    """
-    if status in JOB_TERMINAL:
-        raise invalid_state(status)
-    if status is not JobState.CANCEL_REQUESTED:
-        raise Conflict("cancel_not_supported", "The template of this run does not support cancelling.")
-    return json_response({"id": run_id, "status": status}, HTTPStatus.ACCEPTED)
-
-
-def invalid_state(status: JobState | str) -> Conflict:
-    return Conflict("resource_invalid_state", f"The run is {status}: its state does not allow this.")
 
 
 @router.get(
@@ -153,9 +137,4 @@ def invalid_state(status: JobState | str) -> Conflict:
 )
 async def explain_run(request: Request, run_id: UUID, caller: Reader) -> Response:
     services = services_of(request)
-    run = await find_run(services, caller, run_id)
-    async with services.pool.acquire() as connection:
-        waiting_steps = await run_reads.why_waiting(connection, caller.tenant_id, run_id)
-        full_limits = await run_reads.why_held(connection, caller.tenant_id, run_id)
-        ledger = await run_reads.ledger(connection, caller.tenant_id, run_id)
-    return json_response(explanation(run, waiting_steps, full_limits, ledger))
+    return json_response(await explain(services, caller.tenant_id, await find_run(services, caller, run_id)))

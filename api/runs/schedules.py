@@ -28,7 +28,7 @@ from leasehold.api.runs.schemas import Instant, Priority, Scope, ScopeId
 from leasehold.broker.base import BANDS
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
-from leasehold.db.run_reads import Row
+from leasehold.db.job_reads import Row
 from leasehold.domain import cron
 from leasehold.domain.errors import Conflict, Invalid, NotFound, RequestError, TooMany, Unavailable
 from leasehold.domain.ids import new_id

@@ -1,4 +1,4 @@
-"""The JSON of /v1/runs and /v1/dead-letters: the models of the requests, and the answers built from rows."""
+"""The JSON of /v1/runs: the models of the requests, and the answers built from rows."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from uuid import UUID
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
-from leasehold.db.run_reads import Row
+from leasehold.db.job_reads import Row
 from leasehold.domain.cron import FIRST, LAST
-from leasehold.domain.json_values import MAX_SMALLINT, Flag, Integer, JsonInstant, JsonNumber
+from leasehold.domain.json_values import MAX_SMALLINT, JsonInstant, JsonNumber
 from leasehold.domain.states import JobState
 from leasehold.domain.template import MAX_SECONDS
 
@@ -106,29 +106,6 @@ class BatchAccepted(BaseModel):
     existing: list[UUID]
     template: str
     version: int
-
-
-class Reason(_Request):
-    reason: str = Field("", max_length=500)
-
-
-class ReplayRequest(_Request):
-    """`payload` replaces the run's own payload; the same template checks it. `from_step`: this step runs again, too,
-    and every step that needs it. If left out, steps that succeeded do not run again.
-    """
-
-    payload: dict[str, JsonValue] | None = None
-    from_step: str | None = Field(None, max_length=100)
-
-
-class BulkReplayRequest(_Request):
-    """Which dead letters: all that match every filter given. `canary`: replay only the latest, as a trial."""
-
-    fingerprint: str | None = Field(None, max_length=64)
-    template: str | None = Field(None, max_length=63)
-    code: str | None = Field(None, max_length=200)
-    canary: Flag = False
-    limit: Integer = Field(100, ge=1, le=1000)
 
 
 class RunAccepted(BaseModel):

@@ -22,7 +22,7 @@ from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
-from leasehold.db.run_reads import Row
+from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.ids import new_id
 from leasehold.domain.json_values import Flag

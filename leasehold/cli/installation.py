@@ -31,7 +31,7 @@ from leasehold.worker.sandbox import isolation
 TENANT = "dev"
 SCOPES = (
     "media:read", "media:write", "runs:read", "runs:write", "templates:write", "external:work", "webhooks:write",
-    "fleet:operate", "conversion:read", "conversion:write",
+    "fleet:operate", "jobs:read", "jobs:operate", "jobs:delete", "conversion:read", "conversion:write",
     "generation:read", "generation:write",
 )  # fmt: skip
 _START_SECONDS = 60.0

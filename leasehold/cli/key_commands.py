@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from leasehold.cli.remote import AsJson
+from leasehold.cli.answers import AsJson
 from leasehold.cli.running import environment, told
 
 keys = typer.Typer(no_args_is_help=True, help="API keys.")

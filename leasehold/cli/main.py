@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from leasehold.cli import remote
+from leasehold.cli.answers import AsJson
 from leasehold.cli.key_commands import keys
 from leasehold.cli.running import environment, told
 from leasehold.cli.sql import sql
@@ -54,7 +55,7 @@ def worker() -> None:
 
 
 @app.command()
-def doctor(as_json: remote.AsJson = False) -> None:
+def doctor(as_json: AsJson = False) -> None:
     """Look at the database, the broker and the store: what they can promise. Exits with 1 when something is wrong."""
     from leasehold.cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
 

@@ -1,4 +1,4 @@
-"""The reads of the runs API: runs, dead letters, queues and workers. Each read is one statement.
+"""The reads of the runs API: runs, queues and workers. Each read is one statement. job_reads.py reads jobs of any kind.
 
 Every query names the tenant, except `queues`, `runnable`, `depth` and `workers`: these are for operators and for the
 platform itself, which see the whole fleet.
@@ -7,24 +7,19 @@ platform itself, which see the whole fleet.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime
-from typing import TypeAlias
 from uuid import UUID
 
-import asyncpg
-
 from leasehold.db.database import Connection
+from leasehold.db.job_reads import LIVES, MAX_COUNTED, Row
 
-Row: TypeAlias = asyncpg.Record
-
-_RUN = """
+_RUN = f"""
 SELECT r.job_id AS id, r.template, r.version, r.scope, r.scope_id, r.scheduled_at, r.schedule_id, r.tick, r.rerun_of,
        j.status, j.priority, j.error, j.cancel, j.created_at, j.started_at, j.finished_at, j.deadline_at, j.event_seq,
        j.held, j.dedupe_key,
        greatest(j.created_at, j.started_at, j.finished_at, (j.cancel ->> 'at')::timestamptz,
                 (SELECT e.at FROM history e WHERE e.job_id = j.id ORDER BY e.seq DESC LIMIT 1)) AS updated_at,
        (j.cancel ->> 'at')::timestamptz AS cancel_requested_at
-FROM run r JOIN job j ON j.id = r.job_id
+FROM run r JOIN job j ON j.id = r.job_id AND {LIVES}
 """
 
 FIND = f"""
@@ -96,60 +91,6 @@ async def list_runs(
     return await connection.fetch(statement, tenant_id, before, limit, *filters)
 
 
-DEAD_LETTERS = """
--- dead_letters
-SELECT t.id AS task_id, t.job_id AS run_id, r.template, r.version, t.step, t.queue, t.attempt, t.finished_at AS at,
-       f.code, f.message, f.cause, f.retryable,
-       substr(encode(sha256(convert_to(
-           concat_ws(' ', r.template, t.step, f.code, regexp_replace(f.message, '[0-9a-f-]{8,}|[0-9]+', '#', 'g')),
-           'UTF8')), 'hex'), 1, 16) AS fingerprint
-FROM task t
-JOIN run r ON r.job_id = t.job_id
-JOIN LATERAL (SELECT * FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1) AS f ON true
-WHERE t.tenant_id = $1 AND t.status = 'failed'
-  AND ($2::timestamptz IS NULL OR (t.finished_at, t.id) < ($2, $3::uuid))
-  AND ($4::text IS NULL OR r.template = $4) AND ($5::text IS NULL OR f.code = $5)
-"""
-
-
-async def dead_letters(
-    connection: Connection,
-    tenant_id: str,
-    *,
-    before: tuple[datetime, UUID] | None,
-    template: str | None,
-    code: str | None,
-    fingerprint: str | None,
-    limit: int,
-) -> Sequence[Row]:
-    """Steps that failed for good, the latest first. `fingerprint`: as `dead_letter_groups` returns it."""
-    return await connection.fetch(
-        f"SELECT * FROM ({DEAD_LETTERS}) AS d WHERE ($6::text IS NULL OR fingerprint = $6)"
-        " ORDER BY at DESC, task_id DESC LIMIT $7",
-        tenant_id,
-        before[0] if before else None,
-        before[1] if before else None,
-        template,
-        code,
-        fingerprint,
-        limit,
-    )
-
-
-async def dead_letter_groups(connection: Connection, tenant_id: str, limit: int) -> Sequence[Row]:
-    """The last 10,000 dead letters, grouped by template, step, code and message. Numbers in messages are ignored."""
-    return await connection.fetch(
-        "SELECT fingerprint, template, step, code, count(*) AS n, min(at) AS first_at, max(at) AS last_at,"
-        " (array_agg(message ORDER BY at DESC))[1] AS message"
-        f" FROM ({DEAD_LETTERS} ORDER BY t.finished_at DESC LIMIT 10000) AS d"
-        " GROUP BY fingerprint, template, step, code ORDER BY n DESC, fingerprint LIMIT $6",
-        tenant_id, None, None, None, None, limit,
-    )  # fmt: skip
-
-
-#: `queues` counts the tasks of a queue up to this number. A count of MAX_COUNTED means "at least".
-MAX_COUNTED = 10_000
-
 _QUEUES = f"""
 -- queues
 WITH RECURSIVE names(queue) AS (
@@ -220,52 +161,4 @@ async def workers(connection: Connection) -> Sequence[Row]:
         "SELECT w.id, w.host, w.pid, w.version, w.queues, w.draining, w.started_at, w.seen_at,"
         " (SELECT count(*) FROM task t WHERE t.status = 'running' AND t.lease_owner = w.id) AS leases"
         " FROM worker w ORDER BY w.started_at LIMIT 1000"
-    )
-
-
-async def ledger(connection: Connection, tenant_id: str, run_id: UUID) -> Sequence[Row]:
-    """The events of a run's tasks, in order: each claim, how it ended, and the objects that its commit named."""
-    return await connection.fetch(
-        "SELECT e.seq, e.at, e.kind, e.step, e.epoch, e.task_status, e.data,"
-        " CASE WHEN e.kind = 'completed' THEN (SELECT jsonb_agg(jsonb_build_object('key', o.key, 'sha256', o.sha256,"
-        "  'size', o.size)) FROM output o WHERE o.task_id = e.task_id) END AS outputs"
-        " FROM history e WHERE e.job_id = $1 AND e.tenant_id = $2 AND e.task_id IS NOT NULL ORDER BY e.seq LIMIT 5000",
-        run_id,
-        tenant_id,
-    )
-
-
-async def why_waiting(connection: Connection, tenant_id: str, run_id: UUID) -> Sequence[Row]:
-    """For each unfinished step, the facts that decide whether a worker can claim it."""
-    return await connection.fetch(
-        "SELECT t.step, t.status, t.queue, t.available_at, t.available_at > clock_timestamp() AS later, t.waiting_on,"
-        " t.lease_until, t.lease_owner, t.lease_until < clock_timestamp() AS lapsed,"
-        " (SELECT p.reason FROM paused_queue p WHERE p.queue = t.queue) AS paused_because,"
-        " (SELECT count(*) FROM worker w WHERE t.queue = ANY(w.queues) AND NOT w.draining) AS workers,"
-        " (SELECT count(*) FROM (SELECT 1 FROM task o WHERE o.queue = t.queue AND o.priority <= t.priority"
-        "   AND o.status IN ('pending', 'retry', 'waiting') AND o.available_at < t.available_at LIMIT 10000) AS b"
-        " ) AS ahead,"
-        " (SELECT jsonb_build_object('code', f.code, 'message', f.message) FROM failure f WHERE f.task_id = t.id"
-        "   ORDER BY f.epoch DESC LIMIT 1) AS failure"
-        " FROM task t WHERE t.job_id = $1 AND t.tenant_id = $2 AND t.finished_at IS NULL ORDER BY t.position, t.step",
-        run_id,
-        tenant_id,
-    )
-
-
-async def why_held(connection: Connection, tenant_id: str, run_id: UUID) -> Sequence[Row]:
-    """The concurrency limits that a held run waits at, and how many places of each are taken."""
-    return await connection.fetch(
-        "SELECT g.key, g.at_most, g.per_minute,"
-        " (SELECT count(*) FROM gate_job o JOIN job oj ON oj.id = o.job_id WHERE o.tenant_id = g.tenant_id"
-        "   AND o.key = g.key AND o.admitted_at IS NOT NULL AND oj.finished_at IS NULL) AS inside,"
-        " (SELECT count(*) FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key"
-        "   AND o.admitted_at > clock_timestamp() - interval '60 seconds') AS lately,"
-        " (SELECT count(*) FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key"
-        "   AND o.admitted_at IS NULL AND o.owner = w.owner"
-        "   AND (o.priority, o.job_id) < (w.priority, w.job_id)) AS ahead"
-        " FROM gate_job w JOIN gate g ON g.tenant_id = w.tenant_id AND g.key = w.key JOIN job j ON j.id = w.job_id"
-        " WHERE w.job_id = $1 AND j.tenant_id = $2 AND w.admitted_at IS NULL ORDER BY g.key",
-        run_id,
-        tenant_id,
     )

@@ -109,6 +109,10 @@ job = Table(
     Index("job_live", "tenant_id", text("id DESC"), postgresql_where=text("finished_at IS NULL")),
     Index("job_failed", "tenant_id", text("id DESC"), postgresql_where=text("error IS NOT NULL")),
     Index("job_cancelled", "tenant_id", text("id DESC"), postgresql_where=text("cancel IS NOT NULL")),
+    Index("job_failed_of", "tenant_id", "pipeline", text("id DESC"), postgresql_where=text("error IS NOT NULL")),
+    Index(
+        "job_code", "tenant_id", text("(error ->> 'code')"), text("id DESC"), postgresql_where=text("error IS NOT NULL")
+    ),
     Index("job_cancelling", "cancel_by", postgresql_where=text("cancel_by IS NOT NULL AND finished_at IS NULL")),
     Index("job_to_tell", "finished_at", postgresql_where=text("notify AND finished_at IS NOT NULL")),
     Index(
@@ -128,6 +132,33 @@ job = Table(
         postgresql_where=text("dedupe_key IS NOT NULL AND finished_at IS NULL"),
     ),
     postgresql_with={"fillfactor": "80"},
+)
+
+#: A client's own words about a job. A table of its own: a job without tags costs nothing, and a list by tag is a range
+#: of an index, newest first.
+job_tag = Table(
+    "job_tag",
+    metadata,
+    Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
+    Column("name", Text, nullable=False),
+    Column("tenant_id", Text, nullable=False),
+    Column("value", Text, nullable=False),
+    PrimaryKeyConstraint("job_id", "name"),
+    Index("job_tag_value", "tenant_id", "name", "value", text("job_id DESC")),
+)
+
+#: What a deleted or expired job leaves for a while: links to it answer 410 and not 404.
+tombstone = Table(
+    "tombstone",
+    metadata,
+    Column("job_id", Uuid, primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("pipeline", Text, nullable=False),
+    Column("is_run", Boolean, nullable=False),
+    Column("because", Text, nullable=False),  # deleted | expired
+    Column("at", _INSTANT, nullable=False, server_default=_NOW),
+    CheckConstraint("because IN ('deleted', 'expired')", name="because_known"),
+    Index("tombstone_at", "at"),
 )
 
 task = Table(

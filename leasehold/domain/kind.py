@@ -7,13 +7,22 @@ imports it. Each hook names a `module:attribute` that only the process that need
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import Pipeline
 
 #: A part of a table's name, and of a setting's.
 _NAME = re.compile(r"^[a-z][a-z0-9_]{0,39}$")
+
+
+@dataclass(frozen=True, slots=True)
+class Scopes:
+    """The scopes of keys that may read the kind's jobs, and change them."""
+
+    read: str
+    write: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +40,11 @@ class Kind:
     `stored`: no hook but an SQL query of one number: the bytes that the kind keeps for the tenant `$1` beside the
     outputs of its jobs. They count for what a tenant may store.
     `housekeeping`: a callable that returns what the leading worker forgets and tidies (leasehold.kinds.housekeeping).
+    `scopes`: who may see and change the kind's jobs at /v1/jobs; None: nobody, there.
+    `redacted`: the names of parameters that /v1/jobs never shows.
+    `parents`: by pipeline, a JSON pointer to the id, in the parameters, of the job for which such a job was made.
+    `signed_links`: whether /v1/jobs links to outputs; False: the kind's own endpoints alone do, and count it.
+    `operations`: a callable that returns what the kind adds to cancels and retries (leasehold.kinds.operations).
     `questions`: a callable that returns what the exporter asks the database for this kind (leasehold.kinds.metrics).
     """
 
@@ -44,6 +58,11 @@ class Kind:
     stored: str | None = None
     housekeeping: str | None = None
     questions: str | None = None
+    scopes: Scopes | None = None
+    redacted: frozenset[str] = frozenset()
+    parents: Mapping[str, str] = field(default_factory=dict)
+    signed_links: bool = True
+    operations: str | None = None
 
     def __post_init__(self) -> None:
         if not _NAME.match(self.name):

@@ -11,7 +11,7 @@ from leasehold.pipelines.conversion.pipeline import CONVERSION
 from leasehold.pipelines.demo.pipeline import demo_long_task, noop
 from leasehold.pipelines.generation.pipeline import GENERATION
 from leasehold.pipelines.media.pipeline import MEDIA
-from leasehold.pipelines.webhooks.pipeline import webhooks
+from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 
 #: Their tables are in every database, so every process serves and tidies them, whichever pipelines it was given.
 SHIPPED = (MEDIA, CONVERSION, GENERATION)
@@ -19,7 +19,7 @@ SHIPPED = (MEDIA, CONVERSION, GENERATION)
 
 def shipped() -> Pipelines:
     """Ours, and those of installed packages."""
-    pipelines = Pipelines(MEDIA, webhooks, GENERATION)
+    pipelines = Pipelines(MEDIA, WEBHOOK, GENERATION)
     if find_spec("onnxruntime") is not None:  # else a worker could not load the handlers: the extra `conversion`
         pipelines.add(CONVERSION)
     pipelines.add_installed()
@@ -41,7 +41,7 @@ def kinds_of(pipelines: Pipelines) -> tuple[Kind, ...]:
 
     Raises DeclarationError for another kind with the name of a shipped one.
     """
-    known = {kind.name: kind for kind in SHIPPED}
+    known = {kind.name: kind for kind in (*SHIPPED, WEBHOOK)}
     for kind in pipelines.kinds:
         if known.setdefault(kind.name, kind) is not kind:
             raise DeclarationError(f"{kind.name!r} is the name of a kind of work that ships with the platform")

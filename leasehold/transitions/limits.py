@@ -36,14 +36,21 @@ async def submit(connection: Connection, job: NewJob) -> Submitted:
 
     Needs the caller's transaction.
     """
-    rows = await connection.fetch(
-        "SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared AND tenant_id IN ($1, $2)",
-        job.tenant_id,
-        EVERYBODY,
-    )
-    limits = [*job.gates, *gates_of(rows, job.tenant_id, job.pipeline, job.params)]
+    limits = [*job.gates, *await declared(connection, job.tenant_id, job.pipeline, job.params)]
     hints = await jobs.submit(connection, [replace(job, gates=limits)])
     return Submitted(hints, [(gate.tenant_id, gate.key) for gate in limits])
+
+
+async def declared(
+    connection: Connection, tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]
+) -> list[ConcurrencyLimit]:
+    """The declared limits that are for such a job."""
+    rows = await connection.fetch(
+        "SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared AND tenant_id IN ($1, $2)",
+        tenant_id,
+        EVERYBODY,
+    )
+    return gates_of(rows, tenant_id, pipeline, params)
 
 
 def gates_of(

@@ -205,7 +205,7 @@ async def _placed(connection: Connection, new: NewRun, rules: _TenantRules) -> _
 
 
 #: The unique indexes of unfinished runs of a template: by exclusive key, and by dedupe key.
-_EXCLUSIVE, _DEDUPE = "job_exclusive", "job_dedupe"
+KEYS = _EXCLUSIVE, _DEDUPE = "job_exclusive", "job_dedupe"
 
 _LIVING = """
 -- run_living

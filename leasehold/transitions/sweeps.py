@@ -16,6 +16,7 @@ import asyncpg
 
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
+from leasehold.transitions import jobs
 from leasehold.transitions.endings import END_CANCELLED_JOBS, END_FAILED_JOBS, JobEnded, jobs_ended
 from leasehold.transitions.quarantine import each, not_in
 from leasehold.transitions.workers import owner_is_dead
@@ -246,15 +247,13 @@ async def forget_jobs(
     job_ids: Sequence[UUID],
     before: Sequence[Callable[[Connection, Sequence[UUID]], Awaitable[None]]] = (),
 ) -> None:
-    """Delete expired jobs with their tasks, outputs and failures. `before`: what kinds of work do with rows of theirs
-    in the same transaction (leasehold.kinds.housekeeping).
+    """Delete expired jobs with their tasks, outputs and failures; tombstones remember them. `before`: what kinds of
+    work do with rows of theirs in the same transaction (leasehold.kinds.housekeeping).
     """
     async with connection.transaction():
         for of_kind in before:
             await of_kind(connection, job_ids)
-        await connection.execute(
-            "DELETE FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp()", list(job_ids)
-        )
+        await jobs.forget(connection, job_ids)
 
 
 async def forget_idempotency_keys(connection: Connection, limit: int = 1000) -> None:

@@ -61,14 +61,14 @@ async def watch(connection: Connection, tenant_id: str) -> None:
 
 
 async def dispatch(
-    connection: Connection, pipeline: Pipeline, keep_seconds: int, limit: int = 100, run_id: UUID | None = None
+    connection: Connection, pipeline: Pipeline, keep_seconds: int, limit: int = 100, job_id: UUID | None = None
 ) -> list[Announcement]:
-    """Write a delivery for each ended run, or for `run_id` alone, and each webhook that subscribes to it. Returns hints
+    """Write a delivery for each ended run, or for `job_id` alone, and each webhook that subscribes to it. Returns hints
     to be published. A run whose deliveries cannot be written holds back no other run.
     """
 
     async def take(only: object | None) -> list[asyncpg.Record]:
-        return await connection.fetch(_ENDED, limit, run_id if only is None else only)
+        return await connection.fetch(_ENDED, limit, job_id if only is None else only)
 
     async def write_deliveries(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
         watching = await connection.fetch(_WATCHING, sorted({row["tenant_id"] for row in ended}))

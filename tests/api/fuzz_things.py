@@ -169,6 +169,7 @@ def _after(make: Callable[[Things], object], **body: Any) -> Making:
 _LASTS = frozenset({
     "getRun", "explainRun", "rerunRun", "streamRunEvents", "getSchedule", "changeSchedule", "runScheduleNow",
     "backfillSchedule", "streamConversionEvents", "changeWebhook", "rotateWebhookSecret", "listDeliveries",
+    "getJob", "explainJob", "streamJobEvents",
     "queryImages", "queryVideo", "postImagesQuery", "postVideoQuery", "streamImagesEvents", "streamVideoEvents",
 })  # fmt: skip
 
@@ -180,6 +181,12 @@ _PATHS: dict[str, Making] = {
     "rerunRun": _path("run_id", Things.run),
     "retryRun": _path("run_id", lambda things: str(things.failed()["run_id"]), from_step="only"),
     "streamRunEvents": _path("run_id", Things.cancelled),
+    "getJob": _path("job_id", Things.run),
+    "explainJob": _path("job_id", Things.run),
+    "streamJobEvents": _path("job_id", Things.cancelled),
+    "cancelJob": _path("job_id", Things.run),
+    "retryJob": _path("job_id", lambda things: str(things.failed()["run_id"]), from_step="only", payload=None),
+    "deleteJob": _path("job_id", Things.cancelled),
     "getMedia": _path("media_id", lambda things: things.made("media")),
     "deleteMedia": _path("media_id", Things.picture),
     "streamMediaEvents": _path("media_id", lambda things: things.made("media")),
@@ -211,6 +218,8 @@ _PATHS: dict[str, Making] = {
     "listDeliveries": _path("webhook_id", Things.webhook),
 }
 _QUERIES: dict[str, Making] = {
+    "listJobs": lambda _: Subject(query={"q": "status:failed created:<1h"}),
+    "listDeadLetters": lambda _: Subject(query={"kind": "run"}),
     "queryImages": lambda things: Subject(query={"task_id": things.generation("images")}),
     "queryVideo": lambda things: Subject(query={"task_id": things.generation("video")}),
     "streamImagesEvents": lambda things: Subject(query={"task_id": things.generation("images", ended=True)}),
@@ -231,7 +240,7 @@ _BODIES: dict[str, Making] = {
     "postImagesQuery": lambda things: Subject(body={"task_id": things.generation("images")}),
     "postVideoQuery": lambda things: Subject(body={"task_id": things.generation("video")}),
     "claimExternal": _after(Things.run, queues=[QUEUE]),
-    "replayDeadLetters": _after(Things.failed, template=TEMPLATE, code=None, fingerprint=None),
+    "replayDeadLetters": _after(Things.failed, template=TEMPLATE, code=None, fingerprint=None, kind=None),
 }
 
 

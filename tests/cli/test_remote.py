@@ -50,7 +50,7 @@ async def test_a_run_is_submitted_watched_listed_and_explained(cli: Cli, worker:
     explained = await cli.said("explain", listed["id"])
     assert explained["reasons"][0]["code"] == "ended"
     code, out, _ = await cli("explain", listed["id"])
-    assert "The run has ended: succeeded." in out
+    assert "The job has ended: succeeded." in out
 
 
 async def test_a_failed_run_fails_its_watcher_and_is_replayed_by_its_fingerprint(

@@ -144,7 +144,7 @@ async def test_a_run_that_goes_on_is_told_of_again_however_long_the_dispatch_tak
             await subscribe(c, case)
         if not at_once:
             async with c.transaction():  # as leasehold.api.runs.replays.revive does
-                await webhooks.dispatch(c, deliveries, KEEP, run_id=case.run)
+                await webhooks.dispatch(c, deliveries, KEEP, job_id=case.run)
         assert await retry(c, case)
         if when == "after":
             await subscribe(c, case)

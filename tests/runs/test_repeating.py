@@ -102,6 +102,7 @@ async def test_of_every_operation_that_creates_it_is_known_how_it_is_repeated(ru
     without = {name for name, takes_it in takes.items() if not takes_it}
     assert without <= {
         "completeUpload",  # one media has one job
-        "cancelRun", "cancelImages", "cancelVideo", "cancelConversion", "drainWorker",  # asked twice, it happens once
-        "retryRun", "replayDeadLetter", "replayDeadLetters",  # what was revived is failed no more
+        "cancelRun", "cancelJob", "cancelImages", "cancelVideo", "cancelConversion",  # asked twice, it happens once
+        "drainWorker",
+        "retryRun", "retryJob", "replayDeadLetter", "replayDeadLetters",  # what was revived is failed no more
     }  # fmt: skip

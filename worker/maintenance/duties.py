@@ -29,7 +29,7 @@ from leasehold.runtime.periodic import Periodic
 from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
-from leasehold.transitions import external, gates, quarantine, sweeps, webhooks, workers
+from leasehold.transitions import external, gates, jobs, quarantine, sweeps, webhooks, workers
 from leasehold.transitions.gates import ConcurrencyLimitName
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Leadership, Takeover
@@ -94,6 +94,7 @@ class Duties:
             self._tidying("event_days", self._keep_event_days),
             self._tidying("forget_workers", lambda c: workers.forget_workers(c, 10 * self._settings.lease_seconds)),
             self._tidying("forget_idempotency_keys", sweeps.forget_idempotency_keys),
+            self._tidying("forget_tombstones", lambda c: jobs.forget_tombstones(c, self._settings.tombstone_hours)),
             self._tidying("forget_gates", gates.forget_gates),
             self._tidying("forget_rates", rates.forget_rates),
             self._tidying("forget_downloads", downloads.forget_downloads),

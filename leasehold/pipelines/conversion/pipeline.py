@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from leasehold.domain.kind import Kind
+from leasehold.domain.kind import Kind, Scopes
 from leasehold.domain.pipeline import MIB, Limits, Pipeline, RunTerms, Step
 from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.signing import sign_package
@@ -89,4 +89,6 @@ CONVERSION = Kind(
     ),
     stored="SELECT coalesce(sum((input ->> 'size_bytes')::bigint), 0) FROM conversion WHERE tenant_id = $1",
     housekeeping="leasehold.pipelines.conversion.housekeeping:housekeeping",
+    scopes=Scopes("conversion:read", "conversion:write"),
+    signed_links=False,  # downloads are counted: GET /api/v1/jobs/{id}/result
 )

@@ -13,7 +13,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from leasehold.domain.kind import Kind
+from leasehold.domain.kind import Kind, Scopes
 from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 
 #: The queue of all its steps; pinned tasks go to `generation@{server_id}`.
@@ -111,4 +111,8 @@ GENERATION = Kind(
     opens="leasehold.pipelines.generation.providers:open_catalogue",
     housekeeping="leasehold.pipelines.generation.housekeeping:housekeeping",
     questions="leasehold.pipelines.generation.questions:questions",
+    scopes=Scopes("generation:read", "generation:write"),
+    redacted=frozenset({"credential"}),
+    parents={"generation_withdrawal": "/job_id"},
+    operations="leasehold.pipelines.generation.operations:operations",
 )

@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
-from leasehold.domain.kind import Kind
+from leasehold.domain.kind import Kind, Scopes
 from leasehold.domain.pipeline import Limits, Pipeline, Step
 from leasehold.pipelines.media.limits import PictureLimits
 from leasehold.pipelines.media.variants import VARIANTS, VariantName
@@ -70,4 +70,5 @@ MEDIA = Kind(
     ),
     stored="SELECT coalesce(sum(size), 0) FROM media WHERE tenant_id = $1",
     housekeeping="leasehold.pipelines.media.housekeeping:housekeeping",
+    scopes=Scopes("media:read", "media:write"),
 )

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict
 
+from leasehold.domain.kind import Kind, Scopes
 from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 
 #: After the first try: 5 s, 5 m, 30 m, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h.
@@ -38,4 +39,11 @@ webhooks = Pipeline(
     ],
     terms=RunTerms(offered=False, unlimited=True),
     slots="webhook_slots",
+)
+
+WEBHOOK = Kind(
+    "webhook",
+    pipelines=(webhooks,),
+    scopes=Scopes("webhooks:write", "webhooks:write"),
+    parents={"webhook": "/event/data/id"},
 )

@@ -1,6 +1,7 @@
-"""What clients and operators do to jobs: `submit`, `request_cancel`, `expire_early`, `replay`; a module each."""
+"""What clients and operators do to jobs: `submit`, `request_cancel`, `delete`, `replay`; a module each."""
 
-from leasehold.transitions.jobs.cancels import Cancels, expire_early, request_cancel
+from leasehold.transitions.jobs.cancels import Cancels, request_cancel
+from leasehold.transitions.jobs.deletions import delete, expire_early, forget, forget_tombstones
 from leasehold.transitions.jobs.records import EXTERNAL, NewJob, RunOf, external_queue
 from leasehold.transitions.jobs.replays import REWIND, Place, replay
 from leasehold.transitions.jobs.submissions import submit
@@ -12,8 +13,11 @@ __all__ = [
     "NewJob",
     "Place",
     "RunOf",
+    "delete",
     "expire_early",
     "external_queue",
+    "forget",
+    "forget_tombstones",
     "replay",
     "request_cancel",
     "submit",

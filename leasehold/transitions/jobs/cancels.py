@@ -1,4 +1,4 @@
-"""`request_cancel` and `expire_early`: a client, an operator or a newer run ends a job before its time."""
+"""`request_cancel`: a client, an operator or a newer run ends a job before its time."""
 
 from __future__ import annotations
 
@@ -90,20 +90,3 @@ async def request_cancel(
             return Cancels({}, [])
         rows = await connection.fetch(REQUEST_CANCEL, locked, {"reason": reason, "by": by})
     return Cancels({row["id"]: JobState(row["status"]) for row in rows}, jobs_ended(rows))
-
-
-EXPIRE_EARLY = """
--- expire_early
-UPDATE job
-SET keep_seconds = 0, expires_at = CASE WHEN finished_at IS NOT NULL THEN clock_timestamp() END
-WHERE id = $1 AND tenant_id = $2
-RETURNING finished_at IS NOT NULL AS finished, output_prefix
-"""
-
-
-async def expire_early(connection: Connection, job_id: UUID, tenant_id: str) -> str | None:
-    """Retention deletes the job as soon as the job has ended. Returns the prefix of its objects if it has ended
-    already; None: it has not, or there is no such job.
-    """
-    row = await connection.fetchrow(EXPIRE_EARLY, job_id, tenant_id)
-    return row["output_prefix"] if row is not None and row["finished"] else None

@@ -27,6 +27,7 @@ REPLAY = f"""
 WITH locked AS MATERIALIZED (
     SELECT j.id FROM job j
     WHERE j.id = $1 AND j.tenant_id = $2 AND j.status = 'failed'
+      AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
     FOR UPDATE
 ), revived AS (
     UPDATE task t
@@ -132,7 +133,8 @@ async def replay(
     """
     async with connection.transaction():
         failed = await connection.fetchrow(
-            "SELECT priority FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed' FOR UPDATE",
+            "SELECT priority FROM job WHERE id = $1 AND tenant_id = $2 AND status = 'failed'"
+            " AND (expires_at IS NULL OR expires_at > clock_timestamp()) FOR UPDATE",  # else its objects may be gone
             job_id,
             tenant_id,
         )

@@ -2,6 +2,7 @@
 WITH locked AS MATERIALIZED (
     SELECT j.id FROM job j
     WHERE j.id = $1 AND j.tenant_id = $2 AND j.status = 'failed'
+      AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
     FOR UPDATE
 ), revived AS (
     UPDATE task t

@@ -1,5 +1,5 @@
-"""The answer of GET /v1/runs/{run_id}/explain: a sentence for each reason why a run is not running, and a ledger of
-what its workers did. Pure functions over rows that `runs` has read.
+"""The answer of GET /v1/jobs/{job_id}/explain: a sentence for each reason why a job is not running, and a ledger of
+what its workers did.
 """
 
 from __future__ import annotations
@@ -8,30 +8,41 @@ from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
-from leasehold.db.run_reads import MAX_COUNTED, Row
+from leasehold.api.process.services import Services
+from leasehold.db import job_reads
+from leasehold.db.job_reads import MAX_COUNTED, Row
 from leasehold.domain.states import JOB_TERMINAL
 
 
+async def explain(services: Services, tenant_id: str, job: Row) -> dict[str, Any]:
+    """The whole answer. `job`: its `id`, `status`, `held` and `error`."""
+    async with services.pool.acquire() as connection:
+        waiting_steps = await job_reads.why_waiting(connection, tenant_id, job["id"])
+        full_limits = await job_reads.why_held(connection, tenant_id, job["id"])
+        ledger = await job_reads.ledger(connection, tenant_id, job["id"])
+    return explanation(job, waiting_steps, full_limits, ledger)
+
+
 def explanation(
-    run: Row, waiting_steps: Sequence[Row], full_limits: Sequence[Row], ledger: Sequence[Row]
+    job: Row, waiting_steps: Sequence[Row], full_limits: Sequence[Row], ledger: Sequence[Row]
 ) -> dict[str, Any]:
     return {
-        "id": run["id"],
-        "status": run["status"],
-        "reasons": _reasons(run, waiting_steps, full_limits),
+        "id": job["id"],
+        "status": job["status"],
+        "reasons": _reasons(job, waiting_steps, full_limits),
         "ledger": [_entry(row) for row in ledger],
     }
 
 
-def _reasons(run: Row, waiting_steps: Sequence[Row], full_limits: Sequence[Row]) -> list[dict[str, Any]]:
-    if run["status"] in JOB_TERMINAL:
-        return [_reason("ended", f"The run has ended: {run['status']}.", error=run["error"])]
-    if run["held"]:
-        return [_limit(row) for row in full_limits] or [_reason("admitting", "The run is about to be admitted.")]
+def _reasons(job: Row, waiting_steps: Sequence[Row], full_limits: Sequence[Row]) -> list[dict[str, Any]]:
+    if job["status"] in JOB_TERMINAL:
+        return [_reason("ended", f"The job has ended: {job['status']}.", error=job["error"])]
+    if job["held"]:
+        return [_limit(row) for row in full_limits] or [_reason("admitting", "The job is about to be admitted.")]
     reasons = []
-    if run["status"] == "cancel_requested":
+    if job["status"] == "cancel_requested":
         reasons.append(
-            _reason("cancelling", "The run was asked to stop. Its running steps are stopped after the grace.")
+            _reason("cancelling", "The job was asked to stop. Its running steps are stopped after the grace.")
         )
     return reasons + [_step(row) for row in waiting_steps if row["status"] != "blocked"]
 
@@ -43,13 +54,13 @@ def _reason(code: str, message: str, **more: Any) -> dict[str, Any]:
 def _limit(row: Row) -> dict[str, Any]:
     key = row["key"].partition("=")[0]
     if key.startswith("scope:"):
-        return _reason("same_scope", "A run of the same scope is unfinished.", ahead=row["ahead"])
+        return _reason("same_scope", "A job of the same scope is unfinished.", ahead=row["ahead"])
     if row["at_most"] is not None and row["inside"] >= row["at_most"]:
-        message = f"The limit {key} admits {row['at_most']} runs at once, and {row['inside']} are running."
+        message = f"The limit {key} admits {row['at_most']} jobs at once, and {row['inside']} are running."
         return _reason("limit", message, limit=key, at_most=row["at_most"], running=row["inside"], ahead=row["ahead"])
     if row["per_minute"] is not None and row["lately"] >= row["per_minute"]:
         message = (
-            f"The limit {key} admits {row['per_minute']} runs a minute, and {row['lately']} started in the last minute."
+            f"The limit {key} admits {row['per_minute']} jobs a minute, and {row['lately']} started in the last minute."
         )
         return _reason("rate", message, limit=key, per_minute=row["per_minute"], ahead=row["ahead"])
     return _reason("limit_has_room", f"The limit {key} has room.", limit=key, ahead=row["ahead"])

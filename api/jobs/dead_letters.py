@@ -1,0 +1,209 @@
+"""/v1/dead-letters: the steps of jobs of every kind that failed for good. A client lists them, groups them by cause,
+and replays them.
+
+A key needs `jobs:read` or `jobs:operate`, and the scope of the kind. For runs `runs:read` or `runs:write` alone is
+enough, as before there were other kinds here.
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, RUNS_READ, RUNS_WRITE, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
+from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
+from leasehold.api.http.responses import follow_up_run, json_response
+from leasehold.api.jobs.access import Found, found_of
+from leasehold.api.jobs.retrying import retry, revive, template_of
+from leasehold.api.jobs.schemas import BulkReplayRequest, RetryRequest
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.db import job_reads
+from leasehold.db.database import Connection
+from leasehold.db.job_reads import DeadLetterFilter, Row
+from leasehold.domain.errors import Conflict, Invalid, NotFound, TooMany
+from leasehold.kinds.operations import RUN
+from leasehold.limits.admission import queues_waited_in
+from leasehold.transitions.runs import CreatedRun
+
+router = APIRouter(tags=["dead letters"], prefix="/v1/dead-letters", route_class=CallerFirst)
+Writer = Annotated[Caller, Depends(Require(JOBS_OPERATE, or_else=RUNS_WRITE))]
+Reader = Annotated[Caller, Depends(Require(JOBS_READ, or_else=RUNS_READ))]
+
+
+@router.get(
+    "",
+    operation_id="listDeadLetters",
+    summary="List dead letters, latest first",
+    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`"}),
+)
+async def list_dead_letters(
+    request: Request,
+    caller: Reader,
+    kind: Annotated[str | None, Query(max_length=63)] = None,
+    template: Annotated[str | None, Query(max_length=63)] = None,
+    code: Annotated[str | None, Query(max_length=200)] = None,
+    fingerprint: Annotated[str | None, Query(max_length=64)] = None,
+    cursor: InstantCursor = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Response:
+    services = services_of(request)
+    wanted = _filter(services, caller, kind, template, code)
+    async with services.pool.acquire() as connection:
+        rows = await job_reads.dead_letters(
+            connection,
+            caller.tenant_id,
+            wanted,
+            before=instant_and_id_at(cursor),
+            fingerprint=fingerprint,
+            limit=limit + 1,
+        )
+    more = cursor_of(rows[limit - 1]["at"], rows[limit - 1]["task_id"]) if len(rows) > limit else None
+    return json_response({"dead_letters": [_item(services, row) for row in rows[:limit]], "next_cursor": more})
+
+
+def _filter(
+    services: Services,
+    caller: Caller,
+    kind: str | None,
+    template: str | None,
+    code: str | None,
+    *,
+    write: bool = False,
+) -> DeadLetterFilter:
+    """Dead letters of the kinds that the caller may read, or replay. Without the scope of jobs: of runs alone."""
+    kinds = services.job_kinds
+    alone = (JOBS_OPERATE if write else JOBS_READ) not in caller.scopes
+    if alone and kind not in (None, RUN):
+        return DeadLetterFilter(False, (), kinds.owned, template, code)
+    sight = kinds.sight(caller.tenant_id, caller.scopes, write=write, kind=RUN if alone else kind)
+    return DeadLetterFilter(sight.runs, sight.pipelines, kinds.owned, template, code)
+
+
+def _item(services: Services, row: Row) -> dict[str, Any]:
+    """A dead letter or a group of them. `run_id` is the job's id again, for clients of earlier releases."""
+    item = {name: value for name, value in row.items() if name not in ("pipeline", "is_run")}
+    item["kind"] = services.job_kinds.of(row["pipeline"], is_run=row["is_run"]).name
+    return item | ({"run_id": row["job_id"]} if "job_id" in item else {})
+
+
+@router.get("/groups", operation_id="groupDeadLetters", summary="Group dead letters by cause", responses=problems({}))
+async def group_dead_letters(
+    request: Request,
+    caller: Reader,
+    kind: Annotated[str | None, Query(max_length=63)] = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Response:
+    """Groups the latest 10,000 dead letters by fingerprint: template, step, code, and the message without its
+    numbers.
+    """
+    services = services_of(request)
+    wanted = _filter(services, caller, kind, None, None)
+    async with services.pool.acquire() as connection:
+        rows = await job_reads.dead_letter_groups(connection, caller.tenant_id, wanted, limit)
+    return json_response({"groups": [_item(services, row) for row in rows]})
+
+
+@router.post(
+    "/replay",
+    operation_id="replayDeadLetters",
+    summary="Replay the dead letters that match a filter",
+    description="`refused` names the jobs that cannot be replayed now, each with its code: another run has the same "
+    "scope or dedupe key (`same_scope_running`, `same_key_running`), or the template was deleted. The others are "
+    "replayed. With `canary` only the latest is replayed.",
+    status_code=202,
+    responses=problems({
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`filter_missing`, `batch_too_large`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`",
+    }),
+)  # fmt: skip
+async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer) -> Response:
+    if not (body.fingerprint or body.template or body.code):
+        raise Invalid("filter_missing", "Name a fingerprint, a template or a code.")
+    services = services_of(request)
+    wanted = _filter(services, caller, body.kind, body.template, body.code, write=True)
+    replayed: list[CreatedRun] = []
+    refused: list[dict[str, Any]] = []
+    async with services.bulk.turn(caller.tenant_id), services.pool.acquire() as connection:
+        rows = await job_reads.dead_letters(
+            connection,
+            caller.tenant_id,
+            wanted,
+            fingerprint=body.fingerprint,
+            limit=1 if body.canary else body.limit,
+        )
+        job_ids = [*dict.fromkeys(row["job_id"] for row in rows)]
+        async with connection.transaction():
+            limit_headers = await services.admission.charge(connection, caller.payer, len(job_ids))
+        try:
+            for job_id in job_ids:
+                try:
+                    effects = await _replay(services, connection, caller, job_id)
+                except (Conflict, Invalid, NotFound) as error:  # this job cannot be replayed; the others can
+                    refused.append({"job_id": job_id, "run_id": job_id, "code": error.code, "detail": error.message})
+                    continue
+                if effects is not None:
+                    replayed.append(effects)
+        except TooMany:  # a limit of the tenant is full: what was replayed until now counts
+            if not replayed:
+                raise
+        finally:
+            await services.admission.refund(connection, caller.payer, len(job_ids) - len(replayed))
+    for effects in replayed:
+        await follow_up_run(services, effects)
+    replayed_ids = [effects.id for effects in replayed]
+    return json_response({"replayed": replayed_ids, "refused": refused}, HTTPStatus.ACCEPTED, limit_headers)
+
+
+async def _replay(services: Services, connection: Connection, caller: Caller, job_id: UUID) -> CreatedRun | None:
+    """Revive one job of a request that was charged as a whole. None: the job is not failed any more.
+
+    Raises Conflict, Invalid and NotFound for this job, TooMany for the tenant.
+    """
+    row = await job_reads.find_job(connection, caller.tenant_id, job_id)
+    if row is None:
+        return None
+    found = found_of(services, caller, row)
+    known = await template_of(services, connection, found)
+    async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as paid:
+        effects = await revive(services, connection, found, known)
+        paid.queues |= await queues_waited_in(connection, job_id)
+    return effects
+
+
+@router.post(
+    "/{task_id}/replay",
+    operation_id="replayDeadLetter",
+    summary="Replay a dead letter, with its own or another payload",
+    status_code=202,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`dead_letter_not_found`",
+        HTTPStatus.CONFLICT: "`resource_invalid_state`, `same_scope_running`, `same_key_running`, "
+        "`pipeline_not_served`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `payload_fixed`, `unknown_step`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
+    }),
+)  # fmt: skip
+async def replay_one(request: Request, task_id: UUID, caller: Writer, body: RetryRequest | None = None) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        job_id = await job_reads.job_of_dead_letter(connection, caller.tenant_id, task_id)
+        row = None if job_id is None else await job_reads.find_job(connection, caller.tenant_id, job_id)
+    found = None if row is None else found_of(services, caller, row)
+    if found is None or not _may_replay(found, caller):
+        raise NotFound("dead_letter_not_found", "There is no such dead letter.")
+    limit_headers = await retry(services, found, body or RetryRequest())
+    answer = {"job_id": found.id, "run_id": found.id, "task_id": task_id}
+    return json_response(answer, HTTPStatus.ACCEPTED, limit_headers)
+
+
+def _may_replay(found: Found, caller: Caller) -> bool:
+    scopes = found.kind.scopes
+    if scopes is None or scopes.write not in caller.scopes:
+        return False
+    return JOBS_OPERATE in caller.scopes or found.kind.name == RUN

@@ -1,0 +1,18 @@
+"""Deliveries about a job's end that are written now, before the job's row changes again or goes."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+from leasehold.api.process.services import Services
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
+from leasehold.transitions import webhooks
+
+
+async def dispatch_of(services: Services, connection: Connection, job_id: UUID) -> list[Announcement]:
+    """Write the deliveries that the job's end still owes, inside the caller's transaction. Returns hints to publish."""
+    pipeline = services.templates.pipelines.find("webhook")
+    if pipeline is None:
+        return []
+    return await webhooks.dispatch(connection, pipeline, services.settings.retention_days * 86_400, job_id=job_id)

@@ -1,0 +1,196 @@
+"""/v1/jobs/{job_id}: read, explain, follow, cancel, retry and delete a job of any kind."""
+
+from __future__ import annotations
+
+import hashlib
+from http import HTTPStatus
+from time import time
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import Field
+
+from leasehold.api.auth.audit import audit
+from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.etags import matches
+from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
+from leasehold.api.http.responses import encoded, json_response
+from leasehold.api.http.streams import HEADERS, LastEventId, content_of, number_of, stream
+from leasehold.api.jobs.access import Found, find
+from leasehold.api.jobs.ending import cancel, delete
+from leasehold.api.jobs.explain import explain
+from leasehold.api.jobs.retrying import retry
+from leasehold.api.jobs.schemas import Acted, EventPage, JobAnswer, Reason, RetryRequest
+from leasehold.api.jobs.view import answer, with_links
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.db import reads
+from leasehold.db.reads import EventView
+from leasehold.domain.json_values import MAX_INTEGER
+from leasehold.domain.states import JOB_TERMINAL, JobState
+
+router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=CallerFirst)
+Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
+Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE))]
+Deleter = Annotated[Caller, Depends(Require(JOBS_DELETE))]
+
+_MISSING = {HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.GONE: "`job_deleted`, `job_expired`"}
+_EVENT_STREAM = "text/event-stream"
+
+
+@router.get(
+    "/{job_id}",
+    operation_id="getJob",
+    summary="Get a job of any kind, with its steps, outputs and results",
+    response_model=JobAnswer,
+    responses=problems(_MISSING)
+    | {304: {"description": "Nothing has changed since the answer with the ETag in `If-None-Match`."}},
+)
+async def get_job(
+    request: Request,
+    job_id: UUID,
+    caller: Reader,
+    if_none_match: Annotated[str | None, Header(max_length=1000)] = None,
+    wait: Annotated[float, Query(ge=0, le=30, allow_inf_nan=False)] = 0,
+) -> Response:
+    services = services_of(request)
+    found = await find(services, caller, job_id)
+    if wait and found.row["finished_at"] is None:
+        await services.watch.changed(job_id, found.row["event_seq"], wait)
+        found = await find(services, caller, job_id)
+    body = answer(found)
+    headers = {"ETag": _etag(services, found, body)}
+    if found.row["status"] not in JOB_TERMINAL:
+        headers["Retry-After"] = "1"
+    if matches(if_none_match, headers["ETag"]):
+        return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
+    return json_response(await with_links(services, found, body), headers=headers)
+
+
+def _etag(services: Services, found: Found, body: dict[str, Any]) -> str:
+    """Weak, without the links' signatures. It changes twice in the life of a link: a 304 never leaves a client with an
+    expired one.
+    """
+    linked = found.kind.signed_links and bool(body["outputs"])
+    period = int(time() // (services.settings.download_url_seconds / 2)) if linked else 0
+    return f'W/"{hashlib.sha256(encoded(body) + str(period).encode()).hexdigest()[:32]}"'
+
+
+@router.get(
+    "/{job_id}/explain",
+    operation_id="explainJob",
+    summary="Explain why a job is not running, and list what its workers did",
+    responses=problems(_MISSING),
+)
+async def explain_job(request: Request, job_id: UUID, caller: Reader) -> Response:
+    services = services_of(request)
+    found = await find(services, caller, job_id)
+    return json_response(await explain(services, found.caller.tenant_id, found.row))
+
+
+@router.get(
+    "/{job_id}/events",
+    operation_id="streamJobEvents",
+    summary="Read or follow the events of a job",
+    description="JSON, a page at a time: `after` is the `next_after` of the page before. With `Accept: "
+    "text/event-stream` server-sent events, one for each change: the stream ends after the last event, and a client "
+    "that reconnects with `Last-Event-ID` misses no event and gets none twice. If no event can follow, its answer is "
+    "204.",
+    response_model=EventPage,
+    responses=problems(_MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`"})
+    | {
+        200: {"description": "The page, or the stream", "content": {_EVENT_STREAM: {}}},
+        204: {"description": "The client of a stream has had every event."},
+    },
+)
+async def stream_job_events(
+    request: Request,
+    job_id: UUID,
+    caller: Reader,
+    after: Annotated[int, Query(ge=0, le=MAX_INTEGER)] = 0,
+    limit: Annotated[int, Query(ge=1, le=500)] = 100,
+    last_event_id: LastEventId = None,
+    accept: Annotated[Annotated[str, Field(max_length=1000)] | None, Header(include_in_schema=False)] = None,
+) -> Response:
+    services = services_of(request)
+    seen = number_of(last_event_id) or after
+    found = await find(services, caller, job_id)
+    tenant_id = found.caller.tenant_id
+    if _EVENT_STREAM in (accept or ""):
+        if found.row["status"] in JOB_TERMINAL and found.row["event_seq"] <= seen:
+            return Response(status_code=HTTPStatus.NO_CONTENT)
+        events = stream(services, tenant_id, job_id, seen, _status_fields)
+        return StreamingResponse(events, media_type=_EVENT_STREAM, headers=HEADERS)
+    async with services.pool.acquire() as connection:
+        rows = await reads.events_after(connection, tenant_id, job_id, seen, limit + 1)
+    page = [content_of(event, _status_fields(event)) for event in rows[:limit]]
+    return json_response({"events": page, "next_after": rows[limit - 1].seq if len(rows) > limit else None})
+
+
+def _status_fields(event: EventView) -> dict[str, Any]:
+    return {"status": event.job_status, "step_status": event.task_status}
+
+
+@router.post(
+    "/{job_id}/cancel",
+    operation_id="cancelJob",
+    summary="Ask a job of any kind to stop",
+    description="A job that has not started ends at once. A running step is asked to stop within a second. The "
+    "provider of a generation is told. Asking again while the job stops changes nothing.",
+    status_code=202,
+    response_model=Acted,
+    responses=problems(_MISSING | {
+        HTTPStatus.CONFLICT: "`resource_invalid_state`: the job has ended; `cancel_not_supported`",
+    }),
+)  # fmt: skip
+async def cancel_job(request: Request, job_id: UUID, caller: Operator, body: Reason | None = None) -> Response:
+    services = services_of(request)
+    found = await find(services, caller, job_id, write=True)
+    status = await cancel(services, found, body.reason if body is not None else "")
+    audit("job.cancelled", request, caller, job_id=str(job_id))
+    return json_response({"id": job_id, "status": status}, HTTPStatus.ACCEPTED)
+
+
+@router.post(
+    "/{job_id}/retry",
+    operation_id="retryJob",
+    summary="Retry a failed job, from the step that failed or an earlier step",
+    description="Steps that succeeded do not run again. A retry is charged as a submission, and waits at the limits "
+    "that a new job waits at.",
+    status_code=202,
+    response_model=Acted,
+    responses=problems(_MISSING | {
+        HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed job can be retried; `same_scope_running`, "
+        "`same_key_running`, `pipeline_not_served`, `template_not_found`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `payload_fixed`, `unknown_step`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
+    }),
+)  # fmt: skip
+async def retry_job(request: Request, job_id: UUID, caller: Operator, body: RetryRequest | None = None) -> Response:
+    services = services_of(request)
+    found = await find(services, caller, job_id, write=True)
+    limit_headers = await retry(services, found, body or RetryRequest())
+    audit("job.retried", request, caller, job_id=str(job_id))
+    return json_response({"id": job_id, "status": JobState.PENDING}, HTTPStatus.ACCEPTED, limit_headers)
+
+
+@router.delete(
+    "/{job_id}",
+    operation_id="deleteJob",
+    summary="Delete a job of any kind, with its objects",
+    description="An ended job is gone at once: 204, and 410 from then on. An unfinished job is cancelled, and deleted "
+    "when its running steps have stopped: 202.",
+    status_code=204,
+    responses=problems(_MISSING) | {202: {"model": Acted, "description": "The job is deleted when it has stopped."}},
+)
+async def delete_job(request: Request, job_id: UUID, caller: Deleter) -> Response:
+    services = services_of(request)
+    found = await find(services, caller, job_id, write=True)
+    status = await delete(services, found)
+    audit("job.deleted", request, caller, job_id=str(job_id), waits=status is not None)
+    if status is None:
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+    return json_response({"id": job_id, "status": status}, HTTPStatus.ACCEPTED)

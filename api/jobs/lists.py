@@ -1,0 +1,88 @@
+"""GET /v1/jobs: jobs of every kind by a filter, newest first."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from leasehold.api.auth.security import JOBS_READ, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.openapi import problems
+from leasehold.api.http.responses import json_response
+from leasehold.api.jobs.access import sight_of
+from leasehold.api.jobs.schemas import JobList
+from leasehold.api.jobs.view import summary
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.db import job_lists
+from leasehold.db.job_lists import MAX_READ, MAX_SEARCHED, Listing, Page, Scope
+from leasehold.domain.job_filter import MAX_CHARACTERS, JobFilter, parse
+
+router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=CallerFirst)
+
+
+@router.get(
+    "",
+    operation_id="listJobs",
+    summary="List jobs of every kind, newest first",
+    description="`q` is a filter: `kind:media status:failed tag.customer:7 created:<1h`. A filter that would read more "
+    f"than {MAX_READ:,} rows is refused with `filter_too_broad`. A search in payloads and texts reads the newest "
+    f"{MAX_SEARCHED:,} jobs; `next_cursor` continues it.",
+    response_model=JobList,
+    responses=problems({
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`, `invalid_filter`: `position` says at "
+        "which character; `filter_too_broad`",
+    }),
+)  # fmt: skip
+async def list_jobs(
+    request: Request,
+    caller: Annotated[Caller, Depends(Require(JOBS_READ))],
+    q: Annotated[str, Query(max_length=MAX_CHARACTERS, description="A filter.")] = "",
+    count: Annotated[bool, Query(description="Also count: exact up to 10,000, above that an estimate.")] = False,  # noqa: FBT002 - a query parameter
+    cursor: IdCursor = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Response:
+    services = services_of(request)
+    wanted = parse(q, datetime.now(UTC))
+    scope = scope_of(services, caller, wanted)
+    before = id_at(cursor)
+    if scope is None:
+        return json_response({"jobs": [], "next_cursor": None} | ({"count": {"n": 0, "exact": True}} if count else {}))
+    async with services.pool.acquire() as connection:
+        page = await job_lists.page(connection, Listing(scope, wanted, before), limit)
+        n, exact = await job_lists.count(connection, Listing(scope, wanted)) if count else (0, True)
+    return json_response(_answer(services, wanted, page) | ({"count": {"n": n, "exact": exact}} if count else {}))
+
+
+def scope_of(services: Services, caller: Caller, wanted: JobFilter) -> Scope | None:
+    """Whose jobs of which kinds the filter may find; None: it finds none, for the key has no scope for them. Raises
+    InvalidFilter for a kind that the installation does not have.
+    """
+    kinds = services.job_kinds
+    if wanted.kind is not None and kinds.named(wanted.kind) is None:
+        raise wanted.refused("kind", f"There is no kind {wanted.kind}.")
+    sight = sight_of(services, caller, kind=wanted.kind)
+    tenant_id = sight.tenant_id if sight.tenant_id is not None else wanted.tenant
+    if sight.nothing or (wanted.tenant is not None and wanted.tenant != tenant_id):
+        return None
+    return Scope(tenant_id, sight.pipelines, sight.runs, kinds.others, kinds.owned)
+
+
+def _answer(services: Services, wanted: JobFilter, page: Page) -> dict[str, object]:
+    items = [summary(row, services.job_kinds.of(row["pipeline"], is_run=row["is_run"])) for row in page.rows]
+    if page.ended_at is None:
+        return {"jobs": items, "next_cursor": cursor_of(page.rows[-1]["id"]) if page.more else None}
+    for key in ("payload", "text"):
+        if key in wanted.positions:
+            searched = {"searched_back_to": page.ended_at["created_at"]}
+            return {"jobs": items, "next_cursor": cursor_of(page.ended_at["id"])} | searched
+    key = min(wanted.positions, key=lambda name: wanted.positions[name], default="")
+    raise wanted.refused(
+        key,
+        f"A page would read more than {MAX_READ:,} rows. Narrow the time, for example with created:<1h.",
+        "filter_too_broad",
+    )

@@ -1,0 +1,191 @@
+"""The JSON of /v1/jobs and /v1/dead-letters: the models of the requests and answers."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from leasehold.domain.json_values import Flag, Integer
+from leasehold.domain.states import JobState, TaskState
+
+KindName = Annotated[str, Field(max_length=63, description="media, conversion, generation, run or webhook.")]
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class Reason(_Request):
+    reason: str = Field("", max_length=500)
+
+
+class RetryRequest(_Request):
+    """`payload` replaces the payload of a run; the same template checks it. `from_step`: this step runs again, too,
+    and every step that needs it. If left out, steps that succeeded do not run again.
+    """
+
+    payload: dict[str, JsonValue] | None = None
+    from_step: str | None = Field(None, max_length=100)
+
+
+class BulkReplayRequest(_Request):
+    """Which dead letters: all that match every filter given. `canary`: replay only the latest, as a trial."""
+
+    fingerprint: str | None = Field(None, max_length=64)
+    kind: KindName | None = None
+    template: str | None = Field(None, max_length=63)
+    code: str | None = Field(None, max_length=200)
+    canary: Flag = False
+    limit: Integer = Field(100, ge=1, le=1000)
+
+
+class JobError(BaseModel):
+    code: str
+    message: str
+    step: str | None = None
+    retryable: bool | None = None
+
+
+class RunPart(BaseModel):
+    """What makes the job a run."""
+
+    version: int
+    scope: str
+    scope_id: str
+    scheduled_at: datetime | None = None
+    dedupe_key: str | None = None
+
+
+class SchedulePart(BaseModel):
+    id: UUID
+    tick: datetime | None = Field(None, description="The time at which the schedule fired; none: by hand.")
+
+
+class Parent(BaseModel):
+    id: UUID
+    relation: Literal["rerun_of", "made_for"]
+
+
+class JobSummary(BaseModel):
+    """A job as an item of a list."""
+
+    id: UUID
+    kind: str
+    template: str = Field(description="The template of a run, else the pipeline.")
+    status: JobState
+    tenant_id: str
+    priority: Literal["high", "normal", "low"]
+    tags: dict[str, str]
+    held: bool = Field(description="Whether it waits at its concurrency limits.")
+    deleting: bool = Field(description="Whether it is deleted once it has ended.")
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    deadline_at: datetime | None = None
+    expires_at: datetime | None = Field(None, description="When the job and its objects are deleted.")
+    error: JobError | None = None
+    cancel: dict[str, Any] | None = None
+    cancel_requested_at: datetime | None = None
+    run: RunPart | None = None
+    schedule: SchedulePart | None = None
+
+
+class AttemptError(BaseModel):
+    epoch: int
+    cause: Literal["error", "timeout", "crash", "loss"]
+    code: str
+    message: str
+    retryable: bool
+    at: datetime
+
+
+class StepAnswer(BaseModel):
+    """`attempts`: those that failed, at most the last 20."""
+
+    id: str
+    state: TaskState
+    task_id: UUID
+    queue: str
+    attempt: int
+    max_attempts: int
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    available_at: datetime | None = None
+    worker: UUID | None = Field(None, description="The worker that holds the step's lease.")
+    percent: float | None = None
+    summary: str | None = None
+    result: Any = None
+    attempts: list[AttemptError]
+
+
+class OutputAnswer(BaseModel):
+    step: str
+    name: str
+    key: str
+    size: int
+    sha256: str
+    content_type: str
+    url: str | None = Field(None, description="Reads the object for a while; of the first 100 outputs.")
+
+
+class Waiting(BaseModel):
+    """What an unfinished job waits for: a limit, or a step that runs later or needs a worker."""
+
+    limit: str | None = None
+    step: str | None = None
+    state: TaskState | None = None
+    queue: str | None = None
+    until: datetime | None = None
+
+
+class JobAnswer(JobSummary):
+    updated_at: datetime
+    parameters: dict[str, Any]
+    redacted: list[str] = Field(description="The names of parameters that are not shown.")
+    steps: list[StepAnswer] = Field(description="At most 1000.")
+    outputs: list[OutputAnswer] = Field(description="At most 1000.")
+    result: dict[str, Any] = Field(description="The result of each step that has one.")
+    waits_for: list[Waiting]
+    parent: Parent | None = None
+
+
+class Count(BaseModel):
+    n: int
+    exact: bool = Field(description="False: an estimate.")
+
+
+class JobList(BaseModel):
+    """`searched_back_to`: a search in payloads or texts ends there; `next_cursor` continues it."""
+
+    jobs: list[JobSummary]
+    next_cursor: str | None
+    count: Count | None = None
+    searched_back_to: datetime | None = None
+
+
+class Acted(BaseModel):
+    """The job after a cancel, a retry or a delete that waits."""
+
+    id: UUID
+    status: JobState
+
+
+class EventItem(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    seq: int
+    at: datetime
+    kind: str
+    status: JobState
+    step: str | None = None
+    step_status: TaskState | None = None
+
+
+class EventPage(BaseModel):
+    """`next_after`: send it as `after` for the next page; none: there is no more by now."""
+
+    events: list[EventItem]
+    next_after: int | None

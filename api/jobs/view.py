@@ -1,0 +1,138 @@
+"""Builds the JSON of a job of any kind from its row."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from leasehold.api.jobs.access import Found
+from leasehold.api.process.services import Services
+from leasehold.db.job_reads import Row
+from leasehold.domain.errors import StoreAbsent
+from leasehold.domain.states import JOB_TERMINAL, TaskState
+from leasehold.kinds.operations import JobKind
+
+#: Outputs of an answer that are linked: each link is signed anew.
+MAX_LINKS = 100
+_OPEN = (TaskState.PENDING, TaskState.RETRY, TaskState.WAITING)
+_EXTERNAL = "ext:"
+
+
+def summary(row: Row, kind: JobKind) -> dict[str, Any]:
+    """The job as an item of a list. Absent members are left out."""
+    item = {
+        "id": row["id"],
+        "kind": kind.name,
+        "template": row["template"] or row["pipeline"],
+        "status": row["status"],
+        "tenant_id": row["tenant_id"],
+        "priority": ("high", "normal", "low")[row["priority"]],
+        "tags": row["tags"] or {},
+        "held": row["held"],
+        "deleting": row["keep_seconds"] == 0,
+        "created_at": row["created_at"],
+        "started_at": row["started_at"],
+        "finished_at": row["finished_at"],
+        "deadline_at": row["deadline_at"],
+        "expires_at": row["expires_at"],
+        "error": row["error"],
+        "cancel": row["cancel"] and {name: value for name, value in row["cancel"].items() if name != "at"},
+        "cancel_requested_at": row["cancel_requested_at"],
+        "run": _run(row) if row["is_run"] else None,
+        "schedule": row["schedule_id"] and _given(id=row["schedule_id"], tick=row["tick"]),
+    }
+    return _given(**item)
+
+
+def _run(row: Row) -> dict[str, Any]:
+    return _given(
+        version=row["version"],
+        scope=row["scope"],
+        scope_id=row["scope_id"],
+        scheduled_at=row["scheduled_at"],
+        dedupe_key=row["dedupe_key"],
+    )
+
+
+def _given(**members: Any) -> dict[str, Any]:
+    return {name: value for name, value in members.items() if value is not None}
+
+
+def answer(found: Found) -> dict[str, Any]:
+    """The job as GET answers it, without links to its outputs."""
+    row, kind = found.row, found.kind
+    params: Mapping[str, Any] = row["params"]
+    steps = row["steps"] or []
+    return summary(row, kind) | _given(
+        updated_at=row["updated_at"],
+        parameters={name: value for name, value in params.items() if name not in kind.redacted},
+        redacted=sorted(name for name in kind.redacted if params.get(name) is not None),
+        steps=[_step(step) for step in steps],
+        outputs=row["outputs"] or [],
+        result={step["id"]: step["result"] for step in steps if step["result"] is not None},
+        waits_for=[] if row["status"] in JOB_TERMINAL else _waits_for(row, steps),
+        parent=_parent(row, kind),
+    )
+
+
+def _step(step: Mapping[str, Any]) -> dict[str, Any]:
+    return _given(**step) | {"queue": _shown(step["queue"]), "attempts": step["attempts"] or []}
+
+
+def _shown(queue: str) -> str:
+    """The queue's name as its clients know it: `ext:TENANT:NAME` is NAME."""
+    return queue.split(":", 2)[2] if queue.startswith(_EXTERNAL) else queue
+
+
+def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    if row["held"]:
+        return [{"limit": key} for key in row["limits"] or ["scope"]]
+    now = datetime.now(UTC)
+    return [
+        _given(
+            step=step["id"],
+            state=step["state"],
+            queue=_shown(step["queue"]),
+            until=step["available_at"] if datetime.fromisoformat(step["available_at"]) > now else None,
+        )
+        for step in steps
+        if step["state"] in _OPEN
+    ]
+
+
+def _parent(row: Row, kind: JobKind) -> dict[str, Any] | None:
+    if row["rerun_of"] is not None:
+        return {"id": row["rerun_of"], "relation": "rerun_of"}
+    pointer = kind.parents.get(row["pipeline"])
+    if pointer is None:
+        return None
+    value: Any = row["params"]
+    for part in pointer.split("/")[1:]:
+        value = value.get(part) if isinstance(value, dict) else None
+    try:
+        return {"id": UUID(str(value)), "relation": "made_for"}
+    except ValueError:
+        return None
+
+
+async def with_links(services: Services, found: Found, body: dict[str, Any]) -> dict[str, Any]:
+    """The answer with a signed URL for each of the first outputs. A link downloads: whatever the content type is, no
+    browser shows it as a page.
+    """
+    if not found.kind.signed_links:
+        return body
+    linked = []
+    for number, output in enumerate(body["outputs"]):
+        url = await _url(services, output) if number < MAX_LINKS else None
+        linked.append(output | _given(url=url))
+    return body | {"outputs": linked}
+
+
+async def _url(services: Services, output: Mapping[str, Any]) -> str | None:
+    seconds, name = services.settings.download_url_seconds, output["name"].rpartition("/")[2]
+    try:
+        return await services.store.sign_get(output["key"], seconds=seconds, download_name=name)
+    except StoreAbsent:
+        return None

@@ -1,0 +1,67 @@
+"""What the commands that call the API share: the client, and how answers are printed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from leasehold.cli.api_client import ApiClient, Refused
+
+console = Console()
+AsJson = Annotated[bool, typer.Option("--json", help="Print what the API answered.")]
+_FAILED = 1
+
+
+@contextmanager
+def api_client() -> Iterator[ApiClient]:
+    """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY. A refusal ends the command with a sentence."""
+    key = os.environ.get("LEASEHOLD_API_KEY")
+    if not key:
+        raise failure("set LEASEHOLD_API_KEY to an API key (leasehold keys create)")
+    try:
+        with ApiClient(os.environ.get("LEASEHOLD_URL", "http://127.0.0.1:8000"), key) as client:
+            yield client
+    except Refused as error:
+        raise failure(str(error)) from None
+
+
+def failure(sentence: str) -> typer.Exit:
+    Console(stderr=True).print(f"leasehold: {sentence}", style="red", highlight=False, markup=False)
+    return typer.Exit(_FAILED)
+
+
+def parsed(payload: str) -> Any:
+    """The payload of an argument. A payload that is not JSON is a failure."""
+    try:
+        return json.loads(payload)
+    except ValueError as error:
+        raise failure(f"the payload is not JSON: {error}") from None
+
+
+def show(answer: Any, as_json: bool, otherwise: Callable[[], None]) -> None:
+    if as_json:
+        typer.echo(json.dumps(answer))
+    else:
+        otherwise()
+
+
+def table(rows: Sequence[dict[str, Any]], *columns: str) -> None:
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(_cell(row.get(column)) for column in columns))
+    console.print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, dict):
+        return str(value.get("code") or json.dumps(value))
+    return ", ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,0 +1,152 @@
+"""`leasehold jobs`: jobs of every kind over the API. `--json` prints the API's answer."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+
+from leasehold.cli.answers import AsJson, api_client, console, failure, parsed, show, table
+from leasehold.domain.job_filter import InvalidFilter, parse
+
+app = typer.Typer(no_args_is_help=True, help="Jobs of every kind: find, read, explain, retry, cancel, delete.")
+_SHOWN = ("id", "kind", "template", "status", "created_at", "started_at", "finished_at", "tags", "parameters")
+JobId = Annotated[str, typer.Argument(help="The job's id.")]
+
+
+def _checked(words: list[str] | None) -> str:
+    """The filter of the arguments. An error is shown below the character at which it stands."""
+    text = " ".join(words or ())
+    try:
+        parse(text, datetime.now(UTC))
+    except InvalidFilter as error:
+        stderr = Console(stderr=True)
+        stderr.print(text, highlight=False, markup=False, soft_wrap=True)
+        stderr.print(" " * (error.position - 1) + "^", highlight=False, markup=False, soft_wrap=True)
+        raise failure(error.sentence) from None
+    return text
+
+
+@app.command("list")
+def list_jobs(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="FILTER", help="For example: kind:media status:failed created:<1h")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="At most 100.")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
+    count: Annotated[bool, typer.Option(help="Also count the jobs that match.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """List jobs, the newest first."""
+    q = _checked(words)
+    with api_client() as client:
+        answer = client.get("/v1/jobs", q=q, limit=limit, cursor=cursor, count="true" if count else None)
+
+    def tell() -> None:
+        table(answer["jobs"], "id", "kind", "template", "status", "created_at", "finished_at", "error")
+        counted = answer.get("count")
+        if counted is not None:
+            console.print(f"{'' if counted['exact'] else 'about '}{counted['n']} match", highlight=False)
+        if answer["next_cursor"] is not None:
+            console.print(f"more: --cursor {answer['next_cursor']}", highlight=False)
+
+    show(answer, as_json, tell)
+
+
+@app.command("get")
+def get_job(job: JobId, as_json: AsJson = False) -> None:
+    """Show a job with its steps, outputs and results."""
+    with api_client() as client:
+        answer = client.get(f"/v1/jobs/{job}")
+
+    def tell() -> None:
+        for name in (
+            "id",
+            "kind",
+            "template",
+            "status",
+            "created_at",
+            "started_at",
+            "finished_at",
+            "tags",
+            "parameters",
+        ):
+            if answer.get(name):
+                console.print(f"{name:12}{answer[name]}", highlight=False, markup=False)
+        table(answer["steps"], "id", "state", "attempt", "queue", "started_at", "finished_at", "worker")
+        for step in answer["steps"]:
+            for attempt in step["attempts"]:
+                console.print(f"{step['id']}: {attempt['code']}: {attempt['message']}", style="red", markup=False)
+        if answer["outputs"]:
+            table(answer["outputs"], "step", "name", "size", "content_type")
+
+    show(answer, as_json, tell)
+
+
+@app.command("explain")
+def explain_job(job: JobId, as_json: AsJson = False) -> None:
+    """Show why a job is in its state, and what each lease of it did."""
+    with api_client() as client:
+        show_explanation(client.get(f"/v1/jobs/{job}/explain"), as_json=as_json)
+
+
+def show_explanation(answer: dict[str, Any], *, as_json: bool) -> None:
+    def tell() -> None:
+        for reason in answer["reasons"]:
+            console.print(f"{reason['code']}: {reason['message']}", highlight=False, markup=False)
+        table(answer["ledger"], "seq", "at", "kind", "step", "epoch", "worker")
+
+    show(answer, as_json, tell)
+
+
+@app.command("events")
+def list_events(
+    job: JobId,
+    after: Annotated[int, typer.Option(help="Only events after this number.")] = 0,
+    limit: Annotated[int, typer.Option(help="At most 500.")] = 100,
+    as_json: AsJson = False,
+) -> None:
+    """List the events of a job, the oldest first."""
+    with api_client() as client:
+        answer = client.get(f"/v1/jobs/{job}/events", after=after, limit=limit)
+    columns = ("seq", "at", "kind", "status", "step", "step_status", "message")
+    show(answer, as_json, lambda: table(answer["events"], *columns))
+
+
+@app.command("retry")
+def retry_job(
+    job: JobId,
+    from_step: Annotated[str | None, typer.Option(help="This step runs again, too, and what needs it.")] = None,
+    payload: Annotated[str | None, typer.Option(help="JSON: another payload, of a run.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Run a failed job again from the step that failed."""
+    body = {} if from_step is None else {"from_step": from_step}
+    if payload is not None:
+        body["payload"] = parsed(payload)
+    with api_client() as client:
+        answer = client.post(f"/v1/jobs/{job}/retry", body)
+    show(answer, as_json, lambda: console.print(answer["status"]))
+
+
+@app.command("cancel")
+def cancel_job(
+    job: JobId,
+    reason: Annotated[str, typer.Option(help="Stored in the job's history.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Request the cancel of a job."""
+    with api_client() as client:
+        answer = client.post(f"/v1/jobs/{job}/cancel", {"reason": reason})
+    show(answer, as_json, lambda: console.print(answer["status"]))
+
+
+@app.command("delete")
+def delete_job(job: JobId, as_json: AsJson = False) -> None:
+    """Delete a job with its objects. An unfinished job is cancelled first."""
+    with api_client() as client:
+        answer = client.delete(f"/v1/jobs/{job}")
+    waits = f"{answer.get('status')}: it is deleted when it has stopped" if answer else "deleted"
+    show(answer, as_json, lambda: console.print(waits, highlight=False))

@@ -1,0 +1,314 @@
+"""Lists of jobs by a filter, newest first, and how many match. Each page reads a bounded number of rows.
+
+One term of the filter drives: an index holds its jobs in the order of the list. The page walks that index and checks
+the other terms on each job, for at most MAX_READ rows. So no filter and no neighbour makes a list read a whole table:
+a filter that would is refused, and asks for a narrower time. A search in payloads and texts ends after MAX_SEARCHED
+jobs and says how far back it came; its cursor continues it.
+
+Ids are UUIDv7: they sort by the time at which they were made, so `created:` bounds the walk.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from uuid import UUID
+
+from leasehold.db.database import Connection
+from leasehold.db.job_reads import COLUMNS, LIVES, Row
+from leasehold.domain.ids import id_at
+from leasehold.domain.job_filter import JobFilter, Range
+
+#: Rows that one page may read, and jobs whose payload or texts it may search.
+MAX_READ, MAX_SEARCHED = 100_000, 10_000
+#: Up to this number a count is exact.
+MAX_COUNTED = 10_000
+#: Rows that are read for each job where a term asks for the job's steps.
+_ROWS_WITH_STEPS = 4
+#: Clocks of processes that make ids differ from PostgreSQL's by less than this.
+_SKEW = timedelta(minutes=5)
+_LIVE = frozenset({"pending", "queued", "running", "waiting_worker", "cancel_requested"})
+_WITH_ERROR = frozenset({"failed", "expired"})
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Whose jobs, and of which kinds. `tenant_id` None: of all tenants. `pipelines`: those of kinds that may be seen;
+    `runs`: whether jobs of no kind may be; `others`: pipelines of the installation that belong to no kind; `owned`: the
+    pipelines of all kinds.
+    """
+
+    tenant_id: str | None
+    pipelines: Sequence[str]
+    runs: bool
+    others: Sequence[str]
+    owned: Sequence[str]
+
+    @property
+    def everything(self) -> bool:
+        return self.runs and set(self.pipelines) == set(self.owned)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """`more`: at least one job follows. `ended_at`: the walk ended at this job, before the page was full."""
+
+    rows: Sequence[Row]
+    more: bool
+    ended_at: Row | None = None
+
+
+@dataclass(slots=True)
+class Statement:
+    text: str
+    values: list[object]
+
+
+@dataclass(slots=True)
+class _Values:
+    values: list[object] = field(default_factory=list)
+
+    def add(self, value: object, kind: str) -> str:
+        self.values.append(value)
+        return f"${len(self.values)}::{kind}"
+
+
+class Listing:
+    """The statements of one filter. `before`: the page ends before this job."""
+
+    def __init__(self, scope: Scope, wanted: JobFilter, before: UUID | None = None) -> None:
+        self._scope, self._wanted, self._before = scope, wanted, before
+        self._made = _Values()
+        self._tenant = None if scope.tenant_id is None else self._made.add(scope.tenant_id, "text")
+        self._conditions = self._all_conditions()
+        self._of_conditions = len(self._made.values)  # PostgreSQL refuses a parameter that a statement does not use
+        self._bounds = self._id_bounds()
+        self._driver = self._choose()
+
+    @property
+    def max_walked(self) -> int:
+        if self._wanted.payload or self._wanted.texts:
+            return MAX_SEARCHED
+        return MAX_READ // _ROWS_WITH_STEPS if self._wanted.queue is not None else MAX_READ
+
+    def page(self, limit: int) -> Statement:
+        """One job more than `limit`, and the row at which the walk ends, as `walked` = max_walked + 1."""
+        return Statement(
+            f"-- job_list\nSELECT f.*, w.walked FROM {self._walk()} CROSS JOIN LATERAL ("
+            f"SELECT {COLUMNS} FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE j.id = w.id"
+            f" AND ({self._conditions} OR w.walked > {self.max_walked}) LIMIT 1) AS f"
+            f" ORDER BY w.id DESC LIMIT {limit + 1}",
+            self._made.values,
+        )
+
+    def count(self) -> Statement:
+        """`n` up to MAX_COUNTED + 1, and whether the walk `ended` before."""
+        return Statement(
+            "-- job_count\nSELECT count(*) FILTER (WHERE NOT ended) AS n, coalesce(bool_or(ended), false) AS ended"
+            f" FROM (SELECT w.walked > {self.max_walked} AS ended FROM {self._walk()} CROSS JOIN LATERAL ("
+            "SELECT 1 FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE j.id = w.id"
+            f" AND ({self._conditions} OR w.walked > {self.max_walked}) LIMIT 1) AS f LIMIT {MAX_COUNTED + 1}) AS c",
+            self._made.values,
+        )
+
+    def estimate(self) -> Statement:
+        return Statement(
+            f"EXPLAIN (FORMAT JSON) SELECT 1 FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE {self._conditions}",
+            self._made.values[: self._of_conditions],
+        )
+
+    def _walk(self) -> str:
+        return (
+            "(SELECT d.id, row_number() OVER (ORDER BY d.id DESC) AS walked"
+            f" FROM ({self._driver}) AS d ORDER BY d.id DESC LIMIT {self.max_walked + 1}) AS w"
+        )
+
+    def _id_bounds(self) -> list[str]:
+        wanted, bounds = self._wanted, []
+        if self._before is not None:
+            bounds.append(f"< {self._made.add(self._before, 'uuid')}")
+        if wanted.created_after is not None:
+            bounds.append(f">= {self._made.add(id_at(max(wanted.created_after, _EARLIEST) - _SKEW), 'uuid')}")
+        if wanted.created_before is not None:
+            bounds.append(f"< {self._made.add(id_at(max(wanted.created_before, _EARLIEST) + _SKEW), 'uuid')}")
+        return bounds
+
+    def _bounded(self, column: str) -> str:
+        return "".join(f" AND {column} {bound}" for bound in self._bounds)
+
+    def _choose(self) -> str:
+        """The ids that one term finds by an index, in the order of the list."""
+        wanted = self._wanted
+        ids = [_uuid(text) for text in wanted.texts if _uuid(text) is not None]
+        if ids:
+            return f"SELECT j.id FROM job j WHERE j.id = {self._made.add(ids[0], 'uuid')}{self._of_tenant('j')}" + (
+                self._bounded("j.id")
+            )
+        if wanted.worker is not None:  # only running steps have a lease: as many as the fleet has slots
+            return (
+                "SELECT DISTINCT t.job_id AS id FROM task t WHERE t.status = 'running'"
+                f" AND t.lease_owner = {self._made.add(wanted.worker, 'uuid')}{self._of_tenant('t')}"
+                f"{self._bounded('t.job_id')}"
+            )
+        if wanted.schedule is not None:
+            return self._ids("run", "job_id", f"x.schedule_id = {self._made.add(wanted.schedule, 'uuid')}")
+        return self._ids("job", "id", "true") if self._tenant is None else self._of_one_tenant()
+
+    def _of_one_tenant(self) -> str:
+        """Each of these indexes begins with the tenant."""
+        wanted = self._wanted
+        if wanted.tags:
+            name, value = wanted.tags[0]
+            found = f"x.name = {self._made.add(name, 'text')} AND x.value = {self._made.add(value, 'text')}"
+            return self._ids("job_tag", "job_id", found)
+        if wanted.code is not None:
+            found = f"x.error ->> 'code' = {self._made.add(wanted.code, 'text')} AND x.error IS NOT NULL"
+            return self._ids("job", "id", found)
+        return self._by_status() or self._by_kind()
+
+    def _by_status(self) -> str | None:
+        status, pipelines = self._wanted.status, self._pipelines()
+        if status in _WITH_ERROR:
+            if pipelines is None:
+                return self._ids("job", "id", "x.error IS NOT NULL")
+            return self._merged([
+                self._ids("job", "id", f"x.pipeline = {self._made.add(name, 'text')} AND x.error IS NOT NULL")
+                for name in pipelines
+            ])  # fmt: skip
+        if status in ("cancelled", "cancel_requested"):
+            return self._ids("job", "id", "x.cancel IS NOT NULL")
+        return self._ids("job", "id", "x.finished_at IS NULL") if status in _LIVE else None
+
+    def _pipelines(self) -> Sequence[str] | None:
+        """The pipelines that the filter names; None: any. A run's pipeline has the name of its template."""
+        if self._wanted.template is not None:
+            return [self._wanted.template]
+        return None if self._scope.runs or not self._scope.pipelines else self._scope.pipelines
+
+    def _by_kind(self) -> str:
+        """All jobs of the scope. A kind's pipelines have an index each, and runs have one of their own."""
+        named = self._pipelines()
+        drivers = [] if named is not None or not self._scope.runs else [self._ids("run", "job_id", "true")]
+        names = named if named is not None else [*self._scope.pipelines, *(self._scope.others if drivers else ())]
+        drivers += [self._ids("job", "id", f"x.pipeline = {self._made.add(name, 'text')}") for name in names]
+        return self._merged(drivers)
+
+    def _ids(self, table: str, column: str, condition: str) -> str:
+        return (
+            f"SELECT x.{column} AS id FROM {table} x WHERE {condition}{self._of_tenant('x')}"
+            f"{self._bounded(f'x.{column}')} ORDER BY x.{column} DESC"
+        )
+
+    def _merged(self, drivers: Sequence[str]) -> str:
+        """A job that two drivers find comes once: DISTINCT over ordered input is a comparison with the row before."""
+        if len(drivers) == 1:
+            return drivers[0]
+        union = " UNION ALL ".join(f"({driver} LIMIT {self.max_walked + 1})" for driver in drivers)
+        return f"SELECT DISTINCT ON (u.id) u.id FROM ({union}) AS u ORDER BY u.id DESC"
+
+    def _of_tenant(self, alias: str) -> str:
+        return "" if self._tenant is None else f" AND {alias}.tenant_id = {self._tenant}"
+
+    def _all_conditions(self) -> str:
+        wanted, add = self._wanted, self._made.add
+        conditions = [LIVES]
+        if self._tenant is not None:
+            conditions.append(f"j.tenant_id = {self._tenant}")
+        if not self._scope.everything:
+            seen = add(list(self._scope.pipelines), "text[]")
+            owned = add(list(self._scope.owned), "text[]")
+            conditions.append(
+                f"CASE WHEN r.job_id IS NOT NULL OR NOT (j.pipeline = ANY({owned}))"
+                f" THEN {str(self._scope.runs).lower()} ELSE j.pipeline = ANY({seen}) END"
+            )
+        for column, value in (
+            ("j.status", wanted.status),
+            ("coalesce(r.template, j.pipeline)", wanted.template),
+            ("j.error ->> 'code'", wanted.code),
+        ):
+            if value is not None:
+                conditions.append(f"{column} = {add(str(value), 'text')}")
+        if wanted.schedule is not None:
+            conditions.append(f"r.schedule_id = {add(wanted.schedule, 'uuid')}")
+        if wanted.created_after is not None:
+            conditions.append(f"j.created_at >= {add(wanted.created_after, 'timestamptz')}")
+        if wanted.created_before is not None:
+            conditions.append(f"j.created_at < {add(wanted.created_before, 'timestamptz')}")
+        now = "clock_timestamp()"
+        conditions += self._within(wanted.waited, f"coalesce(j.started_at, j.finished_at, {now}) - j.created_at")
+        conditions += self._within(wanted.duration, f"coalesce(j.finished_at, {now}) - j.started_at")
+        return " AND ".join(conditions + self._of_others())
+
+    def _of_others(self) -> list[str]:
+        """Conditions on rows of other tables, and on texts."""
+        wanted, add = self._wanted, self._made.add
+        conditions = [
+            "EXISTS (SELECT 1 FROM job_tag g WHERE g.job_id = j.id"
+            f" AND g.name = {add(name, 'text')} AND g.value = {add(value, 'text')})"
+            for name, value in wanted.tags
+        ]
+        if wanted.queue is not None:
+            queue = add(wanted.queue, "text")
+            conditions.append(
+                "EXISTS (SELECT 1 FROM task t WHERE t.job_id = j.id"
+                f" AND (t.queue = {queue} OR t.queue = 'ext:' || t.tenant_id || ':' || {queue}))"
+            )
+        if wanted.worker is not None:
+            conditions.append(
+                "EXISTS (SELECT 1 FROM task t WHERE t.job_id = j.id AND t.status = 'running'"
+                f" AND t.lease_owner = {add(wanted.worker, 'uuid')})"
+            )
+        for path, value in wanted.payload:
+            conditions.append(f"j.params #>> {add(list(path), 'text[]')} = {add(value, 'text')}")
+        for text in wanted.texts:
+            known = _uuid(text)
+            if known is not None:
+                conditions.append(f"j.id = {add(known, 'uuid')}")
+            else:
+                conditions.append(
+                    f"strpos(lower(concat_ws(' ', j.pipeline, r.template, r.scope_id, j.dedupe_key, j.error ->> 'code',"
+                    f" j.error ->> 'message')), lower({add(text, 'text')})) > 0"
+                )
+        return conditions
+
+    def _within(self, wanted: Range | None, length: str) -> list[str]:
+        bounds = [] if wanted is None else [(">", wanted.above), ("<", wanted.below)]
+        return [
+            f"{length} {sign} make_interval(secs => {self._made.add(seconds, 'float8')})"
+            for sign, seconds in bounds
+            if seconds is not None
+        ]
+
+
+_EARLIEST = datetime.fromisoformat("1970-01-01T01:00:00+00:00")
+
+
+def _uuid(text: str) -> UUID | None:
+    try:
+        return UUID(text)
+    except ValueError:
+        return None
+
+
+async def page(connection: Connection, listing: Listing, limit: int) -> Page:
+    """At most `limit` jobs, newest first."""
+    statement = listing.page(limit)
+    found = await connection.fetch(statement.text, *statement.values)
+    rows = [row for row in found if row["walked"] <= listing.max_walked]
+    ended_at = next((row for row in found if row["walked"] > listing.max_walked), None)
+    return Page(rows[:limit], len(rows) > limit, None if len(rows) > limit else ended_at)
+
+
+async def count(connection: Connection, listing: Listing) -> tuple[int, bool]:
+    """How many jobs match, and whether that is exact. Above MAX_COUNTED, or where the walk is too long, it is
+    PostgreSQL's estimate.
+    """
+    statement = listing.count()
+    counted = await connection.fetchrow(statement.text, *statement.values)
+    assert counted is not None
+    if counted["n"] <= MAX_COUNTED and not counted["ended"]:
+        return counted["n"], True
+    statement = listing.estimate()
+    plan = await connection.fetchval(statement.text, *statement.values)
+    return max(counted["n"], int(plan[0]["Plan"]["Plan Rows"])), False

@@ -1,0 +1,209 @@
+"""The reads of jobs of every kind: one job, why it waits, what its workers did, and dead letters. One statement each.
+
+Every query names the tenant; an operator of all tenants gives None for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TypeAlias
+from uuid import UUID
+
+import asyncpg
+
+from leasehold.db.database import Connection
+
+Row: TypeAlias = asyncpg.Record
+
+#: Of one job: the steps, the attempts of a step and the outputs that an answer has.
+MAX_STEPS, MAX_ATTEMPTS, MAX_OUTPUTS = 1000, 20, 1000
+
+#: Tasks of a queue are counted up to this number. A count of MAX_COUNTED means "at least".
+MAX_COUNTED = 10_000
+
+#: The columns of a job `j` with its run `r`, if it is one. `run_reads` and `job_lists` read the same.
+COLUMNS = """
+j.id, j.tenant_id, j.pipeline, j.pipeline_version, j.status, j.priority, j.error, j.cancel, j.created_at, j.started_at,
+j.finished_at, j.deadline_at, j.expires_at, j.event_seq, j.held, j.dedupe_key, j.keep_seconds,
+r.job_id IS NOT NULL AS is_run, r.template, r.version, r.scope, r.scope_id, r.scheduled_at, r.schedule_id, r.tick,
+r.rerun_of, (j.cancel ->> 'at')::timestamptz AS cancel_requested_at,
+(SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = j.id) AS tags
+"""
+#: Of a job `j`: it is not deleted and not past its retention. Retention may delete its objects at any moment.
+LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
+
+FIND = f"""
+-- job_find
+SELECT {COLUMNS}, j.params, j.output_prefix, j.exclusive_key,
+    greatest(j.created_at, j.started_at, j.finished_at, (j.cancel ->> 'at')::timestamptz,
+             (SELECT e.at FROM history e WHERE e.job_id = j.id ORDER BY e.seq DESC LIMIT 1)) AS updated_at,
+    (SELECT jsonb_agg(jsonb_build_object(
+        'id', t.step, 'state', t.status, 'attempt', t.attempt, 'max_attempts', t.max_attempts, 'task_id', t.id,
+        'queue', t.queue, 'started_at', t.started_at, 'finished_at', t.finished_at, 'available_at', t.available_at,
+        'worker', t.lease_owner, 'percent', p.percent, 'summary', p.summary,
+        'result', (SELECT x.value FROM result x WHERE x.task_id = t.id),
+        'attempts', (SELECT jsonb_agg(jsonb_build_object('epoch', f.epoch, 'cause', f.cause, 'code', f.code,
+                            'message', f.message, 'retryable', f.retryable, 'at', f.at) ORDER BY f.epoch)
+                     FROM (SELECT * FROM failure a WHERE a.task_id = t.id ORDER BY a.epoch DESC
+                           LIMIT {MAX_ATTEMPTS}) AS f)
+     ) ORDER BY t.position, t.step)
+     FROM (SELECT * FROM task o WHERE o.job_id = j.id ORDER BY o.position, o.step LIMIT {MAX_STEPS}) AS t
+     LEFT JOIN progress p ON p.task_id = t.id) AS steps,
+    (SELECT jsonb_agg(jsonb_build_object('step', o.step, 'name', o.name, 'key', o.key, 'size', o.size,
+        'sha256', o.sha256, 'content_type', o.content_type) ORDER BY o.step, o.name)
+     FROM (SELECT * FROM output a WHERE a.job_id = j.id ORDER BY a.step, a.name LIMIT {MAX_OUTPUTS}) AS o) AS outputs,
+    (SELECT jsonb_agg(split_part(w.key, '=', 1) ORDER BY w.key) FROM gate_job w
+     WHERE w.job_id = j.id AND w.admitted_at IS NULL AND NOT starts_with(w.key, 'scope:')) AS limits
+FROM job j LEFT JOIN run r ON r.job_id = j.id
+WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIVES}
+"""
+
+
+async def find_job(connection: Connection, tenant_id: str | None, job_id: UUID) -> Row | None:
+    """The job with its steps and outputs. None: no such job, another tenant's, or it is gone."""
+    return await connection.fetchrow(FIND, job_id, tenant_id)
+
+
+async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: UUID) -> Row | None:
+    """What a job that is gone has left: `pipeline`, `is_run`, `because`, `at`."""
+    return await connection.fetchrow(
+        "SELECT t.pipeline, t.is_run, t.because, t.at FROM tombstone t"
+        " WHERE t.job_id = $1 AND ($2::text IS NULL OR t.tenant_id = $2)",
+        job_id,
+        tenant_id,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterFilter:
+    """Which dead letters. `runs`: of jobs that belong to no kind; `pipelines`: of jobs of these pipelines of kinds;
+    `owned`: the pipelines of all kinds.
+    """
+
+    runs: bool
+    pipelines: Sequence[str]
+    owned: Sequence[str]
+    template: str | None = None
+    code: str | None = None
+
+
+DEAD_LETTERS = f"""
+-- dead_letters
+SELECT t.id AS task_id, t.job_id, j.pipeline, r.job_id IS NOT NULL AS is_run, coalesce(r.template, j.pipeline) AS
+       template, coalesce(r.version, j.pipeline_version) AS version, t.step, t.queue, t.attempt, t.finished_at AS at,
+       f.code, f.message, f.cause, f.retryable,
+       substr(encode(sha256(convert_to(
+           concat_ws(' ', coalesce(r.template, j.pipeline), t.step, f.code,
+                     regexp_replace(f.message, '[0-9a-f-]{{8,}}|[0-9]+', '#', 'g')),
+           'UTF8')), 'hex'), 1, 16) AS fingerprint
+FROM task t
+JOIN job j ON j.id = t.job_id AND {LIVES}
+LEFT JOIN run r ON r.job_id = t.job_id
+JOIN LATERAL (SELECT * FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1) AS f ON true
+WHERE t.tenant_id = $1 AND t.status = 'failed'
+  AND ($2::timestamptz IS NULL OR (t.finished_at, t.id) < ($2, $3::uuid))
+  AND ($4::text IS NULL OR coalesce(r.template, j.pipeline) = $4) AND ($5::text IS NULL OR f.code = $5)
+  AND CASE WHEN r.job_id IS NOT NULL OR NOT (j.pipeline = ANY($8::text[])) THEN $6
+           ELSE j.pipeline = ANY($7::text[]) END
+"""
+
+
+async def dead_letters(
+    connection: Connection,
+    tenant_id: str,
+    wanted: DeadLetterFilter,
+    *,
+    before: tuple[datetime, UUID] | None = None,
+    fingerprint: str | None = None,
+    limit: int,
+) -> Sequence[Row]:
+    """Steps that failed for good, the latest first. `fingerprint`: as `dead_letter_groups` returns it."""
+    return await connection.fetch(
+        f"SELECT * FROM ({DEAD_LETTERS}) AS d WHERE ($9::text IS NULL OR fingerprint = $9)"
+        " ORDER BY at DESC, task_id DESC LIMIT $10",
+        *_parameters(tenant_id, wanted, before),
+        fingerprint,
+        limit,
+    )
+
+
+def _parameters(tenant_id: str, wanted: DeadLetterFilter, before: tuple[datetime, UUID] | None) -> tuple[object, ...]:
+    at, task_id = before or (None, None)
+    return (
+        tenant_id, at, task_id, wanted.template, wanted.code, wanted.runs, list(wanted.pipelines), list(wanted.owned),
+    )  # fmt: skip
+
+
+async def dead_letter_groups(
+    connection: Connection, tenant_id: str, wanted: DeadLetterFilter, limit: int
+) -> Sequence[Row]:
+    """The last 10,000 dead letters, grouped by template, step, code and message. Numbers in messages are ignored."""
+    return await connection.fetch(
+        "SELECT fingerprint, pipeline, is_run, template, step, code, count(*) AS n, min(at) AS first_at,"
+        " max(at) AS last_at, (array_agg(message ORDER BY at DESC))[1] AS message"
+        f" FROM ({DEAD_LETTERS} ORDER BY t.finished_at DESC LIMIT 10000) AS d"
+        " GROUP BY fingerprint, pipeline, is_run, template, step, code ORDER BY n DESC, fingerprint LIMIT $9",
+        *_parameters(tenant_id, wanted, None),
+        limit,
+    )
+
+
+async def job_of_dead_letter(connection: Connection, tenant_id: str | None, task_id: UUID) -> UUID | None:
+    job_id: UUID | None = await connection.fetchval(
+        "SELECT t.job_id FROM task t WHERE t.id = $1 AND ($2::text IS NULL OR t.tenant_id = $2)"
+        " AND t.status = 'failed'",
+        task_id,
+        tenant_id,
+    )
+    return job_id
+
+
+async def ledger(connection: Connection, tenant_id: str, job_id: UUID) -> Sequence[Row]:
+    """The events of a job's tasks, in order: each claim, how it ended, and the objects that its commit named."""
+    return await connection.fetch(
+        "SELECT e.seq, e.at, e.kind, e.step, e.epoch, e.task_status, e.data,"
+        " CASE WHEN e.kind = 'completed' THEN (SELECT jsonb_agg(jsonb_build_object('key', o.key, 'sha256', o.sha256,"
+        "  'size', o.size)) FROM output o WHERE o.task_id = e.task_id) END AS outputs"
+        " FROM history e WHERE e.job_id = $1 AND e.tenant_id = $2 AND e.task_id IS NOT NULL ORDER BY e.seq LIMIT 5000",
+        job_id,
+        tenant_id,
+    )
+
+
+async def why_waiting(connection: Connection, tenant_id: str, job_id: UUID) -> Sequence[Row]:
+    """For each unfinished step, the facts that decide whether a worker can claim it."""
+    return await connection.fetch(
+        "SELECT t.step, t.status, t.queue, t.available_at, t.available_at > clock_timestamp() AS later, t.waiting_on,"
+        " t.lease_until, t.lease_owner, t.lease_until < clock_timestamp() AS lapsed,"
+        " (SELECT p.reason FROM paused_queue p WHERE p.queue = t.queue) AS paused_because,"
+        " (SELECT count(*) FROM worker w WHERE t.queue = ANY(w.queues) AND NOT w.draining) AS workers,"
+        " (SELECT count(*) FROM (SELECT 1 FROM task o WHERE o.queue = t.queue AND o.priority <= t.priority"
+        "   AND o.status IN ('pending', 'retry', 'waiting') AND o.available_at < t.available_at"
+        f"   LIMIT {MAX_COUNTED}) AS b"
+        " ) AS ahead,"
+        " (SELECT jsonb_build_object('code', f.code, 'message', f.message) FROM failure f WHERE f.task_id = t.id"
+        "   ORDER BY f.epoch DESC LIMIT 1) AS failure"
+        " FROM task t WHERE t.job_id = $1 AND t.tenant_id = $2 AND t.finished_at IS NULL ORDER BY t.position, t.step",
+        job_id,
+        tenant_id,
+    )
+
+
+async def why_held(connection: Connection, tenant_id: str, job_id: UUID) -> Sequence[Row]:
+    """The concurrency limits that a held job waits at, and how many places of each are taken."""
+    return await connection.fetch(
+        "SELECT g.key, g.at_most, g.per_minute,"
+        " (SELECT count(*) FROM gate_job o JOIN job oj ON oj.id = o.job_id WHERE o.tenant_id = g.tenant_id"
+        "   AND o.key = g.key AND o.admitted_at IS NOT NULL AND oj.finished_at IS NULL) AS inside,"
+        " (SELECT count(*) FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key"
+        "   AND o.admitted_at > clock_timestamp() - interval '60 seconds') AS lately,"
+        " (SELECT count(*) FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key"
+        "   AND o.admitted_at IS NULL AND o.owner = w.owner"
+        "   AND (o.priority, o.job_id) < (w.priority, w.job_id)) AS ahead"
+        " FROM gate_job w JOIN gate g ON g.tenant_id = w.tenant_id AND g.key = w.key JOIN job j ON j.id = w.job_id"
+        " WHERE w.job_id = $1 AND j.tenant_id = $2 AND w.admitted_at IS NULL ORDER BY g.key",
+        job_id,
+        tenant_id,
+    )

@@ -1,0 +1,279 @@
+"""The filter language of jobs: `kind:media status:failed tag.customer:7 created:<1h "no space left"`.
+
+The API and the command line parse with this module. Every error names the character at which it stands.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from leasehold.domain.cron import FIRST, LAST
+from leasehold.domain.errors import Invalid
+from leasehold.domain.states import JobState
+
+#: Characters of a filter, and its terms.
+MAX_CHARACTERS, MAX_TERMS = 1000, 20
+_WORD = re.compile(r"[a-z][a-z0-9_-]{0,62}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
+#: The name of a tag.
+TAG_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_AGE = re.compile(r"([0-9]{1,6})([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+#: A key before a colon: `kind`, `tag.customer`, `payload./a/b`. Anything else that has a colon is text.
+_KEY = re.compile(r'([a-z]+)(?:\.([^\s":]*))?:')
+_QUOTED, _ESCAPE = re.compile(r'"((?:[^"\\]|\\.)*)"', re.DOTALL), re.compile(r"\\(.)", re.DOTALL)
+_KEYS = (
+    "kind", "status", "queue", "template", "tenant", "code", "tag", "created", "waited", "duration", "worker",
+    "schedule", "payload",
+)  # fmt: skip
+
+
+class InvalidFilter(Invalid):
+    """A filter that cannot be used. `position`: of the character at which the error stands; the first is 1."""
+
+    def __init__(self, position: int, sentence: str, code: str = "invalid_filter") -> None:
+        super().__init__(code, f"At character {position}: {sentence}")
+        self.position = position
+        self.sentence = sentence
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """Seconds: more than `above`, less than `below`."""
+
+    above: float | None = None
+    below: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobFilter:
+    """All terms must hold. `positions`: of each term that was given, by its key, for errors."""
+
+    kind: str | None = None
+    status: JobState | None = None
+    queue: str | None = None
+    template: str | None = None
+    tenant: str | None = None
+    code: str | None = None
+    tags: tuple[tuple[str, str], ...] = ()
+    created_after: datetime | None = None
+    created_before: datetime | None = None
+    waited: Range | None = None
+    duration: Range | None = None
+    worker: UUID | None = None
+    schedule: UUID | None = None
+    payload: tuple[tuple[tuple[str, ...], str], ...] = ()
+    texts: tuple[str, ...] = ()
+    positions: dict[str, int] = field(default_factory=dict)
+
+    def refused(self, key: str, sentence: str, code: str = "invalid_filter") -> InvalidFilter:
+        """The error about the term with this key."""
+        return InvalidFilter(self.positions.get(key, 1), sentence, code)
+
+
+@dataclass(slots=True)
+class _Term:
+    key: str  # empty: text
+    detail: str | None  # of `tag.NAME` and `payload.POINTER`
+    value: str
+    at: int  # position of the key
+    value_at: int
+
+
+def parse(text: str, now: datetime) -> JobFilter:
+    """The filter. `now`: what ages are counted from. Raises InvalidFilter."""
+    if len(text) > MAX_CHARACTERS:
+        raise InvalidFilter(MAX_CHARACTERS + 1, f"A filter has at most {MAX_CHARACTERS} characters.")
+    terms = _terms(text)
+    if len(terms) > MAX_TERMS:
+        raise InvalidFilter(terms[MAX_TERMS].at, f"A filter has at most {MAX_TERMS} terms.")
+    building = _Building(now)
+    for term in terms:
+        building.add(term)
+    return building.filter()
+
+
+def _terms(text: str) -> list[_Term]:
+    terms: list[_Term] = []
+    place = 0
+    while place < len(text):
+        if text[place].isspace():
+            place += 1
+            continue
+        start = place
+        key = _KEY.match(text, place)
+        if key is not None:
+            place = key.end()
+        value_at = place
+        value, place = _value(text, place)
+        if key is None:
+            terms.append(_Term("", None, value, start + 1, value_at + 1))
+        elif key[1] not in _KEYS:
+            raise InvalidFilter(
+                start + 1,
+                f'There is no term `{key[1]}:`. Write text with a colon as "{key[0]}...". Terms: {_listed()}.',
+            )
+        else:
+            terms.append(_Term(key[1], key[2], value, start + 1, value_at + 1))
+    return terms
+
+
+def _listed() -> str:
+    return ", ".join(key + {"tag": ".NAME", "payload": "./POINTER"}.get(key, "") for key in _KEYS)
+
+
+def _value(text: str, place: int) -> tuple[str, int]:
+    """The value that begins at `place`, and where it ends."""
+    if place >= len(text) or text[place].isspace():
+        raise InvalidFilter(place + 1, "A value is missing.")
+    if text[place] != '"':
+        end = place
+        while end < len(text) and not text[end].isspace():
+            if text[end] == '"':
+                raise InvalidFilter(end + 1, "A quote stands at the beginning of a value, or in quotes after a \\.")
+            end += 1
+        return text[place:end], end
+    quoted = _QUOTED.match(text, place)
+    if quoted is None:
+        raise InvalidFilter(place + 1, "The quote is not closed.")
+    if quoted.end() < len(text) and not text[quoted.end()].isspace():
+        raise InvalidFilter(quoted.end() + 1, "A space must follow the closing quote.")
+    if not quoted[1]:
+        raise InvalidFilter(place + 1, "A value is missing.")
+    return _ESCAPE.sub(r"\1", quoted[1]), quoted.end()
+
+
+class _Building:
+    def __init__(self, now: datetime) -> None:
+        self._now = now
+        self._fields: dict[str, Any] = {}
+        self._tags: dict[str, str] = {}
+        self._payload: list[tuple[tuple[str, ...], str]] = []
+        self._texts: list[str] = []
+        self._positions: dict[str, int] = {}
+        self._special: dict[str, Callable[[_Term], None]] = {
+            "": lambda term: self._texts.append(term.value),
+            "tag": self._add_tag,
+            "payload": lambda term: self._payload.append((_pointer(term), term.value)),
+            "created": self._add_created,
+            "waited": self._add_range,
+            "duration": self._add_range,
+        }
+
+    def filter(self) -> JobFilter:
+        return JobFilter(
+            tags=tuple(self._tags.items()),
+            payload=tuple(self._payload),
+            texts=tuple(self._texts),
+            positions=self._positions,
+            **self._fields,
+        )
+
+    def add(self, term: _Term) -> None:
+        if term.detail is not None and term.key not in ("tag", "payload"):
+            raise InvalidFilter(term.at, f"`{term.key}:` takes no name after a dot.")
+        self._positions.setdefault(term.key or "text", term.at)
+        special = self._special.get(term.key)
+        if special is not None:
+            special(term)
+        else:
+            self._set(term, term.key, _READERS[term.key](term))
+
+    def _set(self, term: _Term, name: str, value: object) -> None:
+        if name in self._fields:
+            raise InvalidFilter(term.at, f"`{term.key}:` stands here a second time.")
+        self._fields[name] = value
+
+    def _add_tag(self, term: _Term) -> None:
+        name = term.detail or ""
+        if not TAG_NAME.fullmatch(name):
+            raise InvalidFilter(term.at, "Write a tag as `tag.NAME:VALUE`; a name begins with a small letter.")
+        if self._tags.setdefault(name, term.value) != term.value:
+            raise InvalidFilter(term.at, f"No job has two values of the tag {name}.")
+
+    def _add_created(self, term: _Term) -> None:
+        """An age counts back from now, so that `>2h` is before that instant; a date does not."""
+        sign, rest = _comparison(term)
+        age = _AGE.fullmatch(rest)
+        instant = _instant(term, rest) if age is None else self._now - _length(age)
+        is_before = (sign == ">") == (age is not None)
+        self._set(term, "created_before" if is_before else "created_after", max(instant, FIRST))
+
+    def _add_range(self, term: _Term) -> None:
+        sign, rest = _comparison(term)
+        length = _AGE.fullmatch(rest)
+        if length is None:
+            raise InvalidFilter(term.value_at + 1, "Write a length of time such as 90s, 10m, 2h, 3d or 1w.")
+        known: Range = self._fields.get(term.key) or Range()
+        if (known.above if sign == ">" else known.below) is not None:
+            raise InvalidFilter(term.at, f"`{term.key}:{sign}` stands here a second time.")
+        seconds = _length(length).total_seconds()
+        self._fields[term.key] = Range(seconds, known.below) if sign == ">" else Range(known.above, seconds)
+
+
+def _comparison(term: _Term) -> tuple[str, str]:
+    if term.value[0] not in "<>":
+        raise InvalidFilter(term.value_at, f"Write `{term.key}:>...` or `{term.key}:<...`.")
+    return term.value[0], term.value[1:]
+
+
+def _length(match: re.Match[str]) -> timedelta:
+    return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def _instant(term: _Term, text: str) -> datetime:
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidFilter(term.value_at + 1, "Write an age such as 2h, or a date such as 2026-11-20.") from None
+    instant = instant if instant.tzinfo is not None else instant.replace(tzinfo=UTC)
+    if not FIRST <= instant <= LAST:
+        raise InvalidFilter(term.value_at + 1, "The date is out of range.")
+    return instant.astimezone(UTC)
+
+
+def _pointer(term: _Term) -> tuple[str, ...]:
+    pointer = term.detail or ""
+    if not pointer.startswith("/"):
+        raise InvalidFilter(term.at, "Write `payload./POINTER:VALUE`, with a JSON pointer such as /customer/id.")
+    return tuple(part.replace("~1", "/").replace("~0", "~") for part in pointer.split("/")[1:])
+
+
+def _named(pattern: re.Pattern[str]) -> Callable[[_Term], str]:
+    def read(term: _Term) -> str:
+        if not pattern.fullmatch(term.value):
+            raise InvalidFilter(term.value_at, f"This is no name that `{term.key}:` knows.")
+        return term.value
+
+    return read
+
+
+def _status(term: _Term) -> JobState:
+    try:
+        return JobState(term.value)
+    except ValueError:
+        raise InvalidFilter(term.value_at, f"There is no such status. There are: {', '.join(JobState)}.") from None
+
+
+def _id(term: _Term) -> UUID:
+    try:
+        return UUID(term.value)
+    except ValueError:
+        raise InvalidFilter(term.value_at, "Write an id such as 01a1fb52-86fe-7471-a0ae-c754b8f77f84.") from None
+
+
+_READERS: dict[str, Callable[[_Term], object]] = {
+    "kind": _named(_WORD),
+    "status": _status,
+    "queue": _named(_NAME),
+    "template": _named(_NAME),
+    "tenant": _named(_NAME),
+    "code": _named(_NAME),
+    "worker": _id,
+    "schedule": _id,
+}

@@ -1,0 +1,123 @@
+"""What clients and operators may do to the jobs of each kind of work: by which scopes, and what the kind adds."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from uuid import UUID
+
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.domain.kind import Kind, Scopes
+from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.registry import Pipelines
+from leasehold.kinds.loading import load
+from leasehold.settings import Settings
+
+#: Jobs of templates, and of pipelines that belong to no kind.
+RUN = "run"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedJob:
+    """A failed job that is to run again. `pin`: the label of the workers that run it."""
+
+    tenant_id: str
+    params: Mapping[str, Any]
+    pin: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class SecondLife:
+    """`params`: replace the job's; None: they stay. `limits`: where it waits, beside the declared limits."""
+
+    params: Mapping[str, Any] | None = None
+    limits: Sequence[ConcurrencyLimit] = ()
+
+
+#: In the transaction of a cancel: (connection, settings, job id, tenant). Returns hints to publish after the commit.
+AfterCancel: TypeAlias = Callable[[Connection, Settings, UUID, str], Awaitable[Sequence[Announcement]]]
+#: (settings, what the kind opened for its endpoints, the job). It does no input or output.
+BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], SecondLife]
+
+
+@dataclass(frozen=True, slots=True)
+class KindOperations:
+    """The hook `Kind.operations`."""
+
+    after_cancel: AfterCancel | None = None
+    before_retry: BeforeRetry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class JobKind:
+    """A kind of job as /v1/jobs knows it. `scopes` None: its jobs are not reachable there."""
+
+    name: str
+    pipelines: Mapping[str, Pipeline] = field(default_factory=dict)
+    scopes: Scopes | None = None
+    redacted: frozenset[str] = frozenset()
+    parents: Mapping[str, str] = field(default_factory=dict)
+    signed_links: bool = True
+    operations: KindOperations = KindOperations()
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """Which jobs a request may name. `tenant_id` None: those of all tenants. `pipelines`: those of kinds; `runs`: what
+    belongs to no kind, too.
+    """
+
+    tenant_id: str | None
+    runs: bool
+    pipelines: tuple[str, ...]
+
+    @property
+    def nothing(self) -> bool:
+        return not self.runs and not self.pipelines
+
+
+class JobKinds:
+    """All kinds of jobs of an installation. `others`: the pipelines of the registry that belong to no kind."""
+
+    def __init__(self, kinds: Iterable[Kind], pipelines: Pipelines, runs: Scopes) -> None:
+        self._by_name = {RUN: JobKind(RUN, scopes=runs)}
+        for kind in kinds:
+            self._by_name[kind.name] = JobKind(
+                kind.name,
+                {pipeline.name: pipeline for pipeline in kind.pipelines},
+                kind.scopes,
+                kind.redacted,
+                kind.parents,
+                kind.signed_links,
+                KindOperations() if kind.operations is None else load(kind.operations)(),
+            )
+        self._by_pipeline = {name: kind for kind in self._by_name.values() for name in kind.pipelines}
+        #: The pipelines that belong to kinds.
+        self.owned = tuple(sorted(self._by_pipeline))
+        self._registry = pipelines
+        self.others = tuple(sorted(one.name for one in pipelines if one.name not in self._by_pipeline))
+
+    def of(self, pipeline: str, *, is_run: bool) -> JobKind:
+        return self._by_name[RUN] if is_run else self._by_pipeline.get(pipeline, self._by_name[RUN])
+
+    def named(self, name: str) -> JobKind | None:
+        return self._by_name.get(name)
+
+    def pipeline(self, name: str) -> Pipeline | None:
+        kind = self._by_pipeline.get(name)
+        return self._registry.find(name) if kind is None else kind.pipelines[name]
+
+    def sight(self, tenant_id: str | None, scopes: frozenset[str], *, write: bool, kind: str | None = None) -> Sight:
+        """What a key with `scopes` may read, or change; `kind`: of this kind only."""
+        able = [
+            one
+            for one in self._by_name.values()
+            if one.scopes is not None
+            and (one.scopes.write if write else one.scopes.read) in scopes
+            and kind in (None, one.name)
+        ]
+        pipelines = tuple(sorted(name for one in able for name in one.pipelines))
+        return Sight(tenant_id, any(one.name == RUN for one in able), pipelines)

@@ -1,0 +1,75 @@
+"""What cancels and retries of a generation do beside those of any job: the provider hears of a cancel, and a retry has
+as much time again as the order had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any
+from uuid import UUID
+
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
+from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
+from leasehold.kinds.operations import FailedJob, KindOperations, SecondLife
+from leasehold.pipelines.generation.pipeline import GenerationParams, withdrawal
+from leasehold.pipelines.generation.provider import Kind
+from leasehold.pipelines.generation.providers import Catalogue, ProviderTerms
+from leasehold.settings import Settings
+from leasehold.transitions import jobs
+from leasehold.transitions.jobs import NewJob
+
+
+def operations() -> KindOperations:
+    """The hook of the kind."""
+    return KindOperations(after_cancel=withdraw, before_retry=second_life)
+
+
+async def withdraw(connection: Connection, settings: Settings, job_id: UUID, tenant_id: str) -> Sequence[Announcement]:
+    """Write a withdrawal: a job that cancels the order at the provider. In the transaction that cancels the generation.
+    A withdrawal itself has nothing to withdraw.
+    """
+    if not await connection.fetchval(
+        "SELECT EXISTS (SELECT 1 FROM generation WHERE job_id = $1 AND tenant_id = $2)", job_id, tenant_id
+    ):
+        return []
+    job = NewJob(
+        pipeline=withdrawal,
+        tenant_id=tenant_id,
+        params={"job_id": str(job_id)},
+        keep_seconds=settings.generation_keep_seconds,
+    )
+    return await jobs.submit(connection, [job])
+
+
+def second_life(settings: Settings, catalogue: Catalogue, job: FailedJob) -> SecondLife:
+    if "provider" not in job.params:  # a withdrawal
+        return SecondLife()
+    params = GenerationParams.model_validate(job.params)
+    terms = catalogue.find(params.provider)
+    until = datetime.now(UTC) + timedelta(seconds=seconds_of(settings, params.kind))
+    again: dict[str, Any] = params.model_copy(update={"deadline_at": until}).model_dump(mode="json")
+    return SecondLife(again, own_limits(settings, job.tenant_id, job.pin, terms))
+
+
+def seconds_of(settings: Settings, kind: Kind) -> int:
+    """How long an order of that kind may take."""
+    return settings.generation_image_seconds if kind == "image" else settings.generation_video_seconds
+
+
+def own_limits(
+    settings: Settings, tenant_id: str, server: str | None, terms: ProviderTerms | None
+) -> list[ConcurrencyLimit]:
+    """The concurrency limits of an order. All tenants share the limit of a server that a caller names (it is one
+    machine) and of a provider. Without a server, each tenant has a limit of its own. `terms` None: the installation has
+    the provider no more.
+    """
+    limits = []
+    if settings.generation_per_server:
+        whose = tenant_id if server is None else EVERYBODY
+        name = server or settings.generation_default_server
+        limits.append(ConcurrencyLimit(whose, f"server:{name}", at_most=settings.generation_per_server))
+    if terms is not None and terms.at_most is not None:
+        limits.append(ConcurrencyLimit(EVERYBODY, f"provider:{terms.name}", at_most=terms.at_most))
+    return limits

@@ -1,0 +1,85 @@
+"""`expire_early` and `delete`: a job and all that it made go before their time. `forget` deletes the rows.
+
+A job with a leased step is never deleted: its worker settles the lease by the job's rows, and the ledger must say how
+the lease ended. Such a job is cancelled first, and deleted when it has ended. `keep_seconds` is 0 from then on, so that
+retention deletes the job even if the process that was asked to dies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from leasehold.db.database import Connection
+
+EXPIRE_EARLY = """
+-- expire_early
+UPDATE job
+SET keep_seconds = 0, expires_at = CASE WHEN finished_at IS NOT NULL THEN clock_timestamp() END
+WHERE id = $1 AND tenant_id = $2
+RETURNING finished_at IS NOT NULL AS finished, output_prefix
+"""
+
+
+async def expire_early(connection: Connection, job_id: UUID, tenant_id: str) -> str | None:
+    """Retention deletes the job as soon as the job has ended. Returns the prefix of its objects if it has ended
+    already; None: it has not, or there is no such job.
+    """
+    row = await connection.fetchrow(EXPIRE_EARLY, job_id, tenant_id)
+    return row["output_prefix"] if row is not None and row["finished"] else None
+
+
+# A job that ended only. From now on no reader finds it, and retention may delete its objects and rows.
+DELETE = """
+-- job_delete
+WITH gone AS (
+    UPDATE job SET keep_seconds = 0, expires_at = clock_timestamp()
+    WHERE id = $1 AND tenant_id = $2 AND finished_at IS NOT NULL
+    RETURNING id, tenant_id, pipeline, output_prefix
+), remembered AS (
+    INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
+    SELECT g.id, g.tenant_id, g.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = g.id), 'deleted' FROM gone g
+    ON CONFLICT (job_id) DO NOTHING
+)
+SELECT output_prefix FROM gone
+"""
+
+
+async def delete(connection: Connection, job_id: UUID, tenant_id: str) -> str | None:
+    """Ended -> gone: a tombstone remembers the job. Delete its objects after the commit, then `forget` its rows; what
+    fails, retention does.
+
+    Returns the prefix of the job's objects. None: the job has not ended, or there is no such job.
+    """
+    prefix: str | None = await connection.fetchval(DELETE, job_id, tenant_id)
+    return prefix
+
+
+# `keep_seconds` is 0 of a job that somebody deleted.
+FORGET = """
+-- job_forget
+WITH gone AS (
+    DELETE FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp()
+    RETURNING id, tenant_id, pipeline, keep_seconds
+)
+INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
+SELECT g.id, g.tenant_id, g.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = g.id),
+       CASE WHEN g.keep_seconds = 0 THEN 'deleted' ELSE 'expired' END
+FROM gone g
+ON CONFLICT (job_id) DO NOTHING
+"""
+
+
+async def forget(connection: Connection, job_ids: Sequence[UUID]) -> None:
+    """Delete the rows of jobs past `expires_at`, and remember each by a tombstone."""
+    await connection.execute(FORGET, list(job_ids))
+
+
+async def forget_tombstones(connection: Connection, hours: int, limit: int = 5000) -> None:
+    """Delete tombstones that are older than `hours`."""
+    await connection.execute(
+        "DELETE FROM tombstone WHERE job_id IN (SELECT job_id FROM tombstone"
+        " WHERE at < statement_timestamp() - make_interval(hours => $1) ORDER BY at LIMIT $2)",
+        hours,
+        limit,
+    )

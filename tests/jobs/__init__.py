@@ -1,0 +1,1 @@
+"""/v1/jobs and /v1/dead-letters, for jobs of every kind."""
