@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import asyncpg
@@ -15,20 +16,31 @@ import orjson
 #: The parameter of a connection's URL that says which process it belongs to.
 PROCESS = "chaos.process"
 
-INSTALL = """
+_INSTALL = """
 CREATE SCHEMA chaos;
 CREATE TABLE chaos.change (
     n bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    at timestamptz NOT NULL,
+    ahead double precision NOT NULL,
     xact text NOT NULL DEFAULT pg_current_xact_id()::text,
     process text,
     of text NOT NULL,
     before jsonb,
     after jsonb
 );
+CREATE FUNCTION chaos.ahead() RETURNS double precision LANGUAGE sql VOLATILE AS $$ SELECT AHEAD::double precision $$;
 CREATE FUNCTION chaos.note() RETURNS trigger LANGUAGE plpgsql AS $$
+DECLARE
+    off double precision;
+    said timestamptz;
 BEGIN
-    INSERT INTO chaos.change (process, of, before, after) VALUES (
+    LOOP  -- the clock may jump between the two
+        off := chaos.ahead();
+        said := clock_timestamp();
+        EXIT WHEN off = chaos.ahead();
+    END LOOP;
+    INSERT INTO chaos.change (at, ahead, process, of, before, after) VALUES (
+        said - make_interval(secs => off), off,
         current_setting('chaos.process', true), TG_TABLE_NAME,
         CASE WHEN TG_OP <> 'INSERT' THEN to_jsonb(OLD) END, CASE WHEN TG_OP <> 'DELETE' THEN to_jsonb(NEW) END);
     RETURN NULL;
@@ -39,9 +51,17 @@ CREATE TRIGGER chaos AFTER INSERT OR DELETE ON outbox FOR EACH ROW EXECUTE FUNCT
 """
 
 
+def install(clock: Path | None) -> str:
+    """The statements. `clock`: the file that says how far the server's clock is ahead, if it can jump."""
+    return _INSTALL.replace("AHEAD", "0" if clock is None else f"pg_read_file('{clock}')")
+
+
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One committed change of one row. `n` orders the changes of a row; `at` is seconds of the epoch."""
+    """One committed change of one row. `n` orders the changes of a row.
+
+    `at`: seconds of the epoch, by the true clock; the database's own was `ahead` of it by so many seconds.
+    """
 
     n: int
     at: float
@@ -50,6 +70,7 @@ class Change:
     of: str
     before: dict[str, Any] | None
     after: dict[str, Any] | None
+    ahead: float = 0.0
 
     @property
     def row(self) -> dict[str, Any]:
@@ -65,12 +86,12 @@ class Change:
 
 async def changes(connection: asyncpg.Connection[asyncpg.Record]) -> list[Change]:
     rows = await connection.fetch(
-        "SELECT n, at, xact, coalesce(process, '') AS process, of, before::text, after::text"
+        "SELECT n, at, ahead, xact, coalesce(process, '') AS process, of, before::text, after::text"
         " FROM chaos.change ORDER BY n"
     )
     return [
         Change(row["n"], seconds(row["at"]), row["xact"], row["process"], row["of"], _read(row["before"]),
-               _read(row["after"]))
+               _read(row["after"]), row["ahead"])
         for row in rows
     ]  # fmt: skip
 

@@ -37,8 +37,21 @@ def _failpoint(number: str, point: str, act: str, on: tuple[str, ...] = WORKERS)
     return Kind(f"{number} {point}:{act}", on, needs=BROKER if point == "after_publish" else "")
 
 
-def _links(name: str, seconds: float, on: tuple[str, ...] = WORKERS + APIS) -> tuple[Kind, ...]:
-    return tuple(Kind(f"{name} {link}", on, link, seconds, BROKER if link == "amqp" else "") for link in LINKS)
+def _links(name: str, seconds: float) -> tuple[Kind, ...]:
+    """Of one process. An API seldom says anything to the store, and what met nothing has not happened."""
+    return tuple(
+        Kind(f"{name} {link}", WORKERS if link == "s3" else WORKERS + APIS, link, seconds, _need_of(link))
+        for link in LINKS
+    )
+
+
+def _fleet(name: str, seconds: float) -> tuple[Kind, ...]:
+    """Of everybody."""
+    return tuple(Kind(f"{name} {link}", (), link, seconds, _need_of(link)) for link in LINKS)
+
+
+def _need_of(link: str) -> str:
+    return BROKER if link == "amqp" else ""
 
 
 FAILPOINTS = (
@@ -98,10 +111,14 @@ BLOWS = (
     Kind("F33 a clock behind", WORKERS + APIS, seconds=6.0),
     Kind("F34 restart everything", seconds=0.5),
     Kind("F35 freeze the database", seconds=5.0),
+    Kind("F36 database disk stalls", seconds=5.0, needs=MOUNTS),
+    Kind("F37 database disk full", seconds=4.0, needs=MOUNTS),
+    Kind("F38 database clock ahead", seconds=6.0, needs=CLOCK),
+    Kind("F38 database clock behind", seconds=6.0, needs=CLOCK),
     Kind("F39 broker and database away", seconds=2.0, needs=BROKER),
-    *_links("F40 fleet half-open", 5.0, ()),
-    *_links("F40 fleet one-way", 3.0, ()),
-    *_links("F40 fleet mirrored", 3.0, ()),
+    *_fleet("F40 fleet half-open", 5.0),
+    *_fleet("F40 fleet one-way", 3.0),
+    *_fleet("F40 fleet mirrored", 3.0),
 )
 CATALOGUE = FAILPOINTS + API_POINTS + BLOWS
 BY_NAME = {kind.name: kind for kind in CATALOGUE}

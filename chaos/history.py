@@ -108,6 +108,11 @@ class History:
     rested: bool = False
     rest_seconds: float = 0.0
     children_killed: int = 0
+    jumps: list[tuple[float, float]] = field(default_factory=list)  # when the database's clock jumped, to how far ahead
+
+    def by_database(self, at: float) -> float:
+        """What the database's clock said at the true instant `at`."""
+        return at + next((ahead for since, ahead in reversed(self.jumps) if since <= at), 0.0)
 
     @cached_property
     def job_by_id(self) -> dict[str, Row]:

@@ -108,7 +108,7 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
             waking.cancel()
         await _last_looks(it, history)
         await collect.gather(it, load, history)
-        history.children_killed = faults.children_killed
+        history.children_killed, history.jumps = faults.children_killed, faults.jumps
         report.fired = faults.fired + _failpoints(it)
         report.effects = faults.effects
         report.rested = history.rested

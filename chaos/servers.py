@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -13,16 +14,21 @@ from typing import Self
 import asyncpg
 
 from chaos import audit
-from chaos.catalogue import BROKER, MOUNTS
+from chaos.catalogue import BROKER, CLOCK, MOUNTS
+from chaos.clock import DatabaseClock, find_library
+from chaos.disk import Volume
 from leasehold.db.database import migrate
 from leasehold.embedded.guard import descendants
-from leasehold.embedded.process import EmbeddedError
+from leasehold.embedded.postgres import Postgres, find_postgres
+from leasehold.embedded.process import EmbeddedError, unprivileged
 from leasehold.embedded.rabbitmq import RabbitMQ
 from leasehold.embedded.rabbitmq_install import install_rabbitmq
 from leasehold.embedded.stack import EmbeddedStack
 
 _TEMPLATE = "chaos_template"
 _RESTARTS = 20
+#: More than the most of WAL that PostgreSQL keeps until a checkpoint, and the databases of many runs.
+_VOLUME_MEGABYTES = 3072
 
 
 class Servers:
@@ -31,6 +37,7 @@ class Servers:
     def __init__(self, *, broker: bool = True) -> None:
         self._with_broker = broker
         self.able: frozenset[str] = frozenset()
+        self.clock: DatabaseClock | None = None
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -39,16 +46,39 @@ class Servers:
         except EmbeddedError:
             rabbitmq = None
         async with AsyncExitStack() as opening:
-            self.stack = await opening.enter_async_context(EmbeddedStack(durable=True, rabbitmq=rabbitmq))
-            assert self.stack.postgres is not None
+            self.stack = await opening.enter_async_context(EmbeddedStack(postgres=False, rabbitmq=rabbitmq))
             assert self.stack.s3 is not None
-            self.postgres, self.s3 = self.stack.postgres, self.stack.s3
-            self.able = frozenset({MOUNTS, *([BROKER] if rabbitmq is not None else ())})
+            self.s3 = self.stack.s3
+            self.postgres = await self._start_postgres(opening)
+            self.able = frozenset(self._abilities())
             await self.administer(f"CREATE DATABASE {_TEMPLATE}")
             await migrate(self.postgres.url_of(_TEMPLATE))
-            await self.administer(audit.INSTALL, _TEMPLATE)
+            await self.administer(audit.install(self.clock.file if self.clock else None), _TEMPLATE)
             self._open = opening.pop_all()
         return self
+
+    async def _start_postgres(self, opening: AsyncExitStack) -> Postgres:
+        """On a disk and with a clock of its own, where this machine lets us make them."""
+        self.volume = Volume(self.directory / "postgres", megabytes=_VOLUME_MEGABYTES)
+        opening.push_async_callback(self.volume.unmount)
+        await self.volume.mount()
+        programs = await find_postgres(unprivileged())
+        if library := await find_library():
+            self.clock = DatabaseClock(self.directory / "clock", library, programs)
+            programs = self.clock.programs
+        postgres = Postgres(self.directory / "postgres", durable=True, programs=programs)
+        opening.push_async_callback(postgres.forget)
+        opening.push_async_callback(postgres.stop)
+        await postgres.start()
+        return postgres
+
+    def _abilities(self) -> Iterator[str]:
+        if self.rabbitmq is not None:
+            yield BROKER
+        if self.volume.mounted:
+            yield MOUNTS
+        if self.clock is not None:
+            yield CLOCK
 
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
@@ -82,6 +112,10 @@ class Servers:
 
     async def mend(self) -> None:
         """Whatever a fault ended runs again, at its old address and with its old data."""
+        await self.volume.thaw()
+        self.volume.empty()
+        if self.clock is not None:
+            self.clock.jump(0)
         self.signal("postgres", signal.SIGCONT)
         self.signal("rabbitmq", signal.SIGCONT)
         await self.restart_postgres()
@@ -99,6 +133,10 @@ class Servers:
                 await asyncio.sleep(0.2)
             else:
                 return
+
+    def blocked(self, name: str) -> set[int]:
+        """The server's processes that wait in the kernel for their disk."""
+        return {pid for pid in self.processes(name) if _state(pid) == "D"}
 
     def signal(self, name: str, number: signal.Signals) -> int:
         """Send a signal to every process of a server; returns to how many."""
@@ -120,3 +158,10 @@ def _command(pid: int) -> bytes:
         return (Path("/proc") / str(pid) / "cmdline").read_bytes()
     except OSError:  # it has ended
         return b""
+
+
+def _state(pid: int) -> str:
+    try:
+        return (Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:  # it has ended
+        return ""

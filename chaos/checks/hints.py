@@ -29,25 +29,27 @@ def i9(history: History) -> Iterator[Seen]:
             f"{heard.process} acknowledged the hint of {history.name_of(heard.task)}"
             f" {1000 * (heard.at - heard.since):.0f} ms after it came, while the task could have been claimed all that"
             " time",
-            good=closed <= heard.at + _CLOCK or not _was_claimable_throughout(changes, heard),
+            good=closed <= heard.at + _CLOCK or not _was_claimable_throughout(history, changes, heard),
         )
 
 
-def _was_claimable_throughout(changes: list[Change], heard: Heard) -> bool:
+def _was_claimable_throughout(history: History, changes: list[Change], heard: Heard) -> bool:
     """Whether at no moment between delivery and ACK the hint was unnecessary."""
     start = max(0, bisect_right([change.at for change in changes], heard.since - _CLOCK) - 1)
     for index in range(start, len(changes)):
         if changes[index].at > heard.at + _CLOCK:
             break
         until = changes[index + 1].at if index + 1 < len(changes) else heard.at
-        if not _is_claimable(changes[index].row, min(until, heard.at)):
+        if not _is_claimable(history, changes[index].row, min(until, heard.at)):
             return False
-        if not _is_claimable(changes[index].row, max(changes[index].at, heard.since)):
+        if not _is_claimable(history, changes[index].row, max(changes[index].at, heard.since)):
             return False
     return True
 
 
-def _is_claimable(task: Row, at: float) -> bool:
+def _is_claimable(history: History, task: Row, at: float) -> bool:
+    """By the database's clock, and by the true one: who holds a lease cannot know that a jump has ended it."""
+    at = min(at, history.by_database(at))
     if task["status"] == "running":
         return seconds(task["lease_until"]) < at
     return task["status"] in _RUNNABLE and seconds(task["available_at"]) <= at
@@ -80,9 +82,11 @@ def _dropped_unconfirmed(history: History) -> Iterator[Seen]:
     for heard in history.heard:
         if heard.what is What.CONFIRMED:
             confirmed[heard.task].append(heard)
+    ahead = {change.row["id"]: change.ahead for change in history.changes if change.of == "outbox" and change.after}
     for change in history.changes:
         if change.of == "outbox" and change.before:
-            task, written = change.before["task_id"], seconds(change.before["created_at"])
+            task = change.before["task_id"]
+            written = seconds(change.before["created_at"]) - ahead.get(change.before["id"], 0.0)
             sure = any(c.since >= written - _CLOCK and c.at <= change.at + _CLOCK for c in confirmed[task])
             says = f"the hint of {history.name_of(task)} was dropped from the outbox without a confirm"
             yield seen("hint dropped", says, good=sure)

@@ -103,7 +103,9 @@ def i8(history: History) -> Iterator[Seen]:
     for task, changes in history.task_changes.items():
         for change in changes:
             if change.before and change.after and _takes_away(change.before, change.after):
-                passed = seconds(change.before["lease_until"]) <= change.at
+                passed = (
+                    seconds(change.before["lease_until"]) <= change.at + change.ahead
+                )  # the clock that it was given by
                 claim = next((c for c in history.claims.get(task, ()) if c.epoch == change.before["epoch"]), None)
                 owner = claim.process if claim is not None else "nobody"
                 stayed = claim is not None and _stayed(history, claim.process, claim.at, change.at)

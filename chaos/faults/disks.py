@@ -1,11 +1,11 @@
-"""Disks: that of the workers' scratch files, full."""
+"""Disks: the workers' scratch files', full; PostgreSQL's, full, and standing still."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
 
-from chaos.faults.effects import Deal
+from chaos.faults.effects import Deal, LogWatch, most
 from chaos.plan import Fault
 from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered
@@ -22,7 +22,37 @@ class DiskFaults:
 
     @property
     def deals(self) -> Mapping[str, Deal]:
-        return {"F32": self._fill_scratch}
+        return {
+            "F32": self._fill_scratch,
+            "F36": self._stall_database,
+            "F37": self._fill_database,
+        }
+
+    async def _stall_database(self, fault: Fault) -> int:
+        """Every write of PostgreSQL waits in the kernel. Returns how many of its processes did."""
+        servers = self._it.servers
+        async with self._broken:
+            if not await servers.volume.freeze():
+                return 0
+            try:
+                return await most(lambda: len(servers.blocked("postgres")), fault.seconds)
+            finally:
+                await servers.volume.thaw()
+
+    async def _fill_database(self, fault: Fault) -> int:
+        """A server that found no room for its WAL has ended, and is started again once there is. Returns how many
+        statements, or starts, failed.
+        """
+        servers = self._it.servers
+        watch = LogWatch(servers.postgres_log)
+        async with self._broken:
+            await asyncio.to_thread(servers.volume.fill)
+            try:
+                await asyncio.sleep(fault.seconds)
+            finally:
+                servers.volume.empty()
+            await servers.restart_postgres()
+        return watch.count("No space left on device")
 
     async def _fill_scratch(self, fault: Fault) -> int:
         """All workers of a run keep their scratch files there. Returns how many attempts failed for it."""

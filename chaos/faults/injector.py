@@ -11,6 +11,7 @@ from collections import Counter
 import structlog
 
 from chaos.faults.broker import BrokerFaults
+from chaos.faults.clock import ClockFaults
 from chaos.faults.database import DatabaseFaults
 from chaos.faults.disks import DiskFaults
 from chaos.faults.effects import Deal
@@ -40,6 +41,7 @@ class Faults:
         broken = asyncio.Lock()  # one server at a time is away, but where a fault takes both
         rng = random.Random(f"faults {installation.plan.seed}")  # noqa: S311 - to be repeated
         self._processes = ProcessFaults(installation)
+        self._clock = ClockFaults(installation, asyncio.Lock())
         self._deals: dict[str, Deal] = {
             **self._processes.deals,
             **BrokerFaults(installation, broken, rng).deals,
@@ -47,11 +49,16 @@ class Faults:
             **NetworkFaults(installation).deals,
             **StoreFaults(installation).deals,
             **DiskFaults(installation, broken).deals,
+            **self._clock.deals,
         }
 
     @property
     def children_killed(self) -> int:
         return self._processes.children_killed
+
+    @property
+    def jumps(self) -> list[tuple[float, float]]:
+        return self._clock.jumps
 
     def deal_of(self, name: str) -> Deal:
         """Who deals the fault `name`: the longest beginning of it that somebody knows. Raises ValueError: nobody."""

@@ -46,9 +46,12 @@ class Postgres:
         durable: False turns fsync off: for tests. Then a killed machine loses data; a killed server does not.
         port: 0 takes a free one
         tls: with it, only encrypted connections are taken
+        programs: the directory of `initdb` and `postgres`; None finds one
     """
 
-    def __init__(self, directory: Path, *, durable: bool, port: int = 0, tls: Tls | None = None) -> None:
+    def __init__(
+        self, directory: Path, *, durable: bool, port: int = 0, tls: Tls | None = None, programs: Path | None = None
+    ) -> None:
         self.directory = directory
         self.port = port or free_port()
         self._options = DURABLE if durable else FORGETFUL
@@ -56,6 +59,7 @@ class Postgres:
         self._tls = tls
         self._run_as = unprivileged()
         self._server: Server | None = None
+        self._programs = programs
         self._bin = Path()
         self._password = ""
 
@@ -80,7 +84,7 @@ class Postgres:
         if self.running:
             return
         self._run_as.directory(self.directory)
-        self._bin = await find_postgres(self._run_as) if self._tls is None else await find_postgres_with_tls()
+        self._bin = self._programs or await self._find()
         await self._make_cluster()
         settings = self._options | {
             "listen_addresses": "127.0.0.1",
@@ -104,6 +108,9 @@ class Postgres:
         except BaseException:
             await self.kill()
             raise
+
+    async def _find(self) -> Path:
+        return await find_postgres(self._run_as) if self._tls is None else await find_postgres_with_tls()
 
     def _encrypted(self, tls: Tls) -> dict[str, str]:
         certificate, key, authority = tls.write(self.directory, self._run_as)

@@ -5,8 +5,6 @@ The longest of the mutants, `fence`, is left to `scripts/chaos --mutate all`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from chaos.mutations import CAUGHT_BY
@@ -18,12 +16,6 @@ SEED = 101
 #: A plan waits for a moment, such as a lease taken anew before its old holder is heard: a busy machine may let it pass.
 TRIES = 3
 IN_CI = ("ack", "epoch", "outbox")
-
-
-@pytest.fixture(scope="session")
-async def servers() -> AsyncIterator[Servers]:
-    async with Servers() as started:
-        yield started
 
 
 def told(report: Report) -> dict[str, tuple[str, ...]]:

@@ -1,0 +1,83 @@
+"""PostgreSQL's clock, which can jump: libfaketime, in every process of the server, reads how far from a file.
+
+Leases, retries, timeouts and schedules go by this clock. Nothing else of the machine is touched, and the monotonic
+clocks are never wrong (POSIX).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import shlex
+import shutil
+import tempfile
+from pathlib import Path
+
+from leasehold.embedded.debian import unpack_packages
+from leasehold.embedded.directories import cache_directory
+from leasehold.embedded.process import EmbeddedError
+
+_PACKAGE = "libfaketime"
+_LIBRARY = "usr/lib/*/faketime/libfaketime.so.1"
+_WRAPPER = """#!/bin/sh
+export LD_PRELOAD={library} FAKETIME_TIMESTAMP_FILE={file} FAKETIME_NO_CACHE=1
+export FAKETIME_DONT_FAKE_MONOTONIC=1 FAKETIME_DISABLE_SHM=1
+exec {program} "$@"
+"""
+
+
+async def find_library() -> Path | None:
+    """The system's libfaketime, or Debian's package of it, unpacked into the cache. None: it cannot be had here."""
+    if system := _below(Path("/")):
+        return system
+    target = cache_directory() / _PACKAGE
+    with (target.parent / f"{_PACKAGE}.lock").open("w") as lock:
+        await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)  # another run may be unpacking it now
+        if not target.exists():
+            with tempfile.TemporaryDirectory(prefix=f"{_PACKAGE}.", dir=target.parent) as scratch:
+                root = Path(scratch) / "root"
+                root.mkdir(mode=0o755)
+                try:
+                    await unpack_packages([_PACKAGE], root)
+                except EmbeddedError:
+                    return None
+                root.rename(target)
+    return _below(target)
+
+
+def _below(root: Path) -> Path | None:
+    return next(root.glob(_LIBRARY), None)
+
+
+class DatabaseClock:
+    """`programs`: the directory of PostgreSQL's programs with which a server gets this clock.
+
+    Args:
+        directory: what the server's user can read; it is made
+        library: from `find_library`
+        programs: PostgreSQL's own programs
+    """
+
+    def __init__(self, directory: Path, library: Path, programs: Path) -> None:
+        self.programs = directory
+        self.file = directory / "clock"
+        directory.mkdir(mode=0o755)
+        self.jump(0)
+        own = str(shutil.copy(library, directory / "libfaketime.so"))
+        for name in ("postgres", "initdb"):
+            words = _WRAPPER if name == "postgres" else '#!/bin/sh\nexec {program} "$@"\n'
+            wrapper = directory / name
+            wrapper.write_text(
+                words.format(
+                    library=shlex.quote(own), file=shlex.quote(str(self.file)),
+                    program=shlex.quote(str(programs / name)),
+                )
+            )  # fmt: skip
+            wrapper.chmod(0o755)
+
+    def jump(self, seconds: int) -> None:
+        """From now on the clock is so many seconds ahead of the true one; behind it, if negative."""
+        fresh = self.file.with_name("clock.new")
+        fresh.write_text(f"{seconds:+d}")
+        fresh.chmod(0o644)
+        fresh.rename(self.file)

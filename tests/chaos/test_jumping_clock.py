@@ -1,0 +1,71 @@
+"""What the checker makes of a database whose clock has jumped: leases end early, and nothing else is excused."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from chaos.amqp_tap import What
+from chaos.history import History
+from tests.chaos.histories import ME, T0, at, sound
+from tests.chaos.test_checker import DONE_FIRST, a_lease_taken_from_the_living, an_ack_before_the_claim, found
+
+
+@pytest.mark.parametrize(("ahead", "violated"), [(60.0, False), (0.0, True), (-60.0, True)])
+def test_a_lease_has_passed_by_the_clock_that_it_was_given_by(ahead: float, violated: bool) -> None:
+    history = sound()
+    a_lease_taken_from_the_living(history)
+    history.changes[DONE_FIRST] = replace(history.changes[DONE_FIRST], ahead=ahead)
+    assert ("I8" in found(history)) is violated
+
+
+def acked_while_it_ran(history: History) -> None:
+    """The first hint comes, and is acknowledged, in the middle of the run that it would have begun."""
+    for index, heard in enumerate(history.heard):
+        if heard.task == "task-first" and heard.what in (What.DELIVERED, What.ACKED):
+            history.heard[index] = replace(heard, since=T0 + 1.2, at=T0 + 1.4)
+
+
+def test_who_holds_a_lease_cannot_know_that_a_jump_has_ended_it() -> None:
+    history = sound()
+    acked_while_it_ran(history)
+    history.jumps = [(T0 + 1.1, 60.0), (T0 + 1.8, 0.0)]
+    assert "I9" not in found(history)
+
+
+def test_a_jump_excuses_no_ack_of_what_was_due_all_the_time() -> None:
+    history = sound()
+    an_ack_before_the_claim(history)
+    history.jumps = [(T0 - 10, 60.0)]
+    assert "I9" in found(history)
+
+
+@pytest.mark.parametrize("ahead", [60.0, -60.0])
+def test_a_confirm_is_compared_with_the_true_time_of_the_row(ahead: float) -> None:
+    """A row that was written while the clock was wrong says a wrong time itself."""
+    history = sound()
+    said = {
+        change.row["id"]: at(change.at - T0 + ahead)
+        for change in history.changes
+        if change.of == "outbox" and change.after
+    }
+    for index, change in enumerate(history.changes):
+        if change.of == "outbox":
+            row = change.row | {"created_at": said[change.row["id"]]}
+            history.changes[index] = (
+                replace(change, after=row, ahead=ahead) if change.after else replace(change, before=row)
+            )
+    assert "I10" not in found(history)
+    history.heard = [
+        replace(heard, since=heard.since - 30) if heard.what is What.CONFIRMED else heard for heard in history.heard
+    ]
+    assert "I10" in found(history)
+
+
+def test_the_database_says_what_its_last_jump_made_it_say() -> None:
+    history = sound()
+    assert history.by_database(T0) == T0
+    history.jumps = [(T0 + 1, 20.0), (T0 + 2, 0.0)]
+    assert [history.by_database(T0 + after) - T0 for after in (0.5, 1.0, 1.5, 2.5)] == [0.5, 21.0, 21.5, 2.5]
+    assert history.claims["task-first"][0].process == ME

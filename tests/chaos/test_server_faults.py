@@ -1,0 +1,171 @@
+"""The faults of servers, dealt to real ones: each acts, says how much it did, and is undone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import asyncpg
+import pytest
+
+from chaos.catalogue import BY_NAME, CLOCK, MOUNTS
+from chaos.disk import Volume
+from chaos.faults import Faults
+from chaos.faults.clock import JUMP_SECONDS
+from chaos.plan import Fault, Plan
+from chaos.proxy import Link
+from chaos.servers import Servers
+from tests.support.not_here import not_here
+
+NAME = "chaos_faults"
+
+
+@dataclass
+class Scene:
+    """An installation without processes of the platform: the tests are its clients."""
+
+    servers: Servers
+    name: str
+    links: dict[tuple[str, str], Link] = field(default_factory=dict)
+    plan: Plan = field(default_factory=lambda: Plan(0, 1.0))
+    heard: list[object] = field(default_factory=list)
+    slots: dict[str, object] = field(default_factory=dict)
+
+    def links_to(self, server: str) -> list[Link]:
+        return [link for (_, of), link in self.links.items() if of == server]
+
+    @property
+    def url(self) -> str:
+        """Through the link."""
+        port = self.links["api-0", "postgres"].port
+        return self.servers.postgres.url_of(self.name).replace(f":{self.servers.postgres.port}/", f":{port}/")
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[asyncpg.Connection[asyncpg.Record]]:
+        connection = await asyncpg.connect(self.servers.postgres.url_of(self.name))
+        try:
+            yield connection
+        finally:
+            await connection.close()
+
+    async def deal(self, name: str, seconds: float) -> int:
+        faults = Faults(self)  # type: ignore[arg-type]  # what servers' faults use of an installation
+        fault = Fault(name, seconds=seconds)
+        assert fault.kind is BY_NAME[name]
+        return await faults.deal_of(name)(fault)
+
+
+@pytest.fixture
+async def scene(servers: Servers) -> AsyncIterator[Scene]:
+    await servers.add_database(NAME)
+    link = Link(("127.0.0.1", servers.postgres.port))
+    await link.open()
+    yield Scene(servers, NAME, {("api-0", "postgres"): link})
+    await link.close()
+    await servers.mend()
+    await servers.drop_database(NAME)
+
+
+async def beats(scene: Scene, until: asyncio.Event) -> list[tuple[float, str]]:
+    """Write a row again and again, each time with a second's patience; returns when, and how it ended."""
+    ended = []
+    while not until.is_set():
+        try:
+            async with asyncio.timeout(1):
+                connection = await asyncpg.connect(scene.url)
+                try:
+                    await connection.execute("CREATE TABLE IF NOT EXISTS beat (text text)")
+                    await connection.execute("INSERT INTO beat SELECT repeat('x', 100) FROM generate_series(1, 5000)")
+                finally:
+                    connection.terminate()
+            ended.append((time.monotonic(), "ok"))
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            ended.append((time.monotonic(), type(error).__name__))
+        await asyncio.sleep(0.05)
+    return ended
+
+
+async def while_beating(scene: Scene, name: str, seconds: float) -> tuple[int, list[str], str]:
+    """Deal a fault; returns its effect, how the beats ended during it, and how the last one ended after it."""
+    over = asyncio.Event()
+    beating = asyncio.create_task(beats(scene, over))
+    await asyncio.sleep(0.5)
+    began = time.monotonic()
+    effect = await scene.deal(name, seconds)
+    ended = time.monotonic()
+    await asyncio.sleep(1.5)
+    over.set()
+    heard = await beating
+    return effect, [how for at, how in heard if began < at < ended], heard[-1][1]
+
+
+async def test_a_frozen_database_takes_bytes_and_answers_nothing_until_it_goes_on(scene: Scene) -> None:
+    effect, during, after = await while_beating(scene, "F35 freeze the database", 1.5)
+    assert effect > 0
+    assert "TimeoutError" in during
+    assert after == "ok"
+
+
+async def test_a_database_that_nobody_asked_anything_was_not_frozen_for_anybody(scene: Scene) -> None:
+    assert await scene.deal("F35 freeze the database", 0.2) == 0
+    async with scene.connection() as connection:
+        assert await connection.fetchval("SELECT 1") == 1
+
+
+async def test_a_stalled_disk_holds_up_every_write_and_not_for_ever(scene: Scene) -> None:
+    if MOUNTS not in scene.servers.able:
+        not_here("to mount takes privileges")
+    effect, during, after = await while_beating(scene, "F36 database disk stalls", 2.5)
+    assert effect > 0
+    assert "TimeoutError" in during
+    assert after == "ok"
+
+
+async def test_a_full_disk_fails_statements_and_the_server_is_there_again_once_it_has_room(scene: Scene) -> None:
+    if MOUNTS not in scene.servers.able:
+        not_here("to mount takes privileges")
+    effect, during, after = await while_beating(scene, "F37 database disk full", 2.0)
+    assert effect > 0
+    assert set(during) - {"ok"}
+    assert after == "ok"
+
+
+@pytest.mark.parametrize("way", ["ahead", "behind"])
+async def test_the_databases_clock_jumps_there_and_back_and_the_audit_keeps_the_true_time(
+    scene: Scene, way: str
+) -> None:
+    if CLOCK not in scene.servers.able:
+        not_here("there is no libfaketime")
+    async with scene.connection() as connection:
+        dealing = asyncio.create_task(scene.deal(f"F38 database clock {way}", 0.6))
+        await asyncio.sleep(0.3)
+        await connection.execute(
+            "INSERT INTO outbox (task_id, job_id, queue, priority, relay_at)"
+            " VALUES (gen_random_uuid(), gen_random_uuid(), 'q', 0, now())"
+        )
+        during = (await connection.fetchval("SELECT clock_timestamp()")).timestamp() - time.time()
+        assert await dealing == JUMP_SECONDS
+        after = (await connection.fetchval("SELECT clock_timestamp()")).timestamp() - time.time()
+        [change] = await connection.fetch("SELECT at, ahead FROM chaos.change WHERE of = 'outbox'")
+    sign = 1 if way == "ahead" else -1
+    assert during == pytest.approx(sign * JUMP_SECONDS, abs=1)
+    assert after == pytest.approx(0, abs=1)
+    assert change["ahead"] == sign * JUMP_SECONDS
+    assert change["at"].timestamp() == pytest.approx(time.time(), abs=3)
+
+
+async def test_a_volume_that_nobody_may_mount_is_a_plain_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", "")
+    volume = Volume(tmp_path / "disk", megabytes=16)
+    await volume.mount()
+    assert (tmp_path / "disk").is_dir()
+    assert not volume.mounted
+    assert not volume.fill()
+    assert not await volume.freeze()
+    await volume.unmount()
