@@ -119,6 +119,8 @@ BLOWS = (
     *_fleet("F40 fleet half-open", 5.0),
     *_fleet("F40 fleet one-way", 3.0),
     *_fleet("F40 fleet mirrored", 3.0),
+    Kind("F41 worker out of memory", WORKERS, needs=MEMORY),
+    Kind("F41 API out of memory", APIS, needs=MEMORY),
 )
 CATALOGUE = FAILPOINTS + API_POINTS + BLOWS
 BY_NAME = {kind.name: kind for kind in CATALOGUE}

@@ -16,7 +16,7 @@ _BALLAST = "ballast"
 _PIECE = bytes(1 << 20)
 _LEAST = 4096
 #: Whatever ends this process, a mount that nobody uses must not stay, and a frozen one less so: its input ends with us.
-_JANITOR = 'read _; fsfreeze --unfreeze "$1"; umount --lazy "$1"'
+_JANITOR = 'read -r disk; read -r _; fsfreeze --unfreeze "$disk"; umount --lazy "$disk"'
 
 
 class Disk:
@@ -37,9 +37,11 @@ class Disk:
     async def _keep_clean(self) -> None:
         if self.mounted:
             self._janitor = await asyncio.create_subprocess_exec(
-                "sh", "-c", _JANITOR, "sh", os.fspath(self._directory), start_new_session=True,
+                "sh", "-c", _JANITOR, start_new_session=True,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.DEVNULL,
             )  # fmt: skip
+            assert self._janitor.stdin is not None
+            self._janitor.stdin.write(os.fsencode(self._directory) + b"\n")
 
     async def unmount(self) -> None:
         if self._janitor is not None:

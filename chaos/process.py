@@ -22,6 +22,9 @@ from leasehold.runtime import failpoints
 
 #: How long a `sleep` failpoint blocks a chaos run's process: longer than its leases last.
 SLEEP_SECONDS = 7.0
+#: How much a process takes that is to run out of memory.
+MOST_MEGABYTES = 256
+_PIECE = 1 << 20
 
 
 def witness_failpoints() -> None:
@@ -52,6 +55,16 @@ def let_the_clock_be_wrong() -> None:
     signal.signal(signal.SIGUSR2, turn)
 
 
+def let_memory_run_out() -> None:
+    """SIGRTMIN makes this process take memory until the kernel ends it, or until it has more than any limit allows."""
+
+    def take(_number: int, _frame: object) -> None:
+        taken = [b"x" * _PIECE for _ in range(MOST_MEGABYTES)]
+        journal.note("memory", taken=len(taken))  # nobody stopped it
+
+    signal.signal(signal.SIGRTMIN, take)
+
+
 def name_sessions() -> None:
     """Each session of this process says whose it is, so that the audit's triggers can write that down."""
     settings = database._server_settings  # noqa: SLF001 - a URL takes no settings of the server
@@ -66,6 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     witness_failpoints()
     let_the_clock_be_wrong()
+    let_memory_run_out()
     if asked.mutate:
         MUTATIONS[asked.mutate]()
     if asked.module == "worker":

@@ -13,8 +13,8 @@ from typing import Self
 
 import asyncpg
 
-from chaos import audit
-from chaos.catalogue import BROKER, CLOCK, MOUNTS
+from chaos import audit, memory
+from chaos.catalogue import BROKER, CLOCK, MEMORY, MOUNTS
 from chaos.clock import DatabaseClock, find_library
 from chaos.disk import Volume
 from leasehold.db.database import migrate
@@ -79,6 +79,8 @@ class Servers:
             yield MOUNTS
         if self.clock is not None:
             yield CLOCK
+        if memory.is_possible():
+            yield MEMORY
 
     async def __aexit__(
         self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None

@@ -1,4 +1,4 @@
-"""The platform's own processes: killed, drained, stopped, their clocks turned."""
+"""The platform's own processes: killed, drained, stopped, out of memory, their clocks turned."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ import signal
 from collections.abc import Mapping
 
 from chaos import journal
-from chaos.faults.effects import Deal
+from chaos.faults.effects import Deal, becomes
+from chaos.memory import MemoryLimit
 from chaos.plan import Fault
 from chaos.stack import Installation
 from leasehold.embedded.guard import descendants
+
+#: What a process may take before it is out of memory, beside what it has.
+_MEGABYTES = 32
 
 
 class ProcessFaults:
@@ -29,6 +33,7 @@ class ProcessFaults:
             "F11 stop": self._stop_worker,
             "F33": self._turn_the_clock,
             "F34": self._restart_everything,
+            "F41": self._exhaust_memory,
         }
 
     async def _kill_child(self, fault: Fault) -> int:
@@ -76,3 +81,15 @@ class ProcessFaults:
         hit = [slot.signal(signal.SIGKILL) for slot in self._it.slots.values()]
         await asyncio.sleep(fault.seconds)
         return sum(hit)
+
+    async def _exhaust_memory(self, fault: Fault) -> int:
+        """The main process takes memory until the kernel's OOM killer ends it. Returns how many it killed."""
+        slot = self._it.slots[fault.target]
+        pid = slot.pid
+        if pid is None or not slot.log.stat().st_size:
+            return 0  # it has not begun to listen for the signal
+        with MemoryLimit(_MEGABYTES) as limit:
+            limit.enter(pid)
+            slot.signal(signal.SIGRTMIN)
+            await becomes(lambda: slot.pid != pid)
+            return limit.killed()

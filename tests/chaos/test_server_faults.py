@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,6 +22,7 @@ from chaos.proxy import Link
 from chaos.servers import Servers
 from tests.support.not_here import not_here
 
+ROOT = Path(__file__).parents[2]
 NAME = "chaos_faults"
 
 
@@ -169,3 +171,25 @@ async def test_a_volume_that_nobody_may_mount_is_a_plain_directory(
     assert not volume.fill()
     assert not await volume.freeze()
     await volume.unmount()
+
+
+async def test_a_frozen_volume_is_let_go_and_unmounted_whatever_ends_its_owner(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    code = (
+        "import asyncio, os, signal, sys\nfrom pathlib import Path\nfrom chaos.disk import Volume\n"
+        "async def main():\n"
+        "    volume = Volume(Path(sys.argv[1]), megabytes=16)\n"
+        "    await volume.mount()\n"
+        "    print(volume.mounted and await volume.freeze(), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+    owner = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", code, str(disk), cwd=ROOT, stdout=asyncio.subprocess.PIPE
+    )
+    said, _ = await owner.communicate()
+    if said.strip() != b"True":
+        not_here("to mount takes privileges")
+    async with asyncio.timeout(20):
+        while disk.is_mount():
+            await asyncio.sleep(0.05)

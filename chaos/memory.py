@@ -1,0 +1,73 @@
+"""A memory limit for one process: a control group in which the kernel's own OOM killer ends it. It takes privileges."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from pathlib import Path
+from typing import Self
+
+_ROOT = Path("/sys/fs/cgroup")
+
+
+class MemoryLimit:
+    """`with MemoryLimit(megabytes) as limit`: a group without processes; `enter` moves one into it.
+
+    Only what it takes from then on counts. Raises OSError on entering where this process may not make groups.
+    """
+
+    def __init__(self, megabytes: int) -> None:
+        self._bytes = megabytes << 20
+        self._group = _parent() / f"chaos-{secrets.token_hex(4)}"
+
+    def __enter__(self) -> Self:
+        self._group.mkdir()
+        try:
+            for name in ("memory.limit_in_bytes", "memory.max"):  # version 1, version 2
+                if (self._group / name).exists():
+                    (self._group / name).write_text(str(self._bytes))
+                    return self
+            raise FileNotFoundError(self._group / "memory.max")
+        except OSError:
+            self._group.rmdir()
+            raise
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):  # somebody is in it still: it goes with the machine
+            self._group.rmdir()
+
+    def enter(self, pid: int) -> None:
+        (self._group / "cgroup.procs").write_text(str(pid))
+
+    def killed(self) -> int:
+        """How many processes the kernel has killed because the group had no memory left."""
+        for name in ("memory.oom_control", "memory.events"):
+            if (self._group / name).exists():
+                lines = (self._group / name).read_text().splitlines()
+                return sum(int(line.split()[1]) for line in lines if line.startswith("oom_kill "))
+        return 0
+
+
+def is_possible() -> bool:
+    try:
+        with MemoryLimit(1):
+            return True
+    except OSError:
+        return False
+
+
+def _parent() -> Path:
+    """Our own group of the memory controller: of version 1 if there is one, else of version 2."""
+    lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
+    for _, controllers, path in lines:
+        if "memory" in controllers.split(","):
+            return _below(_ROOT / "memory", path)
+    path = next((path for _, controllers, path in lines if not controllers), "/")
+    return _below(_ROOT, path)
+
+
+def _below(root: Path, path: str) -> Path:
+    """The path may be one that only the host knows."""
+    own = Path(os.path.normpath(f"{root}/{path}"))
+    return own if own.is_dir() else root
