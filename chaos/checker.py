@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from chaos.checks import hints, jobs, leases, outputs, story, surroundings
+from chaos.checks import cancels, hints, jobs, keys, leases, limits, outputs, story, surroundings, trust
 from chaos.checks.verdict import NotApplicable, Seen
 from chaos.history import History
 
@@ -19,11 +19,11 @@ Check = Callable[[History], Iterable[Seen]]
 Floors = Mapping[str, Mapping[str, int]]
 
 INVARIANTS: dict[str, Check] = {
-    "I1": jobs.i1, "I2": jobs.i2, "I3": story.i3, "I4": story.i4, "I5": leases.i5, "I6": leases.i6,
-    "I7": leases.i7, "I8": leases.i8, "I9": hints.i9, "I10": hints.i10, "I11": hints.i11, "I12": outputs.i12,
-    "I13": outputs.i13, "I14": outputs.i14, "I15": jobs.i15, "I16": story.i16, "I17": jobs.i17,
+    "I1": jobs.i1, "I2": keys.i2, "I3": story.i3, "I4": story.i4, "I5": leases.i5, "I6": leases.i6,
+    "I7": leases.i7, "I8": trust.i8, "I9": hints.i9, "I10": hints.i10, "I11": hints.i11, "I12": outputs.i12,
+    "I13": outputs.i13, "I14": outputs.i14, "I15": cancels.i15, "I16": story.i16, "I17": jobs.i17,
     "I18": surroundings.i18, "I19": surroundings.i19, "I20": story.i20, "I21": surroundings.i21,
-    "I22": surroundings.i22, "I23": surroundings.i23, "I24": surroundings.i24,
+    "I22": limits.i22, "I23": limits.i23, "I24": surroundings.i24,
 }  # fmt: skip
 
 

@@ -21,7 +21,7 @@ from chaos import audit, journal
 from chaos.history import History, Row, StoredObject, Terms
 from chaos.load import PICTURE_TYPE, WORDS, Load, picture
 from chaos.pipelines import KINDS, tried
-from chaos.settings import LEASE_SECONDS, MAX_LOSSES, SWEEP_SECONDS, TENANTS
+from chaos.settings import LEASE_SECONDS, MAX_LOSSES, SWEEP_SECONDS, TENANTS, TRUST_MARGIN_SECONDS
 from chaos.stack import CLIENT, Installation
 from chaos.steps import text_of
 from leasehold.broker.base import BANDS
@@ -35,10 +35,12 @@ from leasehold.transitions.settlements import MAX_CRASHES
 #: How often a look at another tenant's media is made again when it is answered "try again".
 _TRIES = 10
 
+_OF_HANDLERS = ("begin", "tick", "end", "stop")
 _TABLES = {
     "jobs": "SELECT * FROM job", "tasks": "SELECT * FROM task", "events": "SELECT * FROM event",
     "outputs": "SELECT * FROM output", "results": "SELECT * FROM result",
     "failures": "SELECT * FROM failure", "media": "SELECT * FROM media",
+    "conversions": "SELECT * FROM conversion", "generations": "SELECT * FROM generation",
     "outbox": "SELECT * FROM outbox",
     "run_rows": "SELECT * FROM run",
 }  # fmt: skip
@@ -52,6 +54,7 @@ def terms() -> Terms:
         {(name, step.name): step.needs for name, step in steps},
         frozenset((kind.name, step.name) for kind in KINDS for step in kind.steps if not step.isolated),
         {(name, step.name): step.writes for name, step in steps if step.writes is not None},
+        TRUST_MARGIN_SECONDS,
     )  # fmt: skip
 
 
@@ -64,7 +67,7 @@ async def gather(it: Installation, load: Load, history: History) -> None:
         history.firings = [row for row in history.run_rows if row["schedule_id"] is not None]
         history.changes = await audit.changes(connection)
     history.requests, history.streams = load.requests, load.streams
-    history.journal = [line for line in journal.read(it.journal) if line["what"] in ("begin", "end")]
+    history.journal = [line for line in journal.read(it.journal) if line["what"] in _OF_HANDLERS]
     history.heard, history.sessions = it.heard, it.sessions
     history.deliveries = it.receiver.deliveries
     history.has_broker = bool(it.amqp_url)

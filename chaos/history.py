@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 from chaos.amqp_tap import Heard
@@ -15,12 +17,15 @@ from chaos.receiver import Delivery
 from leasehold.domain.states import JOB_TERMINAL, JobState
 
 Row = dict[str, Any]
+#: A process that writes no line for longer is taken to stand still for the rest of that time.
+_STILL_SECONDS = 0.5
 _CLOSED = JOB_TERMINAL | {JobState.CANCEL_REQUESTED}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One thing that a client wanted. `answer`: accepted | refused | unknown; `job` is known once it is accepted.
+    """One thing that a client wanted. `answer`: accepted | refused | unknown; `job` is known once it is accepted. Of a
+    cancel, accepted: the job is cancelled; stopping: its running step was asked to stop.
 
     Over HTTP, `door` is the endpoint, as "POST /v1/runs", and `key` the Idempotency-Key, which every job that it may
     make has as its run's `scope_id`. `answers`: of each try that was answered with a 2xx, in order, the ids of the jobs
@@ -38,6 +43,42 @@ class Request:
     door: str = ""
     answers: tuple[tuple[str, ...], ...] = ()
     made: int = 1
+
+
+@dataclass
+class Bound:
+    """A declared limit, and between which seconds of the epoch it held."""
+
+    tenant: str
+    key: str
+    at_most: int | None
+    per_minute: int | None
+    since: float
+    until: float = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalLease:
+    """What an external worker knows of one lease. `end`: completed | failed | stopped | lost | died | unknown."""
+
+    tenant: str
+    worker: str
+    task: str
+    epoch: int
+    claimed_at: float
+    ended_at: float
+    end: str
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What a provider was asked for. `key`: the client's name of the generation; `id`: the provider's of the order."""
+
+    provider: str
+    key: str
+    id: str
+    at: float
+    last_polled_at: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +99,7 @@ class Terms:
     needs: Mapping[tuple[str, str], tuple[str, ...]]
     inline: frozenset[tuple[str, str]]  # steps whose handlers keep a journal
     writes: Mapping[tuple[str, str], str]  # the output that a success of the step must have
+    trust_margin_seconds: float = 1.0  # so long before a lease passes its worker must not trust it any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,13 +126,18 @@ class History:
     results: list[Row] = field(default_factory=list)
     failures: list[Row] = field(default_factory=list)
     media: list[Row] = field(default_factory=list)
+    conversions: list[Row] = field(default_factory=list)
+    generations: list[Row] = field(default_factory=list)
     outbox: list[Row] = field(default_factory=list)
     changes: list[Change] = field(default_factory=list)
     requests: list[Request] = field(default_factory=list)
     run_rows: list[Row] = field(default_factory=list)
     firings: list[Row] = field(default_factory=list)  # of them those that schedules made
     deliveries: list[Delivery] = field(default_factory=list)  # webhooks, as their receiver heard them
-    journal: list[Row] = field(default_factory=list)  # begin and end lines of handlers
+    journal: list[Row] = field(default_factory=list)  # of handlers: begin, tick, end and stop lines
+    leases: list[ExternalLease] = field(default_factory=list)
+    bounds: list[Bound] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)  # as the providers have them
     heard: list[Heard] = field(default_factory=list)
     sessions: list[Session] = field(default_factory=list)
     objects: dict[str, StoredObject] = field(default_factory=dict)
@@ -175,9 +222,37 @@ class History:
                     )  # fmt: skip
         return grouped
 
-    def runs(self) -> Iterator[Run]:
+    @cached_property
+    def ended_at(self) -> dict[str, float]:
+        """When each job first ended."""
+        ended: dict[str, float] = {}
+        for change in self.changes:
+            if change.of == "job" and change.row["status"] in JOB_TERMINAL:
+                ended.setdefault(change.row["id"], change.at)
+        return ended
+
+    def worked(self, process: str, since: float, until: float) -> float:
+        """Seconds of that time in which the process, by its journal, certainly did not stand still."""
+        lines = self._signs_of_life.get(process, [])
+        moments = [since, *lines[bisect_right(lines, since) : bisect_left(lines, until)], until]
+        gaps = (later - earlier for earlier, later in pairwise(moments))
+        return sum(min(gap, _STILL_SECONDS) for gap in gaps if gap > 0)
+
+    @cached_property
+    def _signs_of_life(self) -> dict[str, list[float]]:
+        lines: defaultdict[str, list[float]] = defaultdict(list)
+        for line in self.journal:
+            lines[line["process"]].append(line["at"])
+        return {process: sorted(moments) for process, moments in lines.items()}
+
+    @cached_property
+    def handler_runs(self) -> list[Run]:
         """Every run of a handler that its journal tells of, with the claim it belongs to."""
+        return list(self._runs())
+
+    def _runs(self) -> Iterator[Run]:
         ends = {line["run"]: line["at"] for line in self.journal if line["what"] == "end"}
+        lasts = {line["run"]: line["at"] for line in self.journal}
         for line in self.journal:
             if line["what"] == "begin":
                 before = [
@@ -185,7 +260,7 @@ class History:
                 ]
                 yield Run(
                     line["run"], line["task"], line["step"], line["process"], line["at"], ends.get(line["run"]),
-                    before[-1] if before else None,
+                    lasts[line["run"]], before[-1] if before else None,
                 )  # fmt: skip
 
     def words_of(self, job: Row) -> str:
@@ -201,7 +276,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A handler's run. `end` is None when its process died, or it raised."""
+    """A handler's run. `end` is None when its process died, it raised or was stopped; `last`: its last line."""
 
     id: str
     task: str
@@ -209,6 +284,7 @@ class Run:
     process: str
     begin: float
     end: float | None
+    last: float
     claim: Claim | None
 
 

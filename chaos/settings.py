@@ -4,6 +4,7 @@ from __future__ import annotations
 
 LEASE_SECONDS = 4.0
 SWEEP_SECONDS = 0.5
+TRUST_MARGIN_SECONDS = 1.0
 MAX_LOSSES = 20
 TENANTS = ("red", "blue")
 
@@ -12,7 +13,7 @@ PROCESS_SETTINGS = {
     "PIPELINES": "chaos.pipelines:tried",
     "LEASE_SECONDS": LEASE_SECONDS,
     "RENEW_SECONDS": 1.0,
-    "TRUST_MARGIN_SECONDS": 1.0,
+    "TRUST_MARGIN_SECONDS": TRUST_MARGIN_SECONDS,
     "SWEEP_SECONDS": SWEEP_SECONDS,
     "POLL_SECONDS": 1.0,
     "DRAIN_SECONDS": 5.0,

@@ -20,16 +20,28 @@ from leasehold.domain.work import Work
 
 _BRIEF = 0.05
 _LONG = 3.0
+#: So often a handler says that it goes on: a worker that has lost its lease must stop it.
+_TICK = 0.2
 _FAILURES = 2
 
 
 @asynccontextmanager
 async def _told(attempt: Attempt, seconds: float = _BRIEF) -> AsyncIterator[Done]:
-    """The side effect of a chaos step is its two lines in the journal; its answer says which run it was."""
+    """The side effect of a chaos step is its lines in the journal: that it began, that it goes on, that it ended or was
+    stopped. Its answer says which run it was.
+    """
     said = {"run": uuid.uuid4().hex, "task": str(attempt.task_id), "step": attempt.step, "number": attempt.number}
     journal.note("begin", **said)
-    await asyncio.sleep(seconds)
-    yield Done(value={"run": said["run"]})
+    try:
+        while seconds > _TICK:
+            await asyncio.sleep(_TICK)
+            journal.note("tick", **said)
+            seconds -= _TICK
+        await asyncio.sleep(seconds)
+        yield Done(value={"run": said["run"]})
+    except BaseException:
+        journal.note("stop", **said)
+        raise
     journal.note("end", **said)
 
 

@@ -1,4 +1,4 @@
-"""What a client was promised: that its job is there once, ends, and ends as its work deserves."""
+"""What a client was promised: that its job is there, ends, and ends as its work deserves."""
 
 from __future__ import annotations
 
@@ -67,46 +67,6 @@ def _excused(history: History, job: Row) -> bool:
     return bool(failed) and (
         (used_up and code in _SURROUNDINGS) or (crashed and history.children_killed >= history.terms.max_crashes)
     )
-
-
-def i2(history: History) -> Iterator[Seen]:
-    """A request, however often it was repeated and however it was answered, leads to at most one job."""
-    uploads = Counter((media["tenant_id"], media["file_name"].removesuffix(".jpg")) for media in history.media)
-    for request in history.requests:
-        if request.kind == "media":
-            count = uploads[request.tenant, request.key]
-            yield seen("picture", f"{count} media for the key {request.key} of {request.tenant}", good=count <= 1)
-    keys = {request.key for request in history.requests}
-    keys |= {run for request in history.requests for run in history.runs_of.get(request.key, ())}
-    named = {media["job_id"]: media["file_name"].removesuffix(".jpg") for media in history.media if media["job_id"]}
-    for job in history.jobs:
-        told = job["params"]["event"]["data"]["id"] if job["pipeline"] == "webhook" else job["id"]
-        says = f"nobody asked for the {job['pipeline']} job {job['id']}"
-        yield seen("job", says, good=named.get(told, told) in keys)
-
-
-def i15(history: History) -> Iterator[Seen]:
-    """After an acknowledged cancel no step starts, no effect is committed, and the job ends soon."""
-    for cancel in history.requests:
-        if cancel.kind == "cancel" and cancel.answer == "accepted":
-            says = [
-                *_begun_after(history, cancel.job, cancel.answered_at),
-                *_committed_after(history, cancel.job, cancel.answered_at),
-            ]
-            yield seen("cancelled job", "; ".join(says), good=not says)
-
-
-def _begun_after(history: History, job: str, moment: float) -> Iterator[str]:
-    for task in history.tasks_of.get(job, ()):
-        if any(claim.at > moment for claim in history.claims.get(task["id"], ())):
-            yield f"{history.name_of(task['id'])} started after its job's cancel was acknowledged"
-
-
-def _committed_after(history: History, job: str, moment: float) -> Iterator[str]:
-    for task in history.tasks_of.get(job, ()):
-        for change in history.task_changes.get(task["id"], ()):
-            if change.at > moment and (change.moved() or ("", ""))[1] == "succeeded":
-                yield f"{history.name_of(task['id'])} was committed after its job's cancel was acknowledged"
 
 
 def i17(history: History) -> Iterator[Seen]:

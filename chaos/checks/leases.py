@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from chaos.audit import Change, seconds
+from chaos.audit import Change
 from chaos.checks.verdict import Seen, seen
 from chaos.history import Claim, History, Row
 
-#: How far apart the proxy and the database may see the same end of a session.
-_SAME_MOMENT = 1.0
 #: How far the two clocks' readings of one order of events may be apart: it is the same clock.
 _CLOCK = 0.005
-_HEARTBEAT = "leasehold heartbeat"
 
 
 def i5(history: History) -> Iterator[Seen]:
@@ -31,7 +28,7 @@ def i6(history: History) -> Iterator[Seen]:
     """No committed write carries an epoch lower than the row's: only the holder settles, once its handler has ended."""
     ended: dict[tuple[str, int], list[float]] = {}
     yield from _stale_results(history)
-    for run in history.runs():
+    for run in history.handler_runs:
         if run.claim is not None and run.end is not None:
             ended.setdefault((run.task, run.claim.epoch), []).append(run.end)
     for task, changes in history.task_changes.items():
@@ -55,7 +52,7 @@ def i6(history: History) -> Iterator[Seen]:
 
 def _stale_results(history: History) -> Iterator[Seen]:
     """What was committed must come from the run that belongs to the epoch of the commit."""
-    runs = {run.id: run for run in history.runs()}
+    runs = {run.id: run for run in history.handler_runs}
     for result in history.results:
         run, task = runs.get(result["value"].get("run", "")), history.task_by_id.get(result["task_id"])
         if run is not None and run.claim is not None and task is not None:
@@ -96,43 +93,3 @@ def i7(history: History) -> Iterator[Seen]:
         yield seen("look at leases", "; ".join(overdue), good=not overdue)
     for task in history.tasks:
         yield seen("step at rest", f"{history.name_of(task['id'])} is running", good=task["status"] != "running")
-
-
-def i8(history: History) -> Iterator[Seen]:
-    """A lease is taken from somebody only once it has passed or its owner's presence has ended; one claim, one run."""
-    for task, changes in history.task_changes.items():
-        for change in changes:
-            if change.before and change.after and _takes_away(change.before, change.after):
-                passed = (
-                    seconds(change.before["lease_until"]) <= change.at + change.ahead
-                )  # the clock that it was given by
-                claim = next((c for c in history.claims.get(task, ()) if c.epoch == change.before["epoch"]), None)
-                owner = claim.process if claim is not None else "nobody"
-                stayed = claim is not None and _stayed(history, claim.process, claim.at, change.at)
-                says = f"{history.name_of(task)} was taken from {owner}, which was there and held its lease"
-                yield seen("taking", says, good=passed or not stayed)
-    begun: set[tuple[str, int]] = set()
-    for run in history.runs():
-        if run.claim is None:
-            yield Seen("run", f"{history.name_of(run.task)} ran in {run.process}, which had not claimed it")
-            continue
-        says = f"{history.name_of(run.task)} ran twice by the claim of epoch {run.claim.epoch}"
-        yield seen("run", says, good=(run.task, run.claim.epoch) not in begun)
-        begun.add((run.task, run.claim.epoch))
-
-
-def _takes_away(before: Row, after: Row) -> bool:
-    """Not who claims anew what it has claimed itself, by a commit whose answer it never heard."""
-    mine = before["lease_owner"] == after["lease_owner"]
-    return bool(before["status"] == "running" and after["losses"] > before["losses"] and not mine)
-
-
-def _stayed(history: History, process: str, since: float, until: float) -> bool:
-    """Whether one session of the process's heartbeat was certainly open all that time: whoever looks for the absent
-    takes a while from the look to the taking.
-    """
-    return any(
-        session.since < since - _SAME_MOMENT and session.until > until + _SAME_MOMENT
-        for session in history.sessions
-        if session.process == process and session.label == _HEARTBEAT and session.present
-    )

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator
 from http import HTTPStatus
 
-from chaos.checks.verdict import NotApplicable, Seen, seen
+from chaos.checks.verdict import Seen, seen
 from chaos.history import History
 from leasehold.domain.states import JOB_TERMINAL
 
@@ -50,16 +50,6 @@ def i21(history: History) -> Iterator[Seen]:
                 yield seen(kind, says, good=row["tenant_id"] == job["tenant_id"])
     for asked, status in history.probes:
         yield seen("foreign probe", f"{asked} was answered with {status}", good=status == HTTPStatus.NOT_FOUND)
-
-
-def i22(_history: History) -> Iterator[Seen]:
-    """One provider request id per generation task."""
-    raise NotApplicable("the load asks no provider")
-
-
-def i23(_history: History) -> Iterator[Seen]:
-    """Concurrency and rate limits are never exceeded."""
-    raise NotApplicable("the load's pipelines declare no such limits")
 
 
 def i24(history: History) -> Iterator[Seen]:

@@ -8,8 +8,9 @@ from typing import Any
 
 from chaos.amqp_tap import Heard, What
 from chaos.audit import Change
-from chaos.history import History, Request, StoredObject, Terms
+from chaos.history import Bound, History, Order, Request, StoredObject, Terms
 from chaos.postgres_tap import Session
+from chaos.receiver import Delivery
 
 T0 = 1_800_000_000.0
 ME, OTHER = "worker-0.0", "worker-1.0"
@@ -24,7 +25,7 @@ def task_row(name: str, status: str, **changes: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": f"task-{name}", "job_id": "job", "tenant_id": "red", "step": name, "status": status, "epoch": 0,
         "attempt": 0, "errors": 0, "crashes": 0, "losses": 0, "max_attempts": 5, "lease_owner": None,
-        "lease_until": None, "available_at": at(0),
+        "lease_until": None, "available_at": at(0), "cancelable": True,
     }  # fmt: skip
     return row | changes
 
@@ -49,7 +50,10 @@ class Story:
 
 
 def sound() -> History:
-    """One `short` job of two steps that were claimed, run and committed by one worker, and whose hints were ACKed."""
+    """One `short` job of two steps that were claimed, run and committed by one worker, and whose hints were ACKed. It
+    is a run that was asked for over HTTP, admitted by a limit, bought of a provider, made by a schedule, and told of by
+    a webhook. Beside it: a job that was cancelled while it waited, and one that was while it ran.
+    """
     story = Story()
     running = {"status": "running", "epoch": 1, "attempt": 1, "lease_owner": "me", "lease_until": at(30)}
     first, second = task_row("first", "pending"), task_row("second", "blocked")
@@ -67,7 +71,11 @@ def sound() -> History:
     story.change("task", second | running, 3, ME)
     story.change("task", second | done, 4, ME)
     story.change("job", job | {"status": "succeeded"}, 4, ME)
-    return History(
+    limit = {"tenant_id": "red", "key": "template:short", "job_id": "job"}
+    story.changes.append(Change(len(story.changes) + 1, T0, "a", "", "gate_job", None, limit | {"admitted_at": at(0)}))
+    _stop_waiting(story)
+    _stop_running(story)
+    history = History(
         _terms(),
         jobs=[{
             "id": "job", "pipeline": "short", "status": "succeeded", "tenant_id": "red", "error": None,
@@ -79,7 +87,20 @@ def sound() -> History:
         results=[{"task_id": f"task-{step}", "value": {"run": f"run-{step}"}} for step in ("first", "second")],
         media=[],
         changes=story.changes,
-        requests=[Request("short", "red", "job", T0, T0 + 0.1, "accepted", "job")],
+        requests=[
+            Request("short", "red", "key", T0, T0 + 0.1, "accepted", "job", 2, "POST /v1/runs", (("job",), ("job",))),
+            Request("short", "red", "waited", T0, T0 + 0.1, "accepted", "waited"),
+            Request("cancel", "red", "cancel waited", T0 + 1, T0 + 1.1, "accepted", "waited"),
+            Request("long", "red", "ran", T0, T0 + 0.1, "accepted", "ran"),
+            Request("cancel", "red", "cancel ran", T0 + 2, T0 + 2.1, "stopping", "ran"),
+            Request("scheduled", "red", "clock", T0, T0 + 0.1, "accepted"),
+        ],
+        run_rows=[{"job_id": "job", "tenant_id": "red", "scope_id": "key", "schedule_id": None, "rerun_of": None}],
+        firings=[{"schedule_id": "clock", "job_id": "job"}],
+        generations=[{"job_id": "job", "tenant_id": "red", "task_id": "picture"}],
+        orders=[Order("gateway", "picture", "1", T0 + 1, T0 + 2)],
+        bounds=[Bound("red", "template:short", 1, None, T0 - 1), Bound("red", "template:short", None, 1, T0 - 1)],
+        deliveries=[Delivery("msg_0", "red", "run.succeeded", "job", T0 + 5, genuine=True, taken=True)],
         journal=_journal(),
         heard=_heard(),
         sessions=[Session(ME, "leasehold heartbeat", T0 - 5, T0 + 50, present=True)],
@@ -94,6 +115,36 @@ def sound() -> History:
         gathered=True,
         rested=True,
     )  # fmt: skip
+    for name in ("waited", "ran"):
+        own = {"id": name, "output_prefix": f"jobs/{name}/output"}
+        history.jobs.append(history.jobs[0] | {"pipeline": "long", "status": "cancelled", "event_seq": 2} | own)
+        history.tasks.append(story.rows[f"task-{name}"])
+    return history
+
+
+def _stop_waiting(story: Story) -> None:
+    job = {"id": "waited", "pipeline": "long", "status": "pending", "grace_seconds": 30}
+    task = task_row("waited", "pending", job_id="waited")
+    story.change("job", job, 0, xact="c")
+    story.change("task", task, 0, xact="c")
+    story.hint("task-waited", 0, "c", gone_at=0.2)
+    story.change("task", task | {"status": "cancelled"}, 1.05)
+    story.change("job", job | {"status": "cancelled"}, 1.05)
+
+
+def _stop_running(story: Story) -> None:
+    job = {"id": "ran", "pipeline": "long", "status": "pending", "grace_seconds": 30}
+    task = task_row("ran", "pending", job_id="ran")
+    story.change("job", job, 0, xact="d")
+    story.change("task", task, 0, xact="d")
+    story.hint("task-ran", 0, "d", gone_at=0.2)
+    running = {"status": "running", "epoch": 1, "attempt": 1, "lease_owner": "me", "lease_until": at(30)}
+    story.change("task", task | running, 1, ME)
+    story.change("job", job | {"status": "running"}, 1, ME)
+    story.change("job", job | {"status": "cancel_requested"}, 2.05)
+    stopped = {"status": "cancelled", "epoch": 1, "attempt": 1, "lease_owner": None, "lease_until": None}
+    story.change("task", task | stopped, 2.5, ME)
+    story.change("job", job | {"status": "cancelled"}, 2.5, ME)
 
 
 def _terms() -> Terms:
@@ -112,13 +163,22 @@ def _events() -> list[dict[str, Any]]:
         ("claimed", "running", "second", "running", 1),
         ("completed", "succeeded", "second", "succeeded", 1),
     ]
-    return [
+    stopped = [
+        {
+            "job_id": name, "seq": seq, "tenant_id": "red", "kind": kind, "job_status": status, "step": name,
+            "task_id": f"task-{name}", "task_status": status, "epoch": epoch,
+        }
+        for name, epoch in (("waited", 0), ("ran", 1))
+        for seq, (kind, status) in enumerate((("submitted", "pending"), ("cancelled", "cancelled")), 1)
+    ]  # fmt: skip
+    whole = [
         {
             "job_id": "job", "seq": seq, "tenant_id": "red", "kind": kind, "job_status": job, "step": step,
             "task_id": step and f"task-{step}", "task_status": task, "epoch": epoch,
         }
         for seq, (kind, job, step, task, epoch) in enumerate(said, 1)
     ]  # fmt: skip
+    return whole + stopped
 
 
 def _journal() -> list[dict[str, Any]]:
@@ -126,13 +186,14 @@ def _journal() -> list[dict[str, Any]]:
         {"what": what, "run": f"run-{step}", "task": f"task-{step}", "step": step, "process": ME, "at": T0 + seconds}
         for what, step, seconds in (
             ("begin", "first", 1.1), ("end", "first", 1.9), ("begin", "second", 3.1), ("end", "second", 3.9),
+            ("begin", "ran", 1.1), ("tick", "ran", 1.6), ("tick", "ran", 2.0), ("stop", "ran", 2.3),
         )
     ]  # fmt: skip
 
 
 def _heard() -> list[Heard]:
     heard = []
-    for task, start in (("task-first", 0.0), ("task-second", 2.0)):
+    for task, start in (("task-first", 0.0), ("task-second", 2.0), ("task-ran", 0.0), ("task-waited", 0.0)):
         heard += [
             Heard("api-0.0", What.PUBLISHED, task, T0 + start + 0.05),
             Heard("api-0.0", What.CONFIRMED, task, T0 + start + 0.1, T0 + start + 0.05),

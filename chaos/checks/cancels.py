@@ -1,0 +1,63 @@
+"""Cancels: of jobs that wait, which end there and then, and of jobs that run, which are asked to stop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from chaos.audit import Change
+from chaos.checks.verdict import Seen, seen
+from chaos.history import History
+
+#: An answer is later than its commit; the audit's moment is a little earlier than it.
+_CLOCK = 0.005
+
+
+def i15(history: History) -> Iterator[Seen]:
+    """After a cancel no step starts, nothing is committed if it was at once, and the job ends in lease and grace."""
+    for cancel in history.requests:
+        if cancel.kind == "cancel" and cancel.answer == "accepted":
+            says = [
+                *_begun_after(history, cancel.job, cancel.answered_at),
+                *_committed_after(history, cancel.job, cancel.answered_at),
+            ]
+            yield seen("cancelled job", "; ".join(says), good=not says)
+        if cancel.kind == "cancel" and cancel.answer == "stopping":
+            says = [*_begun_after(history, cancel.job, cancel.answered_at)]
+            yield seen("answered while it ran", "; ".join(says), good=not says)
+    for change in history.changes:
+        if change.of == "job" and (change.moved() or ("", ""))[1] == "cancel_requested":
+            says = [*_not_stopped(history, change)]
+            yield seen("running job", "; ".join(says), good=not says)
+
+
+def _not_stopped(history: History, asked: Change) -> Iterator[str]:
+    job = asked.row
+    yield from _begun_after(history, job["id"], asked.at + _CLOCK)
+    most = history.terms.lease_seconds + job["grace_seconds"]
+    ended = history.ended_at.get(job["id"])
+    if ended is None:
+        yield f"{job['pipeline']} {job['id']} was asked to stop and has not ended"
+    elif ended > asked.at + most:
+        late = f"{ended - asked.at:.1f} s after it was asked to stop, {most:.0f} s are allowed"
+        yield f"{job['pipeline']} {job['id']} ended {late}"
+    for run in history.handler_runs:
+        task = history.task_by_id.get(run.task)
+        if task is None or task["job_id"] != job["id"] or not task["cancelable"] or run.begin > asked.at:
+            continue
+        # The heartbeat hears of the cancel. If it hears nothing, the trust in the lease ends.
+        seconds = history.worked(run.process, asked.at, run.last)
+        if seconds > history.terms.lease_seconds:
+            yield f"{history.name_of(run.task)} worked on for {seconds:.1f} s after its job was asked to stop"
+
+
+def _begun_after(history: History, job: str, moment: float) -> Iterator[str]:
+    for task in history.tasks_of.get(job, ()):
+        if any(claim.at > moment for claim in history.claims.get(task["id"], ())):
+            yield f"{history.name_of(task['id'])} started after its job was cancelled"
+
+
+def _committed_after(history: History, job: str, moment: float) -> Iterator[str]:
+    for task in history.tasks_of.get(job, ()):
+        for change in history.task_changes.get(task["id"], ()):
+            if change.at > moment and (change.moved() or ("", ""))[1] == "succeeded":
+                yield f"{history.name_of(task['id'])} was committed after its job was cancelled"

@@ -1,0 +1,91 @@
+"""Each request leads to its jobs once, however often it is repeated, and no job is there that nobody asked for."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+
+from chaos.checks.verdict import Seen, seen
+from chaos.history import History, Request, Row
+
+#: Where the things are that a key of each door made: they are named by the key in a column of their own.
+_RUNS, _MEDIA, _JOBS_OF_MEDIA = "runs", "media", "jobs of media"
+_DOORS = {
+    "POST /v1/runs": _RUNS,
+    "POST /v1/runs/batch": _RUNS,
+    "POST /api/v1/jobs": "conversions",
+    "POST /v1/images/generations": "generations",
+    "POST /upload-url": _MEDIA,
+    "POST /complete-upload": _JOBS_OF_MEDIA,
+}
+_Ledgers = Mapping[str, Mapping[tuple[str, str], list[str]]]
+
+
+def i2(history: History) -> Iterator[Seen]:
+    """A request, however often it was repeated and however it was answered, leads to its jobs once, or to none."""
+    ledgers = _ledgers(history)
+    for request in history.requests:
+        if len(request.answers) > 1:
+            says = f"the repeated {request.door} with key {request.key} was answered with {request.answers}"
+            yield seen("repeated answer", says, good=len({frozenset(answer) for answer in request.answers}) == 1)
+        if request.door in _DOORS:
+            yield _once(request, ledgers[_DOORS[request.door]].get((request.tenant, request.key), []))
+    for (tenant, key), media in ledgers[_MEDIA].items():
+        yield seen("picture", f"{len(media)} media for the key {key} of {tenant}", good=len(media) == 1)
+    for job, times in Counter(run["rerun_of"] for run in history.run_rows if run["rerun_of"]).items():
+        yield seen("rerun", f"the run {job} was run once more {times} times", good=times == 1)
+    asked = {request.key for request in history.requests} | {request.job for request in history.requests}
+    names = _names(history)
+    for job in history.jobs:
+        says = f"nobody asked for the {job['pipeline']} job {job['id']}"
+        yield seen("job", says, good=bool(asked & (names[_told_of(job)] | {_told_of(job)})))
+
+
+def _once(request: Request, made: list[str]) -> Seen:
+    """All of what was asked for, once, or nothing of it: as the answer says, where there was one."""
+    wanted = {"accepted": {request.made}, "refused": {0}}.get(request.answer, {0, request.made})
+    says = f"{request.door} with key {request.key} of {request.tenant} was {request.answer} and made {made}"
+    told = not request.answers or set(request.answers[-1]) == set(made)
+    return seen(f"key at {request.door}", says, good=len(made) in wanted and told)
+
+
+def _ledgers(history: History) -> _Ledgers:
+    ledgers: dict[str, dict[tuple[str, str], list[str]]] = defaultdict(lambda: defaultdict(list))
+    for run in history.run_rows:
+        if run["schedule_id"] is None and run["rerun_of"] is None:
+            ledgers[_RUNS][run["tenant_id"], run["scope_id"]].append(run["job_id"])
+    for conversion in history.conversions:
+        ledgers["conversions"][conversion["tenant_id"], conversion["user_id"]].append(conversion["job_id"])
+    for generation in history.generations:
+        ledgers["generations"][generation["tenant_id"], generation["task_id"]].append(generation["job_id"])
+    for media in history.media:
+        ledgers[_MEDIA][media["tenant_id"], _stem(media)].append(media["id"])
+        if media["job_id"]:
+            ledgers[_JOBS_OF_MEDIA][media["tenant_id"], _stem(media)].append(media["job_id"])
+    return ledgers
+
+
+def _names(history: History) -> Mapping[str, set[str]]:
+    """By job, what a client calls it: its key, its schedule, or the run that it repeats."""
+    names: dict[str, set[str]] = defaultdict(set)
+    for run in history.run_rows:
+        names[run["job_id"]] |= {str(run["schedule_id"]), str(run["rerun_of"]), run["scope_id"]}
+    for conversion in history.conversions:
+        names[conversion["job_id"]].add(conversion["user_id"])
+    for generation in history.generations:
+        names[generation["job_id"]].add(generation["task_id"])
+    for media in history.media:
+        if media["job_id"]:
+            names[media["job_id"]].add(_stem(media))
+    return names
+
+
+def _told_of(job: Row) -> str:
+    """The job that a message or a withdrawal is about; else the job itself."""
+    if job["pipeline"] == "webhook":
+        return str(job["params"]["event"]["data"]["id"])
+    return str(job["params"]["job_id"] if job["pipeline"] == "generation_withdrawal" else job["id"])
+
+
+def _stem(media: Row) -> str:
+    return str(media["file_name"]).removesuffix(".jpg")

@@ -1,0 +1,65 @@
+"""Limits that tenants and operators declare, and what is bought outside."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+
+from chaos.audit import seconds
+from chaos.checks.verdict import NotApplicable, Seen, seen
+from chaos.history import Bound, History
+
+_MINUTE = 60.0
+#: A provider may be asked once more by a poll that was on its way when the job ended.
+_POLL_SECONDS = 5.0
+
+
+def i22(history: History) -> Iterator[Seen]:
+    """At most one order per generation, one for each that succeeded, and nobody polls once it has ended."""
+    if not history.generations:
+        raise NotApplicable("the load asks no provider")
+    orders = Counter(order.key for order in history.orders)
+    for generation in history.generations:
+        key, job = generation["task_id"], history.job_by_id[generation["job_id"]]
+        says = f"the generation {key}, which {job['status']}, was ordered {orders[key]} times"
+        yield seen("generation", says, good=orders[key] <= 1 and (orders[key] == 1 or job["status"] != "succeeded"))
+    ended = {one["task_id"]: history.ended_at.get(one["job_id"], float("inf")) for one in history.generations}
+    for order in history.orders:
+        says = f"{order.provider} was asked for {order.id} long after the generation {order.key} had ended"
+        yield seen("order", says, good=order.last_polled_at <= ended.get(order.key, 0.0) + _POLL_SECONDS)
+
+
+def i23(history: History) -> Iterator[Seen]:
+    """Never are more jobs admitted and unfinished than a limit allows, nor more admitted in a minute."""
+    if not history.bounds:
+        raise NotApplicable("the load declares no limits")
+    bounds: dict[tuple[str, str], list[Bound]] = defaultdict(list)
+    for bound in history.bounds:
+        bounds[bound.tenant, bound.key].append(bound)
+    inside: dict[tuple[str, str], set[str]] = defaultdict(set)
+    admitted: dict[tuple[str, str], list[float]] = defaultdict(list)  # by the database's clock, which the rate goes by
+    for change in history.changes:
+        if change.of != "gate_job":
+            continue
+        limit, job = (change.row["tenant_id"], change.row["key"]), change.row["job_id"]
+        now_inside = bool(change.after and change.after["admitted_at"])
+        was_inside = bool(change.before and change.before["admitted_at"])
+        if not now_inside:
+            inside[limit].discard(job)
+        elif not was_inside:
+            inside[limit].add(job)
+            moment = seconds((change.after or {})["admitted_at"])
+            admitted[limit].append(moment)
+            lately = sum(moment - _MINUTE < other <= moment for other in admitted[limit])
+            for bound in bounds[limit]:
+                if bound.since <= change.at < bound.until:
+                    yield _within(bound, len(inside[limit]), lately)
+
+
+def _within(bound: Bound, inside: int, in_a_minute: int) -> Seen:
+    if bound.at_most is not None:
+        says = f"{inside} jobs of {bound.tenant} were admitted at {bound.key}, {bound.at_most} are allowed"
+        return seen("admission to a limit", says, good=inside <= bound.at_most)
+    most = bound.per_minute or 0
+    says = f"{in_a_minute} jobs of {bound.tenant} were admitted at {bound.key} in a minute, {most} are allowed"
+    return seen("admission at a rate", says, good=in_a_minute <= most)

@@ -1,0 +1,116 @@
+"""Trust: between a claim and the end of its trust a worker may act, and nobody else may.
+
+A lease is trusted until `lease_until` less the margin, by the database's clock, which is the one that a taker asks. A
+worker that lost it stops; until it knows, its handler may run beside its successor's, and commits nothing (I6).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from chaos.audit import Change, seconds
+from chaos.checks.verdict import Seen, seen
+from chaos.history import Claim, History, Row, Run
+
+#: How far apart the proxy and the database may see the same end of a session.
+_SAME_MOMENT = 1.0
+_HEARTBEAT = "leasehold heartbeat"
+
+
+@dataclass(frozen=True, slots=True)
+class _Tenure:
+    """One claim and what became of its lease. `until`: when the row was settled, or taken; `trusted_until`: the end of
+    trust that the last renewal gave.
+    """
+
+    claim: Claim
+    until: float
+    trusted_until: float
+    settled: bool  # by the worker itself
+
+
+def i8(history: History) -> Iterator[Seen]:
+    """Trusted intervals of two workers never overlap, a worker stops when its trust ends, and one claim is one run."""
+    tenures = {task: list(_tenures(history, task)) for task in history.claims}
+    for task, changes in history.task_changes.items():
+        for change in changes:
+            claim = _owner(history, task, change)
+            if claim is not None and _takes_away(change, claim):
+                # By the clock that the lease was given by, which is the database's.
+                passed = seconds((change.before or {})["lease_until"]) <= change.at + change.ahead
+                says = f"{history.name_of(task)} was taken from {claim.process}, which was there and held its lease"
+                yield seen("taking", says, good=passed or not _stayed(history, claim.process, claim.at, change.at))
+    begun: dict[str, list[Run]] = defaultdict(list)
+    for run in history.handler_runs:
+        if run.claim is None:
+            yield Seen("run", f"{history.name_of(run.task)} ran in {run.process}, which had not claimed it")
+            continue
+        again = any(other.claim and other.claim.epoch == run.claim.epoch for other in begun[run.task])
+        says = f"{history.name_of(run.task)} ran twice by the claim of epoch {run.claim.epoch}"
+        yield seen("run", says, good=not again)
+        begun[run.task].append(run)
+        yield from _after_its_end(history, run, tenures[run.task])
+
+
+def _tenures(history: History, task: str) -> Iterator[_Tenure]:
+    changes = history.task_changes[task]
+    for claim in history.claims[task]:
+        until, last, settled = float("inf"), claim.at, False
+        for change in changes:
+            row = change.row
+            if change.n < claim.n:
+                continue
+            if change.after is None or row["status"] != "running" or row["epoch"] != claim.epoch:
+                until, settled = change.at, change.process == claim.process and not _lost(change)
+                break
+            last = seconds(row["lease_until"]) - change.ahead  # the worker's own clock does not jump
+        yield _Tenure(claim, until, last - history.terms.trust_margin_seconds, settled)
+
+
+def _after_its_end(history: History, run: Run, tenures: list[_Tenure]) -> Iterator[Seen]:
+    """How long a handler worked on when its lease was settled, or its trust had ended."""
+    tenure = next(tenure for tenure in tenures if tenure.claim is run.claim)
+    end = min(tenure.until, tenure.trusted_until) if tenure.settled else tenure.trusted_until
+    if run.last <= end:
+        return
+    worked = history.worked(run.process, end, run.last)
+    why = "the worker had settled it" if tenure.settled and tenure.until == end else "its trust had ended"
+    says = (
+        f"{history.name_of(run.task)}, claimed by {run.process} at epoch {tenure.claim.epoch}, worked on for"
+        f" {worked:.1f} s after {why}"
+    )
+    yield seen("lost lease", says, good=worked <= history.terms.trust_margin_seconds)
+
+
+def _owner(history: History, task: str, change: Change) -> Claim | None:
+    """Whose lease the change found, if it found one."""
+    before = change.before
+    if not before or not change.after or before["status"] != "running":
+        return None
+    return next((claim for claim in history.claims.get(task, ()) if claim.epoch == before["epoch"]), None)
+
+
+def _takes_away(change: Change, claim: Claim) -> bool:
+    """Not who settles or claims anew what it holds itself, and not the end of the whole job."""
+    after: Row = change.after or {}
+    same = (after["lease_owner"], after["epoch"]) == (claim.owner, claim.epoch)
+    if same or after["status"] in ("cancelled", "skipped") or claim.owner == after["lease_owner"]:
+        return False
+    return _lost(change) or change.process != claim.process
+
+
+def _lost(change: Change) -> bool:
+    return bool(change.before and change.after and change.after["losses"] > change.before["losses"])
+
+
+def _stayed(history: History, process: str, since: float, until: float) -> bool:
+    """Whether one session of the process's heartbeat was certainly open all that time: whoever looks for the absent
+    takes a while from the look to the taking.
+    """
+    return any(
+        session.since < since - _SAME_MOMENT and session.until > until + _SAME_MOMENT
+        for session in history.sessions
+        if session.process == process and session.label == _HEARTBEAT and session.present
+    )
