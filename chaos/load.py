@@ -33,6 +33,7 @@ WORDS = ("to", "be", "or", "not")
 #: Asks for one thing in the name of a tenant, and writes down what came of it.
 Ask = Callable[[str], Coroutine[Any, Any, None]]
 _PATIENCE = 25.0  # how long a client repeats what was not answered
+_FOLLOW_SECONDS = 120.0  # longer than a run's faults: whoever follows to the end must see every event (I20)
 _ANSWER_SECONDS = 4.0
 _AGAIN_SECONDS = 0.3
 _PAUSES = {"media": 1.2, "short": 0.15, "long": 0.8, "fork": 0.6, "parked": 0.8, "flaky": 0.9, "hopeless": 2.0,
@@ -235,7 +236,7 @@ class _MediaClient:
         """Read the job's events in pieces, resuming; returns each cursor with the numbers that came after it."""
         pieces: list[tuple[int, list[int]]] = []
         cursor = 0
-        until = time.monotonic() + _PATIENCE
+        until = time.monotonic() + _FOLLOW_SECONDS
         while time.monotonic() < until:
             try:
                 seen, over = await self._read_some(cursor, most=3)

@@ -47,16 +47,20 @@ class Plan:
     def faults(self) -> tuple[Fault, ...]:
         return self.armed + self.blows
 
-    def failpoints(self, slot: str, generation: int, fired: Collection[str] = ()) -> str:
-        """What the `generation`-th process of `slot` is armed with.
+    def failpoints(self, slot: str, fired: Collection[str] = ()) -> str:
+        """What the next process of `slot` is armed with, when its earlier ones acted at the points `fired`.
 
-        A worker: one failpoint each, in the plan's order. An API: all of its own that have not `fired`, because nobody
-        knows which operation is asked for first.
+        A worker: the plan's next kill, and what a process survives before it; so its deaths are spread over the run.
+        An API: all of its own, because nobody knows which operation is asked for first. A point has one act at a time.
         """
-        mine = [fault for fault in self.armed if fault.target == slot]
-        if slot in APIS:
-            return ",".join(fault.point for fault in mine if fault.point.rpartition(":")[0] not in fired)
-        return mine[generation].point if generation < len(mine) else ""
+        left: dict[str, Fault] = {}
+        for fault in self.armed:
+            point, _, act = fault.point.rpartition(":")[0].partition(":")
+            if fault.target == slot and f"{point}:{act}" not in fired and point not in left:
+                left[point] = fault
+                if slot in WORKERS and act == "kill":
+                    break
+        return ",".join(fault.point for fault in left.values())
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)

@@ -28,6 +28,9 @@ _REST_SECONDS = 60.0
 #: How long past its lease a running task may look as if nobody had noticed (I7), beside the sweep's own interval.
 _OVERDUE_SECONDS = 10.0
 _SETTLED_LOOKS = 3
+#: A failpoint that nobody has reached gets so many more loads, of so many seconds.
+_MORE_LOADS = 4
+_MORE_SECONDS = 4.0
 
 
 @dataclass
@@ -101,7 +104,7 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         waking = asyncio.create_task(faults.wake_zombies())
         load_began = time.time()
         try:
-            await asyncio.gather(load.run(plan.seconds), faults.run())
+            await asyncio.gather(load.run(plan.seconds), _broken(it, faults, load))
             await _mend(it)
             await _rest(it, history)
         finally:
@@ -112,7 +115,7 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         report.fired = faults.fired + _failpoints(it)
         report.effects = faults.effects
         report.rested = history.rested
-        report.spans = spans_of(plan, report.fired, journal.read(it.journal), load_began)
+        report.spans = spans_of(plan, faults.spans, journal.read(it.journal), load_began)
         report.verdicts = judge(history, floors_of(plan, broker=history.has_broker))
         if keep is not None and (report.red or not report.rested):
             collect.write_down(history, it.directory)
@@ -121,6 +124,15 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
     report.jobs = Counter(f"{job['pipeline']} {job['status']}" for job in history.jobs)
     report.seconds = time.monotonic() - began
     return report
+
+
+async def _broken(it: Installation, faults: Faults, load: Load) -> None:
+    """Deal the blows; and go on loading for a while until every failpoint of the plan has been reached."""
+    await faults.run()
+    for _ in range(_MORE_LOADS):
+        if set(_failpoints(it)) == {fault.name for fault in it.plan.armed}:
+            return
+        await load.run(_MORE_SECONDS)
 
 
 async def _mend(it: Installation) -> None:

@@ -1,11 +1,11 @@
 """When each fault of a run was on, so that the record can say which faults met.
 
-A blow lasts as its plan says. A failpoint lasts from the line in the journal until the process that it hit works again.
+A failpoint lasts from its line in the journal until the process that it hit works again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
@@ -25,13 +25,13 @@ class Span(NamedTuple):
     until: float
 
 
-def spans_of(plan: Plan, fired: Container[str], journal: Sequence[dict[str, Any]], began: float) -> list[Span]:
-    """The spans of the faults that fired. `began`: the second of the epoch at which the load began."""
-    spans = [
-        Span(fault.name, fault.at, fault.at + max(fault.seconds, _RECOVERY_SECONDS))
-        for fault in plan.blows
-        if fault.name in fired
-    ]
+def spans_of(
+    plan: Plan, blows: Iterable[tuple[str, float, float]], journal: Sequence[dict[str, Any]], began: float
+) -> list[Span]:
+    """The spans of the faults that fired. `blows`: each that fired, and from when to when it was dealt. Their times,
+    those of `journal`, and the beginning of the load, `began`, are seconds of the epoch.
+    """
+    spans = [Span(name, since - began, max(until, since + _RECOVERY_SECONDS) - began) for name, since, until in blows]
     for fault in plan.armed:
         point, _, act = fault.name.partition(" ")[2].partition(":")
         for line in journal:

@@ -257,7 +257,7 @@ class _Environment:
     def __call__(self, generation: int) -> dict[str, str]:
         name = f"{self._slot}.{generation}"
         mine = {
-            "LEASEHOLD_FAILPOINTS": self._installation.plan.failpoints(self._slot, generation, self._fired()),
+            "LEASEHOLD_FAILPOINTS": self._installation.plan.failpoints(self._slot, self._fired()),
             journal.PATH_VARIABLE: str(self._installation.journal),
             journal.PROCESS_VARIABLE: name,
         }

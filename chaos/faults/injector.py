@@ -7,9 +7,11 @@ import random
 import signal
 import time
 from collections import Counter
+from dataclasses import replace
 
 import structlog
 
+from chaos.catalogue import APIS
 from chaos.faults.broker import BrokerFaults
 from chaos.faults.clock import ClockFaults
 from chaos.faults.database import DatabaseFaults
@@ -27,6 +29,9 @@ log = structlog.get_logger(__name__)
 
 #: How long a process that a failpoint stopped stays so: longer than its leases.
 ZOMBIE_SECONDS = LEASE_SECONDS * 1.6
+#: How often a fault is dealt until it does something, and the pause between.
+_TURNS = 4
+_AGAIN_SECONDS = 1.0
 
 
 class Faults:
@@ -37,6 +42,7 @@ class Faults:
     def __init__(self, installation: Installation) -> None:
         self.fired: Counter[str] = Counter()
         self.effects: Counter[str] = Counter()
+        self.spans: list[tuple[str, float, float]] = []  # of those that fired: from when to when, seconds of the epoch
         self._it = installation
         broken = asyncio.Lock()  # one server at a time is away, but where a fault takes both
         rng = random.Random(f"faults {installation.plan.seed}")  # noqa: S311 - to be repeated
@@ -84,14 +90,27 @@ class Faults:
             await asyncio.sleep(0.1)
 
     async def _at_its_time(self, fault: Fault) -> None:
+        """A fault that did nothing is dealt again, to another target if it has one: it may have met another fault, or
+        found nothing to break. What never does anything makes the run red (run.Report).
+        """
         await asyncio.sleep(fault.at)
+        there = (*self._it.plan.workers, *APIS)
+        on = [slot for slot in fault.kind.on if slot in there]
+        for turn in range(_TURNS):
+            again = replace(fault, target=on[(on.index(fault.target) + turn) % len(on)] if on else fault.target)
+            since = time.time()
+            effect = await self._dealt(again)
+            if effect:
+                self.fired[fault.name] += 1
+                self.effects[fault.name] += effect
+                self.spans.append((fault.name, since, time.time()))
+                return
+            log.warning("a fault did nothing", fault=fault.name, target=again.target)
+            await asyncio.sleep(_AGAIN_SECONDS)
+
+    async def _dealt(self, fault: Fault) -> int:
         try:
-            effect = await self.deal_of(fault.name)(fault)
+            return await self.deal_of(fault.name)(fault)
         except TRY_AGAIN as error:  # another fault of the plan is on, and this one cannot reach what it would break
             log.warning("a fault met another one", fault=fault.name, error=type(error).__name__)
-            effect = 0
-        if effect:
-            self.fired[fault.name] += 1
-            self.effects[fault.name] += effect
-        else:
-            log.warning("a fault did nothing", fault=fault.name, target=fault.target)
+            return 0

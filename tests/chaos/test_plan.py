@@ -44,26 +44,28 @@ def test_every_failpoint_of_a_plan_is_one_that_the_platform_has() -> None:
     for seed in range(40):
         plan = make_plan(seed)
         for slot in {fault.target for fault in plan.armed}:
-            for generation in range(3):
-                failpoints.arm(plan.failpoints(slot, generation))
+            failpoints.arm(plan.failpoints(slot))
     failpoints.arm("")
     assert {kind.name.partition(" ")[2].partition(":")[0] for kind in FAILPOINTS} == set(failpoints.POINTS) - GENERATION
 
 
-def test_the_next_process_of_a_worker_is_armed_with_the_next_failpoint_of_the_plan() -> None:
-    plans = (make_plan(seed, api_kills=0) for seed in range(200))
-    plan = next(plan for plan in plans if len({fault.target for fault in plan.armed}) < len(plan.armed))
-    slot = max((fault.target for fault in plan.armed), key=[fault.target for fault in plan.armed].count)
-    mine = [fault.point for fault in plan.armed if fault.target == slot]
-    assert [plan.failpoints(slot, generation) for generation in range(len(mine) + 1)] == [*mine, ""]
+def test_a_worker_is_armed_with_the_plans_next_kill_and_with_what_it_survives_before() -> None:
+    names = ("F9 after_claim:stop", "F2 after_claim:kill", "F5 mid_upload:kill", "F9 mid_process:stop")
+    plan = Plan(0, 1.0, tuple(Fault(name, target="worker-0", nth=nth) for nth, name in enumerate(names, 1)))
+    assert plan.failpoints("worker-0") == "after_claim:stop:1,mid_upload:kill:3"
+    assert plan.failpoints("worker-0", {"after_claim:stop"}) == "after_claim:kill:2"
+    assert plan.failpoints("worker-0", {"after_claim:stop", "after_claim:kill"}) == "mid_upload:kill:3"
+    fired = {"after_claim:stop", "after_claim:kill", "mid_upload:kill"}
+    assert plan.failpoints("worker-0", fired) == "mid_process:stop:4"
+    assert plan.failpoints("worker-0", fired | {"mid_process:stop"}) == ""
 
 
 def test_an_api_is_armed_with_all_its_kill_points_until_it_died_at_them() -> None:
     points = ("F34 commit.completeUpload:kill", "F34 commit.createUploadUrl:kill")
     plan = Plan(0, 1.0, tuple(Fault(name, target="api-0", nth=nth) for nth, name in enumerate(points, 1)))
-    assert plan.failpoints("api-0", 0) == "commit.completeUpload:kill:1,commit.createUploadUrl:kill:2"
-    assert plan.failpoints("api-0", 1, {"commit.completeUpload:kill"}) == "commit.createUploadUrl:kill:2"
-    assert plan.failpoints("api-1", 0) == ""
+    assert plan.failpoints("api-0") == "commit.completeUpload:kill:1,commit.createUploadUrl:kill:2"
+    assert plan.failpoints("api-0", {"commit.completeUpload:kill"}) == "commit.createUploadUrl:kill:2"
+    assert plan.failpoints("api-1") == ""
 
 
 def test_both_apis_die_in_a_plan() -> None:
