@@ -31,6 +31,7 @@ class Kind:
     link: str = ""
     seconds: float = 0.0
     needs: str = ""
+    from_release: bool = False  # the run begins with the schema and the processes of the release
 
 
 def _failpoint(number: str, point: str, act: str, on: tuple[str, ...] = WORKERS) -> Kind:
@@ -121,6 +122,10 @@ BLOWS = (
     *_fleet("F40 fleet mirrored", 3.0),
     Kind("F41 worker out of memory", WORKERS, needs=MEMORY),
     Kind("F41 API out of memory", APIS, needs=MEMORY),
+    Kind("F42 an old worker beside the new", WORKERS, seconds=9.0),
+    Kind("F42 an old API beside the new", APIS, seconds=9.0),
+    Kind("F43 upgrade from the release", from_release=True),
+    Kind("F44 alter tables", seconds=3.0),
 )
 CATALOGUE = FAILPOINTS + API_POINTS + BLOWS
 BY_NAME = {kind.name: kind for kind in CATALOGUE}

@@ -47,6 +47,11 @@ class Plan:
     def faults(self) -> tuple[Fault, ...]:
         return self.armed + self.blows
 
+    @property
+    def begins_with_release(self) -> bool:
+        """Whether schema and processes are those of the release first, until a fault brings them up to this code."""
+        return any(fault.kind.from_release for fault in self.blows)
+
     def failpoints(self, slot: str, fired: Collection[str] = ()) -> str:
         """What the next process of `slot` is armed with, when its earlier ones acted at the points `fired`.
 

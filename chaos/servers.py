@@ -17,6 +17,7 @@ from chaos import audit, memory
 from chaos.catalogue import BROKER, CLOCK, MEMORY, MOUNTS
 from chaos.clock import DatabaseClock, find_library
 from chaos.disk import Volume
+from chaos.release import Release
 from leasehold.db.database import migrate
 from leasehold.embedded.guard import descendants
 from leasehold.embedded.postgres import Postgres, find_postgres
@@ -25,7 +26,7 @@ from leasehold.embedded.rabbitmq import RabbitMQ
 from leasehold.embedded.rabbitmq_install import install_rabbitmq
 from leasehold.embedded.stack import EmbeddedStack
 
-_TEMPLATE = "chaos_template"
+_TEMPLATE, _OF_RELEASE = "chaos_template", "chaos_template_of_release"
 _RESTARTS = 20
 #: More than the most of WAL that PostgreSQL keeps until a checkpoint, and the databases of many runs.
 _VOLUME_MEGABYTES = 3072
@@ -38,6 +39,8 @@ class Servers:
         self._with_broker = broker
         self.able: frozenset[str] = frozenset()
         self.clock: DatabaseClock | None = None
+        self._release: Release | None = None
+        self._has_template_of_release = False
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -53,7 +56,7 @@ class Servers:
             self.able = frozenset(self._abilities())
             await self.administer(f"CREATE DATABASE {_TEMPLATE}")
             await migrate(self.postgres.url_of(_TEMPLATE))
-            await self.administer(audit.install(self.clock.file if self.clock else None), _TEMPLATE)
+            await self._install_audit(_TEMPLATE)
             self._open = opening.pop_all()
         return self
 
@@ -106,8 +109,31 @@ class Servers:
         finally:
             await connection.close()
 
-    async def add_database(self, name: str) -> None:
-        await self.administer(f"CREATE DATABASE {name} TEMPLATE {_TEMPLATE}")
+    async def add_database(self, name: str, *, of_release: bool = False) -> None:
+        """With this code's schema, or with the release's."""
+        if of_release:
+            await self._make_template_of_release()
+        template = _OF_RELEASE if of_release else _TEMPLATE
+        await self.administer(f"CREATE DATABASE {name} TEMPLATE {template}")
+
+    async def release(self) -> Release:
+        """The release, unpacked when it is first asked for."""
+        if self._release is None:
+            release = Release(self.directory / "release")
+            await release.unpack()
+            self._release = release
+        return self._release
+
+    async def _make_template_of_release(self) -> None:
+        if self._has_template_of_release:
+            return
+        await self.administer(f"CREATE DATABASE {_OF_RELEASE}")
+        await (await self.release()).migrate(self.postgres.url_of(_OF_RELEASE))
+        await self._install_audit(_OF_RELEASE)
+        self._has_template_of_release = True
+
+    async def _install_audit(self, database: str) -> None:
+        await self.administer(audit.install(self.clock.file if self.clock else None), database)
 
     async def drop_database(self, name: str) -> None:
         await self.administer(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")

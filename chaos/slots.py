@@ -11,13 +11,18 @@ import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from chaos.release import Release
+
 _ROOT = Path(__file__).parents[1]
 _RESTART_SECONDS = 0.2
 _PR_SET_PDEATHSIG = 1
 
 
 class Slot:
-    """`environment(generation)` is what the process of that generation gets, counted from 0."""
+    """`environment(generation)` is what the process of that generation gets, counted from 0.
+
+    `release`: the code of the next process; None: this one.
+    """
 
     def __init__(
         self, name: str, *, directory: Path, environment: Callable[[int], Mapping[str, str]], mutate: str = ""
@@ -32,6 +37,7 @@ class Slot:
         self._up = asyncio.Event()
         self._loop: asyncio.Task[None] | None = None
         self.stopped_by_us = False
+        self.release: Release | None = None
 
     @property
     def process_name(self) -> str:
@@ -88,16 +94,22 @@ class Slot:
     async def _keep_running(self) -> None:
         while not self._closing:
             self.generation += 1
+            command, directory, environment = self._program()
             with self.log.open("wb") as output:
                 self._process = await asyncio.create_subprocess_exec(
-                    sys.executable, "-m", "chaos.process", self.name.partition("-")[0],
-                    *(("--mutate", self._mutate) if self._mutate else ()),
-                    cwd=_ROOT, env=dict(self._environment(self.generation)), stdout=output, stderr=output,
+                    *command, cwd=directory, env=environment, stdout=output, stderr=output,
                     preexec_fn=_die_with_parent,
                 )  # fmt: skip
             self._up.set()
             await self._process.wait()
             await asyncio.sleep(_RESTART_SECONDS)
+
+    def _program(self) -> tuple[list[str], Path, dict[str, str]]:
+        module, environment = self.name.partition("-")[0], self._environment(self.generation)
+        if self.release is not None:
+            return self.release.command(module), self.release.directory, self.release.environment(environment)
+        mutation = ["--mutate", self._mutate] if self._mutate else []
+        return [sys.executable, "-m", "chaos.process", module, *mutation], _ROOT, dict(environment)
 
 
 def _state(pid: int) -> str:

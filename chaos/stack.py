@@ -74,7 +74,7 @@ class Installation:
             self.directory.mkdir()
             await self.disk.mount()
             opening.push_async_callback(self.disk.unmount)
-            await self.servers.add_database(self.name)
+            await self.servers.add_database(self.name, of_release=self.plan.begins_with_release)
             opening.push_async_callback(self.servers.drop_database, self.name)
             if self.servers.rabbitmq is not None:
                 self._amqp_url = await self.servers.rabbitmq.add_vhost(self.name)
@@ -213,6 +213,8 @@ class Installation:
             self.slots[name] = Slot(
                 name, directory=self.directory, environment=self._environment(name), mutate=self._mutate
             )
+            if self.plan.begins_with_release:
+                self.slots[name].release = await self.servers.release()
         async with asyncio.timeout(_START_SECONDS):
             for slot in self.slots.values():
                 slot.start()

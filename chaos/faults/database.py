@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import signal
 from collections.abc import Mapping
+
+import asyncpg
 
 from chaos.faults.effects import Deal, LogWatch, Watched
 from chaos.plan import Fault
@@ -13,6 +16,8 @@ from chaos.stack import Installation
 from leasehold.runtime.transient import until_answered
 
 _RECOVERY_SECONDS = 20.0
+_LOCK_TIMEOUT = "1s"
+_ALTERED = ("task", "job", "outbox")
 _OTHERS = "FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
 
 
@@ -33,6 +38,7 @@ class DatabaseFaults:
             "F25": self._lock_job,
             "F26": self._read_only,
             "F35": self._freeze,
+            "F44": self._alter_tables,
         }
 
     async def _terminate_sessions(self, _fault: Fault) -> int:
@@ -78,12 +84,35 @@ class DatabaseFaults:
         """Returns how many sessions waited for it."""
         async with self._it.connection() as connection, connection.transaction():
             await connection.fetchval("SELECT id FROM job WHERE status = 'running' ORDER BY id DESC LIMIT 1 FOR UPDATE")
-            waited: set[int] = set()
-            for _ in range(round(fault.seconds / 0.2)):
-                await asyncio.sleep(0.2)
-                rows = await connection.fetch(f"SELECT pid {_OTHERS} AND pg_backend_pid() = ANY(pg_blocking_pids(pid))")
-                waited |= {row["pid"] for row in rows}
-        return len(waited)
+            return len(await self._kept_waiting(connection, fault.seconds))
+
+    async def _alter_tables(self, fault: Fault) -> int:
+        """As a migration does: each table that everybody uses gets a column, under a lock that lets nobody read it, and
+        keeps that lock for a while. Returns how many sessions waited for it, and how often it gave up and came again.
+        """
+        met = 0
+        async with self._it.connection() as connection:
+            await connection.execute(f"SET lock_timeout = '{_LOCK_TIMEOUT}'")
+            for table in _ALTERED:
+                while True:
+                    try:
+                        async with connection.transaction():
+                            column = f"chaos_{secrets.token_hex(4)}"
+                            await connection.execute(f"ALTER TABLE {table} ADD COLUMN {column} text DEFAULT 'new'")
+                            met += len(await self._kept_waiting(connection, fault.seconds / len(_ALTERED)))
+                            break
+                    except asyncpg.LockNotAvailableError:
+                        met += 1
+        return met
+
+    async def _kept_waiting(self, connection: asyncpg.Connection[asyncpg.Record], seconds: float) -> set[int]:
+        """Which sessions wait for locks of this one, during so many seconds."""
+        waited: set[int] = set()
+        for _ in range(round(seconds / 0.2)):
+            await asyncio.sleep(0.2)
+            rows = await connection.fetch(f"SELECT pid {_OTHERS} AND pg_backend_pid() = ANY(pg_blocking_pids(pid))")
+            waited |= {row["pid"] for row in rows}
+        return waited
 
     async def _read_only(self, fault: Fault) -> int:
         watch = LogWatch(self._it.servers.postgres_log)

@@ -20,6 +20,7 @@ from chaos.faults.effects import Deal
 from chaos.faults.network import NetworkFaults
 from chaos.faults.processes import ProcessFaults
 from chaos.faults.store import StoreFaults
+from chaos.faults.versions import VersionFaults
 from chaos.plan import Fault
 from chaos.settings import LEASE_SECONDS
 from chaos.stack import Installation
@@ -56,6 +57,7 @@ class Faults:
             **StoreFaults(installation).deals,
             **DiskFaults(installation, broken).deals,
             **self._clock.deals,
+            **VersionFaults(installation).deals,
         }
 
     @property

@@ -69,11 +69,11 @@ def known_revisions(folder: Path) -> Revisions:
 
 
 def _constants(path: Path) -> dict[str, object]:
-    """The module's plain `name = constant` lines; the module is not run."""
-    return {
-        target.id: line.value.value
-        for line in ast.parse(path.read_text()).body
-        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant)
-        for target in line.targets
-        if isinstance(target, ast.Name)
-    }
+    """The module's plain `name = constant` and `name: type = constant` lines; the module is not run."""
+    found: dict[str, object] = {}
+    for line in ast.parse(path.read_text()).body:
+        if not isinstance(line, ast.Assign | ast.AnnAssign) or not isinstance(line.value, ast.Constant):
+            continue
+        targets = line.targets if isinstance(line, ast.Assign) else [line.target]
+        found |= {target.id: line.value.value for target in targets if isinstance(target, ast.Name)}
+    return found

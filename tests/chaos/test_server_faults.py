@@ -193,3 +193,21 @@ async def test_a_frozen_volume_is_let_go_and_unmounted_whatever_ends_its_owner(t
     async with asyncio.timeout(20):
         while disk.is_mount():
             await asyncio.sleep(0.05)
+
+
+async def test_tables_that_a_migration_alters_are_nobodys_meanwhile_and_everybodys_afterwards(scene: Scene) -> None:
+    async with scene.connection() as connection:
+
+        async def read() -> int:
+            while not dealing.done():
+                await connection.fetch("SELECT id FROM outbox")
+                await asyncio.sleep(0.01)
+            return len(await connection.fetch("SELECT * FROM outbox"))
+
+        dealing = asyncio.create_task(scene.deal("F44 alter tables", 1.5))
+        assert await read() == 0
+        assert await dealing >= 1
+        rows = await connection.fetch(
+            "SELECT DISTINCT table_name FROM information_schema.columns WHERE column_name LIKE 'chaos\\_%'"
+        )
+    assert {row["table_name"] for row in rows} >= {"task", "job", "outbox"}

@@ -1,0 +1,96 @@
+"""Releases: a process of the one that is out beside the new ones, and an upgrade from it under load."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from chaos import journal
+from chaos.faults.effects import Deal
+from chaos.plan import Fault
+from chaos.release import migrate_with
+from chaos.slots import Slot
+from chaos.stack import Installation
+from leasehold.runtime.transient import until_answered
+
+_ROOT = Path(__file__).parents[2]
+_PATIENCE = 30.0
+_MIGRATIONS = 5
+
+
+class VersionFaults:
+    """Each returns how many steps an old process did, or how many revisions and processes were brought up to date."""
+
+    def __init__(self, installation: Installation) -> None:
+        self._it = installation
+
+    @property
+    def deals(self) -> Mapping[str, Deal]:
+        return {"F42": self._old_beside_new, "F43": self._upgrade}
+
+    async def _old_beside_new(self, fault: Fault) -> int:
+        """A process is replaced by one of the release, as by a rollback, and that one by a new one, as by an upgrade.
+
+        Returns how many steps the old one did; of an API, how many bytes it asked the database for.
+        """
+        slot = self._it.slots[fault.target]
+        slot.release = await self._it.servers.release()
+        link = self._it.links[fault.target, "postgres"]
+        old = await self._replaced(slot)
+        asked = link.carried.asked
+        await asyncio.sleep(fault.seconds)
+        asked = link.carried.asked - asked
+        name, slot.release = slot.process_name, None
+        slot.signal(signal.SIGTERM)
+        if not old or name != old:
+            return 0
+        return asked if slot.name.startswith("api") else self._begun_by(old)
+
+    def _begun_by(self, process: str) -> int:
+        lines = journal.read(self._it.journal)
+        return sum(line["what"] == "begin" and line["process"] == process for line in lines)
+
+    async def _upgrade(self, _fault: Fault) -> int:
+        """The schema first, while the old processes serve; then each process, one after another."""
+        before = await self._revision()
+        for left in reversed(range(_MIGRATIONS)):  # under load a revision may not get its lock in time: again
+            try:
+                await self._migrate()
+                break
+            except RuntimeError:
+                if not left:
+                    raise
+        applied = await self._revision() - before
+        replaced = 0
+        for slot in self._it.slots.values():
+            slot.release = None
+            replaced += bool(await self._replaced(slot))
+        return applied + replaced if replaced else 0
+
+    async def _migrate(self) -> None:
+        said = {**os.environ, "LEASEHOLD_DATABASE_URL": self._it.database_url}
+        await migrate_with(_ROOT, said)
+
+    async def _revision(self) -> int:
+        async def ask() -> int:
+            async with self._it.connection() as connection:
+                found = await connection.fetchval("SELECT version_num FROM alembic_version")
+                return int(found.partition("_")[0])
+
+        return await until_answered(ask, within=_PATIENCE)
+
+    async def _replaced(self, slot: Slot) -> str:
+        """Drain its process; returns the next one's name once that serves, or "" when it does not come."""
+        before = slot.generation
+        slot.signal(signal.SIGTERM)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                while slot.generation == before:  # noqa: ASYNC110 - nobody tells
+                    await asyncio.sleep(0.05)
+                await slot.until_up('"serving"' if slot.name.startswith("worker") else "Uvicorn")
+                return slot.process_name
+        return ""

@@ -1,0 +1,33 @@
+"""`python -m chaos.old_process worker|api`: a process of the release that is found first (chaos/release.py).
+
+It changes that release's code in nothing but the name of its sessions, by which the audit knows whose commit is whose.
+What it needs of the platform was there at the release, so it imports nothing else.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from typing import Any
+
+import leasehold
+from chaos import journal
+
+_PROCESS = "chaos.process"
+
+
+def main(module: str) -> None:
+    journal.note("release", code=leasehold.__file__)
+    if module == "worker":
+        database: Any = importlib.import_module("leasehold.db.database")
+        settings = database._server_settings  # noqa: SLF001 - as chaos/process.py does
+        own = {_PROCESS: os.environ[journal.PROCESS_VARIABLE]}
+        database._server_settings = lambda name: settings(name) | own  # noqa: SLF001 - as above
+        importlib.import_module("leasehold.worker.main").main()
+    else:
+        importlib.import_module("leasehold.api.__main__").main([])
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

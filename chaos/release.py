@@ -1,0 +1,52 @@
+"""A release that is out, as users have it: its wheel, unpacked, with the kinds of work of a chaos run beside it."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+_ROOT = Path(__file__).parents[1]
+VERSION = "0.1.0"
+_WHEEL = _ROOT / "tests" / "fixtures" / f"leasehold-{VERSION}-py3-none-any.whl"
+
+
+class Release:
+    """`directory`: where its processes run, and find their code before any other."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    async def unpack(self) -> None:
+        await asyncio.to_thread(self._unpack)
+
+    def _unpack(self) -> None:
+        with zipfile.ZipFile(_WHEEL) as wheel:
+            wheel.extractall(self.directory)
+        (self.directory / "chaos").symlink_to(_ROOT / "chaos")
+
+    def command(self, module: str) -> list[str]:
+        """`module`: worker or api."""
+        return [sys.executable, "-m", "chaos.old_process", module]
+
+    def environment(self, said: Mapping[str, str]) -> dict[str, str]:
+        """It has other failpoints than this code, and nobody who writes down that one was reached."""
+        return {**said, "PYTHONPATH": os.fspath(self.directory), "LEASEHOLD_FAILPOINTS": ""}
+
+    async def migrate(self, url: str) -> None:
+        """Bring an empty database to this release's schema, as its users did. Raises RuntimeError."""
+        await migrate_with(self.directory, self.environment({**os.environ, "LEASEHOLD_DATABASE_URL": url}))
+
+
+async def migrate_with(directory: Path, environment: Mapping[str, str]) -> None:
+    """`leasehold migrate` of the code in `directory`. Raises RuntimeError with the end of what it said."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "leasehold.cli.main", "migrate",
+        cwd=directory, env=dict(environment), stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    said, _ = await process.communicate()
+    if process.returncode:
+        raise RuntimeError(f"leasehold migrate failed: {said.decode(errors='replace')[-500:]}")
