@@ -58,10 +58,12 @@ def _need_of(link: str) -> str:
 FAILPOINTS = (
     _failpoint("F1", "after_hint", "kill"),
     _failpoint("F2", "after_claim", "kill"),
+    _failpoint("F2", "after_intent", "kill"),
     _failpoint("F3", "after_download", "kill"),
     _failpoint("F4", "mid_process", "kill"),
     _failpoint("F5", "mid_upload", "kill"),
     _failpoint("F6", "after_upload", "kill"),
+    _failpoint("F6", "after_purchase", "kill"),
     _failpoint("F8", "after_commit", "kill"),
     _failpoint("F9", "after_claim", "stop"),
     _failpoint("F9", "after_download", "stop"),

@@ -16,12 +16,13 @@ from uuid import UUID
 import aio_pika
 import asyncpg
 import httpx2
+from aiobotocore.session import get_session
 
 from chaos import audit, journal
-from chaos.history import History, Row, StoredObject, Terms
+from chaos.history import History, Order, Row, StoredObject, Terms
 from chaos.load import PICTURE_TYPE, WORDS, Load, picture
 from chaos.pipelines import KINDS, tried
-from chaos.settings import LEASE_SECONDS, MAX_LOSSES, SWEEP_SECONDS, TENANTS, TRUST_MARGIN_SECONDS
+from chaos.settings import LEASE_SECONDS, MAX_LOSSES, SUBSCRIBER, SWEEP_SECONDS, TENANTS, TRUST_MARGIN_SECONDS
 from chaos.stack import CLIENT, Installation
 from chaos.steps import text_of
 from leasehold.broker.base import BANDS
@@ -42,7 +43,7 @@ _TABLES = {
     "failures": "SELECT * FROM failure", "media": "SELECT * FROM media",
     "conversions": "SELECT * FROM conversion", "generations": "SELECT * FROM generation",
     "outbox": "SELECT * FROM outbox",
-    "run_rows": "SELECT * FROM run",
+    "run_rows": "SELECT * FROM run", "schedules": "SELECT * FROM schedule",
 }  # fmt: skip
 
 
@@ -52,7 +53,8 @@ def terms() -> Terms:
         LEASE_SECONDS, SWEEP_SECONDS, MAX_LOSSES, MAX_CRASHES,
         {(name, step.name): step.max_attempts for name, step in steps},
         {(name, step.name): step.needs for name, step in steps},
-        frozenset((kind.name, step.name) for kind in KINDS for step in kind.steps if not step.isolated),
+        frozenset((kind.name, step.name) for kind in KINDS for step in kind.steps
+                  if not (step.isolated or step.external)),
         {(name, step.name): step.writes for name, step in steps if step.writes is not None},
         TRUST_MARGIN_SECONDS,
     )  # fmt: skip
@@ -66,12 +68,18 @@ async def gather(it: Installation, load: Load, history: History) -> None:
             setattr(history, name, [_plain(row) for row in await connection.fetch(statement)])
         history.firings = [row for row in history.run_rows if row["schedule_id"] is not None]
         history.changes = await audit.changes(connection)
-    history.requests, history.streams = load.requests, load.streams
+    diary = load.diary
+    history.requests, history.streams = diary.requests, diary.streams
+    history.leases, history.bounds = diary.leases, diary.bounds
+    history.orders = [
+        Order("gateway" if one.token else "jimeng", one.prompt.split()[1], one.id, one.at, one.polled_at)
+        for one in it.provider.bought
+    ]
     history.journal = [line for line in journal.read(it.journal) if line["what"] in _OF_HANDLERS]
     history.heard, history.sessions = it.heard, it.sessions
-    history.deliveries = it.receiver.deliveries
+    history.subscribers, history.deliveries = frozenset({SUBSCRIBER}), it.receiver.deliveries
     history.has_broker = bool(it.amqp_url)
-    history.objects = await _objects(it)
+    history.objects, history.uploads = await _objects(it), await _uploads(it)
     history.gathered = True
     history.overwritten = it.front.faults.overwritten
     history.expected_bytes = _words() | await asyncio.to_thread(_pictures)
@@ -99,6 +107,18 @@ async def _objects(it: Installation) -> dict[str, StoredObject]:
         return found
     finally:
         await store.close()
+
+
+async def _uploads(it: Installation) -> list[str]:
+    """The keys of the uploads in parts that are open."""
+    settings = it.settings(CLIENT)
+    async with get_session().create_client(
+        "s3", endpoint_url=settings.s3_endpoint, region_name=settings.s3_region,
+        aws_access_key_id=settings.s3_access_key.get_secret_value(),
+        aws_secret_access_key=settings.s3_secret_key.get_secret_value(),
+    ) as s3:  # fmt: skip
+        found = await s3.list_multipart_uploads(Bucket=it.bucket)
+        return [upload["Key"] for upload in found.get("Uploads", [])]
 
 
 # --- what the outputs must be
@@ -140,7 +160,7 @@ async def queued(it: Installation) -> dict[str, int]:
     """How many messages each queue of the platform has ready."""
     counts = {}
     async with await aio_pika.connect(it.amqp_url) as broker:
-        for queue in ("chaos", "chaos-isolated", "default", "media", "webhooks"):
+        for queue in sorted({step.queue for pipeline in tried() for step in pipeline.steps if not step.external}):
             for band in BANDS:
                 name = f"leasehold.{queue}.{band}"
                 channel = await broker.channel()

@@ -27,9 +27,13 @@ class Request:
     """One thing that a client wanted. `answer`: accepted | refused | unknown; `job` is known once it is accepted. Of a
     cancel, accepted: the job is cancelled; stopping: its running step was asked to stop.
 
-    Over HTTP, `door` is the endpoint, as "POST /v1/runs", and `key` the Idempotency-Key, which every job that it may
-    make has as its run's `scope_id`. `answers`: of each try that was answered with a 2xx, in order, the ids of the jobs
-    that it named. `made`: how many jobs the request is for.
+    Of a cancel, `accepted`: the job was cancelled there and then; `stopping`: it was asked to stop, and may still end
+    in time.
+
+    Over HTTP, `door` is the endpoint, as "POST /v1/runs", and `key` the Idempotency-Key. Every job that the request may
+    make has the key: a run as its `scope_id`, a conversion as its `exclusive_key`, a generation in its prompt.
+    `answers`: of each try that was answered with a 2xx, in order, the ids of the jobs that it named. `made`: how many
+    jobs the request is for.
     """
 
     kind: str
@@ -133,6 +137,7 @@ class History:
     requests: list[Request] = field(default_factory=list)
     run_rows: list[Row] = field(default_factory=list)
     firings: list[Row] = field(default_factory=list)  # of them those that schedules made
+    subscribers: frozenset[str] = frozenset()  # tenants that have webhooks
     deliveries: list[Delivery] = field(default_factory=list)  # webhooks, as their receiver heard them
     journal: list[Row] = field(default_factory=list)  # of handlers: begin, tick, end and stop lines
     leases: list[ExternalLease] = field(default_factory=list)
@@ -142,8 +147,13 @@ class History:
     sessions: list[Session] = field(default_factory=list)
     objects: dict[str, StoredObject] = field(default_factory=dict)
     overwritten: set[str] = field(default_factory=set)  # what the store replaced although it was told to create only
+    uploads: list[str] = field(default_factory=list)  # the keys of uploads in parts that are open at rest
     expected_bytes: dict[tuple[str, str, str], str] = field(default_factory=dict)  # pipeline, output, words: sha256
     streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # job: (cursor, what came after)
+    leases: list[ExternalLease] = field(default_factory=list)
+    bounds: list[Bound] = field(default_factory=list)
+    orders: list[Order] = field(default_factory=list)  # as the providers have them
+    schedules: list[Row] = field(default_factory=list)
     probes: list[tuple[str, int]] = field(default_factory=list)  # what was asked with a foreign key, the status
     overdue: list[list[str]] = field(default_factory=list)  # of each look after the faults: leases past all patience
     queued: dict[str, int] = field(default_factory=dict)  # what the queues held at rest, ready
@@ -172,6 +182,15 @@ class History:
         for run in self.firings:
             grouped[run["schedule_id"]].append(run["job_id"])
         return grouped
+
+    @cached_property
+    def revived(self) -> set[str]:
+        """The jobs that failed and were retried."""
+        return {
+            change.row["id"]
+            for change in self.changes
+            if change.of == "job" and change.moved() == ("failed", "pending")
+        }
 
     @cached_property
     def task_by_id(self) -> dict[str, Row]:
@@ -286,6 +305,11 @@ class Run:
     end: float | None
     last: float
     claim: Claim | None
+
+
+def is_external(task: Row) -> bool:
+    """Whether external workers do it. They ask for what is due, and hear no hints."""
+    return ":" in task["queue"]
 
 
 def _is_claim(before: Row, after: Row) -> bool:

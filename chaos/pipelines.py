@@ -14,6 +14,13 @@ from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.pipelines import shipped
 
+#: What makes a run of `mendable` fail, and what it is retried with.
+BROKEN, MENDED = "broken", "mended"
+#: Where external workers claim.
+ABROAD_QUEUE = "abroad"
+#: More than goes up in one piece.
+LARGE_BYTES = 65 * 1024 * 1024
+PARTS = 4
 SOON = (timedelta(seconds=0.5), timedelta(seconds=1), timedelta(seconds=2))
 
 
@@ -28,7 +35,8 @@ class Words(BaseModel):
 def _step(name: str, *needs: str, **said: object) -> Step:
     # Isolated steps have as many slots as a worker has children; their queue is not to hold up the others'.
     queue = "chaos-isolated" if said.get("isolated") else "chaos"
-    return Step(name, needs=needs, queue=queue, retry_ladder=SOON, **said)  # type: ignore[arg-type]  # Step's own fields
+    said = {"queue": queue} | said
+    return Step(name, needs=needs, retry_ladder=SOON, **said)  # type: ignore[arg-type]  # Step's own fields
 
 
 def _pipeline(name: str, *steps: Step) -> Pipeline:
@@ -59,9 +67,26 @@ poison = _pipeline("poison", _step("die", isolated=True), _step("never", "die"))
 #: Breaks the rule that equal work makes equal bytes: only a create-only put can keep such outputs whole.
 unlike = _pipeline("unlike", _step("write", writes="unlike.txt"))
 
+#: Fans out, and joins.
+spread = _pipeline("spread", _step("gather"), _step("piece", part=True), _step("after", "gather"))
+#: Fails by its payload, and is retried with another.
+mendable = _pipeline("mendable", _step("try"), _step("after", "try"))
+#: Concurrency limits are declared for these: so many at once, and so many a minute.
+gated = _pipeline("gated", _step("work"))
+paced = _pipeline("paced", _step("work"))
+#: Done by external workers, between two steps of ours.
+abroad = _pipeline(
+    "abroad", _step("before"), _step("far", "before", external=True, queue=ABROAD_QUEUE), _step("after", "far")
+)
+#: Writes an object that goes up in parts.
+large = _pipeline("large", _step("write", writes="large.bin"))
+
 #: What clients change their minds about.
-STOPPABLE = (short, long, parked)
-KINDS = (short, long, fork, parked, flaky, hopeless, wrong, poison, unlike)
+STOPPABLE = (short, long, parked, abroad)
+#: Asked for over HTTP, and in the client's own transaction.
+BY_HTTP = (short, long, fork, parked, flaky, hopeless, wrong, poison, unlike, spread, gated, paced, abroad, large)
+BY_DIRECT = (short, long)
+KINDS = (*BY_HTTP, mendable)
 
 
 def tried() -> Pipelines:

@@ -17,7 +17,8 @@ import time_machine
 
 from chaos import audit, journal
 from chaos.mutations import MUTATIONS
-from leasehold.db import database
+from chaos.settings import IN_FLIGHT_SECONDS
+from leasehold.db import database, idempotency
 from leasehold.runtime import failpoints
 
 #: How long a `sleep` failpoint blocks a chaos run's process: longer than its leases last.
@@ -38,6 +39,11 @@ def witness_failpoints() -> None:
 
     failpoints._reach = witnessed  # noqa: SLF001 - as above
     failpoints._SLEEP_SECONDS = SLEEP_SECONDS  # noqa: SLF001 - a minute would be most of a run
+
+
+def shorten_reservations() -> None:
+    """A minute, for which the key of a request that died stays reserved, is longer than clients of a run ask."""
+    idempotency.IN_FLIGHT = timedelta(seconds=IN_FLIGHT_SECONDS)
 
 
 def let_the_clock_be_wrong() -> None:
@@ -78,6 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--mutate", choices=sorted(MUTATIONS))
     asked = parser.parse_args(arguments)
     witness_failpoints()
+    shorten_reservations()
     let_the_clock_be_wrong()
     let_memory_run_out()
     if asked.mutate:

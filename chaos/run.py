@@ -104,11 +104,14 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
         waking = asyncio.create_task(faults.wake_zombies())
         load_began = time.time()
         try:
+            await load.begin()
             await asyncio.gather(load.run(plan.seconds), _broken(it, faults, load))
             await _mend(it)
+            await load.calm()
             await _rest(it, history)
         finally:
             waking.cancel()
+            await load.end()
         await _last_looks(it, history)
         await collect.gather(it, load, history)
         history.children_killed, history.jumps = faults.children_killed, faults.jumps

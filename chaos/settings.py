@@ -6,7 +6,17 @@ LEASE_SECONDS = 4.0
 SWEEP_SECONDS = 0.5
 TRUST_MARGIN_SECONDS = 1.0
 MAX_LOSSES = 20
-TENANTS = ("red", "blue")
+EXTERNAL_LEASE_SECONDS = 5.0  # the shortest that a claim may ask for
+#: How long the key of a request that died stays reserved.
+IN_FLIGHT_SECONDS = 5.0
+TENANTS = ("red", "blue", "green")
+#: Who is told how its runs ended.
+SUBSCRIBER = "red"
+#: What each tenant's key may do.
+SCOPES = (
+    "media:read", "media:write", "runs:read", "runs:write", "templates:write", "external:work", "webhooks:write",
+    "conversion:read", "conversion:write", "generation:read", "generation:write", "fleet:operate",
+)  # fmt: skip
 
 #: LEASEHOLD_* of every process of a run.
 PROCESS_SETTINGS = {
@@ -24,5 +34,8 @@ PROCESS_SETTINGS = {
     "AMQP_PUBLISH_TIMEOUT": 3.0,
     "S3_OPERATION_TIMEOUT": 5.0,
     "EGRESS_ALLOW": "127.0.0.0/8",  # where a run's receiver of webhooks is
+    "GENERATION_IMAGE_POLL_SECONDS": 0.5,
+    "GENERATION_PER_SERVER": 0,
+    "CONVERSION_POSTS_PER_KEY": 6000,
     "LOG_FORMAT": "json",
 }

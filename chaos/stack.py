@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import secrets
 import shutil
@@ -25,7 +26,7 @@ from chaos.postgres_tap import PostgresTap, Session
 from chaos.proxy import Link
 from chaos.receiver import Receiver
 from chaos.servers import Servers
-from chaos.settings import PROCESS_SETTINGS, TENANTS
+from chaos.settings import PROCESS_SETTINGS, SCOPES, SUBSCRIBER, TENANTS
 from chaos.slots import Slot
 from chaos.store_front import StoreFront
 from leasehold.cli.installation import decided
@@ -36,6 +37,8 @@ from leasehold.security.sealing import Sealing
 from leasehold.security.signing import new_secret
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
+from tests.generation.simulator.protocols import BEARER, VOLCENGINE
+from tests.generation.simulator.server import Simulator
 
 _START_SECONDS = 90.0
 _STOP_SECONDS = 20.0
@@ -56,8 +59,9 @@ class Installation:
         self.directory = servers.directory / self.name
         self.disk = Disk(self.work_dir)
         self.front = StoreFront(servers.s3, plan.seed)
-        self._hook_secrets = {tenant: new_secret() for tenant in TENANTS}
+        self._hook_secrets = {SUBSCRIBER: new_secret()}
         self.receiver = Receiver(plan.seed, self._hook_secrets)
+        self.provider = Simulator()
         self._sealing_key = Fernet.generate_key().decode()
         self.links: dict[tuple[str, str], Link] = {}  # by slot and server
         self.slots: dict[str, Slot] = {}
@@ -86,6 +90,7 @@ class Installation:
             await self._make_keys()
             await self.receiver.open()
             opening.push_async_callback(self.receiver.close)
+            await opening.enter_async_context(self.provider)
             await self._subscribe()
             await self._make_bucket(opening)
             opening.push_async_callback(self.stop)
@@ -189,16 +194,15 @@ class Installation:
     async def _make_keys(self) -> None:
         async with self.connection() as connection:
             for tenant in TENANTS:
-                scopes = ["media:read", "media:write"]
-                made = await create_key(connection, tenant_id=tenant, client_id="chaos", scopes=scopes)
+                made = await create_key(connection, tenant_id=tenant, client_id="chaos", scopes=SCOPES)
                 self.keys[tenant] = made.text
 
     async def _subscribe(self) -> None:
         sealing = Sealing(self.settings(CLIENT))
         async with self.connection() as connection:
-            for tenant, secret in self._hook_secrets.items():
-                url = f"http://127.0.0.1:{self.receiver.port}/{tenant}"
-                await connection.execute(_SUBSCRIBE, new_id(), tenant, url, [sealing.seal(secret)])
+            url = f"http://127.0.0.1:{self.receiver.port}/{SUBSCRIBER}"
+            sealed = sealing.seal(self._hook_secrets[SUBSCRIBER])
+            await connection.execute(_SUBSCRIBE, new_id(), SUBSCRIBER, url, [sealed])
 
     async def _make_bucket(self, opening: AsyncExitStack) -> None:
         store = ObjectStore.from_settings(self.settings(CLIENT))
@@ -224,7 +228,9 @@ class Installation:
 
     def _environment(self, slot: str) -> _Environment:
         inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
-        return _Environment(self, slot, inherited | self._variables(slot))
+        credentials = json.dumps({"gateway": BEARER, "jimeng": VOLCENGINE})
+        said = self._variables(slot) | {"LEASEHOLD_GENERATION_CREDENTIALS": credentials}
+        return _Environment(self, slot, inherited | said)
 
     def _variables(self, slot: str) -> dict[str, str]:
         stack = self.servers.stack.environment
@@ -239,6 +245,7 @@ class Installation:
         said["LEASEHOLD_ISOLATION"] = decided()
         if self.amqp_url:
             said["LEASEHOLD_AMQP_URL"] = _through(self.amqp_url, self.links[slot, "amqp"])
+        said |= {f"LEASEHOLD_{name.upper()}": str(value) for name, value in self.provider.settings().items()}
         if slot in self.ports:
             said["LEASEHOLD_API_PORT"] = str(self.ports[slot])
         return said

@@ -12,16 +12,36 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from chaos import journal
-from chaos.pipelines import flaky, fork, hopeless, long, parked, poison, short, unlike, wrong
+from chaos.pipelines import (
+    BROKEN,
+    LARGE_BYTES,
+    PARTS,
+    abroad,
+    flaky,
+    fork,
+    gated,
+    hopeless,
+    large,
+    long,
+    mendable,
+    paced,
+    parked,
+    poison,
+    short,
+    spread,
+    unlike,
+    wrong,
+)
 from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Permanent, Retryable
-from leasehold.domain.verdicts import Done, Snooze
+from leasehold.domain.verdicts import Done, FanOut, Snooze
 from leasehold.domain.work import Work
 
 _BRIEF = 0.05
 _LONG = 3.0
 #: So often a handler says that it goes on: a worker that has lost its lease must stop it.
 _TICK = 0.2
+_GATED = 0.5
 _FAILURES = 2
 
 
@@ -85,6 +105,12 @@ async def wait(attempt: Attempt) -> Done:
 @fork.handles("right")
 @fork.handles("join")
 @wrong.handles("good")
+@spread.handles("piece")
+@spread.handles("after")
+@mendable.handles("after")
+@paced.handles("work")
+@abroad.handles("before")
+@abroad.handles("after")
 async def brief(attempt: Attempt) -> Done:
     async with _told(attempt) as done:
         pass
@@ -143,4 +169,41 @@ async def after_death(attempt: Attempt) -> Done:
 async def write(attempt: Attempt) -> Done:
     async with _told(attempt) as done:
         await attempt.write("unlike.txt", uuid.uuid4().hex.encode() * 4, "text/plain")
+    return done
+
+
+@spread.handles("gather")
+async def gather(attempt: Attempt) -> Done | FanOut:
+    async with _told(attempt) as done:
+        joined = await attempt.joined()
+    if joined is None:
+        return FanOut("piece", list(range(PARTS)))
+    if len(joined) != PARTS:
+        raise Permanent("parts_missing", f"{len(joined)} of {PARTS} parts are there")
+    return done
+
+
+@mendable.handles("try")
+async def fail_if_broken(attempt: Attempt) -> Done:
+    async with _told(attempt) as done:
+        if attempt.params.text == BROKEN:
+            raise Permanent("broken", "the payload says so")
+    return done
+
+
+@gated.handles("work")
+async def work(attempt: Attempt) -> Done:
+    async with _told(attempt, _GATED) as done:
+        pass
+    return done
+
+
+@large.handles("write")
+async def write_large(attempt: Attempt) -> Done:
+    """A hole, which costs neither disk nor memory."""
+    async with _told(attempt) as done:
+        path = attempt.directory / "large"
+        with path.open("wb") as file:
+            file.truncate(LARGE_BYTES)
+        await attempt.write_file("large.bin", path, "application/octet-stream")
     return done

@@ -111,8 +111,8 @@ class StoreFront:
             return self._refuses()
         if request.method == "PUT" and self.faults.hold_put and self.faults.hold_put in request.path:
             await self._hold(request)
-        async with self._locks[request.path] if request.method == "PUT" else asyncio.Lock():
-            if request.method == "PUT" and not await asyncio.to_thread(self._may_put, request):
+        async with self._locks[request.path] if _makes_object(request) else asyncio.Lock():
+            if _makes_object(request) and not await asyncio.to_thread(self._may_put, request):
                 if trouble is not Trouble.OVERWRITE:
                     return _refused(HTTPStatus.PRECONDITION_FAILED)
                 self.faults.fired += 1
@@ -202,6 +202,11 @@ class StoreFront:
             if trouble is Trouble.SLOW:
                 await asyncio.sleep(_CHUNK / 16_384)
         return answer
+
+
+def _makes_object(request: web.Request) -> bool:
+    """A put, or the end of an upload in parts."""
+    return request.method == "PUT" or (request.method == "POST" and "uploadId" in request.query)
 
 
 def _can_hit(trouble: Trouble, request: web.Request) -> bool:

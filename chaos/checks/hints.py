@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from chaos.amqp_tap import Heard, What
 from chaos.audit import Change, seconds
 from chaos.checks.verdict import NotApplicable, Seen, seen
-from chaos.history import History, Row
+from chaos.history import History, Row, is_external
 from leasehold.domain.states import TASK_TERMINAL
 
 _CLOCK = 0.005
@@ -72,7 +72,7 @@ def _written_elsewhere(history: History) -> Iterator[Seen]:
     }
     for task, changes in history.task_changes.items():
         for change in changes:
-            if (change.moved() or ("", ""))[1] == "pending":
+            if (change.moved() or ("", ""))[1] == "pending" and not is_external(change.row):
                 says = f"{history.name_of(task)} became runnable in a transaction that wrote no hint"
                 yield seen("hint written", says, good=(change.xact, task) in hinted)
 

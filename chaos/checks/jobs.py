@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 from chaos.checks.verdict import Seen, seen
@@ -10,32 +10,38 @@ from chaos.history import History, Request, Row
 from leasehold.domain.states import JOB_TERMINAL
 
 #: Kinds that are made to fail, and the code that they must fail with.
-MADE_TO_FAIL = {"hopeless": "not_now", "wrong": "refused", "poison": None}
+MADE_TO_FAIL = {"hopeless": "not_now", "wrong": "refused", "poison": None, "broken": "broken"}
+#: What is asked for without a job.
+JOBLESS = {"upload", "schedule", "limit", "webhook", "template", "replayed"}
 #: Codes of trouble around a step, not in it: a good job may fail by them once its attempts are used up.
 _SURROUNDINGS = {"worker_lost", "store_unavailable", "input_corrupt", "disk_full"}
+#: What a generation ends by when nobody knows whether the provider took the order, and asking again might buy twice.
+_UNKNOWN_OUTCOME = "submit_outcome_unknown"
 _CAUSES = ("error", "timeout", "crash", "loss")
 
 
 def i1(history: History) -> Iterator[Seen]:
     """Every accepted job has a row and reaches a terminal state; work that can succeed is not given up."""
     for request in history.requests:
-        if request.answer != "accepted":
+        if request.answer != "accepted" or request.kind in JOBLESS:
             continue
         if request.kind == "scheduled":
             yield from _of_schedule(history, request)
             continue
-        yield Seen("accepted job", _wrong_with(history, request))
-    known = {request.job for request in history.requests} | {run["job_id"] for run in history.firings}
+        for named in {request.job, *(name for answer in request.answers for name in answer)}:
+            yield Seen("accepted job", _wrong_with(history, request, named))
+    known = {name for request in history.requests for answer in request.answers for name in answer}
+    known |= {request.job for request in history.requests} | {run["job_id"] for run in history.firings}
     for job in history.jobs:
         if job["id"] not in known:
             says = f"{job['pipeline']} {job['id']}, whose client got no answer, is still {job['status']}"
             yield seen("job without an answer", says, good=job["status"] in JOB_TERMINAL)
 
 
-def _wrong_with(history: History, request: Request) -> str:
-    """Evidence against what became of an accepted request; "" when it is well."""
-    job = history.job_by_id.get(request.job)
-    name = f"{request.kind} {request.job}"
+def _wrong_with(history: History, request: Request, job_id: str) -> str:
+    """Evidence against what became of a job of an accepted request; "" when it is well."""
+    job = history.job_by_id.get(job_id)
+    name = f"{request.kind} {job_id}"
     if job is None:
         return f"{name} was accepted and has no row"
     if job["status"] not in JOB_TERMINAL:
@@ -58,12 +64,14 @@ def _excused(history: History, job: Row) -> bool:
     """Whether its client asked for its end, or its attempts were honestly used up by the faults."""
     if job["status"] == "cancelled":
         return any(request.kind == "cancel" and request.job == job["id"] for request in history.requests)
+    code = (job["error"] or {}).get("code")
+    if code == _UNKNOWN_OUTCOME and job["pipeline"] == "generation":
+        return True
     failed = [task for task in history.tasks if task["job_id"] == job["id"] and task["status"] == "failed"]
     used_up = all(
         task["errors"] >= task["max_attempts"] or task["losses"] > history.terms.max_losses for task in failed
     )
     crashed = all(task["crashes"] >= history.terms.max_crashes for task in failed)
-    code = (job["error"] or {}).get("code")
     return bool(failed) and (
         (used_up and code in _SURROUNDINGS) or (crashed and history.children_killed >= history.terms.max_crashes)
     )
@@ -76,14 +84,22 @@ def i17(history: History) -> Iterator[Seen]:
         wrong = [*_over_limits(history, task)]
         for cause, counted in (("crash", task["crashes"]), ("error", task["errors"])):
             kept = causes[task["id"], cause] + (causes[task["id"], "timeout"] if cause == "error" else 0)
-            if kept != counted:
-                wrong.append(f"{history.name_of(task['id'])} counts {counted} of {cause}, its failures say {kept}")
+            in_all = counted + _earlier(history, task, "crashes" if cause == "crash" else "errors")
+            if kept != in_all:
+                wrong.append(f"{history.name_of(task['id'])} counted {in_all} of {cause}, its failures say {kept}")
         if task["status"] == "failed" and not any(causes[task["id"], cause] for cause in _CAUSES):
             wrong.append(f"{history.name_of(task['id'])} failed without a cause")
         yield seen("step", "; ".join(wrong), good=not wrong)
     for job in history.jobs:
         if job["pipeline"] in MADE_TO_FAIL and job["status"] in JOB_TERMINAL:
             yield Seen("job made to fail", _wrong_end(history, job))
+
+
+def _earlier(history: History, task: Row, counter: str) -> int:
+    """What the step's counter had come to in earlier lives: a retried run begins to count anew."""
+    changes = history.task_changes.get(task["id"], ())
+    drops = (change.before[counter] - change.after[counter] for change in changes if change.before and change.after)
+    return sum(drop for drop in drops if drop > 0)
 
 
 def _over_limits(history: History, task: Row) -> Iterator[str]:

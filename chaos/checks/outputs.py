@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 
-from chaos.checks.verdict import NotApplicable, Seen, seen
+from chaos.checks.verdict import Seen, seen
 from chaos.history import History
 
 #: Larger objects go up in parts.
@@ -50,6 +51,7 @@ def _declared(history: History) -> Iterator[Seen]:
 def i13(history: History) -> Iterator[Seen]:
     """No object lacks a row: it is a committed output, an upload, or what an unsuccessful job will take with it."""
     named = {output["key"] for output in history.outputs} | {media["original_key"] for media in history.media}
+    named |= {key for job in history.jobs for key in job["inputs"].values()}
     unsuccessful = tuple(job["output_prefix"] + "/" for job in history.jobs if job["status"] != "succeeded")
     for key in sorted(history.objects):
         known = key in named or key.startswith((*unsuccessful, _PROBES))
@@ -57,7 +59,11 @@ def i13(history: History) -> Iterator[Seen]:
 
 
 def i14(history: History) -> Iterator[Seen]:
-    """No multipart upload stays open for longer than an attempt."""
-    if all(stored.size <= _SINGLE_PUT_BYTES for stored in history.objects.values()):
-        raise NotApplicable("no object of the load is so large that it goes up in parts")
-    yield from ()
+    """An attempt that ends leaves no upload in parts open: only one whose worker was lost or cut off may."""
+    large = [output for output in history.outputs if output["size"] > _SINGLE_PUT_BYTES]
+    left = Counter(history.uploads)
+    tasks = {(task["job_id"], task["step"]): task for task in history.tasks}
+    for output in large:
+        task = tasks[output["job_id"], output["step"]]
+        says = f"{left[output['key']]} uploads of {output['key']} are open after {task['epoch']} attempts"
+        yield seen("object in parts", says, good=left[output["key"]] < task["epoch"])

@@ -19,7 +19,7 @@ def i18(history: History) -> Iterator[Seen]:
 
 def i19(history: History) -> Iterator[Seen]:
     """At least one webhook per subscribed terminal event, genuine, with one webhook-id over its retries."""
-    runs = {run["job_id"] for run in history.firings}
+    runs = {run["job_id"] for run in history.run_rows if run["tenant_id"] in history.subscribers} - history.revived
     heard = defaultdict(list)
     for delivery in history.deliveries:
         heard[delivery.run].append(delivery)

@@ -24,6 +24,7 @@ def at(seconds: float) -> str:
 def task_row(name: str, status: str, **changes: Any) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": f"task-{name}", "job_id": "job", "tenant_id": "red", "step": name, "status": status, "epoch": 0,
+        "queue": "chaos",
         "attempt": 0, "errors": 0, "crashes": 0, "losses": 0, "max_attempts": 5, "lease_owner": None,
         "lease_until": None, "available_at": at(0), "cancelable": True,
     }  # fmt: skip
@@ -79,7 +80,7 @@ def sound() -> History:
         _terms(),
         jobs=[{
             "id": "job", "pipeline": "short", "status": "succeeded", "tenant_id": "red", "error": None,
-            "params": {"text": "to"}, "event_seq": 5, "output_prefix": "jobs/job/output",
+            "params": {"text": "to"}, "inputs": {}, "event_seq": 5, "output_prefix": "jobs/job/output",
         }],
         tasks=[story.rows["task-first"], story.rows["task-second"]],
         events=_events(),

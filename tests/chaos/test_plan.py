@@ -1,15 +1,17 @@
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
 from chaos.catalogue import API_POINTS, APIS, BLOWS, BROKER, BY_NAME, CATALOGUE, EVERYTHING, FAILPOINTS
 from chaos.faults import Faults
 from chaos.mutations import CAUGHT_BY, MUTATIONS
+from chaos.operations import OPERATIONS, SPARED
 from chaos.plan import DIRECTED, Fault, Plan, make_plan
+from leasehold.api.app import make_app
 from leasehold.runtime import failpoints
-
-#: Points of the generation's steps, which the load of chaos runs has none of: tests/generation reaches them.
-GENERATION = {"after_intent", "after_purchase"}
+from leasehold.settings import Settings
 
 
 def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
@@ -20,7 +22,7 @@ def test_the_same_seed_gives_the_same_plan_and_another_one_another() -> None:
 @pytest.mark.parametrize("faults", [3, 5, 8])
 def test_a_plan_has_as_many_faults_as_asked_for_within_its_time(faults: int) -> None:
     plan = make_plan(3, seconds=10, faults=faults, api_kills=2)
-    assert len(plan.faults) == faults + 2
+    assert len(plan.faults) == faults + 2 * len(APIS)
     assert all(0 < fault.at < 10 for fault in plan.blows)
     assert all(fault.target in fault.kind.on for fault in plan.faults if fault.kind.on)
 
@@ -46,7 +48,7 @@ def test_every_failpoint_of_a_plan_is_one_that_the_platform_has() -> None:
         for slot in {fault.target for fault in plan.armed}:
             failpoints.arm(plan.failpoints(slot))
     failpoints.arm("")
-    assert {kind.name.partition(" ")[2].partition(":")[0] for kind in FAILPOINTS} == set(failpoints.POINTS) - GENERATION
+    assert {kind.name.partition(" ")[2].partition(":")[0] for kind in FAILPOINTS} == set(failpoints.POINTS)
 
 
 def test_a_worker_is_armed_with_the_plans_next_kill_and_with_what_it_survives_before() -> None:
@@ -68,10 +70,23 @@ def test_an_api_is_armed_with_all_its_kill_points_until_it_died_at_them() -> Non
     assert plan.failpoints("api-1") == ""
 
 
-def test_both_apis_die_in_a_plan() -> None:
+def test_both_apis_are_armed_with_every_kill_point_of_a_plan() -> None:
     for seed in range(20):
-        kills = [fault for fault in make_plan(seed).armed if fault.kind in API_POINTS]
-        assert {fault.target for fault in kills} == set(APIS)
+        kills = [fault for fault in make_plan(seed, api_kills=2).armed if fault.kind in API_POINTS]
+        assert Counter(fault.target for fault in kills) == dict.fromkeys(APIS, 2)
+
+
+def test_an_api_can_be_killed_after_every_operation_that_writes() -> None:
+    """A new endpoint is asked for by the load and named in OPERATIONS, or has a reason in SPARED."""
+    document = make_app(Settings(_env_file=None)).openapi()
+    writing = {
+        operation["operationId"]
+        for operations in document["paths"].values()
+        for method, operation in operations.items()
+        if method != "get"
+    }
+    assert {*OPERATIONS} - {"api", "api_submissions"} | {*SPARED} == writing
+    assert not {*OPERATIONS} & {*SPARED}
 
 
 def test_every_blow_has_somebody_who_deals_it() -> None:

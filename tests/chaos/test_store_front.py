@@ -13,7 +13,7 @@ from chaos.store_front import StoreFront, Trouble
 from leasehold.domain.errors import ObjectExists, StoreUnavailable
 from leasehold.embedded.s3 import S3
 from leasehold.settings import Settings
-from leasehold.storage.store import ObjectStore
+from leasehold.storage.store import SINGLE_PUT_BYTES, ObjectStore
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +50,16 @@ async def store(server: S3, front: StoreFront) -> AsyncIterator[ObjectStore]:
 
 async def put(store: ObjectStore, key: str, data: bytes) -> None:
     await store.put(key, data, content_type="text/plain", metadata={})
+
+
+async def test_an_upload_in_parts_does_not_overwrite_either(store: ObjectStore, tmp_path: Path) -> None:
+    large = tmp_path / "large"
+    with large.open("wb") as file:
+        file.truncate(SINGLE_PUT_BYTES + 1)
+    await put(store, "large", b"first")
+    with pytest.raises(ObjectExists):
+        await store.put("large", large, content_type="text/plain", metadata={})
+    assert await store.fetch_bytes("large", max_bytes=100) == b"first"
 
 
 async def test_a_put_that_must_create_does_not_overwrite(store: ObjectStore) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,6 +52,8 @@ class Bought:
     prompt: str
     token: str | None
     script: Script
+    at: float = field(default_factory=time.time)
+    polled_at: float = 0.0
     polls: int = 0
     cancelled: bool = False
     ready: bool = False
@@ -114,6 +117,7 @@ class Studio:
     def poll(self, bought: Bought) -> Reply | None:
         """One look at it; a reply, when it goes wrong."""
         bought.polls += 1
+        bought.polled_at = time.time()
         self.polled += 1
         self._note(bought)
         if bought.polls <= bought.script.number("ill"):

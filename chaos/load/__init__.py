@@ -1,0 +1,87 @@
+"""The clients of a run, and their journal: what was asked, what was answered, and when.
+
+A client whose request got no answer asks again with the same key, for a while; what it never learns is `unknown`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+from chaos.load import direct, errands, media, orders, runs, schedules
+from chaos.load.diary import WORDS, Ask, Diary
+from chaos.load.external import ExternalWorkers
+from chaos.load.media import PICTURE_TYPE, picture
+from chaos.pipelines import BY_DIRECT, BY_HTTP
+from chaos.settings import TENANTS
+from chaos.stack import Installation
+from leasehold.runtime.gather import cancel_and_wait
+
+__all__ = ["PAUSES", "PICTURE_TYPE", "WORDS", "Load", "picture"]
+#: The mean of the seconds between two requests of a client, by what it asks for.
+PAUSES = {
+    "media": 1.5, "conversion": 6.0, "generation": 1.5, "large": 8.0,
+    "short": 0.8, "long": 3.0, "fork": 1.5, "parked": 1.5, "flaky": 2.0, "hopeless": 3.0, "wrong": 1.5, "poison": 6.0,
+    "unlike": 1.0, "spread": 3.0, "gated": 1.0, "paced": 1.2, "abroad": 1.2,
+    "direct short": 0.8, "direct long": 3.0, "direct cancel": 2.0, "direct schedule": 1.5,
+    "batch": 3.0, "cancel": 1.2, "mend": 1.5, "replay": 4.0, "repeat": 3.0, "schedule": 1.5, "errand": 0.8,
+}  # fmt: skip
+
+
+class Load:
+    """`await run(seconds)`: one client for each entry of PAUSES; `diary` is the journal.
+
+    External workers serve from `begin` until `end`, because what waits for them must come to rest, too.
+    """
+
+    def __init__(self, installation: Installation, seed: int) -> None:
+        self.diary = Diary(installation, random.Random(f"load {seed}"))  # noqa: S311 - to be repeated
+        self._external: list[asyncio.Task[None]] = []
+
+    async def begin(self) -> None:
+        await errands.declare_limits(self.diary)
+        workers = ExternalWorkers(self.diary)
+        self._external = [asyncio.create_task(workers.serve(tenant)) for tenant in TENANTS]
+
+    async def run(self, seconds: float) -> None:
+        async with asyncio.TaskGroup() as clients:
+            for name, ask in self._asks().items():
+                clients.create_task(self._repeat(ask, PAUSES[name], seconds))
+
+    async def calm(self) -> None:
+        """Once the faults are over: nothing is to wait for a minute."""
+        await errands.lift_pace(self.diary)
+
+    async def end(self) -> None:
+        await cancel_and_wait(*self._external)
+        await self.diary.close()
+
+    def _asks(self) -> dict[str, Ask]:
+        diary = self.diary
+        return {
+            "media": media.sender(diary),
+            "conversion": orders.converter(diary),
+            "generation": orders.buyer(diary),
+            **{pipeline.name: runs.starter(diary, pipeline) for pipeline in BY_HTTP},
+            **{f"direct {pipeline.name}": direct.submitter(diary, pipeline) for pipeline in BY_DIRECT},
+            "direct cancel": direct.canceller(diary),
+            "direct schedule": direct.scheduler(diary),
+            "batch": runs.batcher(diary),
+            "cancel": runs.canceller(diary),
+            "mend": runs.mender(diary),
+            "replay": runs.replayer(diary),
+            "repeat": runs.repeater(diary),
+            "schedule": schedules.keeper(diary),
+            "errand": errands.runner(diary),
+        }
+
+    async def _repeat(self, ask: Ask, pause: float, seconds: float) -> None:
+        """Begin a new request every so often, whether or not the last one was answered."""
+        until = time.monotonic() + seconds
+        tenants = list(TENANTS)
+        async with asyncio.TaskGroup() as asked:
+            await asyncio.sleep(pause * self.diary.rng.uniform(0.0, 0.5))
+            while time.monotonic() < until:
+                asked.create_task(ask(self.diary.rng.choice(tenants)))
+                await asyncio.sleep(pause * self.diary.rng.uniform(0.5, 1.5))

@@ -1,0 +1,67 @@
+"""What the clients of a run share: the installation, the dice of its seed, and the journal of what they asked."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx2
+
+from chaos.history import Bound, ExternalLease, Request
+from chaos.load.client import ANSWER_SECONDS, Client, Outcome
+from chaos.stack import Installation
+from leasehold.domain.ids import new_id
+
+WORDS = ("to", "be", "or", "not")
+#: Asks for one thing in the name of a tenant, and writes down what came of it.
+Ask = Callable[[str], Coroutine[Any, Any, None]]
+#: How many of the requests with a key are sent once more after their answer.
+_AGAIN = 0.3
+
+
+@dataclass
+class Diary:
+    """`requests`: the journal. `streams`: by job, each cursor with the numbers that came after it."""
+
+    it: Installation
+    rng: random.Random
+    requests: list[Request] = field(default_factory=list)
+    streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)
+    leases: list[ExternalLease] = field(default_factory=list)
+    bounds: list[Bound] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._http = httpx2.AsyncClient(timeout=ANSWER_SECONDS, limits=httpx2.Limits(max_connections=400))
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    def client(self, tenant: str) -> Client:
+        urls = [f"http://127.0.0.1:{port}" for port in self.it.ports.values()]
+        return Client(self._http, self.rng.sample(urls, len(urls)), self.it.keys[tenant])
+
+    def key(self) -> str:
+        return new_id().hex
+
+    def words(self) -> dict[str, str]:
+        return {"text": self.rng.choice(WORDS)}
+
+    def asks_again(self) -> bool:
+        return self.rng.random() < _AGAIN
+
+    def note(
+        self, kind: str, tenant: str, key: str, outcome: Outcome, *, job: str = "", door: str = "",
+        answers: tuple[tuple[str, ...], ...] = (), made: int = 1, answer: str = "",
+    ) -> None:  # fmt: skip
+        """Write down what came of a request over HTTP. `answer`: where it is not what the status says."""
+        self.requests.append(
+            Request(kind, tenant, key, outcome.asked_at, outcome.answered_at, answer or outcome.answer, job,
+                    outcome.tries, door, answers, made)
+        )  # fmt: skip
+
+    def note_direct(self, kind: str, tenant: str, key: str, asked_at: float, answer: str, job: str, tries: int) -> None:
+        """The same of a client that writes to the database itself."""
+        self.requests.append(Request(kind, tenant, key, asked_at, time.time(), answer, job, tries))

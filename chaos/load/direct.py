@@ -1,0 +1,123 @@
+"""Jobs by the transition, in the client's own transaction: this client knows no API and no broker."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from uuid import UUID
+
+import asyncpg
+
+from chaos.load.client import AGAIN_SECONDS, PATIENCE
+from chaos.load.diary import Ask, Diary
+from chaos.pipelines import STOPPABLE
+from chaos.stack import CLIENT
+from leasehold.db.database import connect
+from leasehold.domain.ids import new_id
+from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.states import JobState
+from leasehold.runtime.transient import TRY_AGAIN
+from leasehold.transitions.jobs import NewJob, request_cancel, submit
+
+# Of its ticks only the one that is given falls into a run.
+_SCHEDULE = """
+INSERT INTO schedule (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority, overlap,
+                      catch_up, catch_up_seconds, next_run_at)
+VALUES ($1::uuid, $2, 'short', '0 0 29 2 *', 'UTC', $3::jsonb, 'chaos', $1::uuid::text, 1, 'allow_all', 'one', 3600,
+        clock_timestamp() + make_interval(secs => $4))
+ON CONFLICT DO NOTHING
+"""
+
+
+def submitter(diary: Diary, pipeline: Pipeline) -> Ask:
+    async def ask(tenant: str) -> None:
+        job = NewJob(pipeline, tenant, diary.words(), id=new_id())
+        asked_at, tries = time.time(), 0
+        answer = "unknown"
+        while answer == "unknown" and time.time() - asked_at < PATIENCE:
+            tries += 1
+            answer = await _try_submit(diary, job)
+        accepted = str(job.id) if answer == "accepted" else ""
+        diary.note_direct(pipeline.name, tenant, str(job.id), asked_at, answer, accepted, tries)
+
+    return ask
+
+
+async def _try_submit(diary: Diary, job: NewJob) -> str:
+    """Its hints are left to the relay."""
+    try:
+        connection = await connect(diary.it.settings(CLIENT), "client")
+        try:
+            await submit(connection, [job])
+        finally:
+            connection.terminate()
+    except asyncpg.UniqueViolationError:
+        return "accepted"  # by an earlier try, whose answer was lost
+    except TRY_AGAIN:
+        await asyncio.sleep(AGAIN_SECONDS)
+        return "unknown"
+    return "accepted"
+
+
+def canceller(diary: Diary) -> Ask:
+    """Asks for a job, and a little later for its end: before it starts, while it runs, or too late."""
+
+    async def ask(tenant: str) -> None:
+        job = NewJob(diary.rng.choice(STOPPABLE), tenant, diary.words(), id=new_id())
+        asked_at = time.time()
+        while await _try_submit(diary, job) == "unknown":
+            if time.time() - asked_at > PATIENCE:
+                return  # nobody learnt whether it is there: it is not this client's to cancel
+        diary.note_direct(job.pipeline.name, tenant, str(job.id), asked_at, "accepted", str(job.id), 1)
+        await asyncio.sleep(diary.rng.uniform(0.0, 1.5))
+        asked_at, tries = time.time(), 0
+        answer = "unknown"
+        while answer == "unknown" and time.time() - asked_at < PATIENCE:
+            tries += 1
+            answer = await _try_cancel(diary, job)
+        diary.note_direct("cancel", tenant, f"cancel {job.id}", asked_at, answer, str(job.id), tries)
+
+    return ask
+
+
+async def _try_cancel(diary: Diary, job: NewJob) -> str:
+    """As `Request.answer` says it of a cancel."""
+    try:
+        connection = await connect(diary.it.settings(CLIENT), "client")
+        try:
+            cancels = await request_cancel(connection, [job.id], job.tenant_id, reason="chaos", by="client")
+        finally:
+            connection.terminate()
+    except TRY_AGAIN:
+        await asyncio.sleep(AGAIN_SECONDS)
+        return "unknown"
+    answers = {JobState.CANCELLED: "accepted", JobState.CANCEL_REQUESTED: "stopping"}
+    return answers.get(cancels.states[job.id], "refused") if job.id in cancels.states else "refused"
+
+
+def scheduler(diary: Diary) -> Ask:
+    """Has a run made in a moment, by whichever scheduler lives then."""
+
+    async def ask(tenant: str) -> None:
+        schedule, asked_at, tries = new_id(), time.time(), 0
+        words, moment = diary.words(), diary.rng.uniform(0.0, 5.0)
+        answer = "unknown"
+        while answer == "unknown" and time.time() - asked_at < PATIENCE:
+            tries += 1
+            answer = await _try_schedule(diary, schedule, tenant, words, moment)
+        diary.note_direct("scheduled", tenant, str(schedule), asked_at, answer, "", tries)
+
+    return ask
+
+
+async def _try_schedule(diary: Diary, schedule: UUID, tenant: str, words: dict[str, str], moment: float) -> str:
+    try:
+        connection = await connect(diary.it.settings(CLIENT), "client")
+        try:
+            await connection.execute(_SCHEDULE, schedule, tenant, words, moment)
+        finally:
+            connection.terminate()
+    except TRY_AGAIN:
+        await asyncio.sleep(AGAIN_SECONDS)
+        return "unknown"
+    return "accepted"

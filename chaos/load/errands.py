@@ -1,0 +1,86 @@
+"""What operators and owners do now and then: limits set and lifted, webhooks, templates and queues changed."""
+
+from __future__ import annotations
+
+import time
+from itertools import cycle
+
+from chaos.history import Bound
+from chaos.load.diary import Ask, Diary
+from chaos.pipelines import gated, paced, short
+from chaos.settings import TENANTS
+
+#: How many runs of `gated` a tenant may have unfinished at once, and how many of `paced` may begin a minute.
+AT_MOST, PER_MINUTE = 2, 4
+
+
+async def declare_limits(diary: Diary) -> None:
+    """Before the first run that they are for."""
+    for tenant in TENANTS:
+        for key, bound in ((f"template:{gated.name}", {"at_most": AT_MOST}), (_pace(), {"per_minute": PER_MINUTE})):
+            asked_at = time.time()
+            said = await diary.client(tenant).ask("PUT", "/v1/limits", {"tenant_id": tenant, "key": key} | bound)
+            if said.good:
+                diary.bounds.append(Bound(tenant, key, bound.get("at_most"), bound.get("per_minute"), asked_at))
+                diary.note("limit", tenant, f"{key} of {tenant}", said, door="PUT /v1/limits")
+
+
+async def lift_pace(diary: Diary) -> None:
+    """What waits at the rate may begin: a minute is more than a run has."""
+    for bound in [bound for bound in diary.bounds if bound.key == _pace()]:
+        client, path = diary.client(bound.tenant), f"/v1/limits/{bound.tenant}/{bound.key}"
+        bound.until = time.time()
+        said = await client.ask("DELETE", path)
+        diary.note("limit", bound.tenant, f"lift {path}", said, door="DELETE /v1/limits")
+
+
+def _pace() -> str:
+    return f"template:{paced.name}"
+
+
+def runner(diary: Diary) -> Ask:
+    """One errand after another; none of them touches what the other clients wait for."""
+    errands = cycle((_limit, _webhook, _template, _queue))
+
+    async def ask(tenant: str) -> None:
+        await next(errands)(diary, tenant)
+
+    return ask
+
+
+async def _limit(diary: Diary, tenant: str) -> None:
+    client, key = diary.client(tenant), f"payload:{short.name}:/{diary.key()}"
+    await client.ask("PUT", "/v1/limits", {"tenant_id": tenant, "key": key, "at_most": 1000})
+    await client.ask("DELETE", f"/v1/limits/{tenant}/{key}")
+
+
+async def _webhook(diary: Diary, tenant: str) -> None:
+    """Of an event that does not happen in a run: the other subscription is told once of each end."""
+    client, key = diary.client(tenant), diary.key()
+    body = {"url": f"http://127.0.0.1:{diary.it.receiver.port}/{tenant}", "events": ["run.expired"]}
+    made = await client.ask("POST", "/v1/webhooks", body, key=key, again=diary.asks_again())
+    ids = tuple((str(said["id"]),) for said in made.answered)
+    diary.note("webhook", tenant, key, made, door="POST /v1/webhooks", answers=ids)
+    if not ids:
+        return
+    path = f"/v1/webhooks/{ids[-1][0]}"
+    await client.ask("PATCH", path, {"enabled": False})
+    await client.ask("POST", f"{path}/rotate", key=diary.key())
+    await client.ask("DELETE", path)
+
+
+async def _template(diary: Diary, tenant: str) -> None:
+    client, key = diary.client(tenant), diary.key()
+    name = f"t{key}"
+    steps = [{"id": "first", "worker_type": "short.first", "queue": "chaos"}]
+    made = await client.ask("POST", "/v1/templates", {"type": name, "steps": steps}, key=key, again=diary.asks_again())
+    answers = tuple((str(said["type"]),) for said in made.answered)
+    diary.note("template", tenant, key, made, door="POST /v1/templates", answers=answers)
+    if made.good:
+        await client.ask("PATCH", f"/v1/templates/{name}/1", {"enabled": False})
+
+
+async def _queue(diary: Diary, tenant: str) -> None:
+    client = diary.client(tenant)
+    await client.ask("POST", "/v1/queues/chaos-idle/pause", {"reason": "chaos"})
+    await client.ask("POST", "/v1/queues/chaos-idle/resume")

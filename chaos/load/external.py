@@ -1,0 +1,79 @@
+"""External workers: clients that claim over HTTP, renew, and settle. Some die with their lease, and some fail."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from typing import Any
+from uuid import uuid4
+
+from chaos.history import ExternalLease
+from chaos.load.client import AGAIN_SECONDS, Client
+from chaos.load.diary import Diary
+from chaos.pipelines import ABROAD_QUEUE
+from chaos.settings import EXTERNAL_LEASE_SECONDS
+
+_WORK_SECONDS = 0.4
+_DIES, _FAILS = 0.1, 0.2
+
+
+class ExternalWorkers:
+    """One worker a tenant, until cancelled: runs that wait for it must come to rest, too."""
+
+    def __init__(self, diary: Diary) -> None:
+        self._diary = diary
+
+    async def serve(self, tenant: str) -> None:
+        rng = random.Random(f"external {self._diary.it.plan.seed} {tenant}")  # noqa: S311 - to be repeated
+        client = self._diary.client(tenant)
+        worker, known = uuid4().hex, False
+        while True:
+            claimed = await client.ask("POST", "/v1/external/claim", {
+                "worker_id": worker, "queues": [ABROAD_QUEUE], "limit": 2, "wait": 1,
+                "lease_seconds": EXTERNAL_LEASE_SECONDS,
+            })  # fmt: skip
+            for task in claimed.said.get("tasks", ()):
+                luck = rng.random() if known else _DIES  # the first fails
+                known = True
+                if luck < _DIES:  # its leases pass, and another worker comes
+                    self._note(tenant, worker, task, claimed.answered_at, "died")
+                    worker = uuid4().hex
+                    break
+                await self._work(client, tenant, worker, task, claimed.answered_at, fails=luck < _DIES + _FAILS)
+            else:
+                if not claimed.said.get("tasks"):
+                    await asyncio.sleep(AGAIN_SECONDS)
+
+    async def _work(
+        self, client: Client, tenant: str, worker: str, task: dict[str, Any], claimed_at: float, *, fails: bool
+    ) -> None:
+        path = f"/v1/external/tasks/{task['task_id']}"
+        held = {"worker_id": worker, "epoch": task["epoch"]}
+        for percent in (30, 60):
+            await asyncio.sleep(_WORK_SECONDS / 2)
+            await client.ask("POST", f"{path}/progress", held | {"percent": percent}, patience=0.0)
+            beat = await client.ask(
+                "POST", f"{path}/heartbeat", held | {"lease_seconds": EXTERNAL_LEASE_SECONDS}, patience=3.0
+            )
+            if beat.code == "lease_lost":
+                self._note(tenant, worker, task, claimed_at, "lost")
+                return
+            if beat.said.get("cancel_requested"):
+                done = await client.ask("POST", f"{path}/acknowledge-cancel", held)
+                self._note(tenant, worker, task, claimed_at, "stopped" if done.good else "lost")
+                return
+        if fails and task["attempt"] == 1:
+            done = await client.ask("POST", f"{path}/fail", held | {"code": "not_yet", "retry_after": 0.5})
+            verb = "failed"
+        else:
+            done = await client.ask("POST", f"{path}/complete", held | {"result": {"by": worker}})
+            verb = "completed"
+        # A repeated report of what is settled is told that the lease is lost: then nobody knows which.
+        unsure = done.status == 0 or (done.tries > 1 and not done.good)
+        self._note(tenant, worker, task, claimed_at, verb if done.good else "unknown" if unsure else "lost")
+
+    def _note(self, tenant: str, worker: str, task: dict[str, Any], claimed_at: float, end: str) -> None:
+        self._diary.leases.append(
+            ExternalLease(tenant, worker, str(task["task_id"]), task["epoch"], claimed_at, time.time(), end)
+        )

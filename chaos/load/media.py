@@ -1,0 +1,36 @@
+"""Pictures by signed URL: the client asks for the URL, uploads, and completes; each step is repeated until answered."""
+
+from __future__ import annotations
+
+from bench.picture import photograph
+from chaos.load.diary import Ask, Diary
+
+PICTURE_TYPE = "image/jpeg"
+
+
+def picture() -> bytes:
+    return photograph(400, 300)
+
+
+def sender(diary: Diary) -> Ask:
+    content = picture()
+
+    async def ask(tenant: str) -> None:
+        client, key = diary.client(tenant), diary.key()
+        wanted = {"content_type": PICTURE_TYPE, "file_name": f"{key}.jpg"}
+        again = diary.asks_again()
+        ticket = await client.ask("POST", "/upload-url", wanted, key=key, again=again)
+        media = tuple((said["media_id"],) for said in ticket.answered)
+        diary.note("upload", tenant, key, ticket, door="POST /upload-url", answers=media)
+        if not ticket.good or not await client.put(ticket.said["upload_url"], content, PICTURE_TYPE):
+            diary.note("media", tenant, key, ticket, answer="unknown")
+            return
+        done = {name: ticket.said[name] for name in ("media_id", "original_key")}
+        completed = await client.ask("POST", "/complete-upload", done, again=diary.asks_again())
+        jobs = tuple((said["job_id"],) for said in completed.answered)
+        job = jobs[-1][0] if jobs else ""
+        diary.note("media", tenant, key, completed, job=job, door="POST /complete-upload", answers=jobs)
+        if job:
+            diary.streams[job] = await client.follow(f"/media/{done['media_id']}/events")
+
+    return ask

@@ -1,0 +1,86 @@
+"""Conversions of a small model, and generations of a provider: each with its key, some cancelled while they run."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import count
+
+import numpy as np
+import onnx
+from onnx import TensorProto, helper, numpy_helper
+
+from chaos.load.diary import Ask, Diary
+
+#: The key that stays at the provider's order, and in the job's row: how the ledger of one is held against the other.
+PROMPT = "picture {}"
+#: The first of so many is cancelled.
+_CANCELLED = 4
+
+
+def model() -> bytes:
+    """A picture classifier of one convolution: a kilobyte."""
+    rng = np.random.default_rng(1)
+    weights = {"w1": rng.standard_normal((4, 3, 3, 3)), "w2": rng.standard_normal((4, 3))}
+    nodes = [
+        helper.make_node("Conv", ["x", "w1"], ["c"], strides=[2, 2]),
+        helper.make_node("Relu", ["c"], ["r"]),
+        helper.make_node("GlobalAveragePool", ["r"], ["g"]),
+        helper.make_node("Flatten", ["g"], ["f"]),
+        helper.make_node("MatMul", ["f", "w2"], ["y"]),
+    ]
+    graph = helper.make_graph(
+        nodes, "chaos",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 3, 8, 8])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", 3])],
+        [numpy_helper.from_array(value.astype(np.float32), name) for name, value in weights.items()],
+    )  # fmt: skip
+    made: onnx.ModelProto = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    return made.SerializeToString()
+
+
+def converter(diary: Diary) -> Ask:
+    """The user of a conversion is its key: one unfinished conversion a user."""
+    content, turns = model(), count()
+
+    async def ask(tenant: str) -> None:
+        client, key = diary.client(tenant), diary.key()
+        cancels = next(turns) % _CANCELLED == 0
+        form = {"user_id": key, "model_id": "40000", "version": "0001", "platform": "720"}
+        outcome = await client.ask(
+            "POST", "/api/v1/jobs", key=key, again=diary.asks_again(),
+            data=form, files={"model": ("model.onnx", content, "application/octet-stream")},
+        )  # fmt: skip
+        jobs = tuple((str(said["job_id"]),) for said in outcome.answered)
+        job = jobs[-1][0] if jobs else ""
+        diary.note("conversion", tenant, key, outcome, job=job, door="POST /api/v1/jobs", answers=jobs)
+        if not job or not cancels:
+            return
+        await asyncio.sleep(diary.rng.uniform(0.0, 2.0))
+        outcome = await client.ask("POST", f"/api/v1/jobs/{job}/cancel")
+        answer = "" if not outcome.good else "accepted" if outcome.said["status"] == "cancelled" else "stopping"
+        diary.note("cancel", tenant, f"cancel {job}", outcome, job=job, door="POST /api/v1/jobs/cancel", answer=answer)
+
+    return ask
+
+
+def buyer(diary: Diary) -> Ask:
+    """Orders at a provider that takes our token, and at one that does not: neither may sell twice."""
+    turns = count()
+
+    async def ask(tenant: str) -> None:
+        client, key = diary.client(tenant), diary.key()
+        provider, cancels = diary.rng.choice(("gateway", "jimeng")), next(turns) % _CANCELLED == 0
+        body = {"prompt": f"{PROMPT.format(key)} #work=1", "provider": provider, "task_id": key}
+        outcome = await client.ask("POST", "/v1/images/generations", body, key=key, again=diary.asks_again())
+        jobs = tuple((str(said["data"]["job_id"]),) for said in outcome.answered)
+        job = jobs[-1][0] if jobs else ""
+        diary.note("generation", tenant, key, outcome, job=job, door="POST /v1/images/generations", answers=jobs)
+        if not job or not cancels:
+            return
+        await asyncio.sleep(diary.rng.uniform(0.0, 1.5))
+        outcome = await client.ask("POST", "/v1/images/cancel", {"task_id": key})
+        # The answer tells of the order; what became of the job, its row does.
+        answer = "stopping" if outcome.good else ""
+        diary.note("cancel", tenant, f"cancel {job}", outcome, job=job, door="POST /v1/images/cancel", answer=answer)
+
+    return ask

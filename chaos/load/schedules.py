@@ -1,0 +1,42 @@
+"""Schedules over HTTP: each is made with a key, and then run now, backfilled, or changed and deleted."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from itertools import cycle
+
+from chaos.load.diary import Ask, Diary
+from chaos.load.runs import SCOPE
+from chaos.pipelines import short
+
+#: It fires on the first of January.
+_CRON = "0 0 1 1 *"
+
+
+def keeper(diary: Diary) -> Ask:
+    """`scheduled` is a schedule that must have made one run, `schedule` the request for it."""
+    uses = cycle(("run-now", "delete", "backfill"))
+
+    async def ask(tenant: str) -> None:
+        client, key = diary.client(tenant), diary.key()
+        use = next(uses)
+        made = await client.ask("POST", "/v1/schedules", {
+            "template": short.name, "cron": _CRON, "payload_template": diary.words(), "scope": SCOPE, "scope_id": key,
+            "overlap": "allow_all",
+        }, key=key, again=diary.asks_again())  # fmt: skip
+        ids = tuple((str(said["id"]),) for said in made.answered)
+        diary.note("schedule", tenant, key, made, door="POST /v1/schedules", answers=ids)
+        if not ids:
+            return
+        path = f"/v1/schedules/{ids[-1][0]}"
+        if use == "delete":
+            await client.ask("PATCH", path, {"enabled": False})
+            await client.ask("DELETE", path)
+            return
+        past = datetime.now(UTC).year - 1
+        body = {"start": f"{past}-06-01T00:00:00Z", "end": f"{past + 1}-01-02T00:00:00Z"} if use == "backfill" else None
+        fired = await client.ask("POST", f"{path}/{use}", body, key=diary.key(), again=diary.asks_again())
+        runs = tuple(tuple(map(str, said.get("runs", [said.get("id")]))) for said in fired.answered)
+        diary.note("scheduled", tenant, ids[-1][0], fired, door=f"POST /v1/schedules/{use}", answers=runs)
+
+    return ask

@@ -1,0 +1,131 @@
+"""The clients of chaos runs: they repeat what was not answered, with its key, and ask for work of every kind."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from types import SimpleNamespace
+from typing import cast
+
+import httpx2
+import pytest
+
+from chaos.load import PAUSES, Load
+from chaos.load.client import Client
+from chaos.load.diary import Diary
+from chaos.load.orders import model
+from chaos.load.runs import start
+from chaos.pipelines import KINDS, LARGE_BYTES, gated, paced, tried
+from chaos.stack import Installation
+from leasehold.storage.store import SINGLE_PUT_BYTES
+from tests.generation.simulator.http import HangUp, HttpServer, Reply, Request
+
+Answer = Reply | type[HangUp]
+DONE = Reply(202, {"id": "run-1", "status": "pending"})
+IN_FLIGHT = Reply(409, {"code": "idempotency_key_in_flight"})
+
+
+class Api:
+    """Gives its answers in turn, the last for ever."""
+
+    def __init__(self, *answers: Answer) -> None:
+        self.requests: list[Request] = []
+        self._answers = list(answers)
+
+    async def answer(self, request: Request) -> Reply:
+        self.requests.append(request)
+        answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
+        if isinstance(answer, Reply):
+            return answer
+        raise answer
+
+    @property
+    def keys(self) -> list[str | None]:
+        return [request.headers.get("idempotency-key") for request in self.requests]
+
+
+@pytest.fixture
+async def http() -> AsyncIterator[httpx2.AsyncClient]:
+    async with httpx2.AsyncClient(timeout=5) as client:
+        yield client
+
+
+async def test_a_request_is_repeated_with_its_key_until_it_is_answered(http: httpx2.AsyncClient) -> None:
+    api = Api(HangUp, Reply(503, {}), IN_FLIGHT, Reply(429, {"code": "rate_limited"}), DONE)
+    async with HttpServer(api.answer) as server:
+        outcome = await Client(http, [server.url], "secret").ask("POST", "/v1/runs", {"template": "short"}, key="k")
+    assert (outcome.status, outcome.answer, outcome.tries) == (202, "accepted", 5)
+    assert api.keys == ["k"] * 5
+    assert {request.body for request in api.requests} == {api.requests[0].body}
+    assert outcome.asked_at < outcome.answered_at
+
+
+async def test_each_try_goes_to_the_other_api(http: httpx2.AsyncClient) -> None:
+    one, other = Api(HangUp), Api(DONE)
+    async with HttpServer(one.answer) as first, HttpServer(other.answer) as second:
+        client = Client(http, [second.url, first.url], "secret")
+        assert (await client.ask("POST", "/v1/runs", {}, key="k")).good
+    assert (one.keys, other.keys) == (["k"], ["k"])
+
+
+async def test_a_refusal_is_final(http: httpx2.AsyncClient) -> None:
+    api = Api(Reply(409, {"code": "resource_invalid_state"}))
+    async with HttpServer(api.answer) as server:
+        outcome = await Client(http, [server.url], "secret").ask("POST", "/v1/runs/x/cancel")
+    assert (outcome.answer, outcome.code, outcome.tries) == ("refused", "resource_invalid_state", 1)
+
+
+async def test_what_is_never_answered_is_unknown(http: httpx2.AsyncClient) -> None:
+    api = Api(HangUp)
+    async with HttpServer(api.answer) as server:
+        outcome = await Client(http, [server.url], "secret").ask("POST", "/v1/runs", {}, patience=0.0)
+    assert (outcome.answer, outcome.status, outcome.answered) == ("unknown", 0, ())
+
+
+async def test_a_request_that_is_sent_once_more_keeps_both_answers(http: httpx2.AsyncClient) -> None:
+    api = Api(DONE, HangUp, Reply(202, {"id": "run-2"}))
+    async with HttpServer(api.answer) as server:
+        client = Client(http, [server.url], "secret")
+        outcome = await client.ask("POST", "/v1/runs", {}, key="k", again=True)
+        assert [said["id"] for said in outcome.answered] == ["run-1"]  # the second was not answered: the first counts
+        outcome = await Client(http, [server.url], "secret").ask("POST", "/v1/runs", {}, key="l", again=True)
+    assert [said["id"] for said in outcome.answered] == ["run-2", "run-2"]
+
+
+def _installation(*urls: str) -> Installation:
+    """As much of one as a client needs."""
+    ports = {f"api-{nth}": int(url.rpartition(":")[2]) for nth, url in enumerate(urls)}
+    return cast("Installation", SimpleNamespace(ports=ports, keys={"red": "secret"}))
+
+
+async def test_a_run_is_written_down_with_its_key_which_is_its_scope(http: httpx2.AsyncClient) -> None:
+    api = Api(HangUp, DONE)
+    async with HttpServer(api.answer) as server:
+        diary = Diary(_installation(server.url), random.Random(1))
+        job = await start(diary, diary.client("red"), "red", "mendable", {"text": "to"}, kind="broken")
+        await diary.close()
+    (request,) = diary.requests
+    assert (job, request.job, request.door, request.answer) == ("run-1", "run-1", "POST /v1/runs", "accepted")
+    assert {sent.json["scope_id"] for sent in api.requests} == {request.key} == {*api.keys}
+
+
+def test_every_kind_of_work_is_asked_for() -> None:
+    load = Load(_installation(), 1)
+    assert load._asks().keys() == PAUSES.keys()
+    retried = {"mendable"}  # asked for as `mend`
+    assert {kind.name for kind in KINDS} - retried <= PAUSES.keys()
+    assert {pipeline.name for pipeline in tried()} >= {kind.name for kind in KINDS}
+
+
+def test_the_load_of_a_seed_is_the_same_again() -> None:
+    def dice(seed: int) -> list[float]:
+        diary = Load(_installation(), seed).diary
+        return [diary.rng.random() for _ in range(5)]
+
+    assert dice(1) == dice(1) != dice(2)
+
+
+def test_limits_are_declared_for_kinds_that_there_are_and_large_objects_go_up_in_parts() -> None:
+    assert {gated.name, paced.name} <= {kind.name for kind in KINDS}
+    assert LARGE_BYTES > SINGLE_PUT_BYTES
+    assert 0 < len(model()) < 4096
