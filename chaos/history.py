@@ -150,9 +150,6 @@ class History:
     uploads: list[str] = field(default_factory=list)  # the keys of uploads in parts that are open at rest
     expected_bytes: dict[tuple[str, str, str], str] = field(default_factory=dict)  # pipeline, output, words: sha256
     streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # job: (cursor, what came after)
-    leases: list[ExternalLease] = field(default_factory=list)
-    bounds: list[Bound] = field(default_factory=list)
-    orders: list[Order] = field(default_factory=list)  # as the providers have them
     schedules: list[Row] = field(default_factory=list)
     probes: list[tuple[str, int]] = field(default_factory=list)  # what was asked with a foreign key, the status
     overdue: list[list[str]] = field(default_factory=list)  # of each look after the faults: leases past all patience

@@ -15,7 +15,9 @@ OPERATIONS = {
     "api_submissions": 1,  # runs without a key, of several requests in one commit
     "createRuns": 2,
     "cancelRun": 2,
+    "cancelJob": 2,
     "retryRun": 1,
+    "retryJob": 1,
     "replayDeadLetter": 1,
     "replayDeadLetters": 2,
     "rerunRun": 2,
@@ -48,6 +50,7 @@ SPARED = {
     "generateVideo": "the function of generateImages",
     "cancelVideo": "the function of cancelImages",
     "acknowledgeCancelExternal": "a run's cancels meet an external task by chance",
+    "deleteJob": "as deleteMedia",
     "deleteMedia": "the load deletes nothing that the checker must find",
     "uploadSourceImages": "the load's generations have no source images",
     "announceExternalFiles": "the load's external steps make no files",

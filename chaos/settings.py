@@ -16,6 +16,7 @@ SUBSCRIBER = "red"
 SCOPES = (
     "media:read", "media:write", "runs:read", "runs:write", "templates:write", "external:work", "webhooks:write",
     "conversion:read", "conversion:write", "generation:read", "generation:write", "fleet:operate",
+    "jobs:read", "jobs:operate",
 )  # fmt: skip
 
 #: LEASEHOLD_* of every process of a run.

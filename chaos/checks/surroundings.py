@@ -26,8 +26,8 @@ def i19(history: History) -> Iterator[Seen]:
         says = f"the message {delivery.message} of run {delivery.run} is signed wrongly"
         yield seen("message", says, good=delivery.genuine)
     for run in sorted(runs):
-        job = history.job_by_id[run]
-        if job["status"] not in JOB_TERMINAL:
+        job = history.job_by_id.get(run)
+        if job is None or job["status"] not in JOB_TERMINAL:
             continue
         taken = any(delivery.taken for delivery in heard[run])
         yield seen("end of a run", f"nobody was told that run {run} {job['status']}", good=taken)

@@ -64,7 +64,8 @@ def batcher(diary: Diary) -> Ask:
 
 
 def canceller(diary: Diary) -> Ask:
-    """Half of the runs are cancelled at once, half while they run."""
+    """Half of the runs are cancelled at once, half while they run; as a run, or as a job of any kind."""
+    surfaces = cycle(("runs", "jobs"))
 
     async def ask(tenant: str) -> None:
         client = diary.client(tenant)
@@ -74,10 +75,12 @@ def canceller(diary: Diary) -> Ask:
             return
         if runs:
             await until(client, job, "running")
-        outcome = await client.ask("POST", f"/v1/runs/{job}/cancel")
+        surface = next(surfaces)
+        outcome = await client.ask("POST", f"/v1/{surface}/{job}/cancel")
         diary.note(
-            "cancel", tenant, f"cancel {job}", outcome, job=job, door="POST /v1/runs/cancel", answer=_of_cancel(outcome)
-        )
+            "cancel", tenant, f"cancel {job}", outcome,
+            job=job, door=f"POST /v1/{surface}/cancel", answer=_of_cancel(outcome),
+        )  # fmt: skip
 
     return ask
 
@@ -104,29 +107,31 @@ async def until(client: Client, job: str, *statuses: str, seconds: float = PATIE
 
 
 def mender(diary: Diary) -> Ask:
-    """A run that fails by its payload, and is retried with another: by its run, or by its dead letter."""
-    by_letters = cycle((True, False))
+    """A run that fails by its payload, and is retried with another: as a run, as a job, or by its dead letter."""
+    surfaces = cycle(("dead-letters", "runs", "jobs"))
 
     async def ask(tenant: str) -> None:
-        client = diary.client(tenant)
-        by_letter = next(by_letters)
+        client, surface = diary.client(tenant), next(surfaces)
         job = await start(diary, client, tenant, mendable.name, {"text": BROKEN}, kind="broken")
         if not job or await until(client, job, "failed") != "failed":
             return
-        path = f"/v1/runs/{job}/retry"
-        if by_letter:
-            letters = await client.ask("GET", f"/v1/dead-letters?template={mendable.name}&limit=100")
-            mine = [one["task_id"] for one in letters.said.get("dead_letters", ()) if one["run_id"] == job]
-            if not mine:
-                return
-            path = f"/v1/dead-letters/{mine[0]}/replay"
+        path = await _letter_of(client, job) if surface == "dead-letters" else f"/v1/{surface}/{job}/retry"
+        if not path:
+            return
         outcome = await client.ask("POST", path, {"payload": {"text": MENDED}})
         lost = outcome.tries > 1 and outcome.status in (HTTPStatus.CONFLICT, HTTPStatus.NOT_FOUND)
         answer = "accepted" if lost else ""  # an earlier try mended it, whose answer was lost
-        door = f"POST /v1/{'dead-letters/replay' if by_letter else 'runs/retry'}"
+        door = f"POST /v1/{surface} once more"
         diary.note("mended", tenant, f"mended {job}", outcome, job=job, door=door, answer=answer)
 
     return ask
+
+
+async def _letter_of(client: Client, job: str) -> str:
+    """Where the run's dead letter is replayed; "" when the list has it not."""
+    letters = await client.ask("GET", f"/v1/dead-letters?template={mendable.name}&limit=100")
+    mine = [one["task_id"] for one in letters.said.get("dead_letters", ()) if job in one.values()]
+    return f"/v1/dead-letters/{mine[0]}/replay" if mine else ""
 
 
 def replayer(diary: Diary) -> Ask:

@@ -101,6 +101,7 @@ def sound() -> History:
         generations=[{"job_id": "job", "tenant_id": "red", "task_id": "picture"}],
         orders=[Order("gateway", "picture", "1", T0 + 1, T0 + 2)],
         bounds=[Bound("red", "template:short", 1, None, T0 - 1), Bound("red", "template:short", None, 1, T0 - 1)],
+        subscribers=frozenset({"red"}),
         deliveries=[Delivery("msg_0", "red", "run.succeeded", "job", T0 + 5, genuine=True, taken=True)],
         journal=_journal(),
         heard=_heard(),
