@@ -8,6 +8,7 @@ from __future__ import annotations
 import pytest
 
 from chaos.mutations import CAUGHT_BY
+from chaos.pipelines import KINDS
 from chaos.plan import DIRECTED, make_plan
 from chaos.run import Report, run
 from chaos.servers import Servers
@@ -15,6 +16,8 @@ from chaos.servers import Servers
 SEED = 101
 #: A plan waits for a moment, such as a lease taken anew before its old holder is heard: a busy machine may let it pass.
 TRIES = 3
+#: Kinds that ship with the platform, and that the load asks for.
+SHIPPED = {"media", "conversion", "generation", "webhook"}
 IN_CI = ("ack", "epoch", "outbox")
 
 
@@ -28,6 +31,7 @@ async def test_a_broken_installation_loses_nothing_and_doubles_nothing(servers: 
     assert told(report) == {}
     assert len(report.fired) >= 3
     assert sum(report.jobs.values()) > 50
+    assert {job.partition(" ")[0] for job in report.jobs} >= {kind.name for kind in KINDS} | SHIPPED
 
 
 @pytest.mark.timeout(300)
