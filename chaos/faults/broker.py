@@ -134,20 +134,30 @@ class BrokerFaults:
         return len(queues)
 
     async def _purge(self, _fault: Fault) -> int:
-        """Again and again, until something was in the queues: hints do not wait there for long."""
-        lost, until = 0, time.monotonic() + _FILL_SECONDS
+        """The workers are cut off meanwhile, so that hints lie in the queues: those that they held, and new ones."""
+        links = [self._it.links[worker, "amqp"] for worker in self._it.plan.workers]
+        for link in links:
+            link.hold()
+            link.reset()
         try:
-            names = [queue["name"] for queue in await self._queues()]
-            async with await aio_pika.connect(self._it.amqp_url, timeout=3) as broker:
-                channel = await broker.channel()
-                while not lost and time.monotonic() < until:
-                    for name in names:
-                        queue = await channel.get_queue(name, ensure=False)
-                        purged = await queue.purge(timeout=3)
-                        lost += purged.message_count or 0
-                    await asyncio.sleep(0.01)
+            return await self._purged()
         except (OSError, TimeoutError, aio_pika.exceptions.AMQPError):
-            return lost
+            return 0
+        finally:
+            for link in links:
+                link.heal()
+
+    async def _purged(self) -> int:
+        """Again and again, until something was there."""
+        lost, until = 0, time.monotonic() + _FILL_SECONDS
+        names = [queue["name"] for queue in await self._queues()]
+        async with await aio_pika.connect(self._it.amqp_url, timeout=3) as broker:
+            channel = await broker.channel()
+            while not lost and time.monotonic() < until:
+                for name in names:
+                    queue = await channel.get_queue(name, ensure=False)
+                    lost += (await queue.purge(timeout=3)).message_count or 0
+                await asyncio.sleep(0.1)
         return lost
 
     async def _send_garbage(self, _fault: Fault) -> int:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import aio_pika
 import asyncpg
 import pytest
 
@@ -36,6 +37,7 @@ class Scene:
     plan: Plan = field(default_factory=lambda: Plan(0, 1.0))
     heard: list[object] = field(default_factory=list)
     slots: dict[str, object] = field(default_factory=dict)
+    amqp_url: str = ""
 
     def links_to(self, server: str) -> list[Link]:
         return [link for (_, of), link in self.links.items() if of == server]
@@ -211,3 +213,29 @@ async def test_tables_that_a_migration_alters_are_nobodys_meanwhile_and_everybod
             "SELECT DISTINCT table_name FROM information_schema.columns WHERE column_name LIKE 'chaos\\_%'"
         )
     assert {row["table_name"] for row in rows} >= {"task", "job", "outbox"}
+
+
+async def test_a_purge_takes_the_hints_that_a_worker_held_unacknowledged(scene: Scene) -> None:
+    rabbitmq = scene.servers.rabbitmq
+    if rabbitmq is None:
+        not_here("there is no RabbitMQ")
+    scene.amqp_url = await rabbitmq.add_vhost(NAME)
+    scene.plan = Plan(0, 1.0, workers=("worker-0",))
+    link = scene.links["worker-0", "amqp"] = Link(("127.0.0.1", rabbitmq.port))
+    await link.open()
+    through = scene.amqp_url.replace(f":{rabbitmq.port}/", f":{link.port}/")
+    async with await aio_pika.connect(scene.amqp_url) as publisher:
+        channel = await publisher.channel()
+        queue = await channel.declare_queue("leasehold.chaos.normal")
+        worker = await aio_pika.connect(through)
+        its = await (await worker.channel()).get_queue(queue.name)
+        await channel.default_exchange.publish(aio_pika.Message(b"hint"), queue.name)
+        assert await its.get() is not None
+        assert await scene.deal("F18 purge the queues", 0) == 1
+        left = await channel.declare_queue(queue.name, passive=True)
+        assert left.declaration_result.message_count == 0
+    async with await aio_pika.connect(through):  # the worker comes back
+        pass
+    await worker.close()
+    await link.close()
+    await rabbitmq.delete_vhost(NAME)
