@@ -1,6 +1,6 @@
-"""`python -m leasehold.api`: the API as a process.
+"""The program `python -m leasehold.api`: it serves the API.
 
-SIGTERM ends long polls and streams, finishes what runs, then exits.
+After SIGTERM it ends long polls and streams, finishes the running requests, and exits.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from leasehold.urls import refuse_bad_urls
 
 log = structlog.get_logger(__name__)
 
-#: Seconds for running requests to finish once the long ones were let go.
+#: Seconds for the other requests to finish, once long polls and streams are ended.
 _GRACE = 15
 
 
 class Server(uvicorn.Server):
-    """uvicorn waits for open connections; ours that wait for a job would keep it waiting."""
+    """A uvicorn server that ends long polls before it waits for open connections."""
 
     def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
         super().__init__(config)
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
         await super().shutdown(sockets)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:  # noqa: ARG002 - uvicorn's signature
-        """As uvicorn's, but without raising the signal again in the end: having stopped as told is success."""
+        """As uvicorn's method, but uvicorn raises the signal again at the end. Here a requested stop is a success."""
         self.force_exit = self.should_exit and sig == signal.SIGINT
         self.should_exit = True
 
@@ -58,8 +58,8 @@ def make_server(settings: Settings, *, host: str, port: int) -> Server:
         loop="uvloop",
         http=guarded(settings),
         ws="none",
-        proxy_headers=False,  # LEASEHOLD_TRUSTED_PROXIES says whom to believe
-        access_log=False,  # the edge writes one line a request, from a fixed list of fields
+        proxy_headers=False,  # the setting LEASEHOLD_TRUSTED_PROXIES replaces it
+        access_log=False,  # `Edge` logs one line for each request, with fixed fields
         log_config=None,
         server_header=False,
         timeout_graceful_shutdown=_GRACE,
@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m leasehold.api", description="Serve Leasehold's HTTP API.")
     parser.add_argument("--host", default=settings.api_host)
     parser.add_argument("--port", type=int, default=settings.api_port)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     configure_logs(settings)
     refuse_bad_urls(settings)
     failpoints.arm(settings.failpoints)
@@ -82,9 +82,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         begin_traces("api")
     allow_files(settings)
     try:
-        server = make_server(settings, host=asked.host, port=asked.port)
+        server = make_server(settings, host=options.host, port=options.port)
     except DeclarationError as error:
-        log.error("not started", reason=str(error))  # noqa: TRY400 - the reason is all that there is to say
+        log.error("not started", reason=str(error))  # noqa: TRY400 - the reason suffices, without a traceback
         raise SystemExit(1) from error
     freeze_loaded()
     server.run()

@@ -1,4 +1,4 @@
-"""The FastAPI application: every router behind one middleware, `Edge`."""
+"""Builds the FastAPI application: every router behind one middleware, `Edge`. `python -m leasehold.api` serves it."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from leasehold.kinds.settings import check_settings
 from leasehold.pipelines import SHIPPED, kinds_of
 from leasehold.settings import Settings
 
-#: What needs no key: for machines that watch the process, and for whoever makes a client from the contract. Kinds of
-#: work name what else there is.
+#: The paths that need no key: for monitoring, and for programs that generate a client. Kinds of work name further
+#: paths.
 PUBLIC = frozenset({"/livez", "/readyz", "/metrics", openapi.PATH})
 
-#: Routes are tried in order: first what is asked most, then the kinds of work that ship, then the rest. Those of other
-#: kinds come last, so that none can stand before one of the platform's.
-_FIRST = (creating.router, run_batches.router, runs.router, replays.router)
+#: FastAPI tries routes in order: first the busiest, then those of the shipped kinds of work, then the rest. The routes
+#: of other kinds come last, so that none can hide a route of the platform.
+_BUSIEST = (creating.router, run_batches.router, runs.router, replays.router)
 _REST = (
     templates.router,
     run_events.router,
@@ -72,7 +72,7 @@ _DESCRIPTION = (
 
 
 def make_app(settings: Settings) -> FastAPI:
-    """An application that opens its own connections when it starts, and starts even when what it needs is down.
+    """The application. It opens its own connections when it starts, and it starts even if its servers are down.
 
     Raises DeclarationError for pipelines or kinds of work that cannot be served.
     """
@@ -102,35 +102,39 @@ def make_app(settings: Settings) -> FastAPI:
         refuse_open_bodies(app, router)
         refuse_open_routes(app, [route for route in router.routes if isinstance(route, APIRoute)], public)
         app.include_router(router)
-    app.state.scopes = scopes_of(one for router in routers for one in router.routes if isinstance(one, APIRoute))
-    app.state.methods = Methods(one for router in routers for one in router.routes if isinstance(one, APIRoute))
+    routes = [route for router in routers for route in router.routes if isinstance(route, APIRoute)]
+    app.state.scopes, app.state.methods = scopes_of(routes), Methods(routes)
     app.openapi = partial(openapi.document, app)  # type: ignore[method-assign]  # FastAPI's documented way to extend it
-    for kind in (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE):
-        app.add_exception_handler(kind, _answer_problem)
+    for error in (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE):
+        app.add_exception_handler(error, _answer_problem)
     app.add_middleware(Edge)  # added last, so outermost
     return app
 
 
 def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
-    """Raises DeclarationError where a kind of work has an address of the platform's, or of another kind."""
-    shipped = [load(path) for kind in kinds if kind in SHIPPED for path in kind.routers]
-    ours = [*_FIRST, *shipped, *_REST, *([metrics.router] if settings.metrics_public else [])]
-    taken = {route.path for router in ours for route in router.routes if isinstance(route, APIRoute)}
-    others: list[APIRouter] = []
+    """All routers in order. Raises DeclarationError if a kind of work uses a path of the platform or of
+    another kind.
+    """
+    shipped_routers = [load(path) for kind in kinds if kind in SHIPPED for path in kind.routers]
+    platform_routers = [*_BUSIEST, *shipped_routers, *_REST, *([metrics.router] if settings.metrics_public else [])]
+    used_paths = {route.path for router in platform_routers for route in router.routes if isinstance(route, APIRoute)}
+    other_routers: list[APIRouter] = []
     for kind in kinds:
         if kind in SHIPPED:
             continue
         routers: list[APIRouter] = [load(path) for path in kind.routers]
         paths = {route.path for router in routers for route in router.routes if isinstance(route, APIRoute)}
-        if paths & taken:
-            raise DeclarationError(f"the kind {kind.name} has addresses that are taken: {sorted(paths & taken)}")
-        taken |= paths
-        others += routers
-    return ours + others
+        if paths & used_paths:
+            raise DeclarationError(
+                f"the kind {kind.name} uses paths that are already used: {sorted(paths & used_paths)}"
+            )
+        used_paths |= paths
+        other_routers += routers
+    return platform_routers + other_routers
 
 
 def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:
-    """Raises DeclarationError for a route whose body would be read before its caller is known."""
+    """Raises DeclarationError for a route that would read its body before it knows its caller."""
     for route in router.routes:
         if isinstance(route, APIRoute) and route.body_field is not None and not isinstance(route, CallerFirst):
             raise DeclarationError(f"{app.title}: {route.path} reads its body before it knows its caller")

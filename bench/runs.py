@@ -153,7 +153,9 @@ async def _steps(testbed: Testbed, scale: Scale) -> Figure:
 
 
 async def _limit(testbed: Testbed, scale: Scale) -> Figure:
-    """Jobs a second with a wide gate each, to jobs a second without; submitted and drained, turn by turn."""
+    """Jobs a second with a wide concurrency limit each, to jobs a second without; submitted and drained,
+    turn by turn.
+    """
     ratios, load = [], []
     for _ in range(scale.runs):
         load.append(os.getloadavg()[0])
@@ -165,12 +167,12 @@ async def _limit(testbed: Testbed, scale: Scale) -> Figure:
     )
 
 
-async def _drained(testbed: Testbed, scale: Scale, gates: Sequence[ConcurrencyLimit]) -> float:
+async def _drained(testbed: Testbed, scale: Scale, limits: Sequence[ConcurrencyLimit]) -> float:
     async with testbed.installation() as installation:
         worker = await installation.start_worker()
         async with submitter(installation) as submitting:
             for start in range(0, scale.jobs // 2, 250):
-                jobs = [NewJob(noop, "bench", gates=gates) for _ in range(min(250, scale.jobs // 2 - start))]
+                jobs = [NewJob(noop, "bench", limits=limits) for _ in range(min(250, scale.jobs // 2 - start))]
                 await submitting.submit(*jobs)
             await until_finished(installation, worker)
         async with installation.connection() as connection:

@@ -12,7 +12,7 @@ from leasehold.broker.announcer import Announcer
 from leasehold.broker.base import Broker
 from leasehold.db.database import Connection, Pool, make_pool
 from leasehold.domain.pipeline import Pipeline
-from leasehold.transitions import gates
+from leasehold.transitions import concurrency
 from leasehold.transitions.jobs import NewJob, submit
 
 _BATCH = 250
@@ -27,12 +27,12 @@ class Submitter:
 
     async def submit(self, *jobs: NewJob) -> None:
         """Write the jobs and have their hints published soon."""
-        names = [(gate.tenant_id, gate.key) for job in jobs for gate in job.gates]
+        names = [(limit.tenant_id, limit.key) for job in jobs for limit in job.limits]
         async with self._pool.acquire() as connection:
             if names:
                 async with connection.transaction():
                     hints = await submit(connection, jobs)
-                hints += await gates.admit(connection, names, ())
+                hints += await concurrency.admit(connection, names, ())
             else:
                 hints = await submit(connection, jobs)
         self.announcer.announce(hints)

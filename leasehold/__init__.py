@@ -93,9 +93,9 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'leasehold' has no attribute {name!r}")
     home = import_module(_HOMES[name])
-    found = import_module(f"{home.__name__}.{name}") if name == "nef" else getattr(home, name)
-    globals()[name] = found  # the next time Python finds it without asking here
-    return found
+    value = import_module(f"{home.__name__}.{name}") if name == "nef" else getattr(home, name)
+    globals()[name] = value  # the next time Python finds it without asking here
+    return value
 
 
 def __dir__() -> list[str]:

@@ -81,7 +81,7 @@ async def check_database(
 
 async def _check_schema(connection: Connection, schema: Schema) -> Finding:
     state = await state_of(connection, schema)
-    found = "not migrated" if state.found is None else f"at {state.found}, but {state.head} is needed"
+    found = "not migrated" if state.revision is None else f"at {state.revision}, but {state.head} is needed"
     part = "database" if schema is CORE else f"schema of {schema.name}"
     return Finding(part, not state.behind, found if state.behind else "migrated", "run leasehold migrate")
 

@@ -198,7 +198,7 @@ class Settings(BaseSettings):
     picture_max_total_pixels: int = Field(
         200_000_000, gt=0, description="Largest width x height x frames of an animation."
     )
-    picture_max_frames: int = Field(300, gt=0, description="Most frames of an animation.")
+    picture_max_frames: int = Field(300, gt=0, description="The largest number of frames of an animation.")
     picture_heic: bool = Field(
         default_factory=lambda: find_spec("pi_heif") is not None,
         description="Accept HEIC: workers need the extra `heic`. Unset: whether this process has it.",

@@ -129,14 +129,14 @@ def _split(name: str, text: str, schemes: tuple[str, ...]) -> SplitResult:
     return parts
 
 
-def _query(name: str, parts: SplitResult, known: frozenset[str]) -> dict[str, str]:
+def _query(name: str, parts: SplitResult, allowed: frozenset[str]) -> dict[str, str]:
     """The parameters of the URL. An unknown one is refused: it may be a misspelt `sslmode`."""
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     names = [key for key, _ in pairs]
     if ("@" in parts.query and "@" not in parts.netloc) or not all(key.isidentifier() for key in names):
         raise BadSetting(name, "no parameters follow the ?: write it as %3F in a user name or password")
-    if unknown := sorted(set(names) - known):
-        raise BadSetting(name, f"no such parameter: {', '.join(unknown)}; known are {', '.join(sorted(known))}")
+    if unknown := sorted(set(names) - allowed):
+        raise BadSetting(name, f"no such parameter: {', '.join(unknown)}; known are {', '.join(sorted(allowed))}")
     if repeated := sorted({key for key in names if names.count(key) > 1}):
         raise BadSetting(name, f"the URL has {', '.join(repeated)} more than once")
     return dict(pairs)

@@ -197,6 +197,6 @@ _SAMPLES: dict[str, Callable[[], bytes]] = {
     "image/heic": lambda: heif.photo(display_p3(), exif(6).tobytes()[6:], heif.turned(3)),
 }
 
-_needs_heic = only_where(heic_decoder.is_here(), "the extra heic")
+_needs_heic = only_where(heic_decoder.load_decoder(), "the extra heic")
 #: Every kind, for tests that decode it.
 KINDS = [pytest.param(kind, marks=[_needs_heic] if kind == "image/heic" else []) for kind in _SAMPLES]

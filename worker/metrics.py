@@ -68,8 +68,8 @@ CHILD_PEAK = histogram(
 # These label values exist from the start: so the first increase of each is visible.
 for _result in ("claimed", "duplicate", "stale"):
     HINTS.labels(_result)
-for _how in ("hint", "look", "next"):
-    CLAIMS.labels(_how)
+for _source in ("hint", "look", "next"):
+    CLAIMS.labels(_source)
 _code = Bounded()
 _KINDS = {"pending": "new", "retry": "retry", "waiting": "poll"}
 

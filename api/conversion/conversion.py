@@ -53,7 +53,7 @@ from leasehold.limits.admission import queues_of
 from leasehold.pipelines.conversion import rows as conversions
 from leasehold.pipelines.conversion.pipeline import conversion
 from leasehold.pipelines.conversion.rows import Busy, NewConversion, Row
-from leasehold.transitions import gates, jobs
+from leasehold.transitions import concurrency, jobs
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.limits import Submitted
 
@@ -166,7 +166,7 @@ async def _create(
 
     answer = await once(services.pool, caller.tenant_id, idempotency_key, form.fingerprint, write_job)
     for submitted in submissions:
-        await follow_up(services, submitted.hints, submitted.gates)
+        await follow_up(services, submitted.hints, submitted.limits)
         SUBMITTED.labels(conversion.name).inc()
         log.info("job submitted", job_id=str(new_conversion.job.id), bytes=form.model_bytes)
     if not submissions:  # a repeated request got the first answer: no job owns the files that were just stored
@@ -302,7 +302,7 @@ async def cancel_conversion(
     rate_fields = await check_rate(services, caller, "posts")
     await find(services, caller, job_id)  # a job of another kind answers 404
     async with services.pool.acquire() as connection:
-        limit_ids = await gates.gates_of(connection, [job_id])
+        limit_ids = await concurrency.limits_of(connection, [job_id])
         cancellation = await jobs.request_cancel(
             connection,
             [job_id],

@@ -103,10 +103,10 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     if len(set(keys)) != len(keys):
         raise Invalid("targets_not_distinct", "Two targets have the same key.")
     async with services.pool.acquire() as connection:
-        begun = await promotions.begin(connection, caller.tenant_id, job_id)
-    if begun is None:
+        turn_and_leftovers = await promotions.begin(connection, caller.tenant_id, job_id)
+    if turn_and_leftovers is None:
         return await _answer_without_turn(services, caller, job_id, keys)
-    turn, leftovers = begun
+    turn, leftovers = turn_and_leftovers
     try:
         async with open_target(services.settings, services.store) as target:
             await Promoter(services.pool.acquire, services.store, target).promote(turn, leftovers, copies)

@@ -1,1 +1,1 @@
-"""For operators: health, metrics, queues, workers, limits."""
+"""The endpoints for operators: health, queues, workers and limits."""

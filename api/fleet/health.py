@@ -1,9 +1,8 @@
-"""/livez: the process answers. /readyz: it can do its work, which is to write to the database.
+"""The health endpoints: `/livez` (the process answers) and `/readyz` (the process can write to the database).
 
-The broker and the store are reported but decide nothing: submissions need no broker, and when the shared store is
-away, taking every API process out of service would help nobody.
-
-Both need no key. Versions and settings of the servers are told to operators alone: `/readyz?verbose` needs a key.
+The broker and the store are reported but do not decide: submissions need no broker, and if the shared store is away, it
+would help nobody to take every API process out of service. Both endpoints need no key. Only an operator sees versions
+and settings of the servers: `/readyz?verbose` needs a key.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ log = structlog.get_logger(__name__)
 router = APIRouter(include_in_schema=False, route_class=CallerFirst)
 _operator = Require(OPERATE)
 
-#: Probes are public, and one of them writes: within this many seconds all share one answer.
+#: All probes within so many seconds share one answer: probes are public, and one check writes.
 _SHARED_SECONDS = 1.0
-_PATIENCE = 3.0
-_UNANSWERED: tuple[type[BaseException], ...] = (TimeoutError, StoreError, *TRY_AGAIN)
-#: The parts seldom change; within this many seconds all share one look at what they promise.
-_FOUND_SECONDS = 60.0
+_TIMEOUT_SECONDS = 3.0
+_NO_ANSWER: tuple[type[BaseException], ...] = (TimeoutError, StoreError, *TRY_AGAIN)
+#: All requests within so many seconds share the findings of one self-check: the servers seldom change.
+_FINDINGS_SECONDS = 60.0
 
-# A real, committed write: a demoted or read-only server refuses it, a full disk or a lost quorum stalls it.
+# A real, committed write. A demoted or read-only server refuses it; a full disk or a lost quorum stalls it.
 PROVE_WRITES = """
 INSERT INTO leadership (role, owner, until) VALUES ('readiness', $1, clock_timestamp())
 ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until
@@ -52,6 +51,8 @@ ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until
 
 @dataclass(frozen=True, slots=True)
 class Check:
+    """The result of one check. `required`: the process is ready only if it is `ok`."""
+
     name: str
     ok: bool
     required: bool
@@ -59,52 +60,52 @@ class Check:
 
 
 class Readiness:
-    """The checks, run at most once a second however many ask."""
+    """Runs the checks at most once a second, however many requests arrive."""
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._id = new_id()
         self._schemas = schemas_of(services.kinds)
-        self._running: asyncio.Task[list[Check]] | None = None
-        self._asked_at = 0.0
-        self._found: asyncio.Task[list[Finding]] | None = None
-        self._found_at = 0.0
+        self._checking: asyncio.Task[list[Check]] | None = None
+        self._checked_at = 0.0
+        self._examining: asyncio.Task[list[Finding]] | None = None
+        self._examined_at = 0.0
 
     async def checks(self) -> list[Check]:
-        if self._running is None or (self._running.done() and monotonic() - self._asked_at > _SHARED_SECONDS):
-            self._asked_at = monotonic()
-            self._running = asyncio.create_task(self._run())
+        if self._checking is None or (self._checking.done() and monotonic() - self._checked_at > _SHARED_SECONDS):
+            self._checked_at = monotonic()
+            self._checking = asyncio.create_task(self._run())
         return [
             Check("serving", not self._services.draining, required=True),
-            *await asyncio.shield(self._running),
+            *await asyncio.shield(self._checking),
         ]
 
     async def findings(self) -> list[Finding]:
-        """What the database, the broker and the store can promise; looked at again after a minute."""
-        if self._found is None or (self._found.done() and monotonic() - self._found_at > _FOUND_SECONDS):
-            self._found_at = monotonic()
-            self._found = asyncio.create_task(self._examine())
-        return await asyncio.shield(self._found)
+        """What the self-check finds out about the database, the broker and the store. It runs at most once a minute."""
+        if self._examining is None or (self._examining.done() and monotonic() - self._examined_at > _FINDINGS_SECONDS):
+            self._examined_at = monotonic()
+            self._examining = asyncio.create_task(self._examine())
+        return await asyncio.shield(self._examining)
 
     async def _examine(self) -> list[Finding]:
         services = self._services
         try:
-            async with asyncio.timeout(_PATIENCE):
+            async with asyncio.timeout(_TIMEOUT_SECONDS):
                 return await check_all(
                     services.pool.acquire, services.broker, services.store,
                     services.settings, self._schemas,
                 )  # fmt: skip
-        except _UNANSWERED as error:
-            log.warning("the self-check was cut short", error=type(error).__name__)
-            return [Finding("self-check", ok=False, found="cut short", meaning="a part does not answer: see checks")]
+        except _NO_ANSWER as error:
+            log.warning("the self-check did not finish", error=type(error).__name__)
+            return [Finding("self-check", ok=False, found="not finished", meaning="a part does not answer: see checks")]
 
     async def _run(self) -> list[Check]:
         return list(
             await asyncio.gather(
-                _checked("database", self._database, required=True),
-                _checked("migrations", self._migrations, required=True),
-                _checked("broker", self._broker, required=False),
-                _checked("store", self._store, required=False),
+                _run_check("database", self._database, required=True),
+                _run_check("migrations", self._migrations, required=True),
+                _run_check("broker", self._broker, required=False),
+                _run_check("store", self._store, required=False),
             )
         )
 
@@ -113,45 +114,45 @@ class Readiness:
             async with self._services.pool.acquire() as connection:
                 await connection.execute(PROVE_WRITES, self._id)
         DATABASE.answered()
-        return "takes writes"
+        return "accepts writes"
 
     async def _migrations(self) -> str:
-        """The platform's, and those of kinds of work, which are named where there are any."""
+        """The revision of the platform's schema, and of the schemas of kinds of work with migrations of their own."""
         async with self._services.pool.acquire() as connection:
             states = {schema.name: await state_of(connection, schema) for schema in self._schemas}
         for name, state in states.items():
             if state.behind:
-                raise _NotReady(f"{_of(name)}at {state.found}, but {state.head} is needed")
-        return ", ".join(f"{_of(name)}at {state.found}" for name, state in states.items())
+                raise _NotReady(f"{_prefix(name)}at {state.revision}, but {state.head} is needed")
+        return ", ".join(f"{_prefix(name)}at {state.revision}" for name, state in states.items())
 
     async def _broker(self) -> str:
         if not self._services.broker.connected:
-            raise _NotReady(f"{self._services.broker.name} is not connected; work goes on, slower")
+            raise _NotReady(f"{self._services.broker.name} is not connected; the work goes on, but slower")
         return self._services.broker.name
 
     async def _store(self) -> str:
         if self._services.store.is_absent:
             return "none"
-        await self._services.store.head("readiness")  # whether it is there does not matter: an answer is one
+        await self._services.store.head("readiness")  # any answer will do: the object need not exist
         return "answers"
 
 
-def _of(schema: str) -> str:
+def _prefix(schema: str) -> str:
     return "" if schema == CORE.name else f"{schema} "
 
 
 class _NotReady(Exception):
-    pass
+    """A check failed. Its text is public."""
 
 
-async def _checked(name: str, look: Callable[[], Awaitable[str]], *, required: bool) -> Check:
-    """`detail` says what is public anyway: never an address, never an error's own text."""
+async def _run_check(name: str, check: Callable[[], Awaitable[str]], *, required: bool) -> Check:
+    """Run one check. `detail` is public: it never holds an address or the text of an error."""
     try:
-        async with asyncio.timeout(_PATIENCE):
-            return Check(name, ok=True, required=required, detail=await look())
-    except _NotReady as finding:
-        return Check(name, ok=False, required=required, detail=str(finding))
-    except Exception as error:  # noqa: BLE001 - whatever it is, we are not ready
+        async with asyncio.timeout(_TIMEOUT_SECONDS):
+            return Check(name, ok=True, required=required, detail=await check())
+    except _NotReady as failure:
+        return Check(name, ok=False, required=required, detail=str(failure))
+    except Exception as error:  # noqa: BLE001 - after any error the check is not ok
         away = isinstance(error, StoreError) or is_database_away(error)
         detail = "does not answer" if away else type(error).__name__
         if away:
@@ -168,23 +169,23 @@ async def livez() -> dict[str, str]:
 
 @router.get("/readyz")
 async def readyz(request: Request) -> Response:
-    """`?verbose` adds what was checked, and what the parts can promise (as `leasehold doctor` says it).
+    """Whether the process is ready. `?verbose` adds all checks, and the findings that `leasehold doctor` prints.
 
-    Raises Unauthenticated and Forbidden where `?verbose` is asked for without a key that has `fleet:operate`.
+    Raises Unauthenticated or Forbidden for `?verbose` without a key with the scope `fleet:operate`.
     """
     verbose = "verbose" in request.query_params
     if verbose:
         await _operator(request, await bearer(request))
     checks = await readiness_of(request).checks()
     ready = all(check.ok for check in checks if check.required)
-    said: dict[str, Any] = {"status": "ok" if ready else "unavailable"}
+    answer: dict[str, Any] = {"status": "ok" if ready else "unavailable"}
     if not ready or verbose:
-        said["checks"] = {
+        answer["checks"] = {
             check.name: {"ok": check.ok, "required": check.required, "detail": check.detail} for check in checks
         }
     if verbose:
-        said["findings"] = [asdict(finding) for finding in await readiness_of(request).findings()]
-    return JSONResponse(said, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
+        answer["findings"] = [asdict(finding) for finding in await readiness_of(request).findings()]
+    return JSONResponse(answer, HTTPStatus.OK if ready else HTTPStatus.SERVICE_UNAVAILABLE)
 
 
 def readiness_of(request: Request) -> Readiness:

@@ -1,4 +1,6 @@
-"""/v1/queues, /v1/workers, /v1/limits: operators read and pause queues, drain workers, and set limits."""
+"""The endpoints `/v1/queues`, `/v1/workers` and `/v1/limits`: operators read and pause queues, drain workers, and set
+limits.
+"""
 
 from __future__ import annotations
 
@@ -33,10 +35,11 @@ class Pause(BaseModel):
 
 
 class Limit(BaseModel):
-    """`key`: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer` for one limit a value found there. T is a
-    template, or a kind: `media`, `conversion`, `generation`.
+    """`key`: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer` for a limit of each value at that place of the
+    payload. T is a template, or a kind: `media`, `conversion`, `generation`.
 
-    `tenant_id`: whose jobs it counts; `*`: all tenants' together (`tenant` of `*`: each tenant's by itself).
+    `tenant_id`: the tenant whose jobs the limit counts. `*`: the jobs of all tenants together (the key `tenant` of `*`:
+    the jobs of each tenant by themselves).
     """
 
     model_config = ConfigDict(
@@ -134,15 +137,15 @@ async def list_limits(request: Request, _caller: Operator) -> Response:
         HTTPStatus.UNPROCESSABLE_ENTITY: "`limit_without_effect`: no job could ever pass it; `invalid_request`",
     }),
 )  # fmt: skip
-async def set_limit(request: Request, wanted: Limit, _caller: Operator) -> Response:
+async def set_limit(request: Request, body: Limit, _caller: Operator) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
-        if not await limits.is_declared(connection, wanted.tenant_id, wanted.key):
-            await make_room(connection, "gate", wanted.tenant_id, services.settings.limits_per_tenant)
-        gate = ConcurrencyLimit(wanted.tenant_id, wanted.key, wanted.at_most, wanted.per_minute)
-        of_kinds = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
-        await limits.declare(connection, (*services.templates.pipelines, *of_kinds), gate)
-    return json_response(wanted.model_dump())
+        if not await limits.is_declared(connection, body.tenant_id, body.key):
+            await make_room(connection, "gate", body.tenant_id, services.settings.limits_per_tenant)
+        limit = ConcurrencyLimit(body.tenant_id, body.key, body.at_most, body.per_minute)
+        kind_pipelines = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
+        await limits.declare(connection, (*services.templates.pipelines, *kind_pipelines), limit)
+    return json_response(body.model_dump())
 
 
 @router.delete(
@@ -154,8 +157,8 @@ async def set_limit(request: Request, wanted: Limit, _caller: Operator) -> Respo
 async def lift_limit(request: Request, tenant_id: str, key: str, _caller: Operator) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection:
-        freed = await limits.withdraw(connection, tenant_id, key)
-    if not freed:
+        limit_ids = await limits.withdraw(connection, tenant_id, key)
+    if not limit_ids:
         raise NotFound("limit_not_found", "There is no such limit.")
-    await follow_up(services, [], freed)
+    await follow_up(services, [], limit_ids)
     return json_response({"tenant_id": tenant_id, "key": key})

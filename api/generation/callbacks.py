@@ -1,6 +1,6 @@
-"""POST by a provider: a generation has news, so its job polls the provider now and not at its next turn.
+"""The endpoint that a provider calls when a generation has news: the job then polls the provider at once.
 
-The address has a signature in place of a key. The body is not read.
+The address has a signature in place of an API key. The body is not read.
 """
 
 from __future__ import annotations
@@ -25,23 +25,24 @@ from leasehold.transitions.wakes import wake
 
 ROUTE = callbacks.PATH + "/{job_id}/{signature}"
 router = APIRouter(tags=["generation"], route_class=CallerFirst)
-#: Providers give up after five seconds (Ark) and try again.
-_PATIENCE_SECONDS = 3.0
-_AGAIN_SECONDS = 0.2
+#: How long the endpoint waits for the job to snooze. A provider gives up later (Ark: after five seconds), and tries
+#: again.
+_WAIT_SECONDS = 3.0
+_RETRY_SECONDS = 0.2
 
 
 @router.post(
     ROUTE,
     operation_id="hearProvider",
     status_code=204,
-    include_in_schema=False,  # only providers use it: the order gives them its address
+    include_in_schema=False,  # only providers call it, at the address in the order
 )
 async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str, Path(max_length=100)]) -> Response:
     """Wake the job's poll. 404 `task_not_found`; 503 `not_waiting`: the provider sends the callback again."""
     services = services_of(request)
     if not callbacks.is_genuine(Sealing(services.settings), job_id, signature):
         raise NotFound("task_not_found", "There is no such generation.")
-    deadline = monotonic() + _PATIENCE_SECONDS
+    deadline = monotonic() + _WAIT_SECONDS
     while True:
         async with services.pool.acquire() as connection:
             row = await generations.owner(connection, job_id)
@@ -53,4 +54,4 @@ async def hear_provider(request: Request, job_id: UUID, signature: Annotated[str
             return Response(status_code=HTTPStatus.NO_CONTENT)
         if monotonic() > deadline:
             raise Unavailable("not_waiting", "The generation is not waiting for a callback now. Send it again.")
-        await asyncio.sleep(_AGAIN_SECONDS)
+        await asyncio.sleep(_RETRY_SECONDS)

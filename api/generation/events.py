@@ -1,4 +1,4 @@
-"""A generation's events as they happen: server-sent events with resume."""
+"""Streams the events of a generation as they happen. A client can resume the stream."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fastapi.responses import StreamingResponse
 
 from leasehold.api.auth.security import GENERATION_READ, Require
 from leasehold.api.generation.schemas import TASK_ID
-from leasehold.api.generation.view import NUMBER, Word, is_finished
+from leasehold.api.generation.view import STATUS_NUMBERS, StatusText, is_finished
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.streams import ANSWERS, HEADERS, number_of, stream
 from leasehold.api.process.keyring import Caller
@@ -69,12 +69,12 @@ async def _stream(request: Request, caller: Caller, kind: Kind, task_id: str, la
 
 
 def _status_fields(event: EventView) -> dict[str, Any]:
-    word = _word(event)
-    return {} if word is None else {"status": NUMBER.get(word, 0), "status_text": word}
+    text = _status_text(event)
+    return {} if text is None else {"status": STATUS_NUMBERS.get(text, 0), "status_text": text}
 
 
-def _word(event: EventView) -> Word | None:
-    """The status that a query answers after this event. None if earlier events decide."""
+def _status_text(event: EventView) -> StatusText | None:
+    """The status that a query answers after this event. None: the event does not change it."""
     if event.job_status in JOB_TERMINAL:
         return "completed" if event.job_status == JobState.SUCCEEDED else "failed"
     if event.step is None:

@@ -1,4 +1,6 @@
-"""Order images and videos from providers, and cancel an order. `queries` reads what became of it."""
+"""The endpoints that order images and videos from providers, and that cancel an order. `queries` has the endpoints that
+read an order.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,7 @@ from leasehold.pipelines.generation.providers import Catalogue, ProviderTerms
 from leasehold.pipelines.generation.rows import NewGeneration
 from leasehold.security.sealing import Sealing
 from leasehold.settings import Settings
-from leasehold.transitions import gates, jobs
+from leasehold.transitions import concurrency, jobs
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.limits import Submitted
@@ -78,68 +80,74 @@ _CREATES = {
 @router.post("/v1/images/generations", operation_id="generateImages", summary="Order images", **_CREATES)  # type: ignore[arg-type]  # what both routes share
 async def generate_images(
     request: Request,
-    wanted: GenerationRequest,
+    order: GenerationRequest,
     caller: Writer,
     credential: Credential = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    return await _create(request, "image", wanted, caller, credential, idempotency_key)
+    return await _create(request, "image", order, caller, credential, idempotency_key)
 
 
 @router.post("/v1/video/generations", operation_id="generateVideo", summary="Order a video", **_CREATES)  # type: ignore[arg-type]  # as above
 async def generate_video(
     request: Request,
-    wanted: GenerationRequest,
+    order: GenerationRequest,
     caller: Writer,
     credential: Credential = None,
     idempotency_key: IdempotencyKey = None,
 ) -> Response:
-    return await _create(request, "video", wanted, caller, credential, idempotency_key)
+    return await _create(request, "video", order, caller, credential, idempotency_key)
 
 
 async def _create(
     request: Request,
     kind: Kind,
-    wanted: GenerationRequest,
+    order: GenerationRequest,
     caller: Caller,
     credential: str | None,
     idempotency_key: str | None,
 ) -> Response:
     services = services_of(request)
     services.store.require()  # before the provider charges anything
-    terms = _terms(services.opened["generation"], wanted, credential)
+    terms = _terms(services.opened["generation"], order, credential)
     sealed = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
-    params = _params(services.settings, kind, wanted, terms, sealed)
-    asked = fingerprint(kind.encode(), wanted.model_dump_json().encode())
-    new = _new(services.settings, caller, wanted, params, asked, terms, identity_of(request).trace)
-    made: list[Submitted] = []
-    limited: dict[str, str] = {}
+    params = _params(services.settings, kind, order, terms, sealed)
+    request_hash = fingerprint(kind.encode(), order.model_dump_json().encode())
+    new_generation = _new_generation(
+        services.settings, caller, order, params, request_hash, terms, identity_of(request).trace
+    )
+    submissions: list[Submitted] = []
+    limit_fields: dict[str, str] = {}
 
-    async def work(connection: Connection) -> Answer:
-        job_id = await generations.ordered_before(connection, new)
+    async def write_job(connection: Connection) -> Answer:
+        job_id = await generations.existing_order(connection, new_generation)
         if job_id is None:
-            queues = queues_of(caller.tenant_id, generation, new.job.pin)
-            async with services.admission.submitting(connection, caller.payer, queues) as paid:
-                submitted = await generations.create(connection, new)
+            queues = queues_of(caller.tenant_id, generation, new_generation.job.pin)
+            async with services.admission.submitting(connection, caller.payer, queues) as charge:
+                submitted = await generations.create(connection, new_generation)
                 if submitted is None:
                     await services.admission.refund(connection, caller.payer)
-            made.extend([] if submitted is None else [submitted])
-            limited.update(paid.fields)
-            job_id = new.job.id if submitted is not None else await generations.ordered_before(connection, new)
-        said = GenerationAccepted(created=int(time()), data=Ordered(task_id=new.task_id, job_id=job_id))
-        return Answer(HTTPStatus.ACCEPTED, said.model_dump_json().encode())
+            submissions.extend([] if submitted is None else [submitted])
+            limit_fields.update(charge.fields)
+            job_id = (
+                new_generation.job.id
+                if submitted is not None
+                else await generations.existing_order(connection, new_generation)
+            )
+        accepted = GenerationAccepted(created=int(time()), data=Ordered(task_id=new_generation.task_id, job_id=job_id))
+        return Answer(HTTPStatus.ACCEPTED, accepted.model_dump_json().encode())
 
-    said = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
-    for submitted in made:
-        await follow_up(services, submitted.hints, submitted.gates)
+    stored_answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, write_job)
+    for submitted in submissions:
+        await follow_up(services, submitted.hints, submitted.limits)
         SUBMITTED.labels(generation.name).inc()
-        log.info("generation ordered", job_id=str(new.job.id), kind=kind, provider=params.provider)
-    return Response(said.body, said.status_code, limited, media_type="application/json")
+        log.info("generation ordered", job_id=str(new_generation.job.id), kind=kind, provider=params.provider)
+    return Response(stored_answer.body, stored_answer.status_code, limit_fields, media_type="application/json")
 
 
-def _terms(catalogue: Catalogue, wanted: GenerationRequest, credential: str | None) -> ProviderTerms:
-    """The provider's terms, as this installation is configured. Raises Invalid."""
-    name = wanted.provider or catalogue.default
+def _terms(catalogue: Catalogue, order: GenerationRequest, credential: str | None) -> ProviderTerms:
+    """The terms of the order's provider in this installation. Raises Invalid if it cannot serve the order."""
+    name = order.provider or catalogue.default
     if not name:
         raise Invalid("provider_not_configured", "Name a provider: this installation has no default.")
     terms = catalogue.find(name)
@@ -150,35 +158,40 @@ def _terms(catalogue: Catalogue, wanted: GenerationRequest, credential: str | No
     return terms
 
 
+#: The fields of an order that its job's parameters have by the same names.
+_COPIED_FIELDS = {
+    "prompt", "model", "negative_prompt", "width", "height", "sample_strength", "is_pro", "duration", "ratio",
+}  # fmt: skip
+
+
 def _params(
-    settings: Settings, kind: Kind, wanted: GenerationRequest, terms: ProviderTerms, sealed: str | None
+    settings: Settings, kind: Kind, order: GenerationRequest, terms: ProviderTerms, sealed: str | None
 ) -> GenerationParams:
-    image = kind == "image"
-    same = {"prompt", "model", "negative_prompt", "width", "height", "sample_strength", "is_pro", "duration", "ratio"}
+    is_image = kind == "image"
     return GenerationParams(
         kind=kind,
         provider=terms.name,
         deadline_at=datetime.now(UTC) + timedelta(seconds=seconds_of(settings, kind)),
-        poll_seconds=settings.generation_image_poll_seconds if image else settings.generation_video_poll_seconds,
-        images=tuple(Source(url=one.url, width=one.width, height=one.height) for one in wanted.images),
-        extra=wanted.extra,
-        resubmit=wanted.allow_resubmit,
+        poll_seconds=settings.generation_image_poll_seconds if is_image else settings.generation_video_poll_seconds,
+        images=tuple(Source(url=image.url, width=image.width, height=image.height) for image in order.images),
+        extra=order.extra,
+        resubmit=order.allow_resubmit,
         credential=sealed,
-        **wanted.model_dump(include=same),
+        **order.model_dump(include=_COPIED_FIELDS),
     )
 
 
-def _new(
+def _new_generation(
     settings: Settings,
     caller: Caller,
-    wanted: GenerationRequest,
+    order: GenerationRequest,
     params: GenerationParams,
-    asked: bytes,
+    request_hash: bytes,
     terms: ProviderTerms,
     trace: dict[str, str],
 ) -> NewGeneration:
     job_id = new_id()
-    server = wanted.server_id or settings.generation_default_server
+    server = order.server_id or settings.generation_default_server
     job = NewJob(
         pipeline=generation,
         tenant_id=caller.tenant_id,
@@ -187,10 +200,10 @@ def _new(
         deadline_at=params.deadline_at + BACKSTOP,
         trace=trace,
         id=job_id,
-        gates=own_limits(settings, caller.tenant_id, wanted.server_id, terms),
-        pin=wanted.server_id,
+        limits=own_limits(settings, caller.tenant_id, order.server_id, terms),
+        pin=order.server_id,
     )
-    return NewGeneration(job, wanted.task_id or str(job_id), params.kind, server, asked)
+    return NewGeneration(job, order.task_id or str(job_id), params.kind, server, request_hash)
 
 
 _CANCELS = {
@@ -205,39 +218,37 @@ _CANCELS = {
 
 
 @router.post("/v1/images/cancel", operation_id="cancelImages", summary="Cancel images", **_CANCELS)  # type: ignore[arg-type]  # as above
-async def cancel_images(request: Request, wanted: CancelRequest, caller: Writer) -> GenerationAnswer:
-    return await _cancel(request, "image", wanted, caller)
+async def cancel_images(request: Request, body: CancelRequest, caller: Writer) -> GenerationAnswer:
+    return await _cancel(request, "image", body, caller)
 
 
 @router.post("/v1/video/cancel", operation_id="cancelVideo", summary="Cancel a video", **_CANCELS)  # type: ignore[arg-type]  # as above
-async def cancel_video(request: Request, wanted: CancelRequest, caller: Writer) -> GenerationAnswer:
-    return await _cancel(request, "video", wanted, caller)
+async def cancel_video(request: Request, body: CancelRequest, caller: Writer) -> GenerationAnswer:
+    return await _cancel(request, "video", body, caller)
 
 
-async def _cancel(request: Request, kind: Kind, wanted: CancelRequest, caller: Caller) -> GenerationAnswer:
+async def _cancel(request: Request, kind: Kind, body: CancelRequest, caller: Caller) -> GenerationAnswer:
     services = services_of(request)
     async with services.pool.acquire() as connection:
-        find = partial(generations.find, connection, caller.tenant_id, wanted.task_id, kind)
+        find = partial(generations.find, connection, caller.tenant_id, body.task_id, kind)
         row = await find()
         if row is None:
             raise NotFound("task_not_found", "There is no such generation.")
-        left = await gates.gates_of(connection, [row["job_id"]])
-        off = (
-            None
-            if is_finished(row)
-            else await _cancel_and_withdraw(connection, services, caller, row["job_id"], wanted)
-        )
-        if off is None:
+        limit_ids = await concurrency.limits_of(connection, [row["job_id"]])
+        cancellation = None
+        if not is_finished(row):
+            cancellation = await _cancel_and_withdraw(connection, services, caller, row["job_id"], body)
+        if cancellation is None:
             raise Conflict("resource_invalid_state", "The generation has ended, or is being cancelled.")
-        said = await find()
-    hints, ended = off
+        current = await find()
+    hints, ended = cancellation
     jobs_ended(ended)
-    await follow_up(services, hints, left, [row["job_id"]])
-    return await answer(services, said or row)
+    await follow_up(services, hints, limit_ids, [row["job_id"]])
+    return await answer(services, current or row)
 
 
 async def _cancel_and_withdraw(
-    connection: Connection, services: Services, caller: Caller, job_id: UUID, wanted: CancelRequest
+    connection: Connection, services: Services, caller: Caller, job_id: UUID, body: CancelRequest
 ) -> tuple[list[Announcement], list[JobEnded]] | None:
     """Cancel the job and, in the same transaction, write a withdrawal job that cancels the order at the provider.
 
@@ -245,7 +256,7 @@ async def _cancel_and_withdraw(
     """
     by = f"client {caller.client_id}"
     async with connection.transaction():
-        cancels = await jobs.request_cancel(connection, [job_id], caller.tenant_id, reason=wanted.reason, by=by)
-        if not cancels.states:
+        cancellation = await jobs.request_cancel(connection, [job_id], caller.tenant_id, reason=body.reason, by=by)
+        if not cancellation.states:
             return None
-        return [*await withdraw(connection, services.settings, job_id, caller.tenant_id)], cancels.ended
+        return [*await withdraw(connection, services.settings, job_id, caller.tenant_id)], cancellation.ended

@@ -1,4 +1,4 @@
-"""Read generations: the state and the results of an order, and statistics."""
+"""The endpoints that read generations: the state and the results of an order, and statistics."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ from leasehold.pipelines.generation.rows import Row
 router = APIRouter(tags=["generation"], route_class=CallerFirst)
 Reader = Annotated[Caller, Depends(Require(GENERATION_READ))]
 TaskId = Annotated[str, Query(pattern=TASK_ID)]
-Consume = Annotated[bool, Query(description="Take a finished result and forget it: the task is unknown from then on.")]
+Consume = Annotated[
+    bool, Query(description="Read a finished result once and for all: the task is unknown from then on.")
+]
 IfNoneMatch = Annotated[str | None, Header(max_length=1000)]
 Wait = Annotated[float, Query(ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change.")]
 
@@ -91,7 +93,7 @@ async def _query(
 ) -> GenerationAnswer | Response:
     services = services_of(request)
     row = await _find(request, caller, kind, task_id)
-    if row is not None and wait and not is_finished(row) and _is_known(row, if_none_match):
+    if row is not None and wait and not is_finished(row) and _client_is_current(row, if_none_match):
         await services.watch.changed(row["job_id"], row["event_seq"], wait)
         row = await _find(request, caller, kind, task_id)
     if row is None:
@@ -99,17 +101,17 @@ async def _query(
     headers = {"ETag": etag(row)} | ({} if is_finished(row) else {"Retry-After": "1"})
     if matches(if_none_match, headers["ETag"]) and not consume:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
-    said = await answer(services, row)
+    generation_answer = await answer(services, row)
     if consume and is_finished(row):
         async with services.pool.acquire() as connection:
             if not await generations.consume(connection, caller.tenant_id, row["job_id"]):
                 return unknown(task_id)
     response.headers.update(headers)
-    return said
+    return generation_answer
 
 
-def _is_known(row: Row, if_none_match: str | None) -> bool:
-    """Whether the client already has the present state. If not, the answer does not wait."""
+def _client_is_current(row: Row, if_none_match: str | None) -> bool:
+    """Whether the client already has the current state. If it has not, the API answers without waiting."""
     return if_none_match is None or matches(if_none_match, etag(row))
 
 

@@ -1,4 +1,4 @@
-"""The JSON of the generation endpoints: the models of their requests and answers."""
+"""The JSON of the generation endpoints: Pydantic models of their requests and answers."""
 
 from __future__ import annotations
 
@@ -10,20 +10,18 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from leasehold.domain.json_values import Flag, JsonNumber, Number
 
-#: Characters of a prompt.
-MAX_PROMPT = 10_000
+MAX_PROMPT_CHARACTERS = 10_000
 MAX_IMAGES = 16
-#: Bytes of `extra`, as JSON.
-MAX_EXTRA = 8 * 1024
-MAX_SIDE = 16_384  # pixels
+MAX_EXTRA_BYTES = 8 * 1024  # of `extra` as JSON
+MAX_SIDE_PIXELS = 16_384
 
 TASK_ID = r"^[!-+\--~]{1,200}$"  # printable ASCII without spaces; no comma, for clients that join and split by it
 SERVER_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$"
 
 
-def _small(extra: dict[str, Any] | None) -> dict[str, Any] | None:
-    if extra is not None and len(orjson.dumps(extra)) > MAX_EXTRA:
-        raise ValueError(f"at most {MAX_EXTRA} bytes of JSON")
+def _check_size(extra: dict[str, Any] | None) -> dict[str, Any] | None:
+    if extra is not None and len(orjson.dumps(extra)) > MAX_EXTRA_BYTES:
+        raise ValueError(f"at most {MAX_EXTRA_BYTES} bytes of JSON")
     return extra
 
 
@@ -33,8 +31,8 @@ class SourcePicture(BaseModel):
     url: str = Field(
         max_length=2048, pattern=r"^https?://", description="The address from which the provider fetches the picture."
     )
-    width: Annotated[int, Field(ge=1, le=MAX_SIDE), JsonNumber] | None = None
-    height: Annotated[int, Field(ge=1, le=MAX_SIDE), JsonNumber] | None = None
+    width: Annotated[int, Field(ge=1, le=MAX_SIDE_PIXELS), JsonNumber] | None = None
+    height: Annotated[int, Field(ge=1, le=MAX_SIDE_PIXELS), JsonNumber] | None = None
 
 
 class GenerationRequest(BaseModel):
@@ -45,11 +43,11 @@ class GenerationRequest(BaseModel):
         },
     )
 
-    prompt: str = Field(min_length=1, max_length=MAX_PROMPT)
+    prompt: str = Field(min_length=1, max_length=MAX_PROMPT_CHARACTERS)
     model: str | None = Field(None, max_length=200, description="The provider's name of the model.")
-    negative_prompt: str | None = Field(None, max_length=MAX_PROMPT)
-    width: Annotated[int, Field(ge=1, le=MAX_SIDE), JsonNumber] | None = None
-    height: Annotated[int, Field(ge=1, le=MAX_SIDE), JsonNumber] | None = None
+    negative_prompt: str | None = Field(None, max_length=MAX_PROMPT_CHARACTERS)
+    width: Annotated[int, Field(ge=1, le=MAX_SIDE_PIXELS), JsonNumber] | None = None
+    height: Annotated[int, Field(ge=1, le=MAX_SIDE_PIXELS), JsonNumber] | None = None
     sample_strength: Annotated[float, Field(ge=0, le=1), JsonNumber] | None = None
     images: list[SourcePicture] = Field(default=[], max_length=MAX_IMAGES)
     is_pro: Flag = False
@@ -59,7 +57,9 @@ class GenerationRequest(BaseModel):
     ratio: str | None = Field(None, pattern=r"^\d{1,3}:\d{1,3}$")
     response_format: Literal["url"] = Field("url", description="Results are URLs; there is no other form.")
     task_id: str | None = Field(
-        None, pattern=TASK_ID, description="Your own id of the order: a repeated order with it is not bought twice."
+        None,
+        pattern=TASK_ID,
+        description="Your own id of the order: an order that is repeated with it is not bought twice.",
     )
     server_id: str | None = Field(
         None,
@@ -72,7 +72,7 @@ class GenerationRequest(BaseModel):
         description="Submit again (and perhaps pay twice) where the job would otherwise fail with "
         "`submit_outcome_unknown`.",
     )
-    extra: Annotated[dict[str, Any] | None, AfterValidator(_small)] = Field(
+    extra: Annotated[dict[str, Any] | None, AfterValidator(_check_size)] = Field(
         None, description="Further fields, passed to the provider as they are."
     )
 
@@ -81,7 +81,9 @@ class TaskQuery(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"task_id": "order-4711"}]})
 
     task_id: str = Field(pattern=TASK_ID)
-    consume: Flag = Field(False, description="Take a finished result and forget it: the task is unknown from then on.")
+    consume: Flag = Field(
+        False, description="Read a finished result once and for all: the task is unknown from then on."
+    )
     wait: Number = Field(0, ge=0, le=30, allow_inf_nan=False, description="Seconds to wait for a change.")
 
 
@@ -128,7 +130,9 @@ class GenerationAnswer(BaseModel):
 
 
 class GenerationStatistics(BaseModel):
-    """`tasks`: counts by kind and status. `servers`: how many each server has under way (processing or polling)."""
+    """`tasks`: the number of generations by kind and status. `servers`: how many each server is
+    processing or polling.
+    """
 
     tasks: dict[str, dict[str, int]]
     servers: dict[str, int]

@@ -1,4 +1,4 @@
-"""POST /v1/upload/images: store source images of generations, and answer URLs from which providers fetch them."""
+"""POST /v1/upload/images: stores source images of generations, and answers URLs from which providers fetch them."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ router = APIRouter(tags=["generation"], route_class=CallerFirst)
 Writer = Annotated[Caller, Depends(Require(GENERATION_WRITE))]
 
 PATH = "/v1/upload/images"
-#: Images of one request.
+#: The largest number of images in one request.
 MAX_IMAGES = 10
-_MAX_SECONDS = 300.0
+_UPLOAD_SECONDS = 300.0
 _EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
 
 
@@ -53,99 +53,99 @@ _EXTENSIONS = {"image/jpeg": "jpg", "image/png": "png", "image/webp": "webp"}
 async def upload_images(request: Request, caller: Writer) -> Response:
     services = services_of(request)
     services.store.require()
-    kept = services.settings.generation_keep_seconds
+    lifetime = services.settings.generation_keep_seconds
     try:
-        # An image is held whole, and once more while it is stored.
-        held = 2 * services.settings.generation_source_max_bytes
-        async with services.bodies.room(caller.tenant_id, held), asyncio.timeout(_MAX_SECONDS):
-            await refuse_early(services, caller, {}, what="uploads")
+        # The form holds an image in memory, and a second copy while it stores the image.
+        memory = 2 * services.settings.generation_source_max_bytes
+        async with services.bodies.room(caller.tenant_id, memory), asyncio.timeout(_UPLOAD_SECONDS):
+            await refuse_early(services, caller, {}, charged_as="uploads")
             form = _Form(services, caller)
             keys = await form.read(request)
     except TimeoutError:
         raise BodyTooSlow("body_too_slow", "The form did not arrive in time.") from None
     except StoreError as error:
         raise BadGateway("store_unavailable", "The image could not be stored. Try again soon.") from error
-    urls = [await services.store.sign_get(key, seconds=kept) for key in keys]
-    said: dict[str, Any] = {
+    urls = [await services.store.sign_get(key, seconds=lifetime) for key in keys]
+    answer: dict[str, Any] = {
         "created": int(time()),
         "data": [{"url": url} for url in urls],
-        "expires_at": int(time()) + kept,
+        "expires_at": int(time()) + lifetime,
     }
-    return json_response(said, HTTPStatus.OK, form.limited)
+    return json_response(answer, HTTPStatus.OK, form.limit_fields)
 
 
 class _Form:
-    """Reads one image at a time into memory and stores it. The first error is raised at the end of the form: a client
-    that still sends would not see an earlier answer.
+    """Reads one image at a time into memory and stores it. It raises the first error at the end of the form: a client
+    that is still sending would not see an earlier answer.
     """
 
     def __init__(self, services: Services, caller: Caller) -> None:
-        self.limited: dict[str, str] = {}
+        self.limit_fields: dict[str, str] = {}
         self._services = services
         self._caller = caller
-        self._at_most = services.settings.generation_source_max_bytes
-        self._held = bytearray()
+        self._max_bytes = services.settings.generation_source_max_bytes
+        self._buffer = bytearray()
         self._is_file = False
         self._keys: list[str] = []
-        self._fresh: dict[str, datetime] = {}  # stored by this form; kept until then
-        self._refused: RequestError | StoreError | None = None
+        self._new_keys: dict[str, datetime] = {}  # images that were new, and when they expire
+        self._error: RequestError | StoreError | None = None
 
     async def read(self, request: Request) -> list[str]:
         try:
             return await self._read(request)
         except BaseException:
-            await asyncio.shield(self._drop())
+            await asyncio.shield(self._expire_new_keys())
             raise
 
-    async def _drop(self) -> None:
-        """Leave what a refused form has stored to the next housekeeping: no client knows of it."""
-        if self._fresh:
+    async def _expire_new_keys(self) -> None:
+        """Expire the new images of a refused form, so that the next housekeeping deletes them: no client knows them."""
+        if self._new_keys:
             async with self._services.pool.acquire() as connection:
-                await generations.drop_sources(connection, self._caller.tenant_id, self._fresh)
+                await generations.drop_sources(connection, self._caller.tenant_id, self._new_keys)
 
     async def _read(self, request: Request) -> list[str]:
-        async for event in events(request, MAX_IMAGES * self._at_most + 1024 * 1024):
-            if self._refused is None:
+        async for event in events(request, MAX_IMAGES * self._max_bytes + 1024 * 1024):
+            if self._error is None:
                 try:
-                    await self._take(event)
+                    await self._handle(event)
                 except (RequestError, StoreError) as error:
-                    self._refused = error
-                    self._held.clear()
-        if self._refused is not None:
-            raise self._refused
+                    self._error = error
+                    self._buffer.clear()
+        if self._error is not None:
+            raise self._error
         if not self._keys:
             raise Invalid("image_missing", "The form has no file.")
         return self._keys
 
-    async def _take(self, event: Begin | Data | End) -> None:
+    async def _handle(self, event: Begin | Data | End) -> None:
         match event:
             case Begin(file_name=name):
                 self._is_file = name is not None
                 if self._is_file and len(self._keys) >= MAX_IMAGES:
                     raise Invalid("too_many_images", f"A form has at most {MAX_IMAGES} images.")
             case Data(piece):
-                self._held += piece
-                if len(self._held) > self._at_most:
-                    raise Invalid("too_large", f"An image has at most {self._at_most} bytes.")
+                self._buffer += piece
+                if len(self._buffer) > self._max_bytes:
+                    raise Invalid("too_large", f"An image has at most {self._max_bytes} bytes.")
             case End():
                 if self._is_file:
-                    self._keys.append(await self._store(bytes(self._held)))
-                self._held.clear()
+                    self._keys.append(await self._store(bytes(self._buffer)))
+                self._buffer.clear()
 
     async def _store(self, image: bytes) -> str:
         kind = sniff(image[:64])
         if kind not in _EXTENSIONS:
             raise Invalid("unsupported_format", "A source image is a JPEG, PNG or WebP.")
-        name = f"{hashlib.sha256(image).hexdigest()}.{_EXTENSIONS[kind]}"
+        file_name = f"{hashlib.sha256(image).hexdigest()}.{_EXTENSIONS[kind]}"
         tenant_id = self._caller.tenant_id
-        owner = hashlib.sha256(tenant_id.encode()).hexdigest()[:16]  # not every tenant's name is a valid part of a key
-        key = f"sources/{owner}/{name}"
+        owner = hashlib.sha256(tenant_id.encode()).hexdigest()[:16]  # a tenant's name may be no valid part of a key
+        key = f"sources/{owner}/{file_name}"
         async with self._services.pool.acquire() as connection, connection.transaction():
-            self.limited = await self._services.admission.uploading(connection, self._caller.payer)
-            # The row first: an object without one would never be deleted.
-            kept = timedelta(seconds=self._services.settings.generation_keep_seconds)
-            until = await generations.keep_source(connection, tenant_id, key, kept)
-        if until is not None:
-            self._fresh[key] = until
+            self.limit_fields = await self._services.admission.uploading(connection, self._caller.payer)
+            # The row comes first: an object without a row would never be deleted.
+            lifetime = timedelta(seconds=self._services.settings.generation_keep_seconds)
+            expires_at = await generations.keep_source(connection, tenant_id, key, lifetime)
+        if expires_at is not None:
+            self._new_keys[key] = expires_at
         await self._services.store.put(key, image, content_type=kind, metadata={})
         return key

@@ -8,27 +8,29 @@ from typing import Any
 from leasehold.api.http.problems import MEDIA_TYPE
 
 _PROBLEM = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemAnswer"}}}}
-_WITH_PATH = {404: "`not_found`: no such thing, or an id that is none"}
-_WITH_BODY = {
+# The statuses that the platform itself may answer, by the kind of operation.
+_OF_PATHS_WITH_ID = {404: "`not_found`: there is no such object, or the id is malformed"}
+_OF_BODIES = {
     400: "`malformed_json`, `bad_request`",
     408: "`body_too_slow`",
     413: "`body_too_large`",
-    415: "`unsupported_media_type`: `Accept` names what the address takes",
+    415: "`unsupported_media_type`: the header `Accept` names the media type to send",
 }
-_WITH_KEY = {409: "`idempotency_key_in_flight`"}
-_EVERYWHERE = {431: "`head_too_large`"}
+_OF_IDEMPOTENCY_KEYS = {409: "`idempotency_key_in_flight`"}
+_OF_ALL = {431: "`head_too_large`"}
 
 #: The headers of every answer with a status.
 _HEADERS = {
     "415": {"Accept": "The media type to send."},
     "429": {
         "Retry-After": "Seconds until another try may succeed.",
-        "RateLimit": 'The limit, what is left of it, and the seconds until more is left: `"submissions";r=0;t=12`.',
+        "RateLimit": 'The limit, how much of it remains, and the seconds until more does: `"submissions";r=0;t=12`.',
         "RateLimit-Policy": 'The quota of the limit and, for a rate, its window in seconds: `"submissions";q=60;w=60`.',
     },
 }
 
-#: What creates -> its status, the parameter that its answer fills, from where, and the operations that take it.
+#: Links from an operation that creates an object. Each value: the status of the answer, the parameter that the link
+#: fills, the place of its value in the answer, and the operations that have this parameter.
 _LINKS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "createUploadUrl": ("201", "media_id", "media_id", ("getMedia", "streamMediaEvents")),
     "completeUpload": ("202", "media_id", "media_id", ("getMedia",)),
@@ -51,7 +53,7 @@ _LINKS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 
 
 def complete(document: dict[str, Any], scopes: Mapping[tuple[str, str], Sequence[str]]) -> None:
-    """Add what no route says by itself. `scopes`: (path, method) -> what a key must have there."""
+    """Complete the document in place. `scopes`: by (path, method), the scopes that a key needs."""
     by_name = {}
     for path, method, operation in _operations(document):
         by_name[operation["operationId"]] = operation
@@ -59,7 +61,7 @@ def complete(document: dict[str, Any], scopes: Mapping[tuple[str, str], Sequence
             for scheme in requirement:
                 requirement[scheme] = list(scopes[path, method])
         responses = operation["responses"]
-        for status, description in _more(path, operation).items():
+        for status, description in _common_statuses(path, operation).items():
             responses.setdefault(str(status), {"description": description} | _PROBLEM)
         for code, headers in _HEADERS.items():
             if code in responses:
@@ -69,19 +71,19 @@ def complete(document: dict[str, Any], scopes: Mapping[tuple[str, str], Sequence
                 }
         operation["responses"] = dict(sorted(responses.items()))
         for parameter in operation.get("parameters", []):
-            _without_null(parameter["schema"])
-    _link(by_name)
+            _remove_null(parameter["schema"])
+    _add_links(by_name)
 
 
-def _more(path: str, operation: dict[str, Any]) -> dict[int, str]:
-    more = dict(_EVERYWHERE)
+def _common_statuses(path: str, operation: dict[str, Any]) -> dict[int, str]:
+    statuses = dict(_OF_ALL)
     if "{" in path:
-        more |= _WITH_PATH
+        statuses |= _OF_PATHS_WITH_ID
     if "requestBody" in operation:
-        more |= _WITH_BODY
+        statuses |= _OF_BODIES
     if any(parameter["name"] == "Idempotency-Key" for parameter in operation.get("parameters", [])):
-        more |= _WITH_KEY
-    return more
+        statuses |= _OF_IDEMPOTENCY_KEYS
+    return statuses
 
 
 def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
@@ -90,7 +92,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
             yield path, method, operation
 
 
-def _without_null(schema: dict[str, Any]) -> None:
+def _remove_null(schema: dict[str, Any]) -> None:
     """Take null out of the schema: a parameter can be left out, and an address or a header cannot spell null."""
     choices = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
     if len(choices) == 1:
@@ -98,11 +100,12 @@ def _without_null(schema: dict[str, Any]) -> None:
         schema.update(choices[0])
 
 
-def _link(by_name: dict[str, dict[str, Any]]) -> None:
-    for name, (status, parameter, place, readers) in _LINKS.items():
+def _add_links(by_name: dict[str, dict[str, Any]]) -> None:
+    for name, (status, parameter, pointer, readers) in _LINKS.items():
         answer = by_name[name]["responses"][status]
         answer["links"] = {
-            reader: {"operationId": reader, "parameters": {parameter: f"$response.body#/{place}"}} for reader in readers
+            reader: {"operationId": reader, "parameters": {parameter: f"$response.body#/{pointer}"}}
+            for reader in readers
         }
         assert answer["links"].keys() <= by_name.keys(), name
     created = by_name["createTemplate"]["responses"]["201"]

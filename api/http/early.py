@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services
 from leasehold.db.idempotency import is_answered
-from leasehold.limits.admission import What
+from leasehold.limits.admission import Charge
 
 
 async def refuse_early(
@@ -17,7 +17,7 @@ async def refuse_early(
     caller: Caller,
     queues: Mapping[str, int],
     idempotency_key: str | None = None,
-    what: What = "submissions",
+    charged_as: Charge = "submissions",
 ) -> None:
     """Raise what charging one submission would raise now; charge nothing.
 
@@ -25,4 +25,4 @@ async def refuse_early(
     """
     async with services.pool.acquire() as connection:
         if idempotency_key is None or not await is_answered(connection, caller.tenant_id, idempotency_key):
-            await services.admission.check(connection, caller.payer, queues, what)
+            await services.admission.check(connection, caller.payer, queues, charged_as)

@@ -147,7 +147,7 @@ def _record(scope: Scope, status: int | None, seconds: float, span: traces.Span,
     waited = "yes" if b"wait=" in scope.get("query_string", b"") else "no"
     REQUESTS.labels(route, method, code, waited).observe(seconds, traces.exemplar_of(identity.trace))
     span.named(f"{method} {route}")
-    span.tell(http_route=route, http_response_status_code=status or 0)
+    span.set_attributes(http_route=route, http_response_status_code=status or 0)
     if route in _QUIET and status == 200:  # noqa: PLR2004 - an HTTP status
         return
     fields: dict[str, Any] = {"route": route, "method": method, "status": status}

@@ -16,5 +16,5 @@ def matches(if_none_match: str | None, etag: str) -> bool:
     """RFC 9110's weak comparison."""
     if if_none_match is None:
         return False
-    known = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
-    return "*" in known or etag.removeprefix("W/") in known
+    client_tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]
+    return "*" in client_tags or etag.removeprefix("W/") in client_tags

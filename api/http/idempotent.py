@@ -27,14 +27,14 @@ IdempotencyKey: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`age`: the time since the answer was first given; zero for a fresh answer. `kept`: a repeated request gets this
-    answer again. If not kept, what `work` wrote is committed all the same, and the key may be used again.
+    """`age`: the time since the first answer; zero for a fresh answer. `is_stored`: a repeated request gets this answer
+    again. If the answer is not stored, the writes of `work` are committed nevertheless, and the key may be used again.
     """
 
     status_code: int
     body: bytes
     age: timedelta = timedelta(0)
-    kept: bool = True
+    is_stored: bool = True
 
 
 async def once(
@@ -59,12 +59,12 @@ async def once(
         try:
             async with connection.transaction():
                 answer = await work(connection)
-                if answer.kept:
+                if answer.is_stored:
                     await store(connection, reserved, answer.status_code, answer.body)
         except BaseException:
             await _release(connection, reserved)
             raise
-        if not answer.kept:
+        if not answer.is_stored:
             await _release(connection, reserved)
         return answer
 

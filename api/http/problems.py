@@ -119,10 +119,10 @@ def problem_of(error: Exception) -> Problem:
             "text_not_storable",
             "A text contains a NUL character, which cannot be stored.",
         )
-    return _of_others(error)
+    return _problem_of_library_error(error)
 
 
-def _of_others(error: Exception) -> Problem:
+def _problem_of_library_error(error: Exception) -> Problem:
     if isinstance(error, StoreAbsent):
         return Problem(HTTPStatus.SERVICE_UNAVAILABLE, "store_not_configured", str(error))
     if isinstance(error, StoreError):

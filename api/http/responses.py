@@ -12,13 +12,13 @@ from fastapi import Response
 from leasehold.api.process.services import Services
 from leasehold.broker.outbox import Announcement
 from leasehold.exporter.jobs import jobs_ended
-from leasehold.transitions import gates
-from leasehold.transitions.gates import ConcurrencyLimitName
+from leasehold.transitions import concurrency
+from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.transitions.runs import CreatedRun
 
 
 def encoded(content: Any) -> bytes:
-    """The content as JSON. asyncpg's own UUID type, which orjson does not know, is written as its text."""
+    """The content as JSON. asyncpg's own UUID type is written as text, because orjson does not know it."""
     return orjson.dumps(content, option=orjson.OPT_UTC_Z, default=str)
 
 
@@ -32,19 +32,19 @@ async def follow_up(
     services: Services,
     hints: Sequence[Announcement],
     limits: Sequence[ConcurrencyLimitName] = (),
-    left: Sequence[UUID] = (),
+    departed: Sequence[UUID] = (),
 ) -> None:
     """Call after a commit: publish its hints, and admit the jobs that wait at `limits`.
 
-    `left`: the jobs that the commit took out of these limits.
+    `departed`: the jobs that the commit took out of these limits.
     """
     services.announcer.announce(hints)
     if limits:
         async with services.pool.acquire() as connection:
-            services.announcer.announce(await gates.admit(connection, limits, left))
+            services.announcer.announce(await concurrency.admit(connection, limits, departed))
 
 
 async def follow_up_run(services: Services, effects: CreatedRun) -> None:
     """Call after the commit that created or revived a run: as `follow_up`, and count the runs that it replaced."""
     jobs_ended(effects.ended)
-    await follow_up(services, effects.hints, effects.gates, effects.left)
+    await follow_up(services, effects.hints, effects.limits, effects.departed)

@@ -17,7 +17,7 @@ from leasehold.domain.states import JOB_TERMINAL, JobState
 from leasehold.exporter.jobs import jobs_ended
 from leasehold.kinds.housekeeping import BeforeJobsGo, HousekeepingContext, housekeeping_of
 from leasehold.limits import uploads
-from leasehold.transitions import gates, jobs, sweeps
+from leasehold.transitions import concurrency, jobs, sweeps
 from leasehold.transitions.endings import JobEnded
 
 log = structlog.get_logger(__name__)
@@ -32,7 +32,7 @@ async def cancel(services: Services, found: Found, reason: str) -> JobState:
     ended, `cancel_not_supported`.
     """
     async with services.pool.acquire() as connection:
-        names = await gates.gates_of(connection, [found.id])
+        names = await concurrency.limits_of(connection, [found.id])
         async with connection.transaction():
             status, ended, hints = await _cancel(connection, services, found, reason, forced=False)
         if status is None:
@@ -77,7 +77,7 @@ async def delete(services: Services, found: Found) -> JobState | None:
     before = _before_jobs_go(services)
     ended: list[JobEnded] = []
     async with services.pool.acquire() as connection:
-        names = await gates.gates_of(connection, [found.id])
+        names = await concurrency.limits_of(connection, [found.id])
         async with connection.transaction():
             # Deliveries about the job's end are written before its row goes.
             hints = await dispatch_of(services, connection, found.id)

@@ -20,11 +20,11 @@ from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.api.process.services import Services
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid
-from leasehold.evaluation.templates import Known
+from leasehold.evaluation.templates import TemplateVersion
 from leasehold.kinds.operations import RUN, FailedJob, SecondLife
 from leasehold.limits.admission import queues_waited_in
 from leasehold.transitions import jobs, limits, runs
-from leasehold.transitions.jobs import Place
+from leasehold.transitions.jobs import AdmissionTerms
 from leasehold.transitions.runs import CreatedRun, NewRun
 
 
@@ -36,16 +36,16 @@ async def retry(services: Services, found: Found, body: RetryRequest) -> dict[st
             raise Invalid("payload_fixed", "Only a run can be retried with another payload.")
         await refuse_early(services, caller, {})
     async with services.pool.acquire() as connection:
-        known = await template_of(services, connection, found)
+        template_version = await template_of(services, connection, found)
     if body.payload is not None:
-        assert known is not None
-        params = await services.templates.params(caller.tenant_id, known, body.payload)
+        assert template_version is not None
+        params = await services.templates.params(caller.tenant_id, template_version, body.payload)
     async with (
         services.pool.acquire() as connection,
         connection.transaction(),
         services.admission.submitting(connection, caller.payer, {}) as paid,
     ):
-        effects = await revive(services, connection, found, known, params, body.from_step)
+        effects = await revive(services, connection, found, template_version, params, body.from_step)
         if effects is None:
             raise invalid_state(found.row["status"])
         paid.queues |= await queues_waited_in(connection, found.id)
@@ -53,7 +53,7 @@ async def retry(services: Services, found: Found, body: RetryRequest) -> dict[st
     return paid.fields
 
 
-async def template_of(services: Services, connection: Connection, found: Found) -> Known | None:
+async def template_of(services: Services, connection: Connection, found: Found) -> TemplateVersion | None:
     """The template of a run. None: the job is of another kind. Raises NotFound `template_not_found`."""
     row = found.row
     if not row["is_run"]:
@@ -65,7 +65,7 @@ async def revive(
     services: Services,
     connection: Connection,
     found: Found,
-    known: Known | None,
+    template_version: TemplateVersion | None,
     params: dict[str, Any] | None = None,
     from_step: str | None = None,
 ) -> CreatedRun | None:
@@ -75,17 +75,17 @@ async def revive(
     says how it ended. Raises as `runs.revive`, and Conflict `pipeline_not_served`, `same_key_running`.
     """
     hints = await dispatch_of(services, connection, found.id)
-    if known is not None:
-        effects = await runs.revive(connection, _new_run(found, known, params), params, from_step)
+    if template_version is not None:
+        effects = await runs.revive(connection, _new_run(found, template_version, params), params, from_step)
     else:
         effects = await _revive_other(services, connection, found, from_step)
     return None if effects is None else replace(effects, hints=[*hints, *effects.hints])
 
 
-def _new_run(found: Found, known: Known, params: dict[str, Any] | None) -> NewRun:
+def _new_run(found: Found, template_version: TemplateVersion, params: dict[str, Any] | None) -> NewRun:
     row = found.row
     return NewRun(
-        known=known,
+        template_version=template_version,
         tenant_id=found.caller.tenant_id,
         params=row["params"] if params is None else params,
         scope=row["scope"],
@@ -106,7 +106,7 @@ async def _revive_other(
     second = _second_life(services, found)
     params = row["params"] if second.params is None else second.params
     places = [*second.limits, *await limits.declared(connection, tenant_id, pipeline, params)]
-    place = Place(places, row["exclusive_key"])
+    place = AdmissionTerms(places, row["exclusive_key"])
     try:
         async with connection.transaction():  # a savepoint
             hints = await jobs.replay(connection, found.id, tenant_id, second.params, from_step, place)

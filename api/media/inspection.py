@@ -26,7 +26,7 @@ async def inspect_upload(store: ObjectStore, key: str, declared: str, limits: Pi
     Raises Conflict if there is no object yet, StoreUnavailable if the store does not answer.
     """
     try:
-        size, head = await store.look(key, HEAD_BYTES)
+        size, head = await store.size_and_head(key, HEAD_BYTES)
     except ObjectMissing:
         raise Conflict("upload_missing", "Nothing was uploaded for this media yet.") from None
     try:
@@ -47,6 +47,6 @@ def _check_size(size: int, limits: PictureLimits) -> None:
 def _check_kind(head: bytes, declared: str) -> None:
     real = sniff(head)
     if real is None:
-        raise refusals.unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are")
+        raise refusals.unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are accepted")
     if not is_as_declared(declared, real):
         raise refusals.mislabelled(declared, real)

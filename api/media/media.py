@@ -27,7 +27,7 @@ from leasehold.exporter.jobs import jobs_ended
 from leasehold.limits import uploads
 from leasehold.pipelines.media import reads, transitions
 from leasehold.pipelines.media.reads import MediaView
-from leasehold.transitions import gates
+from leasehold.transitions import concurrency
 
 log = structlog.get_logger(__name__)
 
@@ -88,7 +88,7 @@ async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Resp
     structlog.contextvars.bind_contextvars(media_id=str(media_id))
     async with services.pool.acquire() as connection, connection.transaction():
         deleted = await transitions.delete(connection, media_id, caller.tenant_id, f"client {caller.client_id}")
-        names = await gates.gates_of(connection, [deleted.job_id]) if deleted and deleted.job_id else []
+        names = await concurrency.limits_of(connection, [deleted.job_id]) if deleted and deleted.job_id else []
     if deleted is None:
         raise NotFound("media_not_found", "There is no such media.")
     jobs_ended(deleted.ended)

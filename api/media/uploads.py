@@ -57,26 +57,26 @@ Writer = Annotated[Caller, Depends(Require(MEDIA_WRITE))]
     }),
 )  # fmt: skip
 async def create_upload_url(
-    request: Request, wanted: UploadRequest, caller: Writer, idempotency_key: IdempotencyKey = None
+    request: Request, upload: UploadRequest, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
     services.store.require()
-    _check_wanted(wanted, services.settings)
-    limited: dict[str, str] = {}
+    _check_requested(upload, services.settings)
+    limit_fields: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
-        limited.update(await services.admission.uploading(connection, caller.payer))
-        return await _register(services, connection, caller, wanted)
+        limit_fields.update(await services.admission.uploading(connection, caller.payer))
+        return await _register(services, connection, caller, upload)
 
-    asked = fingerprint(b"POST /upload-url", wanted.model_dump_json().encode())
-    answer = await once(services.pool, caller.tenant_id, idempotency_key, asked, work)
+    request_hash = fingerprint(b"POST /upload-url", upload.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     ticket = UploadTicket.model_validate_json(answer.body)
     body = answer.body
     if answer.age.total_seconds() >= services.settings.upload_url_seconds and await _extended(services, caller, ticket):
         # The URL of the first answer has expired: the same media gets a new URL.
-        ticket = await _ticket(services, ticket.media_id, ticket.original_key, wanted)
+        ticket = await _ticket(services, ticket.media_id, ticket.original_key, upload)
         body = ticket.model_dump_json().encode()
-    headers = limited | {"Location": f"/media/{ticket.media_id}"}
+    headers = limit_fields | {"Location": f"/media/{ticket.media_id}"}
     return Response(body, answer.status_code, headers, media_type="application/json")
 
 
@@ -88,29 +88,29 @@ async def _extended(services: Services, caller: Caller, ticket: UploadTicket) ->
         )
 
 
-def _check_wanted(wanted: UploadRequest, settings: Settings) -> None:
+def _check_requested(upload: UploadRequest, settings: Settings) -> None:
     accepted = ALLOWED.keys() if settings.picture_heic else ALLOWED.keys() - HEIC
-    if wanted.content_type not in accepted:
+    if upload.content_type not in accepted:
         raise Invalid("unsupported_content_type", f"Accepted types: {', '.join(sorted(accepted))}.")
-    if wanted.content_length is None and settings.upload_require_length:
+    if upload.content_length is None and settings.upload_require_length:
         raise Invalid("content_length_required", "Send content_length: the upload URL admits exactly this many bytes.")
-    if wanted.content_length is not None and wanted.content_length > settings.picture_max_bytes:
+    if upload.content_length is not None and upload.content_length > settings.picture_max_bytes:
         raise Invalid("too_large", f"A picture has at most {settings.picture_max_bytes} bytes.")
 
 
-async def _register(services: Services, connection: Connection, caller: Caller, wanted: UploadRequest) -> Answer:
+async def _register(services: Services, connection: Connection, caller: Caller, upload: UploadRequest) -> Answer:
     media_id = new_id()
-    key = f"media/{media_id}/original.{ALLOWED[wanted.content_type]}"
+    key = f"media/{media_id}/original.{ALLOWED[upload.content_type]}"
     at_most = services.settings.picture_max_bytes
     await uploads.open_upload(
         connection,
         services.settings,
         caller.tenant_id,
         key,
-        counted=wanted.content_length or at_most,
+        counted=upload.content_length or at_most,
         at_most=at_most,
         seconds=services.settings.upload_url_seconds,
-        exact=wanted.content_length is not None,
+        exact=upload.content_length is not None,
         room=services.admission.upload_room,
     )
     await transitions.register(
@@ -118,19 +118,19 @@ async def _register(services: Services, connection: Connection, caller: Caller, 
         media_id,
         caller.tenant_id,
         original_key=key,
-        content_type=wanted.content_type,
-        file_name=clean_file_name(wanted.file_name),
-        lives=timedelta(seconds=services.settings.upload_unfinished_seconds),
+        content_type=upload.content_type,
+        file_name=clean_file_name(upload.file_name),
+        lifetime=timedelta(seconds=services.settings.upload_unfinished_seconds),
     )
     log.info("upload registered", media_id=str(media_id))
-    ticket = await _ticket(services, media_id, key, wanted)
+    ticket = await _ticket(services, media_id, key, upload)
     return Answer(HTTPStatus.CREATED, ticket.model_dump_json().encode())
 
 
-async def _ticket(services: Services, media_id: UUID, key: str, wanted: UploadRequest) -> UploadTicket:
+async def _ticket(services: Services, media_id: UUID, key: str, upload: UploadRequest) -> UploadTicket:
     seconds = services.settings.upload_url_seconds
     url = await services.store.sign_put(
-        key, content_type=wanted.content_type, seconds=seconds, content_length=wanted.content_length
+        key, content_type=upload.content_type, seconds=seconds, content_length=upload.content_length
     )
     return UploadTicket(media_id=media_id, upload_url=url, original_key=key, expires_in=seconds)
 
@@ -155,101 +155,103 @@ async def _ticket(services: Services, media_id: UUID, key: str, wanted: UploadRe
 async def complete_upload(request: Request, response: Response, done: CompleteRequest, caller: Writer) -> Accepted:
     services = services_of(request)
     structlog.contextvars.bind_contextvars(media_id=str(done.media_id))
-    found = await _find(services, caller, done.media_id)
-    if done.original_key != found.original_key:
+    picture = await _find(services, caller, done.media_id)
+    if done.original_key != picture.original_key:
         raise Invalid("wrong_key", "The original_key is not the key of this media.")
-    limited: dict[str, str] = {}
-    job_id = _settled(found) or await _take_in(services, caller, found, done, identity_of(request).trace, limited)
-    response.headers.update(limited)
-    response.headers["Location"] = f"/media/{found.id}"
+    limit_fields: dict[str, str] = {}
+    job_id = _settled(picture) or await _take_in(
+        services, caller, picture, done, identity_of(request).trace, limit_fields
+    )
+    response.headers.update(limit_fields)
+    response.headers["Location"] = f"/media/{picture.id}"
     response.headers["Retry-After"] = "1"
-    return Accepted(media_id=found.id, job_id=job_id)
+    return Accepted(media_id=picture.id, job_id=job_id)
 
 
 async def _find(services: Services, caller: Caller, media_id: UUID) -> MediaView:
     async with services.pool.acquire() as connection:
-        found = await reads.find_media(connection, caller.tenant_id, media_id)
-    if found is None:
+        picture = await reads.find_media(connection, caller.tenant_id, media_id)
+    if picture is None:
         raise NotFound("media_not_found", "There is no such media.")
-    return found
+    return picture
 
 
-def _settled(found: MediaView) -> UUID | None:
+def _settled(picture: MediaView) -> UUID | None:
     """The id of the media's job; None if it may still get a job. Raises Invalid with the reason of its refusal."""
-    if found.error is not None:
-        raise Invalid(found.error["code"], found.error["message"])
-    return found.job_id
+    if picture.error is not None:
+        raise Invalid(picture.error["code"], picture.error["message"])
+    return picture.job_id
 
 
 async def _take_in(
     services: Services,
     caller: Caller,
-    found: MediaView,
+    picture: MediaView,
     done: CompleteRequest,
     trace: dict[str, str],
-    limited: dict[str, str],
+    limit_fields: dict[str, str],
 ) -> UUID:
-    """Check the object and write the job; return its id. The RateLimit fields are added to `limited`."""
+    """Check the object and write the job; return its id. The RateLimit fields are added to `limit_fields`."""
     queues = queues_of(caller.tenant_id, media)
     await refuse_early(services, caller, queues)
     limits = _limits(services.settings)
     try:
-        inspected = await inspect_upload(services.store, found.original_key, found.content_type, limits)
+        inspected = await inspect_upload(services.store, picture.original_key, picture.content_type, limits)
     except Conflict:
         # Another request may have refused the object meanwhile, and deleted it.
-        if (job_id := _settled(await _find(services, caller, found.id))) is not None:
+        if (job_id := _settled(await _find(services, caller, picture.id))) is not None:
             return job_id
         raise
     if isinstance(inspected, Refusal):
-        return await _refuse(services, caller, found, inspected)
-    params = MediaParams(variants=tuple(done.variants), content_type=found.content_type, limits=limits)
+        return await _refuse(services, caller, picture, inspected)
+    params = MediaParams(variants=tuple(done.variants), content_type=picture.content_type, limits=limits)
     job = NewJob(
         pipeline=media,
         tenant_id=caller.tenant_id,
         params=params.model_dump(mode="json"),
-        inputs={"original": found.original_key},
-        output_prefix=f"media/{found.id}",
+        inputs={"original": picture.original_key},
+        output_prefix=f"media/{picture.id}",
         priority=BANDS.index(done.priority),
         step_priority={step: BANDS.index(band) for step, band in done.step_priority.items()},
         keep_seconds=_kept_seconds(services.settings),
-        trace=trace | {"media_id": str(found.id)},
+        trace=trace | {"media_id": str(picture.id)},
     )
     async with (
         services.pool.acquire() as connection,
         connection.transaction(),
         services.admission.submitting(connection, caller.payer, queues, size=inspected) as paid,
     ):
-        submitted = await transitions.complete_upload(connection, found.id, caller.tenant_id, inspected, job)
+        submitted = await transitions.complete_upload(connection, picture.id, caller.tenant_id, inspected, job)
         if submitted is None:
             await services.admission.refund(connection, caller.payer)
         else:
-            await uploads.close(connection, caller.tenant_id, found.original_key, keep=limits.max_bytes)
+            await uploads.close(connection, caller.tenant_id, picture.original_key, keep=limits.max_bytes)
     if submitted is None:
-        return await _decided_elsewhere(services, caller, found.id)
-    limited.update(paid.fields)
-    await follow_up(services, submitted.hints, submitted.gates)
+        return await _decided_elsewhere(services, caller, picture.id)
+    limit_fields.update(paid.fields)
+    await follow_up(services, submitted.hints, submitted.limits)
     SUBMITTED.labels(media.name).inc()
     log.info("job submitted", job_id=str(job.id), bytes=inspected)
     return job.id
 
 
-async def _refuse(services: Services, caller: Caller, found: MediaView, refusal: Refusal) -> UUID:
-    """Make the media FAILED and raise the reason. If another request decided first, give its outcome."""
+async def _refuse(services: Services, caller: Caller, picture: MediaView, refusal: Refusal) -> UUID:
+    """Record the picture as FAILED, and raise the reason. If another request decided first, return its outcome."""
     async with services.pool.acquire() as connection, connection.transaction():
         refused = await transitions.refuse_upload(
             connection,
-            found.id,
+            picture.id,
             caller.tenant_id,
             size=refusal.size,
             error={"code": refusal.code, "message": refusal.message, "retryable": False},
-            kept=timedelta(days=services.settings.retention_days),
+            keep=timedelta(days=services.settings.retention_days),
         )
         if refused:
-            await uploads.close(connection, caller.tenant_id, found.original_key, keep=None)
+            await uploads.close(connection, caller.tenant_id, picture.original_key, keep=None)
     if not refused:
-        return await _decided_elsewhere(services, caller, found.id)
+        return await _decided_elsewhere(services, caller, picture.id)
     try:
-        await services.store.delete(found.original_key)
+        await services.store.delete(picture.original_key)
     except StoreError as error:  # the sweeper deletes it within a minute
         log.warning("a refused object is left for the housekeeping", error=type(error).__name__)
     REFUSED.labels(refusal.code).inc()

@@ -63,10 +63,10 @@ async def create_runs(
     async def work(connection: Connection) -> Answer:
         if isinstance(new, RequestError):
             raise new
-        known = new[0].known
+        template_version = new[0].template_version
         existing, fresh = await _without_existing(connection, new)
         if fresh:
-            queues = queues_of(caller.tenant_id, known.pipeline)
+            queues = queues_of(caller.tenant_id, template_version.pipeline)
             async with services.admission.submitting(connection, caller.payer, queues, len(fresh)) as paid:
                 created.append((len(fresh), await runs.create_together(connection, fresh)))
             limit_headers.update(paid.fields)
@@ -74,8 +74,8 @@ async def create_runs(
         accepted = BatchAccepted(
             ids=[run.id if run.dedupe_key is None else id_of_key[run.dedupe_key] for run in new],
             existing=list(existing.values()),
-            template=known.template.type,
-            version=known.template.version,
+            template=template_version.template.type,
+            version=template_version.template.version,
         )
         return Answer(HTTPStatus.ACCEPTED, accepted.model_dump_json().encode())
 
@@ -86,7 +86,7 @@ async def create_runs(
             lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
         )
     for count, effects in created:
-        await follow_up(services, effects.hints, effects.gates)
+        await follow_up(services, effects.hints, effects.limits)
         SUBMITTED.labels(body.template).inc(count)
         log.info("runs submitted", runs=count)
     return json_response(answer.body, answer.status_code, limit_headers)
@@ -101,7 +101,7 @@ async def _without_existing(connection: Connection, new: Sequence[NewRun]) -> tu
     keys = {run.dedupe_key for run in new if run.dedupe_key is not None}
     if not keys:
         return {}, list(new)
-    rows = await runs.living(connection, new[0].tenant_id, new[0].known.pipeline.name, keys)
+    rows = await runs.living(connection, new[0].tenant_id, new[0].template_version.pipeline.name, keys)
     existing = {key: UUID(str(row["id"])) for key, row in rows.items()}
     first_of_key = {run.dedupe_key: run for run in reversed(new) if run.dedupe_key not in existing}
     fresh = [run for run in new if run.dedupe_key is None or first_of_key.get(run.dedupe_key) is run]
@@ -117,24 +117,26 @@ async def _checked_runs(
     """
     try:
         async with services.pool.acquire() as connection:
-            known = await services.templates.find_usable(connection, caller.tenant_id, body.template, body.version)
-        if not known.independent:
+            template_version = await services.templates.find_usable(
+                connection, caller.tenant_id, body.template, body.version
+            )
+        if not template_version.independent:
             return Invalid(
                 "batch_not_supported",
                 "Runs of this template that have the same scope exclude each other: start them one by one.",
             )
-        max_runs = max(1, services.settings.batch_max_tasks // len(known.pipeline.steps))
+        max_runs = max(1, services.settings.batch_max_tasks // len(template_version.pipeline.steps))
         if len(body.runs) > max_runs:
             return Invalid("batch_too_large", f"A batch of this template has at most {max_runs} runs.")
         payloads = [item.payload for item in body.runs]
-        params = await services.templates.params_of_all(caller.tenant_id, known, payloads)
+        params = await services.templates.params_of_all(caller.tenant_id, template_version, payloads)
     except Misfit as error:
         return Invalid(error.code, f"runs[{error.place}]: {error.message}")
     except RequestError as error:
         return error
     return [
         NewRun(
-            known=known,
+            template_version=template_version,
             tenant_id=caller.tenant_id,
             params=item_params,
             scope=body.scope,

@@ -32,7 +32,7 @@ from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import RequestError
 from leasehold.domain.states import JobState
-from leasehold.evaluation.templates import Known
+from leasehold.evaluation.templates import TemplateVersion
 from leasehold.limits.admission import queues_of
 from leasehold.transitions import runs
 from leasehold.transitions.runs import CreatedRun, Duplicate, NewRun
@@ -79,7 +79,7 @@ async def create_run(
     if is_unlimited and idempotency_key is None:
         if isinstance(new, RequestError):
             raise new
-        if new.dedupe_key is None and new.known.independent and await services.submissions.create(new):
+        if new.dedupe_key is None and new.template_version.independent and await services.submissions.create(new):
             _record_submission(new)
             return accepted_response(Answer(HTTPStatus.ACCEPTED, accepted_body(new)))
     return await _create_alone(services, caller, body, idempotency_key, new)
@@ -98,7 +98,7 @@ async def _create_alone(
         existing = await _existing_run(connection, caller.tenant_id, body)
         if existing is not None:
             return existing
-        queues = queues_of(caller.tenant_id, new.known.pipeline)
+        queues = queues_of(caller.tenant_id, new.template_version.pipeline)
         async with services.admission.submitting(connection, caller.payer, queues) as paid:
             created.append((new, await runs.create(connection, new)))
         limit_headers.update(paid.fields)
@@ -147,11 +147,11 @@ async def _checked_run(
     No connection is held while the payload is checked: the check waits for the tenant's other payloads.
     """
     try:
-        known = await _known_template(services, caller, body)
+        template_version = await _template_version(services, caller, body)
         return NewRun(
-            known=known,
+            template_version=template_version,
             tenant_id=caller.tenant_id,
-            params=await services.templates.params(caller.tenant_id, known, body.payload),
+            params=await services.templates.params(caller.tenant_id, template_version, body.payload),
             scope=body.scope,
             scope_id=body.scope_id,
             priority=BANDS.index(body.priority),
@@ -169,18 +169,18 @@ def seconds_or_none(number: int | None) -> timedelta | None:
     return None if number is None else timedelta(seconds=number)
 
 
-async def _known_template(services: Services, caller: Caller, body: RunRequest) -> Known:
+async def _template_version(services: Services, caller: Caller, body: RunRequest) -> TemplateVersion:
     """The template that the request names. A template declared in code needs no query."""
-    known = services.templates.by_code(body.template, body.version)
-    if known is not None:
-        return known
+    template_version = services.templates.by_code(body.template, body.version)
+    if template_version is not None:
+        return template_version
     async with services.pool.acquire() as connection:
         return await services.templates.find_usable(connection, caller.tenant_id, body.template, body.version)
 
 
 def accepted_body(new: NewRun) -> bytes:
     """A RunAccepted, as JSON."""
-    template = new.known.template
+    template = new.template_version.template
     return encoded({"id": new.id, "status": JobState.PENDING, "template": template.type, "version": template.version})
 
 
@@ -192,5 +192,5 @@ def accepted_response(answer: Answer, limit_headers: dict[str, str] | None = Non
 
 
 def _record_submission(new: NewRun) -> None:
-    SUBMITTED.labels(new.known.template.type).inc()
+    SUBMITTED.labels(new.template_version.template.type).inc()
     structlog.contextvars.bind_contextvars(job_id=str(new.id))  # for the request's own log line

@@ -173,7 +173,7 @@ async def heartbeat(request: Request, task_id: UUID, body: Beat, caller: Worker)
         async with in_time(services, connection, caller, lease) as is_in_time:
             if is_in_time:
                 (renewal,) = await claims.renew(connection, lease.owner, [lease], body.lease_seconds)
-        if not is_in_time or not renewal.still_ours:
+        if not is_in_time or not renewal.is_valid:
             raise lost()
     return json_response({"lease_seconds": body.lease_seconds, "cancel_requested": renewal.cancel})
 

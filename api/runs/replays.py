@@ -71,11 +71,13 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
     limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
-        known = await services.templates.find_usable(connection, caller.tenant_id, run["template"], run["version"])
-        if not known.template.repeatable:
+        template_version = await services.templates.find_usable(
+            connection, caller.tenant_id, run["template"], run["version"]
+        )
+        if not template_version.template.repeatable:
             raise Conflict("not_repeatable", "The template does not allow its runs to be repeated.")
         new = NewRun(
-            known=known,
+            template_version=template_version,
             tenant_id=caller.tenant_id,
             params=run["payload"],
             scope=run["scope"],
@@ -85,7 +87,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
             trace=identity_of(request).trace,
             keep_seconds=services.settings.retention_days * 86_400,
         )
-        queues = queues_of(caller.tenant_id, known.pipeline)
+        queues = queues_of(caller.tenant_id, template_version.pipeline)
         async with services.admission.submitting(connection, caller.payer, queues) as paid:
             created.append(await runs.create(connection, new))
         limit_headers.update(paid.fields)

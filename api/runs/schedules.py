@@ -130,10 +130,12 @@ async def _check_payload(services: Services, tenant_id: str, schedule: dict[str,
     the check waits for the tenant's other payloads.
     """
     async with services.pool.acquire() as connection:
-        known = await services.templates.find(connection, tenant_id, schedule["template"], schedule["version"])
-    if not known.template.schedulable:
+        template_version = await services.templates.find(
+            connection, tenant_id, schedule["template"], schedule["version"]
+        )
+    if not template_version.template.schedulable:
         raise Conflict("not_schedulable", "The template does not allow schedules.")
-    await services.templates.params(tenant_id, known, schedule["payload_template"])
+    await services.templates.params(tenant_id, template_version, schedule["payload_template"])
 
 
 @router.post(
@@ -187,10 +189,12 @@ async def _prepared(services: Services, row: Row) -> schedules.Prepared:
     """
     try:
         async with services.pool.acquire() as connection:
-            known = await services.templates.find_schedulable(
+            template_version = await services.templates.find_schedulable(
                 connection, row["tenant_id"], row["template"], row["version"]
             )
-        return known, await services.templates.params(row["tenant_id"], known, row["payload_template"])
+        return template_version, await services.templates.params(
+            row["tenant_id"], template_version, row["payload_template"]
+        )
     except (TooMany, Unavailable):
         raise
     except RequestError as error:
@@ -215,12 +219,12 @@ async def list_schedules(
             id_at(cursor),
             limit + 1,
         )
-    more = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None
-    said = []
+    next_cursor = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None
+    schedules = []
     for row in rows[:limit]:
-        said.append(_answer(row))
+        schedules.append(_answer(row))
         await asyncio.sleep(0)  # what seldom fires costs milliseconds to look ahead, and a list may hold a hundred
-    return json_response({"schedules": said, "next_cursor": more})
+    return json_response({"schedules": schedules, "next_cursor": next_cursor})
 
 
 @router.get("/{schedule_id}", operation_id="getSchedule", summary="See a schedule", responses=problems(_MISSING))
@@ -317,7 +321,9 @@ async def run_now(
             effects = await schedules.start(connection, prepared, row, None, keep)
             if effects is None:
                 await services.admission.refund(connection, caller.payer)
-                return Answer(HTTPStatus.CONFLICT, b"", kept=False)  # the refusal written to the schedule is committed
+                return Answer(
+                    HTTPStatus.CONFLICT, b"", is_stored=False
+                )  # the refusal written to the schedule is committed
             paid.queues |= await queues_waited_in(connection, effects.id)
         started.append(effects)
         limit_headers.update(paid.fields)

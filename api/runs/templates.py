@@ -23,7 +23,7 @@ from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import Conflict
 from leasehold.domain.json_values import MAX_SMALLINT, Flag
 from leasehold.domain.template import Template
-from leasehold.evaluation.templates import Known
+from leasehold.evaluation.templates import TemplateVersion
 from leasehold.limits.bounds import make_room
 
 router = APIRouter(tags=["templates"], prefix="/v1/templates", route_class=CallerFirst)
@@ -38,9 +38,12 @@ class Enabling(BaseModel):
     enabled: Flag
 
 
-def _answer(known: Known) -> dict[str, Any]:
-    source = "code" if known.by_code else "api"
-    return known.template.model_dump(mode="json", warnings=False) | {"enabled": known.enabled, "source": source}
+def _answer(template_version: TemplateVersion) -> dict[str, Any]:
+    source = "code" if template_version.by_code else "api"
+    return template_version.template.model_dump(mode="json", warnings=False) | {
+        "enabled": template_version.enabled,
+        "source": source,
+    }
 
 
 @router.post(
@@ -67,8 +70,8 @@ async def create_template(
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await make_room(connection, "template", caller.tenant_id, services.settings.templates_per_tenant)
         await services.templates.write(connection, caller.tenant_id, body)
-        known = Known(body, body.pipeline(), enabled=body.enabled, by_code=False)
-        return Answer(HTTPStatus.CREATED, encoded(_answer(known)))
+        template_version = TemplateVersion(body, body.pipeline(), enabled=body.enabled, by_code=False)
+        return Answer(HTTPStatus.CREATED, encoded(_answer(template_version)))
 
     request_hash = fingerprint(b"POST /v1/templates", body.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
@@ -81,7 +84,7 @@ async def list_templates(request: Request, caller: Reader) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection:
         versions = await services.templates.listed(connection, caller.tenant_id)
-    return json_response({"templates": [_answer(known) for known in versions]})
+    return json_response({"templates": [_answer(template_version) for template_version in versions]})
 
 
 @router.get(
@@ -96,7 +99,7 @@ async def list_versions(request: Request, kind: str, caller: Reader) -> Response
         versions = await services.templates.listed(connection, caller.tenant_id, kind)
         if not versions:
             await services.templates.find(connection, caller.tenant_id, kind)  # raises template_not_found
-    return json_response({"templates": [_answer(known) for known in versions]})
+    return json_response({"templates": [_answer(template_version) for template_version in versions]})
 
 
 @router.get(

@@ -45,7 +45,13 @@ _OF_STEPS = {
     if isinstance(kind, type) and issubclass(kind, errors.StepError)
 }
 #: What the outbound requests of a step end with: worth another try or not.
-_OF_STEPS |= {"Rejected": False, "Unfit": False, "EgressRefused": False, "OutcomeUnknown": False, "TryLater": True}
+_OF_STEPS |= {
+    "Rejected": False,
+    "UnusableFile": False,
+    "EgressRefused": False,
+    "OutcomeUnknown": False,
+    "TryLater": True,
+}
 #: Raised where only the command line listens.
 _OF_THE_COMMAND_LINE = ("leasehold/cli/", "leasehold/db/roles.py", "leasehold/security/credentials.py")
 _CODE = re.compile(r"`([a-z][a-z0-9_]+)`")

@@ -56,15 +56,15 @@ class Waiting:
 
     def take(self, at_most: int) -> list[Announcement]:
         """Remove and return up to `at_most`, one from each tenant in turn."""
-        taken: list[Announcement] = []
-        while self._by_tenant and len(taken) < at_most:
+        batch: list[Announcement] = []
+        while self._by_tenant and len(batch) < at_most:
             tenant = next(iter(self._by_tenant))
             mine = self._by_tenant.pop(tenant)
-            taken.append(mine.popleft())
+            batch.append(mine.popleft())
             if mine:
                 self._by_tenant[tenant] = mine
-        self._count -= len(taken)
-        return taken
+        self._count -= len(batch)
+        return batch
 
 
 def on_pool(pool: Lender) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:

@@ -28,8 +28,8 @@ class ApiClient:
         self._http.close()
 
     def get(self, path: str, **params: Any) -> dict[str, Any]:
-        given = {name: value for name, value in params.items() if value is not None}
-        return self._request("GET", path, params=given)
+        parameters = {name: value for name, value in params.items() if value is not None}
+        return self._request("GET", path, params=parameters)
 
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return self._request("POST", path, json=body if body is not None else {})

@@ -69,9 +69,9 @@ class Installation:
             self._elsewhere["LEASEHOLD_DATABASE_URL"] = database_url
         if amqp_url:
             self._elsewhere |= {"LEASEHOLD_AMQP_URL": amqp_url, "LEASEHOLD_BROKER": "amqp"}
-        found = None if amqp_url else find_rabbitmq()
-        self._stack = EmbeddedStack(data, postgres=not database_url, s3=not s3, rabbitmq=found if patient else None)
-        self._late_rabbitmq = None if patient else found
+        rabbitmq = None if amqp_url else find_rabbitmq()
+        self._stack = EmbeddedStack(data, postgres=not database_url, s3=not s3, rabbitmq=rabbitmq if patient else None)
+        self._late_rabbitmq = None if patient else rabbitmq
         self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -84,12 +84,14 @@ class Installation:
                 rabbitmq.configure()
                 environment |= {"LEASEHOLD_BROKER": "amqp", "LEASEHOLD_AMQP_URL": rabbitmq.url}
             poll = "0.5" if self._late_rabbitmq is None else "0.1"
-            given = Settings()  # of the environment, and of the folder's .env
-            self.isolation = given.isolation if "isolation" in given.model_fields_set else decided()
+            settings = Settings()  # of the environment, and of the folder's .env
+            self.isolation = settings.isolation if "isolation" in settings.model_fields_set else decided()
             pipelines = "leasehold.pipelines:with_demonstrations"
             chosen = {"poll_seconds": poll, "pipelines": pipelines, "isolation": self.isolation}
             self.environment = environment | {
-                f"LEASEHOLD_{name.upper()}": str(getattr(given, name)) if name in given.model_fields_set else value
+                f"LEASEHOLD_{name.upper()}": str(getattr(settings, name))
+                if name in settings.model_fields_set
+                else value
                 for name, value in chosen.items()
             }
             await asyncio.gather(self._start(opening, "api"), self._start(opening, "worker"), self._prepare())

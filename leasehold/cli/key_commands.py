@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from leasehold.cli.answers import AsJson
-from leasehold.cli.running import environment, told
+from leasehold.cli.running import environment, run_or_exit
 
 keys = typer.Typer(no_args_is_help=True, help="API keys.")
 console = Console()
@@ -48,7 +48,7 @@ def create(
     """Make a key. It is shown once: only a hash of it is kept."""
     from leasehold.cli.keys import create_one  # noqa: PLC0415 - each command loads only what it needs
 
-    key = told(create_one(environment(), tenant, client, scope, expires_in))
+    key = run_or_exit(create_one(environment(), tenant, client, scope, expires_in))
     if as_json:
         _print({"key": key.text, "prefix": key.prefix, "tenant": tenant, "client": client, "scopes": scope})
     else:
@@ -64,7 +64,7 @@ def list_all(
     """See keys, without their secrets."""
     from leasehold.cli.keys import list_some  # noqa: PLC0415 - each command loads only what it needs
 
-    rows = told(list_some(environment(), tenant, ended=ended))
+    rows = run_or_exit(list_some(environment(), tenant, ended=ended))
     if as_json:
         _print(rows)
         return
@@ -92,7 +92,7 @@ def rotate(
     """Make the key's successor: the same owner, scopes, quotas and end. The old one stops after the overlap."""
     from leasehold.cli.keys import rotate_one  # noqa: PLC0415 - each command loads only what it needs
 
-    key = told(rotate_one(environment(), prefix, overlap))
+    key = run_or_exit(rotate_one(environment(), prefix, overlap))
     if as_json:
         _print({"key": key.text, "prefix": key.prefix})
     else:
@@ -107,7 +107,7 @@ def expire(
     """Have a key end then, or when it would have ended anyway."""
     from leasehold.cli.keys import expire_one  # noqa: PLC0415 - each command loads only what it needs
 
-    ends = told(expire_one(environment(), prefix, after))
+    ends = run_or_exit(expire_one(environment(), prefix, after))
     console.print(f"{prefix} ends at {ends:%Y-%m-%d %H:%M:%S} UTC.", highlight=False)
 
 
@@ -116,5 +116,5 @@ def revoke(prefix: _Prefix) -> None:
     """End a key; API processes stop taking it within LEASEHOLD_API_KEY_CACHE_SECONDS."""
     from leasehold.cli.keys import revoke_one  # noqa: PLC0415 - each command loads only what it needs
 
-    told(revoke_one(environment(), prefix))
+    run_or_exit(revoke_one(environment(), prefix))
     console.print(f"Revoked {prefix}.")

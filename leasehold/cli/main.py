@@ -16,7 +16,7 @@ from rich.table import Table
 from leasehold.cli import remote
 from leasehold.cli.answers import AsJson
 from leasehold.cli.key_commands import keys
-from leasehold.cli.running import environment, told
+from leasehold.cli.running import environment, run_or_exit
 from leasehold.cli.sql import sql
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A durable job platform.", rich_markup_mode=None)
@@ -38,7 +38,7 @@ def migrate(revision: Annotated[str, typer.Argument(help="Alembic revision.")] =
     """Bring the database's schema up to date; safe to run from several places at once."""
     from leasehold.cli.migrate import upgrade  # noqa: PLC0415 - each command loads only what it needs
 
-    told(upgrade(environment(), revision))
+    run_or_exit(upgrade(environment(), revision))
     console.print("The schema is up to date.")
 
 
@@ -59,10 +59,10 @@ def doctor(as_json: AsJson = False) -> None:
     """Look at the database, the broker and the store: what they can promise. Exits with 1 when something is wrong."""
     from leasehold.cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
 
-    found = told(examine(environment()))
+    findings = run_or_exit(examine(environment()))
     if as_json:
-        typer.echo(json.dumps([asdict(finding) for finding in found]))
-    if not (all(finding.ok for finding in found) if as_json else show(console, found)):
+        typer.echo(json.dumps([asdict(finding) for finding in findings]))
+    if not (all(finding.ok for finding in findings) if as_json else show(console, findings)):
         raise typer.Exit(1)
 
 
@@ -72,7 +72,7 @@ def settings() -> None:
     from leasehold.cli.variables import variables  # noqa: PLC0415 - each command loads only what it needs
 
     table = Table("variable", "default", "meaning")
-    for row in told(variables()):
+    for row in run_or_exit(variables()):
         table.add_row(*row)
     console.print(table)
 
@@ -88,7 +88,7 @@ def dev(
     """Run everything on this machine until Ctrl-C: real servers, the API and a worker."""
     from leasehold.cli.dev import run  # noqa: PLC0415 - the embedded servers are an extra
 
-    told(run(data=data, port=port, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
+    run_or_exit(run(data=data, port=port, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
 
 
 @app.command()
@@ -102,7 +102,7 @@ def demo(
     """Start everything, send pictures through the HTTP API as a client would, and leave nothing running."""
     from leasehold.cli.demo import run  # noqa: PLC0415 - the embedded servers are an extra
 
-    told(run(pictures or [], out=out, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
+    run_or_exit(run(pictures or [], out=out, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
 
 
 @app.command("signing-key")

@@ -24,7 +24,7 @@ def environment() -> Settings:
     return settings
 
 
-def told(work: Coroutine[Any, Any, _T]) -> _T:
+def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a command's coroutine. An error of the platform, or a silent server, ends the command with a sentence."""
     from leasehold.runtime.transient import TRY_AGAIN  # noqa: PLC0415 - each command loads only what it needs
 

@@ -3,7 +3,7 @@
     worker = ExternalWorker("https://jobs.example.com", "lh_...", queues=["reports"])
     await worker.serve(handle)         # handle(task) -> dict | None
 
-It sends the requests that `docs/guides/runs.md` shows with curl. It needs only the API's URL and an API key.
+It sends the requests of `docs/guides/external-workers.md`. It needs only the API's URL and an API key.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid
 
 #: How long an answer is stored.
-KEPT = timedelta(hours=24)
+KEEP = timedelta(hours=24)
 #: How long a first request may run. After this it counts as dead, and another request may reserve its key.
 IN_FLIGHT = timedelta(seconds=60)
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
@@ -52,7 +52,7 @@ WHERE idempotency.expires_at <= clock_timestamp()
 RETURNING locked_until
 """
 
-LOOK = """
+READ = """
 -- idempotency_look
 SELECT request_hash = $3 AS same_request, status_code, body, clock_timestamp() - (expires_at - $4::interval) AS age
 FROM idempotency WHERE tenant_id = $1 AND key = $2
@@ -91,10 +91,10 @@ async def reserve(connection: Connection, tenant_id: str, key: str, request_hash
     """Reserve the key, or return the stored answer. Raises Invalid or Conflict (see the module's head)."""
     if not _KEY.fullmatch(key):
         raise Invalid("idempotency_key_malformed", "An Idempotency-Key has 1 to 255 printable ASCII characters.")
-    locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, IN_FLIGHT, KEPT)
+    locked_until = await connection.fetchval(RESERVE, tenant_id, key, request_hash, IN_FLIGHT, KEEP)
     if locked_until is not None:
         return Reservation(tenant_id, key, locked_until)
-    row = await connection.fetchrow(LOOK, tenant_id, key, request_hash, KEPT)
+    row = await connection.fetchrow(READ, tenant_id, key, request_hash, KEEP)
     if row is None:  # the first request released the key between the two statements: the caller's next try gets it
         raise _in_flight()
     if not row["same_request"]:
@@ -119,7 +119,7 @@ async def is_answered(connection: Connection, tenant_id: str, key: str) -> bool:
 async def store(connection: Connection, reservation: Reservation, status_code: int, body: bytes) -> None:
     """Store the answer. Raises Conflict when the reservation was lost: roll back the work then."""
     reserved = (reservation.tenant_id, reservation.key, reservation.locked_until)
-    if await connection.fetchval(STORE, *reserved, status_code, body, KEPT) is None:
+    if await connection.fetchval(STORE, *reserved, status_code, body, KEEP) is None:
         raise _in_flight()
 
 

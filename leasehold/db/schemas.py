@@ -1,8 +1,8 @@
-"""The schemas that a database may hold: the platform's, and one of each kind of work that brings tables of its own.
+"""Finds out at which Alembic revision a database is, and whether that is old, for `/readyz` and the self-check.
 
-Each has its own revisions and its own table that says at which one it is, so that neither the platform nor another kind
-needs to know of them. Revisions are read from their files: importing alembic would cost every API process ten megabytes
-for two strings a file.
+A database holds the platform's schema, and one schema for each kind of work with tables of its own. Each schema has its
+own revisions, and its own table that stores the current revision. The revisions are parsed from their files, because
+importing alembic would cost every API process ten megabytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from leasehold.domain.errors import DeclarationError
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """`versions`: the folder of its Alembic revisions. `table`: where the database says at which one it is."""
+    """`versions`: the folder of the Alembic revisions. `table`: the table that stores the current revision."""
 
     name: str
     versions: Path
@@ -32,31 +32,37 @@ CORE = Schema("leasehold", Path(leasehold.__file__).parent / "migrations" / "ver
 
 @dataclass(frozen=True, slots=True)
 class Revisions:
+    """All revisions of a schema, and the newest."""
+
     all: frozenset[str]
     head: str
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """`found`: the database's revision; None before the first. `behind`: `leasehold migrate` has to be run."""
+    """`revision`: the database's revision; None before the first. `behind`: `leasehold migrate` has to be run."""
 
-    found: str | None
+    revision: str | None
     behind: bool
     head: str
 
 
 async def state_of(connection: Connection, schema: Schema) -> State:
-    """A revision that this release does not know is a newer one's: schemas are widened before the code follows."""
+    """The state of the schema in a database. A revision that this release does not know counts as newer, because a
+    migration runs before the processes of its release start.
+    """
     revisions = await asyncio.to_thread(known_revisions, schema.versions)
-    found: str | None = None
+    revision: str | None = None
     if await connection.fetchval("SELECT to_regclass($1) IS NOT NULL", schema.table):
-        found = await connection.fetchval(f"SELECT version_num FROM {schema.table}")
-    return State(found, found is None or (found in revisions.all and found != revisions.head), revisions.head)
+        revision = await connection.fetchval(f"SELECT version_num FROM {schema.table}")
+    return State(
+        revision, revision is None or (revision in revisions.all and revision != revisions.head), revisions.head
+    )
 
 
 @cache
 def known_revisions(folder: Path) -> Revisions:
-    """Raises DeclarationError unless exactly one revision is nobody's predecessor."""
+    """The revisions in the folder. Raises DeclarationError if there is not exactly one newest revision."""
     parents = {}
     for path in folder.glob("*.py"):
         values = _constants(path)
@@ -69,11 +75,11 @@ def known_revisions(folder: Path) -> Revisions:
 
 
 def _constants(path: Path) -> dict[str, object]:
-    """The module's plain `name = constant` and `name: type = constant` lines; the module is not run."""
-    found: dict[str, object] = {}
+    """The lines `name = constant` and `name: type = constant`, by name. The module is parsed, but not run."""
+    constants: dict[str, object] = {}
     for line in ast.parse(path.read_text()).body:
         if not isinstance(line, ast.Assign | ast.AnnAssign) or not isinstance(line.value, ast.Constant):
             continue
         targets = line.targets if isinstance(line, ast.Assign) else [line.target]
-        found |= {target.id: line.value.value for target in targets if isinstance(target, ast.Name)}
-    return found
+        constants |= {target.id: line.value.value for target in targets if isinstance(target, ast.Name)}
+    return constants

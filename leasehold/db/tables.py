@@ -49,7 +49,7 @@ _INSTANT = TIMESTAMP(timezone=True)
 _NOW = func.clock_timestamp()
 
 
-def _one_of(column: str, values: type[JobState | TaskState]) -> str:
+def _in_states(column: str, values: type[JobState | TaskState]) -> str:
     return f"{column} IN ({', '.join(repr(v.value) for v in values)})"
 
 
@@ -86,7 +86,7 @@ job = Table(
     Column("external", SmallInteger, nullable=False, server_default="0"),  # steps that external workers do
     Column(
         "held", Boolean, nullable=False, server_default="false"
-    ),  # waits at its concurrency limits (transitions/gates)
+    ),  # waits at its concurrency limits (transitions/concurrency)
     Column(
         "gated", Boolean, nullable=False, server_default="false"
     ),  # has concurrency limits: its end admits other jobs
@@ -97,7 +97,7 @@ job = Table(
     Column("grace_seconds", Integer, nullable=False, server_default="30"),  # from the request to the forced end
     Column("cancel", JSONB),  # {reason, by, at} once a cancel was requested
     Column("cancel_by", _INSTANT),  # when the sweeper forces a requested cancel
-    CheckConstraint(_one_of("status", JobState), name="status_known"),
+    CheckConstraint(_in_states("status", JobState), name="status_known"),
     CheckConstraint(f"({_in('status', JOB_TERMINAL)}) = (finished_at IS NOT NULL)", name="finished_iff_terminal"),
     CheckConstraint("priority BETWEEN 0 AND 2", name="priority_band"),
     CheckConstraint("steps_left >= 0", name="steps_left_not_negative"),
@@ -190,7 +190,7 @@ task = Table(
     Column("finished_at", _INSTANT),
     # A job has one row for each step, however often it is announced, retried or submitted again.
     UniqueConstraint("job_id", "step", name="task_job_id_step_key"),
-    CheckConstraint(_one_of("status", TaskState), name="status_known"),
+    CheckConstraint(_in_states("status", TaskState), name="status_known"),
     CheckConstraint(
         "(status = 'running') = (lease_owner IS NOT NULL AND lease_until IS NOT NULL)",
         name="leased_iff_running",

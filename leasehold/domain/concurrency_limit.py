@@ -1,7 +1,7 @@
 """A concurrency limit: how many jobs may be unfinished at once under one key, and how many may be admitted a minute.
 
-A pipeline's submission names the limits of its job; `leasehold.transitions.gates` admits the jobs. In the schema a
-concurrency limit is a `gate`.
+A pipeline's submission names the limits of its job; `leasehold.transitions.concurrency` admits the jobs. In the schema
+a concurrency limit is a `gate`.
 """
 
 from __future__ import annotations

@@ -187,9 +187,9 @@ class Pipeline:
             raise DeclarationError(f"pipeline {self.name} has no steps")
         if len(set(names)) != len(names):
             raise DeclarationError(f"pipeline {self.name} declares a step twice")
-        known = {step.name: step for step in steps}
+        by_name = {step.name: step for step in steps}
         for step in steps:
-            if unknown := [need for need in step.needs if need not in known or known[need].part]:
+            if unknown := [need for need in step.needs if need not in by_name or by_name[need].part]:
                 raise DeclarationError(f"{self.name}.{step.name} needs unknown steps {unknown}")
             if step.part and step.needs:
                 raise DeclarationError(f"{self.name}.{step.name} is a part: it needs no steps, a fan-out starts it")
@@ -198,17 +198,17 @@ class Pipeline:
         except graphlib.CycleError as cycle:
             raise DeclarationError(f"pipeline {self.name} has a cycle: {cycle.args[1]}") from cycle
         for step in steps:
-            self._check_reads(step, known)
-        return tuple(known[name] for name in order)
+            self._check_reads(step, by_name)
+        return tuple(by_name[name] for name in order)
 
-    def _check_reads(self, step: Step, known: dict[str, Step]) -> None:
+    def _check_reads(self, step: Step, by_name: dict[str, Step]) -> None:
         ancestors: set[str] = set()
         queue = list(step.needs)
         while queue:
             name = queue.pop()
             if name not in ancestors:
                 ancestors.add(name)
-                queue.extend(known[name].needs)
+                queue.extend(by_name[name].needs)
         if wrong := [read for read in step.reads if read not in self.inputs and read not in ancestors]:
             raise DeclarationError(f"{self.name}.{step.name} reads {wrong}: neither an input nor a step that it needs")
 

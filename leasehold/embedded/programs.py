@@ -1,4 +1,4 @@
-"""Programs from wheels and packages, copied to where the unprivileged user of the servers can run them."""
+"""Copies programs of wheels and packages to a directory where the servers' unprivileged user can run them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from leasehold.embedded.process import EmbeddedError, RunAs, end
 
 
 async def can_run(program: Path, run_as: RunAs) -> bool:
-    """Whether that user may start `program`: a virtual environment in a closed home is not reachable."""
+    """Whether the user can start `program`. A program in a home directory that is closed to the user
+    cannot be started.
+    """
     try:
         process = await asyncio.create_subprocess_exec(
             program,
@@ -37,15 +39,15 @@ async def can_run(program: Path, run_as: RunAs) -> bool:
 
 
 async def reachable(program: Path, tree: Sequence[Path], run_as: RunAs) -> Path:
-    """`program`, or its copy in the cache when `run_as` cannot start it where it is.
+    """The path of `program`, or of a copy in the cache if `run_as` cannot start the program where it is.
 
     Args:
         program: an executable below one of `tree`
-        tree: neighbouring directories or files that must move together, with one parent
-        run_as: who will start it
+        tree: directories or files of one parent that must be copied together
+        run_as: the user that will start it
 
     Raises:
-        EmbeddedError: that user can start neither.
+        EmbeddedError: the user can start neither.
     """
     if await can_run(program, run_as):
         return program
@@ -53,15 +55,17 @@ async def reachable(program: Path, tree: Sequence[Path], run_as: RunAs) -> Path:
     copy = cache_directory() / f"{program.name}-{_version(program)}"
     if not copy.exists():
         await asyncio.to_thread(_copy, tree, copy)
-    moved = copy / program.relative_to(home)
-    if not await can_run(moved, run_as):
-        raise EmbeddedError(f"uid {run_as.uid if run_as.uid >= 0 else os.geteuid()} cannot run {program} nor {moved}")
-    return moved
+    copied_program = copy / program.relative_to(home)
+    if not await can_run(copied_program, run_as):
+        raise EmbeddedError(
+            f"uid {run_as.uid if run_as.uid >= 0 else os.geteuid()} cannot run {program} nor {copied_program}"
+        )
+    return copied_program
 
 
 def _version(program: Path) -> str:
-    seen = program.stat()
-    return hashlib.sha256(f"{program.name} {seen.st_size} {seen.st_mtime_ns}".encode()).hexdigest()[:16]
+    status = program.stat()
+    return hashlib.sha256(f"{program.name} {status.st_size} {status.st_mtime_ns}".encode()).hexdigest()[:16]
 
 
 def _copy(tree: Sequence[Path], target: Path) -> None:

@@ -1,4 +1,4 @@
-"""A private RabbitMQ node on free loopback ports, for `leasehold dev` and the tests."""
+"""Runs a private RabbitMQ node on free loopback ports, for `leasehold dev` and the tests."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from leasehold.embedded.rabbitmq_install import RabbitServer
 from leasehold.embedded.tls import Tls
 
 USER = "leasehold"
-START_SECONDS = 90.0  # 8 s on a quiet machine
+START_SECONDS = 90.0  # it takes 8 s on a quiet machine
 STOP_SECONDS = 30.0
 FLUSH_BYTES = 16 * 1024
 PROTOCOL_HEADER = b"AMQP\x00\x00\x09\x01"
 METHOD_FRAME = b"\x01"
 DISK, MEMORY = "50MB", "512MB"
 
-# Two schedulers, and none that waits by spinning: kind to small machines, where spinning takes a whole core.
+# Two schedulers, which do not wait by spinning: on a small machine spinning takes a whole core.
 ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio none"
 
-# The node's own name must resolve even where /etc/hosts is missing, as in a bare chroot.
+# The node's own name must resolve even without /etc/hosts, for example in a bare chroot.
 NAMES = '{lookup, [file, native]}.\n{host, {127,0,0,1}, ["localhost"]}.\n'
 
 PLAIN = "listeners.tcp.1 = 127.0.0.1:{amqp}\n"
@@ -56,9 +56,9 @@ log.file = false
 
 
 class RabbitMQ:
-    """One node with its data in `directory`; `start` after `stop` or `kill` finds the same data and ports.
+    """One node with its data in `directory`. A restart uses the same data and ports.
 
-    `settings`: further lines of rabbitmq.conf. `tls`: with it, only encrypted AMQP connections are taken.
+    `settings`: further lines of rabbitmq.conf. `tls`: if given, the node accepts only encrypted AMQP connections.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class RabbitMQ:
 
     @property
     def url(self) -> str:
-        """The default virtual host; known once the node was configured. It holds the password."""
+        """The URL of the default virtual host, with the password. It is valid once the node is configured."""
         return f"{'amqps' if self._tls else 'amqp'}://{USER}:{self._password}@127.0.0.1:{self.port}/"
 
     @property
@@ -90,26 +90,26 @@ class RabbitMQ:
         return self._server is not None and self._server.running
 
     async def add_vhost(self, name: str) -> str:
-        """Make a virtual host; gives its URL."""
+        """Make a virtual host. Returns its URL."""
         return await self.management.add_vhost(name)
 
     async def delete_vhost(self, name: str) -> None:
         await self.management.delete_vhost(name)
 
     async def flush_definitions(self) -> None:
-        """Have what was declared until now written to disk.
+        """Write all definitions to disk now.
 
-        The node's table of queues and virtual hosts is written up to 2 s late: one that is killed sooner comes back
-        without a queue that was declared just before, and without the confirmed messages in it. A definition larger
-        than the write cache (16 KiB) flushes it.
+        The node writes its table of queues and virtual hosts up to 2 s late. A node that is killed before that restarts
+        without the newest queues and without the confirmed messages in them. A definition that is larger than the write
+        cache (16 KiB) flushes the cache.
         """
         await self.management.call("PUT", "/api/global-parameters/flush", {"value": "x" * 4 * FLUSH_BYTES})
 
     async def start(self) -> None:
-        """Start, and wait until clients can connect.
+        """Start the node, and wait until clients can connect.
 
         Raises:
-            EmbeddedError: it did not start.
+            EmbeddedError: the node did not start.
         """
         if self.running:
             return
@@ -129,7 +129,7 @@ class RabbitMQ:
             raise
 
     async def stop(self) -> None:
-        """Stop in order; nothing happens where it does not run."""
+        """Stop the node in order. A node that does not run stays stopped."""
         if self._server is not None:
             await self._server.stop(signal.SIGTERM, grace=STOP_SECONDS)
 
@@ -139,15 +139,20 @@ class RabbitMQ:
             await self._server.kill()
 
     async def need_free_disk(self, size: str = DISK) -> None:
-        """With less than this free the alarm is on, and who publishes is blocked; until the node starts again.
+        """Set the disk alarm: with less free disk than `size` the node blocks publishers. The next start resets it.
 
         Raises:
-            EmbeddedError: the node did not take it.
+            EmbeddedError: the node refused the limit.
         """
         await self._control("set_disk_free_limit", size)
 
     async def allow_memory(self, size: str = MEMORY) -> None:
-        """With more than this in use the alarm is on; as above."""
+        """Set the memory alarm: with more memory in use than `size` the node blocks publishers. The next start resets
+        it.
+
+        Raises:
+            EmbeddedError: the node refused the limit.
+        """
         await self._control("set_vm_memory_high_watermark", "absolute", size)
 
     async def _control(self, *command: str) -> None:
@@ -156,12 +161,12 @@ class RabbitMQ:
             program, *command, env=self._environment(), cwd=self.directory, user=self._run_as.user,
             group=self._run_as.group, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
         )  # fmt: skip
-        said, _ = await process.communicate()
+        output, _ = await process.communicate()
         if process.returncode:
-            raise EmbeddedError(f"rabbitmqctl {command[0]}: {said.decode(errors='replace').strip()}")
+            raise EmbeddedError(f"rabbitmqctl {command[0]}: {output.decode(errors='replace').strip()}")
 
     async def is_ready(self) -> bool:
-        """Whether an AMQP client would be greeted now; of a node with TLS, whether somebody listens."""
+        """Whether the node answers an AMQP client now. With TLS: whether it listens."""
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
         except OSError:
@@ -184,7 +189,7 @@ class RabbitMQ:
             await asyncio.sleep(0.05)
 
     def configure(self) -> None:
-        """Write what the node reads when it starts; `start` does it, too."""
+        """Write the files that the node reads at its start. `start` calls it."""
         for name in ("", "home", "data", "log", "schema", "generated"):
             self._run_as.directory(self.directory / name)
         password = self.directory / "password"
@@ -217,25 +222,25 @@ class RabbitMQ:
         )
 
     def _environment(self) -> dict[str, str]:
-        here = self.directory
+        home = self.directory
         environment = {
             "PATH": self._program.search_path,
             "LANG": "C.UTF-8",
-            "HOME": str(here / "home"),  # where the Erlang cookie is made
-            "RUNNING_UNDER_SYSTEMD": "true",  # no shell stays between us and the node, so SIGTERM reaches it
+            "HOME": str(home / "home"),  # for the Erlang cookie
+            "RUNNING_UNDER_SYSTEMD": "true",  # then no shell stands before the node, so SIGTERM reaches it
             "RABBITMQ_NODENAME": f"{self._node_name}@localhost",
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self._distribution_port),
-            "RABBITMQ_MNESIA_BASE": str(here / "data"),
-            "RABBITMQ_LOG_BASE": str(here / "log"),
-            "RABBITMQ_CONFIG_FILE": str(here / "rabbitmq.conf"),
-            "RABBITMQ_ADVANCED_CONFIG_FILE": str(here / "advanced.config"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(here / "enabled_plugins"),
+            "RABBITMQ_MNESIA_BASE": str(home / "data"),
+            "RABBITMQ_LOG_BASE": str(home / "log"),
+            "RABBITMQ_CONFIG_FILE": str(home / "rabbitmq.conf"),
+            "RABBITMQ_ADVANCED_CONFIG_FILE": str(home / "advanced.config"),
+            "RABBITMQ_ENABLED_PLUGINS_FILE": str(home / "enabled_plugins"),
             "RABBITMQ_CONF_ENV_FILE": os.devnull,
-            "RABBITMQ_PID_FILE": str(here / "rabbitmq.pid"),
-            "RABBITMQ_SCHEMA_DIR": str(here / "schema"),
-            "RABBITMQ_GENERATED_CONFIG_DIR": str(here / "generated"),
-            "ERL_INETRC": str(here / "inetrc"),
+            "RABBITMQ_PID_FILE": str(home / "rabbitmq.pid"),
+            "RABBITMQ_SCHEMA_DIR": str(home / "schema"),
+            "RABBITMQ_GENERATED_CONFIG_DIR": str(home / "generated"),
+            "ERL_INETRC": str(home / "inetrc"),
             "ERL_EPMD_ADDRESS": "127.0.0.1",
             "ERL_EPMD_PORT": str(self._epmd_port),
             "ERL_CRASH_DUMP_SECONDS": "0",
@@ -247,8 +252,8 @@ class RabbitMQ:
 
     @property
     def _node_name(self) -> str:
-        """Names the data, so it is the same for as long as the data is kept."""
-        kept = self.directory / "node-name"
-        if not kept.exists():
-            self._run_as.file(kept, f"leasehold-{secrets.token_hex(4)}")
-        return kept.read_text()
+        """The node's name. It is part of the data, so it stays the same as long as the data exists."""
+        path = self.directory / "node-name"
+        if not path.exists():
+            self._run_as.file(path, f"leasehold-{secrets.token_hex(4)}")
+        return path.read_text()

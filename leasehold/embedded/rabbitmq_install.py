@@ -1,4 +1,4 @@
-"""Finds a RabbitMQ server, or unpacks the distribution's own packages of it into the cache."""
+"""Finds an installed RabbitMQ server, or unpacks the distribution's packages into the cache."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from leasehold.embedded.debian import unpack_packages
 from leasehold.embedded.directories import cache_directory
 from leasehold.embedded.process import EmbeddedError
 
-# RabbitMQ's dependencies but for what every system has; Debian's own list would bring 150 packages.
+# RabbitMQ's dependencies without what every system has. Debian's own list has 150 packages.
 ERLANG = (
     "asn1 base crypto eldap ftp inets mnesia os-mon parsetools public-key "
     "runtime-tools snmp ssl syntax-tools tftp tools xmerl"
@@ -40,7 +40,7 @@ LIBRARIES = {
 
 @dataclass(frozen=True)
 class RabbitServer:
-    """Where RabbitMQ's programs are, and what their processes need in the environment to find each other."""
+    """The path of RabbitMQ's program, and the PATH and library path that its processes need."""
 
     program: Path
     search_path: str
@@ -48,7 +48,7 @@ class RabbitServer:
 
     @classmethod
     def at(cls, root: Path) -> RabbitServer | None:
-        """Give the server below `root`, a system's root or an unpacked release, if there is one."""
+        """The server below `root` (the system's root or an unpacked release), if there is one."""
         places = ("sbin", "usr/lib/rabbitmq/bin", "bin")
         programs = [root / place / "rabbitmq-server" for place in places]
         program = next((program for program in programs if program.exists()), None)
@@ -65,7 +65,9 @@ class RabbitServer:
 
 
 def find_rabbitmq() -> RabbitServer | None:
-    """Find $LEASEHOLD_RABBIT (the root of a server), the system's, or what `install_rabbitmq` unpacked."""
+    """The server at $LEASEHOLD_RABBIT, the system's, or the one that `install_rabbitmq` unpacked: the
+    first that exists.
+    """
     if configured := os.environ.get("LEASEHOLD_RABBIT"):
         server = RabbitServer.at(Path(configured))
         if server is None:
@@ -78,16 +80,16 @@ def find_rabbitmq() -> RabbitServer | None:
 
 
 async def install_rabbitmq() -> RabbitServer:
-    """Find RabbitMQ, or unpack the distribution's packages of it (35 MB to download) into the cache.
+    """Find RabbitMQ, or unpack the distribution's packages (35 MB to download) into the cache.
 
     Raises:
-        EmbeddedError: this is no Debian or Ubuntu, or the packages could not be downloaded.
+        EmbeddedError: the system is neither Debian nor Ubuntu, or a download failed.
     """
     target = _unpacked()
     with (target.parent / "rabbitmq.lock").open("w") as lock:
         await asyncio.to_thread(fcntl.flock, lock, fcntl.LOCK_EX)  # another run may be unpacking it now
-        if found := find_rabbitmq():
-            return found
+        if server := find_rabbitmq():
+            return server
         with tempfile.TemporaryDirectory(prefix=f"{target.name}.", dir=target.parent) as scratch:
             root = Path(scratch) / "root"
             root.mkdir(mode=0o755)
@@ -95,10 +97,10 @@ async def install_rabbitmq() -> RabbitServer:
             await _add_libraries(root)
             _relocate_erlang(root, target)
             root.rename(target)
-    found = RabbitServer.at(target)
-    if found is None:
-        raise EmbeddedError("the packages hold no rabbitmq-server where it was expected")
-    return found
+    server = RabbitServer.at(target)
+    if server is None:
+        raise EmbeddedError("the unpacked packages have no rabbitmq-server at the expected path")
+    return server
 
 
 def _unpacked() -> Path:
@@ -112,12 +114,12 @@ def _unpacked() -> Path:
 
 
 def _relocate_erlang(root: Path, target: Path) -> None:
-    # Debian's erl says where it lives in its own text, and nothing in the environment overrides that.
+    # Debian's erl is a script that contains its own directory, and no environment variable overrides it.
     home = shlex.quote(str(target / "usr/lib/erlang"))
     for erl in [root / "usr/lib/erlang/bin/erl", *root.glob("usr/lib/erlang/erts-*/bin/erl")]:
         if erl.is_file() and not erl.is_symlink():
-            moved = re.sub(r"ROOTDIR=/usr/lib/erlang\b", lambda _: f"ROOTDIR={home}", erl.read_text())
-            erl.write_text(moved)
+            relocated = re.sub(r"ROOTDIR=/usr/lib/erlang\b", lambda _: f"ROOTDIR={home}", erl.read_text())
+            erl.write_text(relocated)
 
 
 async def _add_libraries(root: Path) -> None:
@@ -127,10 +129,11 @@ async def _add_libraries(root: Path) -> None:
     if unknown:
         raise EmbeddedError(f"this system lacks shared libraries of Erlang: {', '.join(sorted(unknown))}")
     for library in sorted(missing):
-        await _unpack_first(LIBRARIES[library], root)
+        await _unpack_first_available(LIBRARIES[library], root)
 
 
-async def _unpack_first(names: tuple[str, ...], root: Path) -> None:
+async def _unpack_first_available(names: tuple[str, ...], root: Path) -> None:
+    """Unpack the first of the packages that the distribution has."""
     for name in names[:-1]:
         try:
             return await unpack_packages([name], root)

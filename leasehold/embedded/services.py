@@ -1,4 +1,4 @@
-"""The program behind `scripts/services`: private servers for a shell or for one command."""
+"""The program of `scripts/services`: it runs private servers for a shell or for one command."""
 
 from __future__ import annotations
 
@@ -19,29 +19,34 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="scripts/services",
         description="Run private PostgreSQL, RabbitMQ and S3 servers on free loopback ports, and print the variables "
-        "that lead there. They run until Ctrl-C; with a command, for as long as that runs.",
+        "that lead to them. They run until Ctrl-C, or as long as the command runs.",
     )
     parser.add_argument("--no-postgres", action="store_true")
     parser.add_argument("--no-rabbitmq", action="store_true")
     parser.add_argument("--no-s3", action="store_true")
-    parser.add_argument("--data", type=Path, metavar="DIRECTORY", help="keep the data here; else it goes at the end")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIRECTORY",
+        help="keep the data in this directory; by default it is deleted at the end",
+    )
     parser.add_argument("--not-durable", action="store_true", help="PostgreSQL does not wait for the disk")
     parser.add_argument("command", nargs="*", metavar="-- COMMAND", help="run this with the variables set")
     return parser.parse_args(argv)
 
 
-async def serve(wanted: argparse.Namespace) -> int:
+async def serve(options: argparse.Namespace) -> int:
     stack = EmbeddedStack(
-        wanted.data,
-        durable=not wanted.not_durable,
-        postgres=not wanted.no_postgres,
-        s3=not wanted.no_s3,
-        rabbitmq=None if wanted.no_rabbitmq else await install_rabbitmq(),
+        options.data,
+        durable=not options.not_durable,
+        postgres=not options.no_postgres,
+        s3=not options.no_s3,
+        rabbitmq=None if options.no_rabbitmq else await install_rabbitmq(),
     )
     stopped = stop_signals()
     async with stack:
-        if wanted.command:
-            return await run_command(wanted.command, stack.environment, stopped)
+        if options.command:
+            return await run_command(options.command, stack.environment, stopped)
         for name, value in stack.environment.items():
             print(f"export {name}={shlex.quote(value)}", flush=True)  # noqa: T201 - this is its output
         print("Ready. Ctrl-C stops them.", file=sys.stderr)  # noqa: T201
@@ -61,11 +66,11 @@ async def run_command(command: list[str], environment: dict[str, str], stopped: 
     """Run a command to its end and return its exit code, as a shell does. SIGINT or SIGTERM ends the command."""
     process = await asyncio.create_subprocess_exec(*command, env=os.environ | environment)
     ended = asyncio.create_task(process.wait())
-    told = asyncio.create_task(stopped.wait())
-    await asyncio.wait({ended, told}, return_when=asyncio.FIRST_COMPLETED)
+    stop_requested = asyncio.create_task(stopped.wait())
+    await asyncio.wait({ended, stop_requested}, return_when=asyncio.FIRST_COMPLETED)
     if not ended.done():
         process.terminate()
-    told.cancel()
+    stop_requested.cancel()
     code = await ended
     return code if code >= 0 else 128 - code
 
@@ -73,7 +78,7 @@ async def run_command(command: list[str], environment: dict[str, str], stopped: 
 def main() -> int:
     try:
         return asyncio.run(serve(parse(sys.argv[1:])))
-    except (EmbeddedError, FileNotFoundError) as error:  # a server's, or the command's that is not there
+    except (EmbeddedError, FileNotFoundError) as error:  # of a server, or of a command that does not exist
         print(error, file=sys.stderr)  # noqa: T201
         return 1
 

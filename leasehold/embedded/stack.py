@@ -1,4 +1,4 @@
-"""The private servers of one installation: EmbeddedStack starts them together and ends them together."""
+"""Starts and stops the private servers of one installation together, for `leasehold dev`, the demo and the tests."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class EmbeddedStack:
     """`async with EmbeddedStack(...) as stack:` runs the chosen servers.
 
     Args:
-        data: a directory to keep the data in; without it the data is deleted when the stack ends
-        durable: whether PostgreSQL waits for the disk; tests do not need it
+        data: a directory that keeps the data; None: the data is deleted when the stack ends
+        durable: PostgreSQL waits for the disk; tests do not need it
         postgres: run PostgreSQL
         s3: run an S3 server
         rabbitmq: the server to run, from `find_rabbitmq()` or `await install_rabbitmq()`; None runs none
 
     Raises:
-        EmbeddedError: on entering, when a server cannot run; then the others are stopped.
+        EmbeddedError: on entering, if a server cannot run. The other servers are then stopped.
     """
 
     def __init__(
@@ -44,23 +44,23 @@ class EmbeddedStack:
         self.rabbitmq: RabbitMQ | None = None
         self._data = data
         self._durable = durable
-        self._wanted = (postgres, s3, rabbitmq)
+        self._chosen = (postgres, s3, rabbitmq)
         self._open = AsyncExitStack()
 
     @property
     def environment(self) -> dict[str, str]:
         """The variables `LEASEHOLD_*` with which a process of the platform uses these servers. They hold secrets."""
-        found = {"LEASEHOLD_BROKER": "amqp" if self.rabbitmq else "postgres"}
+        variables = {"LEASEHOLD_BROKER": "amqp" if self.rabbitmq else "postgres"}
         if self.postgres:
-            found["LEASEHOLD_DATABASE_URL"] = self.postgres.url
+            variables["LEASEHOLD_DATABASE_URL"] = self.postgres.url
         if self.rabbitmq:
-            found["LEASEHOLD_AMQP_URL"] = self.rabbitmq.url
+            variables["LEASEHOLD_AMQP_URL"] = self.rabbitmq.url
         if self.s3:
-            found["LEASEHOLD_S3_ENDPOINT"] = found["LEASEHOLD_S3_PUBLIC_ENDPOINT"] = self.s3.endpoint
-            found["LEASEHOLD_S3_BUCKET"] = self.s3.bucket
-            found["LEASEHOLD_S3_ACCESS_KEY"] = self.s3.access_key
-            found["LEASEHOLD_S3_SECRET_KEY"] = self.s3.secret_key
-        return found
+            variables["LEASEHOLD_S3_ENDPOINT"] = variables["LEASEHOLD_S3_PUBLIC_ENDPOINT"] = self.s3.endpoint
+            variables["LEASEHOLD_S3_BUCKET"] = self.s3.bucket
+            variables["LEASEHOLD_S3_ACCESS_KEY"] = self.s3.access_key
+            variables["LEASEHOLD_S3_SECRET_KEY"] = self.s3.secret_key
+        return variables
 
     async def __aenter__(self) -> Self:
         async with AsyncExitStack() as opening:
@@ -77,7 +77,7 @@ class EmbeddedStack:
         await self._open.aclose()
 
     def _choose(self) -> None:
-        postgres, s3, rabbitmq = self._wanted
+        postgres, s3, rabbitmq = self._chosen
         if rabbitmq:  # first: it takes seconds
             self.rabbitmq = RabbitMQ(self.directory / "rabbitmq", rabbitmq)
         if postgres:
@@ -90,7 +90,7 @@ class EmbeddedStack:
             async with asyncio.TaskGroup() as starting:
                 for server in self._servers:
                     starting.create_task(server.start())
-        except ExceptionGroup as failed:  # the first is the cause; the others were cancelled for it
+        except ExceptionGroup as failed:  # the first error is the cause: the other starts were cancelled
             raise failed.exceptions[0] from failed
 
     @property
@@ -98,8 +98,8 @@ class EmbeddedStack:
         return [server for server in (self.rabbitmq, self.postgres, self.s3) if server is not None]
 
     async def _end(self) -> None:
-        # RabbitMQ's orderly end takes 6 s: skip it if its data is deleted anyway. PostgreSQL's takes 30 ms, and frees
-        # its shared memory.
+        # RabbitMQ takes 6 s to stop in order: kill it if its data is deleted anyway. PostgreSQL takes 30 ms, and an
+        # orderly stop frees its shared memory.
         for server in self._servers:
             if server is self.rabbitmq and self._data is None:
                 await server.kill()

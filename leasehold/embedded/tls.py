@@ -10,7 +10,7 @@ from leasehold.embedded.process import RunAs
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """PEM texts. `clients`: who has no certificate of the authority is refused."""
+    """PEM texts. `clients`: the server refuses a client without a certificate of the authority."""
 
     certificate: str
     key: str
@@ -18,7 +18,7 @@ class Tls:
     clients: bool = False
 
     def write(self, directory: Path, run_as: RunAs) -> tuple[Path, Path, Path]:
-        """Certificate, key and authority as files of the server's own."""
+        """Write certificate, key and authority as files that only the server's user can read. Returns their paths."""
         certificate, key, authority = (directory / name for name in ("server.crt", "server.key", "authority.crt"))
         for path, text in ((certificate, self.certificate), (key, self.key), (authority, self.authority)):
             run_as.file(path, text)

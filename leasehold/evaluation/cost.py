@@ -90,9 +90,9 @@ class _Document:
     def node(self, schema: Any) -> _Node:
         if not isinstance(schema, dict):
             return _Node(1)
-        known = self._nodes.get(id(schema))
-        if known is not None:
-            return known
+        node = self._nodes.get(id(schema))
+        if node is not None:
+            return node
         node = self._nodes[id(schema)] = _Node(
             1 + _own(schema), doubled=any(keyword in schema for keyword in _UNEVALUATED)
         )

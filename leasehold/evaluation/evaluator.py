@@ -230,7 +230,7 @@ class _Child:
         """
         async with self._turn:
             process = await self._living_process()
-            fresh = process.asked == 0
+            fresh = process.answered == 0
             try:
                 return await self._exchange(process, question)
             except Died as death:

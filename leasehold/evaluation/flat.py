@@ -60,22 +60,22 @@ class FlatSchemas:
     """Keeps the validators of recent flat schemas. Any schema may be asked for."""
 
     def __init__(self) -> None:
-        self._known: OrderedDict[bytes, tuple[int, Draft202012Validator] | None] = OrderedDict()
+        self._validators: OrderedDict[bytes, tuple[int, Draft202012Validator] | None] = OrderedDict()
 
     def validator(self, schema: bytes, payload_bytes: int) -> Draft202012Validator | None:
         """The validator, if the parent may evaluate this; None: it must not."""
         if len(schema) > _MAX_SCHEMA_BYTES:
             return None
-        if schema in self._known:
-            self._known.move_to_end(schema)
+        if schema in self._validators:
+            self._validators.move_to_end(schema)
         else:
-            self._known[schema] = _compile_flat(orjson.loads(schema))
-            if len(self._known) > _MAX_VALIDATORS:
-                self._known.popitem(last=False)
-        known = self._known[schema]
-        if known is None or known[0] * payload_bytes > _MAX_STEPS:
+            self._validators[schema] = _compile_flat(orjson.loads(schema))
+            if len(self._validators) > _MAX_VALIDATORS:
+                self._validators.popitem(last=False)
+        entry = self._validators[schema]
+        if entry is None or entry[0] * payload_bytes > _MAX_STEPS:
             return None
-        return known[1]
+        return entry[1]
 
 
 def _compile_flat(schema: Any) -> tuple[int, Draft202012Validator] | None:

@@ -1,4 +1,4 @@
-"""The evaluator's child process from the parent's side: start, ask, kill."""
+"""The parent's side of an evaluator's child process: the evaluator starts it, asks it questions, and kills it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import orjson
 
 from leasehold.evaluation.child import ANSWER, ENVIRONMENT, QUESTION
 
-#: Bytes of an answer.
-_MAX_ANSWER = 64 * 1024
+_MAX_ANSWER_BYTES = 64 * 1024
 #: How long a child that closed its pipe may take to end.
 _GRACE_SECONDS = 2.0
 
 
 class Died(Exception):
-    """The child ended without an answer. `spent`: because the answer took too much CPU time."""
+    """The child ended without an answer. `spent`: it had used its CPU time."""
 
     def __init__(self, *, spent: bool) -> None:
         super().__init__("too much CPU time" if spent else "the child died")
@@ -28,16 +27,16 @@ class Died(Exception):
 
 
 class Late(Exception):
-    """No answer came within the elapsed time; the child has been killed."""
+    """No answer came in time. The child has been killed."""
 
 
 class Process:
-    """A child process, for one question at a time. `asked`: how many it has answered."""
+    """A child process that answers one question at a time. `answered`: how many it has answered."""
 
     def __init__(self, process: asyncio.subprocess.Process) -> None:
         self._process = process
         self.pid = process.pid
-        self.asked = 0
+        self.answered = 0
 
     @classmethod
     async def start(cls, memory_bytes: int) -> Process:
@@ -70,13 +69,13 @@ class Process:
         except BaseException:
             await self.end()
             raise
-        self.asked += 1
+        self.answered += 1
         return answer
 
     async def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
         (size,) = ANSWER.unpack(await self._process.stdout.readexactly(ANSWER.size))
-        if size > _MAX_ANSWER:
+        if size > _MAX_ANSWER_BYTES:
             raise EOFError
         answer: dict[str, Any] = orjson.loads(await self._process.stdout.readexactly(size))
         return answer

@@ -1,4 +1,6 @@
-"""Templates by name: those that code declares, for every tenant, and those that a tenant wrote over HTTP."""
+"""Finds templates by name and version: those that code declares, for every tenant, and those that a tenant wrote over
+HTTP. It also checks payloads against their schemas.
+"""
 
 from __future__ import annotations
 
@@ -27,8 +29,8 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Known:
-    """A template, and the pipeline that runs of it use. `by_code`: code declares it."""
+class TemplateVersion:
+    """One version of a template, and the pipeline that its runs use. `by_code`: code declares it."""
 
     template: Template
     pipeline: Pipeline
@@ -64,29 +66,35 @@ class Templates:
     def __init__(self, pipelines: Pipelines, evaluator: Evaluator | None = None) -> None:
         self.pipelines = pipelines
         self._evaluator = evaluator if evaluator is not None else Evaluator(Terms.of(Settings()))
-        self._by_code: dict[str, Known] = {}  # kept: declaring costs as much as a run's commit
+        self._by_code: dict[str, TemplateVersion] = {}  # kept: declaring costs as much as a run's commit
 
-    def of_code(self) -> list[Known]:
-        return [self._known(pipeline) for pipeline in self.pipelines if pipeline.terms.offered and not pipeline.inputs]
+    def of_code(self) -> list[TemplateVersion]:
+        return [
+            self._of_pipeline(pipeline) for pipeline in self.pipelines if pipeline.terms.offered and not pipeline.inputs
+        ]
 
-    def _known(self, pipeline: Pipeline) -> Known:
-        known = self._by_code.get(pipeline.name)
-        if known is None or known.pipeline is not pipeline:
-            known = self._by_code[pipeline.name] = Known(declared(pipeline), pipeline, enabled=True, by_code=True)
-        return known
+    def _of_pipeline(self, pipeline: Pipeline) -> TemplateVersion:
+        template_version = self._by_code.get(pipeline.name)
+        if template_version is None or template_version.pipeline is not pipeline:
+            template_version = self._by_code[pipeline.name] = TemplateVersion(
+                declared(pipeline), pipeline, enabled=True, by_code=True
+            )
+        return template_version
 
-    def by_code(self, kind: str, version: int | None = None) -> Known | None:
+    def by_code(self, kind: str, version: int | None = None) -> TemplateVersion | None:
         """The template that code declares; it precedes any of a tenant with the same name."""
-        for known in self.of_code():
-            if known.template.type == kind and version in (None, known.template.version):
-                return known
+        for template_version in self.of_code():
+            if template_version.template.type == kind and version in (None, template_version.template.version):
+                return template_version
         return None
 
-    async def find(self, connection: Connection, tenant_id: str, kind: str, version: int | None = None) -> Known:
+    async def find(
+        self, connection: Connection, tenant_id: str, kind: str, version: int | None = None
+    ) -> TemplateVersion:
         """The given version; without one the newest enabled. Raises NotFound `template_not_found`."""
-        known = self.by_code(kind, version)
-        if known is not None:
-            return known
+        template_version = self.by_code(kind, version)
+        if template_version is not None:
+            return template_version
         row = await connection.fetchrow(
             "SELECT declaration, enabled FROM template WHERE tenant_id = $1 AND type = $2"
             " AND CASE WHEN $3::int IS NULL THEN enabled ELSE version = $3 END ORDER BY version DESC LIMIT 1",
@@ -97,38 +105,44 @@ class Templates:
         if row is None:
             raise NotFound("template_not_found", "There is no such template, or no version of it is enabled.")
         template = _read(row["declaration"])
-        return Known(template, template.pipeline(), enabled=row["enabled"], by_code=False)
+        return TemplateVersion(template, template.pipeline(), enabled=row["enabled"], by_code=False)
 
-    async def of_run(self, connection: Connection, tenant_id: str, kind: str, version: int) -> Known:
+    async def of_run(self, connection: Connection, tenant_id: str, kind: str, version: int) -> TemplateVersion:
         """The template of an existing run. A template of code is the current one, whatever its version. Raises
         NotFound.
         """
         return self.by_code(kind) or await self.find(connection, tenant_id, kind, version)
 
-    async def find_usable(self, connection: Connection, tenant_id: str, kind: str, version: int | None) -> Known:
+    async def find_usable(
+        self, connection: Connection, tenant_id: str, kind: str, version: int | None
+    ) -> TemplateVersion:
         """As `find`. Raises Conflict `template_disabled`."""
-        known = await self.find(connection, tenant_id, kind, version)
-        if not known.enabled:
+        template_version = await self.find(connection, tenant_id, kind, version)
+        if not template_version.enabled:
             raise Conflict("template_disabled", "This version of the template is disabled.")
-        return known
+        return template_version
 
-    async def find_schedulable(self, connection: Connection, tenant_id: str, kind: str, version: int | None) -> Known:
+    async def find_schedulable(
+        self, connection: Connection, tenant_id: str, kind: str, version: int | None
+    ) -> TemplateVersion:
         """As `find_usable`, for a run of a schedule. Raises Conflict `not_schedulable`, too."""
-        known = await self.find_usable(connection, tenant_id, kind, version)
-        if not known.template.schedulable:
+        template_version = await self.find_usable(connection, tenant_id, kind, version)
+        if not template_version.template.schedulable:
             raise Conflict("not_schedulable", "Runs of this template are not scheduled.")
-        return known
+        return template_version
 
-    async def params(self, tenant_id: str, known: Known, payload: Mapping[str, Any]) -> dict[str, Any]:
+    async def params(
+        self, tenant_id: str, template_version: TemplateVersion, payload: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The parameters of a run. Raises Invalid with the path that does not fit, and what Evaluator.check raises.
 
         Hold no database connection meanwhile if you can: it may take as long as the evaluator's limits allow.
         """
-        (params,) = await self.params_of_all(tenant_id, known, [payload])
+        (params,) = await self.params_of_all(tenant_id, template_version, [payload])
         return params
 
     async def params_of_all(
-        self, tenant_id: str, known: Known, payloads: Sequence[Mapping[str, Any]]
+        self, tenant_id: str, template_version: TemplateVersion, payloads: Sequence[Mapping[str, Any]]
     ) -> list[dict[str, Any]]:
         """As `params`, for many payloads. Raises Misfit with the payload's place, in place of Invalid."""
         checked: list[dict[str, Any]] = []
@@ -136,11 +150,11 @@ class Templates:
         async for payload in paced(payloads):
             try:
                 encoded.append(encoded_payload(payload))
-                checked.append(known.params_by_code(payload) if known.by_code else dict(payload))
+                checked.append(template_version.params_by_code(payload) if template_version.by_code else dict(payload))
             except Invalid as error:
                 raise Misfit(len(checked), error.code, error.message) from None
-        if not known.by_code:
-            await self._evaluator.check(tenant_id, known.template.payload_schema, encoded)
+        if not template_version.by_code:
+            await self._evaluator.check(tenant_id, template_version.template.payload_schema, encoded)
         return checked
 
     async def check(self, tenant_id: str, template: Template) -> None:
@@ -191,7 +205,7 @@ class Templates:
         ):
             raise NotFound("template_not_found", "There is no such template.")
 
-    async def listed(self, connection: Connection, tenant_id: str, kind: str | None = None) -> list[Known]:
+    async def listed(self, connection: Connection, tenant_id: str, kind: str | None = None) -> list[TemplateVersion]:
         """All versions, by type, the newest first."""
         rows = await connection.fetch(
             "SELECT declaration, enabled FROM template WHERE tenant_id = $1 AND ($2::text IS NULL OR type = $2)"
@@ -199,15 +213,19 @@ class Templates:
             tenant_id,
             kind,
         )
-        listed = [known for known in self.of_code() if kind in (None, known.template.type)]
+        listed = [
+            template_version for template_version in self.of_code() if kind in (None, template_version.template.type)
+        ]
         for row in rows:
             try:
                 template = _read(row["declaration"])
             except Conflict as error:  # list the others
                 log.warning("a template is left out of a list", tenant_id=tenant_id, code=error.code)
                 continue
-            listed.append(Known(template, template.pipeline(), enabled=row["enabled"], by_code=False))
-        return sorted(listed, key=lambda known: (known.template.type, -known.template.version))
+            listed.append(TemplateVersion(template, template.pipeline(), enabled=row["enabled"], by_code=False))
+        return sorted(
+            listed, key=lambda template_version: (template_version.template.type, -template_version.template.version)
+        )
 
 
 def _read(declaration: Any) -> Template:

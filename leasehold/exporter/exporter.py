@@ -69,7 +69,7 @@ def _questions(silent: float) -> dict[str, tuple[str, tuple[object, ...]]]:
     }
 
 
-async def look(connection: Connection, silent: float, of_kinds: Sequence[Question] = ()) -> Rows:
+async def query_all(connection: Connection, silent: float, of_kinds: Sequence[Question] = ()) -> Rows:
     """The rows of one round, by question. `silent`: a worker without a heartbeat for this many seconds is silent.
 
     A question that the database refuses is counted and left out; the others are asked. Raises one of TRY_AGAIN.
@@ -104,9 +104,9 @@ class Exporter(Collector):
 
     async def run(self) -> None:
         if self._on:
-            await Periodic("exporter", self._look, every=EVERY).run()
+            await Periodic("exporter", self._query, every=EVERY).run()
 
-    async def _look(self) -> None:
+    async def _query(self) -> None:
         async with self._pool.acquire() as connection:
             await self._turn(connection)
         DATABASE.answered()
@@ -122,7 +122,7 @@ class Exporter(Collector):
             return
         began = monotonic()
         with LOOK_SECONDS.time():
-            self._latest = await look(connection, self._silent, self._of_kinds)
+            self._latest = await query_all(connection, self._silent, self._of_kinds)
         pause = self._pauses.done(began)
         self._fresh_until = monotonic() + 3 * pause
 

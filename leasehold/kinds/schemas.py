@@ -21,9 +21,9 @@ def schemas_of(kinds: Iterable[Kind]) -> tuple[Schema, ...]:
 
 def _schema(name: str, package: str) -> Schema:
     try:
-        found = find_spec(package)
+        spec = find_spec(package)
     except ImportError:
-        found = None
-    if found is None or not found.submodule_search_locations:
+        spec = None
+    if spec is None or not spec.submodule_search_locations:
         raise DeclarationError(f"the kind {name} has its migrations in {package}: there is no such package")
-    return Schema(name, Path(found.submodule_search_locations[0]), f"{CORE.table}_{name}")
+    return Schema(name, Path(spec.submodule_search_locations[0]), f"{CORE.table}_{name}")

@@ -31,7 +31,7 @@ from leasehold.settings import Settings
 from leasehold.transitions.jobs import external_queue
 
 #: The two rates: of jobs, and of uploads that begin before their job exists.
-What = Literal["submissions", "uploads"]
+Charge = Literal["submissions", "uploads"]
 #: The retry-after of a submission to a full queue.
 _FULL_QUEUE_SECONDS = 5.0
 
@@ -100,21 +100,21 @@ class Admission:
         await self._hold_depth(connection, paid.queues)
 
     async def check(
-        self, connection: Connection, payer: Payer, queues: Mapping[str, int], what: What = "submissions"
+        self, connection: Connection, payer: Payer, queues: Mapping[str, int], charged_as: Charge = "submissions"
     ) -> None:
         """Check that one submission would pass now, and charge nothing. Use it before a long request body arrives.
 
         Raises as `submitting`.
         """
-        for key, per_minute in self._rates(payer, what):
+        for key, per_minute in self._rates(payer, charged_as):
             quota = await rates.peek(connection, key, per_minute)
             if not quota.allowed:
-                raise _rate_limited(quota, what)
+                raise _rate_limited(quota, charged_as)
         await self._check_depth(connection, queues, 1)
         await self._usage.is_far(connection, payer.tenant_id, 0)
 
     async def charge(
-        self, connection: Connection, payer: Payer, count: int = 1, what: What = "submissions"
+        self, connection: Connection, payer: Payer, count: int = 1, charged_as: Charge = "submissions"
     ) -> dict[str, str]:
         """Charge the rates and return the RateLimit header fields.
 
@@ -122,17 +122,17 @@ class Admission:
         `batch_too_large` when `count` exceeds a whole minute's rate.
         """
         quotas = []
-        for key, per_minute in self._rates(payer, what):
+        for key, per_minute in self._rates(payer, charged_as):
             if count > per_minute:
                 sentence = (
-                    f"{count} at once exceed the limit of {per_minute} {what} a minute and can never be accepted."
+                    f"{count} at once exceed the limit of {per_minute} {charged_as} a minute and can never be accepted."
                 )
                 raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")
             quota = await rates.take(connection, key, per_minute, count)
             if not quota.allowed:
-                raise _rate_limited(quota, what)
+                raise _rate_limited(quota, charged_as)
             quotas.append(quota)
-        return _fields(min(quotas, key=lambda quota: quota.remaining), what) if quotas else {}
+        return _fields(min(quotas, key=lambda quota: quota.remaining), charged_as) if quotas else {}
 
     async def uploading(self, connection: Connection, payer: Payer) -> dict[str, str]:
         """As `charge`, for one upload that begins. Also raises TooMany `storage_full`."""
@@ -143,14 +143,16 @@ class Admission:
         """Check that `size` more bytes may be stored for the tenant. Raises TooMany `storage_full`."""
         await self._usage.is_far(connection, tenant_id, 0, size)
 
-    async def refund(self, connection: Connection, payer: Payer, count: int = 1, what: What = "submissions") -> None:
+    async def refund(
+        self, connection: Connection, payer: Payer, count: int = 1, charged_as: Charge = "submissions"
+    ) -> None:
         """Undo a charge for jobs or uploads that were not written after all."""
-        for key, per_minute in self._rates(payer, what):
+        for key, per_minute in self._rates(payer, charged_as):
             await rates.refund(connection, key, per_minute, count)
 
-    def _rates(self, payer: Payer, what: What) -> list[tuple[str, int]]:
+    def _rates(self, payer: Payer, charged_as: Charge) -> list[tuple[str, int]]:
         """(key of the rate's bucket, number a minute) of the rates that are set."""
-        verb = "submit" if what == "submissions" else "upload"
+        verb = "submit" if charged_as == "submissions" else "upload"
         rates_of_payer = (
             (f"{verb}:key:{payer.key}", self._settings.submissions_per_key if payer.key is not None else None),
             (f"{verb}:tenant:{payer.tenant_id}", self._settings.submissions_per_tenant),
@@ -182,16 +184,16 @@ class Admission:
                 raise _queue_full(at_most)
 
 
-def _fields(quota: Quota, what: What) -> dict[str, str]:
+def _fields(quota: Quota, charged_as: Charge) -> dict[str, str]:
     return {
-        "RateLimit-Policy": f'"{what}";q={quota.limit};w=60',
-        "RateLimit": f'"{what}";r={quota.remaining};t=60',
+        "RateLimit-Policy": f'"{charged_as}";q={quota.limit};w=60',
+        "RateLimit": f'"{charged_as}";r={quota.remaining};t=60',
     }
 
 
-def _rate_limited(quota: Quota, what: What) -> TooMany:
-    sentence = f"At most {quota.limit} {what} a minute."
-    return TooMany("rate_limited", sentence, policy=what, at_most=quota.limit, window=60, retry_after=quota.wait)
+def _rate_limited(quota: Quota, charged_as: Charge) -> TooMany:
+    sentence = f"At most {quota.limit} {charged_as} a minute."
+    return TooMany("rate_limited", sentence, policy=charged_as, at_most=quota.limit, window=60, retry_after=quota.wait)
 
 
 def _queue_full(at_most: int) -> TooMany:

@@ -156,11 +156,11 @@ class Files:
         for file, key in zip(files, keys, strict=True):
             if key not in sizes:
                 raise _not_announced(file.name)
-        async with self._one_of_few(tenant_id):
+        async with self._verification_turn(tenant_id):
             return [await self._verify(file, key, sizes[key]) for file, key in zip(files, keys, strict=True)]
 
     @asynccontextmanager
-    async def _one_of_few(self, tenant_id: str) -> AsyncIterator[None]:
+    async def _verification_turn(self, tenant_id: str) -> AsyncIterator[None]:
         """Wait until fewer than _VERIFIED_AT_ONCE completions of the tenant are in this block."""
         semaphore = self._semaphores.get(tenant_id)
         if semaphore is None:
@@ -193,9 +193,9 @@ async def complete(connection: Connection, tenant_id: str, done: Completion) -> 
     """
     held = bool(done.outputs) and await _prefix_of(connection, tenant_id, done.lease) is not None
     if held:
-        taken = await _take(connection, tenant_id, done.lease, [output.key for output in done.outputs])
+        settled_keys = await _take(connection, tenant_id, done.lease, [output.key for output in done.outputs])
         for output in done.outputs:
-            if output.key not in taken:
+            if output.key not in settled_keys:
                 raise _not_announced(output.name)
     return await settlements.complete(connection, [done])
 

@@ -49,13 +49,13 @@ class UploadRoom:
 
     async def is_far(self, connection: Connection, tenant_id: str, size: int) -> bool:
         """Whether the tenant stays far from its bound with `size` bytes more. If so, they are added to the count."""
-        known = self._counts.get(tenant_id)
-        if known is None or known.until <= monotonic():
-            known = self._counts[tenant_id] = _Count(await count(connection, tenant_id), monotonic() + FRESH_SECONDS)
+        cached = self._counts.get(tenant_id)
+        if cached is None or cached.until <= monotonic():
+            cached = self._counts[tenant_id] = _Count(await count(connection, tenant_id), monotonic() + FRESH_SECONDS)
             self._counts.move_to_end(tenant_id)
             if len(self._counts) > _MAX_TENANTS:
                 self._counts.popitem(last=False)
-        if known.used + size > self._far:
+        if cached.used + size > self._far:
             return False
-        known.used += size
+        cached.used += size
         return True

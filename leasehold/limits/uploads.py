@@ -65,7 +65,7 @@ FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "t
 """
 # While the client may send, an upload counts with the larger of its declared and its stored bytes; then with the
 # stored.
-_LOOKED = """
+_INSPECTED = """
 -- upload_looked
 UPDATE upload SET
     bytes = CASE WHEN NOT open THEN 0 WHEN $2 THEN $3 ELSE greatest(bytes, $3) END,
@@ -178,7 +178,7 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
         if upload.over:
             await forget(connection, upload.tenant_id, upload.key)
         else:
-            await connection.execute(_LOOKED, upload.key, upload.dead, size, INSPECTION_SECONDS)
+            await connection.execute(_INSPECTED, upload.key, upload.dead, size, INSPECTION_SECONDS)
 
 
 async def give_up_parts(store: ObjectStore, prefixes: Iterable[str] = ()) -> None:

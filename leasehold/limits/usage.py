@@ -40,7 +40,7 @@ SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1){of_kind
 
 
 @dataclass(slots=True)
-class _Known:
+class _Usage:
     jobs: int
     stored: int
     until: float  # by the monotonic clock
@@ -56,7 +56,7 @@ class Usage:
         self._bytes = _BYTES.format(of_kinds="".join(f"\n      + ({of_kind})" for of_kind in stored))
         self._max_jobs = settings.unfinished_per_tenant
         self._max_bytes = settings.stored_bytes_per_tenant
-        self._known: OrderedDict[str, _Known] = OrderedDict()
+        self._cache: OrderedDict[str, _Usage] = OrderedDict()
 
     async def is_far(self, database: Connection | Lender, tenant_id: str, count: int, size: int = 0) -> bool:
         """Whether the tenant stays far from its bound with `count` jobs more. They and their `size` in bytes are added.
@@ -66,19 +66,19 @@ class Usage:
         """
         if not (self._max_jobs or self._max_bytes):
             return True
-        known = self._known.get(tenant_id)
-        if known is None or known.until <= monotonic():
-            known = await self._recount(database, tenant_id)
-        if self._max_bytes and (known.stored >= self._max_bytes or known.stored + size > self._max_bytes):
+        usage = self._cache.get(tenant_id)
+        if usage is None or usage.until <= monotonic():
+            usage = await self._recount(database, tenant_id)
+        if self._max_bytes and (usage.stored >= self._max_bytes or usage.stored + size > self._max_bytes):
             raise TooMany(
                 "storage_full",
-                f"This tenant has stored {known.stored} of at most {self._max_bytes} bytes: nothing more is accepted"
+                f"This tenant has stored {usage.stored} of at most {self._max_bytes} bytes: nothing more is accepted"
                 " until objects expire or are deleted.",
                 policy="stored-bytes",
                 at_most=self._max_bytes,
                 retry_after=_STORAGE_WAIT,
             )
-        known.stored += size
+        usage.stored += size
         if not self._max_jobs:
             return True
         if count > self._max_jobs:
@@ -86,8 +86,8 @@ class Usage:
                 f"{count} jobs exceed the {self._max_jobs} unfinished jobs of a tenant and can never be accepted."
             )
             raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")
-        if self._max_jobs > _SMALL and known.jobs + count <= _NEAR * self._max_jobs:
-            known.jobs += count
+        if self._max_jobs > _SMALL and usage.jobs + count <= _NEAR * self._max_jobs:
+            usage.jobs += count
             return True
         if await self._jobs(database, tenant_id) + count > self._max_jobs:
             raise _too_many(self._max_jobs)
@@ -101,18 +101,18 @@ class Usage:
         if await self._jobs(connection, tenant_id) > self._max_jobs:
             raise _too_many(self._max_jobs)
 
-    async def _recount(self, database: Connection | Lender, tenant_id: str) -> _Known:
+    async def _recount(self, database: Connection | Lender, tenant_id: str) -> _Usage:
         async with _connection(database) as connection:
             started = monotonic()
             jobs = await self._jobs(connection, tenant_id) if self._max_jobs else 0
             stored = await connection.fetchval(self._bytes, tenant_id) if self._max_bytes else 0
             now = monotonic()
         pause = pause_after(now - started, share=_SHARE, at_least=_LEAST_SECONDS, at_most=_MAX_SECONDS)
-        known = self._known[tenant_id] = _Known(jobs, stored, now + pause)
-        self._known.move_to_end(tenant_id)
-        if len(self._known) > _MAX_TENANTS:
-            self._known.popitem(last=False)
-        return known
+        usage = self._cache[tenant_id] = _Usage(jobs, stored, now + pause)
+        self._cache.move_to_end(tenant_id)
+        if len(self._cache) > _MAX_TENANTS:
+            self._cache.popitem(last=False)
+        return usage
 
     async def _jobs(self, database: Connection | Lender, tenant_id: str) -> int:
         async with _connection(database) as connection:

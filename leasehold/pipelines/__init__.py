@@ -1,4 +1,4 @@
-"""The kinds of work that ship with the platform: one folder each, and this one list."""
+"""The kinds of work that ship with the platform, each in a folder. API and workers get the list from here."""
 
 from __future__ import annotations
 
@@ -13,22 +13,23 @@ from leasehold.pipelines.generation.pipeline import GENERATION
 from leasehold.pipelines.media.pipeline import MEDIA
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 
-#: Their tables are in every database, so every process serves and tidies them, whichever pipelines it was given.
+#: The shipped kinds. Their tables are in every database, so every process serves and tidies them, whichever pipelines
+#: it has.
 SHIPPED = (MEDIA, CONVERSION, GENERATION)
 
 
 def shipped() -> Pipelines:
-    """Ours, and those of installed packages."""
+    """The pipelines that ship with the platform, and those of installed packages."""
     pipelines = Pipelines(MEDIA, WEBHOOK, GENERATION)
-    if find_spec("onnxruntime") is not None:  # else a worker could not load the handlers: the extra `conversion`
+    if find_spec("onnxruntime") is not None:  # without the extra `conversion` a worker cannot load the handlers
         pipelines.add(CONVERSION)
     pipelines.add_installed()
     return pipelines
 
 
 def with_demonstrations() -> Pipelines:
-    """As `shipped`, and what only shows or measures the platform: for `leasehold dev`, the demo and benchmarks. Whoever
-    may start runs could hold slots with them for hours.
+    """`shipped`, and the pipelines that demonstrate or measure the platform: for `leasehold dev`, the demo and
+    benchmarks only, because a client could hold slots with them for hours.
     """
     pipelines = shipped()
     pipelines.add(noop)
@@ -41,8 +42,8 @@ def kinds_of(pipelines: Pipelines) -> tuple[Kind, ...]:
 
     Raises DeclarationError for another kind with the name of a shipped one.
     """
-    known = {kind.name: kind for kind in (*SHIPPED, WEBHOOK)}
+    kinds = {kind.name: kind for kind in (*SHIPPED, WEBHOOK)}
     for kind in pipelines.kinds:
-        if known.setdefault(kind.name, kind) is not kind:
+        if kinds.setdefault(kind.name, kind) is not kind:
             raise DeclarationError(f"{kind.name!r} is the name of a kind of work that ships with the platform")
-    return tuple(known.values())
+    return tuple(kinds.values())

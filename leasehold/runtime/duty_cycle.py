@@ -10,12 +10,12 @@ from collections.abc import Callable
 from time import monotonic
 
 
-def pause_after(took: float, *, share: float, at_least: float, at_most: float) -> float:
-    """The pause in seconds after work that took `took` seconds, so that the work uses at most `share` of the time.
+def pause_after(seconds: float, *, share: float, at_least: float, at_most: float) -> float:
+    """The pause in seconds after work that took `seconds` seconds, so that the work uses at most `share` of the time.
 
     The pause is at least `at_least`, but never more than `at_most`.
     """
-    return min(max(at_least, took / share), at_most)
+    return min(max(at_least, seconds / share), at_most)
 
 
 class Pauses:

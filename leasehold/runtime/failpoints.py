@@ -58,8 +58,8 @@ def arm(spec: str) -> None:
     for part in filter(None, (item.strip() for item in spec.split(","))):
         name, _, rest = part.partition(":")
         act, _, count = rest.partition(":")
-        known = name in POINTS or _COMMITTED.fullmatch(name)
-        if not known or act not in _ACTS or not (count or "1").isdigit():
+        exists = name in POINTS or _COMMITTED.fullmatch(name)
+        if not exists or act not in _ACTS or not (count or "1").isdigit():
             raise DeclarationError(
                 f"no such failpoint: {part!r}; points are {', '.join(POINTS)}, {COMMIT}NAME;"
                 f" acts are {', '.join(_ACTS)}"

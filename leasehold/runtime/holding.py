@@ -37,7 +37,7 @@ class ConnectionHeld(LeaseholdError):
 
 def lent(connection: _Lent) -> None:
     """Record that the pool has lent `connection` to this task, until its release."""
-    _lent.set((*_still_held(), connection))
+    _lent.set((*_held_connections(), connection))
 
 
 def going_out(to: str) -> None:
@@ -45,13 +45,13 @@ def going_out(to: str) -> None:
 
     Raises ConnectionHeld instead in tests.
     """
-    if _lent.get() and _still_held():
+    if _lent.get() and _held_connections():
         HELD.labels(to).inc()
         if strict:
             raise ConnectionHeld(f"a pooled connection is held during a request to {to}")
         log.error("a pooled connection is held during outbound I/O", to=to)
 
 
-def _still_held() -> tuple[_Lent, ...]:
+def _held_connections() -> tuple[_Lent, ...]:
     # A released proxy has no connection. asyncpg has no public way to ask for that.
     return tuple(proxy for proxy in _lent.get() if getattr(proxy, "_con", None) is not None)

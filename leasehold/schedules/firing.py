@@ -1,7 +1,8 @@
-"""Firing: the schedulers submit the runs of schedules that are due, and the API backfills and runs a schedule now.
+"""Submits the runs of schedules. The schedulers of workers call `fire_due`; the API calls `start` to backfill, and to
+run a schedule now.
 
-Any number of schedulers may fire at once, and any may die meanwhile: a schedule's row is locked while it fires, its
-runs and its next instant commit together, and (schedule, tick) is unique among runs.
+Several schedulers may fire at once, and each may die at any time. A schedule's row is locked while it fires, its runs
+and its next tick commit together, and (schedule, tick) is unique among runs.
 """
 
 from __future__ import annotations
@@ -19,12 +20,12 @@ import structlog
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain import cron
 from leasehold.domain.errors import Invalid, RequestError, TooMany, Unavailable
-from leasehold.evaluation.templates import Known, Templates
+from leasehold.evaluation.templates import Templates, TemplateVersion
 from leasehold.limits.admission import Admission, Payer, queues_of
 from leasehold.telemetry.duties import SCHEDULES_PAUSED
 from leasehold.transitions import jobs, runs
+from leasehold.transitions.concurrency import ConcurrencyLimitName, limits_of
 from leasehold.transitions.endings import JobEnded
-from leasehold.transitions.gates import ConcurrencyLimitName, gates_of
 from leasehold.transitions.quarantine import STUCK_AFTER, alone, described, not_in
 from leasehold.transitions.runs import CreatedRun, NewRun
 
@@ -36,7 +37,7 @@ ON_TIME = timedelta(seconds=60)
 MAX_TICKS = 100
 
 #: A template with the parameters of its runs, or the error that prevents them.
-Prepared: TypeAlias = tuple[Known, dict[str, Any]] | RequestError
+Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 
 #: The duty's name in the quarantine.
 DUTY = "schedules"
@@ -120,7 +121,7 @@ async def _record_failure(
 ) -> None:
     """Record why the schedule could not be fired. Pause it after `pause_after` failures, if it is itself at fault."""
     at_fault = not isinstance(error, (TooMany, Unavailable))
-    await connection.execute(_REFUSED, schedule_id, described(error), at_fault)
+    await connection.execute(_RECORD_REFUSAL, schedule_id, described(error), at_fault)
     if at_fault and failures >= pause_after:
         await _pause(connection, schedule_id, f"it could not be fired {failures} times in a row", "broken")
 
@@ -139,16 +140,17 @@ async def _fire(
     pause_after: int,
     admission: Admission | None,
 ) -> list[CreatedRun]:
+    """Submit the runs of all due ticks of one schedule, and set its next tick. May pause the schedule instead."""
     if await _failed_too_often(connection, row):
         await _pause(connection, row["id"], f"the last {row['pause_after_failures']} runs failed", "runs_failed")
         return []
     due = [row["next_run_at"]]
     due += cron.between(row["cron"], row["timezone"], due[0], row["now"], MAX_TICKS)
     created: list[CreatedRun] = []
-    refused: datetime | None = None
+    refused_tick: datetime | None = None
     if ticks := _ticks_to_run(row, due):
         prepared = await prepare(connection, templates, row)
-        # An error refuses every tick alike: record it once.
+        # An error in `prepared` refuses every tick in the same way: record it once.
         for tick in ticks[-1:] if isinstance(prepared, RequestError) else ticks:
             try:
                 async with connection.transaction():  # a savepoint: a refused tick undoes no other
@@ -156,13 +158,13 @@ async def _fire(
             except TooMany:
                 if not created:
                     raise
-                refused = tick  # the next firing begins with this tick
+                refused_tick = tick  # the next firing begins with this tick
                 break
     # After a full batch there may be more ticks: the next firing continues after the last one of this batch.
-    after = due[-1] if len(due) > MAX_TICKS else row["now"]
-    upcoming = refused or cron.next_after(row["cron"], row["timezone"], after)
+    continue_after = due[-1] if len(due) > MAX_TICKS else row["now"]
+    next_run_at = refused_tick or cron.next_after(row["cron"], row["timezone"], continue_after)
     failures = await connection.fetchval(
-        "UPDATE schedule SET next_run_at = $2 WHERE id = $1 RETURNING failures", row["id"], upcoming
+        "UPDATE schedule SET next_run_at = $2 WHERE id = $1 RETURNING failures", row["id"], next_run_at
     )
     if failures >= pause_after:
         await _pause(connection, row["id"], f"{failures} firings in a row were refused", "refused")
@@ -208,7 +210,7 @@ async def _start(
     Raises TooMany: the caller must roll back.
     """
     if isinstance(prepared, RequestError):
-        await _refused(connection, row["id"], tick, prepared)
+        await _record_refusal(connection, row["id"], tick, prepared)
         return []
     unfinished = await _unfinished(connection, row["id"])
     if unfinished and row["overlap"] == "skip":
@@ -223,36 +225,39 @@ async def _start(
         return []  # a backfill has submitted this tick, and may be the run that would be cancelled
     try:
         async with connection.transaction():  # a savepoint: if the new run is refused, the older run goes on
-            freed, ended = await _cancelled(connection, row, cancelled)
-            created = await _charged(connection, prepared, row, tick, keep_seconds, admission)
+            limit_names, ended = await _cancel(connection, row, cancelled)
+            created = await _submit_charged(connection, prepared, row, tick, keep_seconds, admission)
     except (TooMany, Unavailable):
         raise
     except RequestError as error:
-        await _refused(connection, row["id"], tick, error)
+        await _record_refusal(connection, row["id"], tick, error)
         return []
     if created is not None:
         created = replace(
-            created, gates=[*created.gates, *freed], left=[*created.left, *cancelled], ended=[*created.ended, *ended]
+            created,
+            limits=[*created.limits, *limit_names],
+            departed=[*created.departed, *cancelled],
+            ended=[*created.ended, *ended],
         )
     return [] if created is None else [created]
 
 
-async def _cancelled(
+async def _cancel(
     connection: Connection, row: Any, run_ids: Sequence[UUID]
 ) -> tuple[Sequence[ConcurrencyLimitName], Sequence[JobEnded]]:
     """Cancel the schedule's runs. Returns their concurrency limits, and the runs that ended at once."""
     if not run_ids:
         return [], []
-    freed = await gates_of(connection, run_ids)
-    cancels = await jobs.request_cancel(
+    limit_names = await limits_of(connection, run_ids)
+    cancellation = await jobs.request_cancel(
         connection, run_ids, row["tenant_id"], reason="the schedule fired again", by="cancel_other", forced=True
     )
-    return freed, cancels.ended
+    return limit_names, cancellation.ended
 
 
-async def _charged(
+async def _submit_charged(
     connection: Connection,
-    prepared: tuple[Known, dict[str, Any]],
+    prepared: tuple[TemplateVersion, dict[str, Any]],
     row: Any,
     tick: datetime,
     keep_seconds: int,
@@ -260,10 +265,10 @@ async def _charged(
 ) -> CreatedRun | None:
     """Submit the run and charge the tenant for it. None: the tick has its run already. Raises RequestError."""
     if admission is None:
-        return await _make(connection, prepared, row, tick, keep_seconds)
+        return await _submit(connection, prepared, row, tick, keep_seconds)
     payer = Payer(row["tenant_id"])
     async with admission.submitting(connection, payer, queues_of(row["tenant_id"], prepared[0].pipeline)):
-        created = await _make(connection, prepared, row, tick, keep_seconds)
+        created = await _submit(connection, prepared, row, tick, keep_seconds)
         if created is None:
             await admission.refund(connection, payer)
     return created
@@ -284,8 +289,10 @@ async def prepare(connection: Connection, templates: Templates, row: Any) -> Pre
     Raises TooMany and Unavailable when the payload cannot be checked now: the tick stays due.
     """
     try:
-        known = await templates.find_schedulable(connection, row["tenant_id"], row["template"], row["version"])
-        return known, await templates.params(row["tenant_id"], known, row["payload_template"])
+        template_version = await templates.find_schedulable(
+            connection, row["tenant_id"], row["template"], row["version"]
+        )
+        return template_version, await templates.params(row["tenant_id"], template_version, row["payload_template"])
     except (TooMany, Unavailable):
         raise
     except RequestError as error:
@@ -310,21 +317,25 @@ async def start(
     try:
         if isinstance(prepared, RequestError):
             raise prepared
-        return await _make(connection, prepared, row, tick, keep_seconds)
+        return await _submit(connection, prepared, row, tick, keep_seconds)
     except RequestError as error:
-        await _refused(connection, row["id"], tick, error)
+        await _record_refusal(connection, row["id"], tick, error)
         return None
 
 
-async def _make(
-    connection: Connection, prepared: tuple[Known, dict[str, Any]], row: Any, tick: datetime | None, keep_seconds: int
+async def _submit(
+    connection: Connection,
+    prepared: tuple[TemplateVersion, dict[str, Any]],
+    row: Any,
+    tick: datetime | None,
+    keep_seconds: int,
 ) -> CreatedRun | None:
     """Submit the run. None: the tick has its run already. Raises RequestError."""
-    known, params = prepared
+    template_version, params = prepared
     try:
         async with connection.transaction():
             new = NewRun(
-                known=known,
+                template_version=template_version,
                 tenant_id=row["tenant_id"],
                 params=params,
                 scope=row["scope"],
@@ -339,24 +350,26 @@ async def _make(
         if error.constraint_name != "run_of_tick":
             raise
         return None
-    await connection.execute(_MADE, row["id"], tick)
+    await connection.execute(_SUBMITTED, row["id"], tick)
     return created
 
 
-async def _refused(connection: Connection, schedule_id: UUID, tick: datetime | None, error: RequestError) -> None:
+async def _record_refusal(
+    connection: Connection, schedule_id: UUID, tick: datetime | None, error: RequestError
+) -> None:
     record = {"code": error.code, "message": error.message, "tick": tick}
-    await connection.execute(_REFUSED, schedule_id, record, isinstance(error, Invalid))
+    await connection.execute(_RECORD_REFUSAL, schedule_id, record, isinstance(error, Invalid))
     log.warning("a schedule submitted no run", schedule_id=str(schedule_id), code=error.code)
 
 
 # $3: the refusal counts as a failure, because only a change of the schedule or of its template can mend it.
-_REFUSED = """
+_RECORD_REFUSAL = """
 -- schedule_refused
 UPDATE schedule SET last_error = $2, failures = CASE WHEN $3 THEN failures + 1 ELSE failures END WHERE id = $1
 """
 
 # `last_run_at`: the newest tick with a run, or the time of a run that a client started.
-_MADE = """
+_SUBMITTED = """
 -- schedule_made
 UPDATE schedule SET last_error = NULL, failures = 0,
     last_run_at = greatest(last_run_at, coalesce($2::timestamptz, clock_timestamp()))

@@ -43,8 +43,10 @@ class Sealing:
     def verifies(self, purpose: str, text: bytes, signature: str) -> bool:
         """Whether one of the keys made the signature. Raises Unavailable when the installation has no key."""
         self._keys()
-        given = signature.encode()  # bytes: compare_digest refuses text that is not ASCII
-        return any(hmac.compare_digest(_signature(key, purpose, text).encode(), given) for key in self._signing)
+        signature_bytes = signature.encode()  # bytes: compare_digest refuses text that is not ASCII
+        return any(
+            hmac.compare_digest(_signature(key, purpose, text).encode(), signature_bytes) for key in self._signing
+        )
 
     def seal(self, secret: bytes) -> bytes:
         """Encrypt the secret. Raises Unavailable when the installation has no key."""

@@ -87,7 +87,7 @@ class ObjectStore:
         self._client: S3Client
         self._signer: S3Client
         self.conditional = settings.s3_conditional_puts == "yes"
-        self._is_known = settings.s3_conditional_puts != "probe"
+        self._conditional_puts_known = settings.s3_conditional_puts != "probe"
         self._probing = asyncio.Lock()
 
     @classmethod
@@ -145,13 +145,13 @@ class ObjectStore:
             self.conditional = False
         finally:
             await self.delete(key)
-        self._is_known = True
+        self._conditional_puts_known = True
         return self.conditional
 
     async def can_refuse(self) -> bool:
         """As `probe`, but only the first call sends requests. For processes that do not probe when they start."""
         async with self._probing:
-            return self.conditional if self._is_known else await self.probe()
+            return self.conditional if self._conditional_puts_known else await self.probe()
 
     async def forget_probes(self, older_than: timedelta) -> None:
         """Delete the objects of processes that died while they probed."""
@@ -272,9 +272,9 @@ class ObjectStore:
 
     async def read_head(self, key: str, count: int) -> bytes:
         """The first `count` bytes of the object, or all of a shorter one. Raises ObjectMissing."""
-        return (await self.look(key, count))[1]
+        return (await self.size_and_head(key, count))[1]
 
-    async def look(self, key: str, count: int) -> tuple[int, bytes]:
+    async def size_and_head(self, key: str, count: int) -> tuple[int, bytes]:
         """The object's whole size and its first `count` bytes, in one request. Raises ObjectMissing."""
         answers: list[GetObjectOutputTypeDef] = []
         head = bytearray()

@@ -87,13 +87,13 @@ class Bounded:
 
     def __init__(self, at_most: int = MAX_WORDS) -> None:
         self._at_most = at_most
-        self._known: set[str] = set()
+        self._words: set[str] = set()
 
     def __call__(self, word: str) -> str:
-        if word not in self._known:
-            if len(self._known) >= self._at_most:
+        if word not in self._words:
+            if len(self._words) >= self._at_most:
                 return "other"
-            self._known.add(word)
+            self._words.add(word)
         return word
 
 

@@ -17,7 +17,7 @@ from leasehold.settings import Settings
 
 REDACTED = "[redacted]"
 #: Shorter secrets are not replaced: innocent text would contain them.
-_LEAST_CHARACTERS = 8
+_MIN_CHARACTERS = 8
 
 #: A text without any of these marks has no secret of the forms below. Most lines have none, and the search takes long.
 _MARKS = ("X-Amz-", "://", "lh_", "earer ", "asic ")
@@ -28,20 +28,20 @@ _FORMS = (
     r"(?P<scheme>\b(?:Bearer|Basic|bearer|basic) )[0-9A-Za-z._~+/=-]{8,}",
 )
 _by_form = re.compile("|".join(_FORMS))
-_known: tuple[str, ...] = ()
+_secrets: tuple[str, ...] = ()
 
 
 def learn(settings: Settings) -> None:
     """From now on `redact` knows the secrets of these settings."""
     defaults = _secrets_of(Settings.model_construct())
     words = {form for secret in _secrets_of(settings) - defaults for form in _forms_of(secret)}
-    global _known  # noqa: PLW0603 - one process, one set of secrets
-    _known = tuple(sorted(words, key=len, reverse=True))
+    global _secrets  # noqa: PLW0603 - one process, one set of secrets
+    _secrets = tuple(sorted(words, key=len, reverse=True))
 
 
 def redact(text: str) -> str:
     """`text` with each secret replaced by REDACTED."""
-    for word in _known:
+    for word in _secrets:
         if word in text:
             text = text.replace(word, REDACTED)
     if not any(mark in text for mark in _MARKS):
@@ -52,7 +52,7 @@ def redact(text: str) -> str:
 def _secrets_of(settings: Settings) -> set[str]:
     values = (getattr(settings, name) for name in Settings.model_fields)
     words = {word for value in values if isinstance(value, SecretStr) for word in _words_of(value.get_secret_value())}
-    return {word for word in words if len(word) >= _LEAST_CHARACTERS}
+    return {word for word in words if len(word) >= _MIN_CHARACTERS}
 
 
 def _words_of(secret: str) -> Iterator[str]:

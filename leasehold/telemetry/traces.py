@@ -34,7 +34,7 @@ class Span:
     def named(self, name: str) -> None:
         """Change the name, where the right one is not known at the start."""
 
-    def tell(self, **attributes: str | float) -> None:
+    def set_attributes(self, **attributes: str | float) -> None:
         """Add attributes: names and codes, never text of a client or a handler."""
 
     def failed(self, code: str) -> None:
@@ -50,7 +50,7 @@ class _RecordedSpan(Span):
     def named(self, name: str) -> None:
         self._recorded.update_name(name)
 
-    def tell(self, **attributes: str | float) -> None:
+    def set_attributes(self, **attributes: str | float) -> None:
         self._recorded.set_attributes(_dotted(attributes))
 
     def failed(self, code: str) -> None:

@@ -19,16 +19,16 @@ from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import Invalid
 from leasehold.domain.pipeline import Pipeline
 from leasehold.transitions import jobs
-from leasehold.transitions.gates import ConcurrencyLimitName
+from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.transitions.jobs import NewJob
 
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A submitted job. After the commit publish `hints`, and call `gates.admit` with `gates`."""
+    """A submitted job. After the commit publish `hints`, and call `concurrency.admit` with `limits`."""
 
     hints: Sequence[Announcement]
-    gates: Sequence[ConcurrencyLimitName]
+    limits: Sequence[ConcurrencyLimitName]
 
 
 async def submit(connection: Connection, job: NewJob) -> Submitted:
@@ -36,9 +36,9 @@ async def submit(connection: Connection, job: NewJob) -> Submitted:
 
     Needs the caller's transaction.
     """
-    limits = [*job.gates, *await declared(connection, job.tenant_id, job.pipeline, job.params)]
-    hints = await jobs.submit(connection, [replace(job, gates=limits)])
-    return Submitted(hints, [(gate.tenant_id, gate.key) for gate in limits])
+    limits = [*job.limits, *await declared(connection, job.tenant_id, job.pipeline, job.params)]
+    hints = await jobs.submit(connection, [replace(job, limits=limits)])
+    return Submitted(hints, [(limit.tenant_id, limit.key) for limit in limits])
 
 
 async def declared(
@@ -50,10 +50,10 @@ async def declared(
         tenant_id,
         EVERYBODY,
     )
-    return gates_of(rows, tenant_id, pipeline, params)
+    return applicable_limits(rows, tenant_id, pipeline, params)
 
 
-def gates_of(
+def applicable_limits(
     rows: Sequence[Any], tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]
 ) -> list[ConcurrencyLimit]:
     """The declared limits among `rows` that are for such a job.
@@ -97,23 +97,23 @@ async def is_declared(connection: Connection, tenant_id: str, key: str) -> bool:
     )
 
 
-async def declare(connection: Connection, pipelines: Iterable[Pipeline], gate: ConcurrencyLimit) -> None:
+async def declare(connection: Connection, pipelines: Iterable[Pipeline], limit: ConcurrencyLimit) -> None:
     """Set a limit. It holds for jobs submitted from now on; for jobs that wait at it, its new bounds hold at once.
 
     Raises Invalid `limit_without_effect` for a key that no job can have.
     """
-    await _check_effect(connection, pipelines, gate)
+    await _check_effect(connection, pipelines, limit)
     async with connection.transaction():
         await connection.execute(
             "INSERT INTO gate (tenant_id, key, at_most, per_minute, declared) VALUES ($1, $2, $3, $4, true)"
             " ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = excluded.at_most, per_minute = excluded.per_minute,"
             " declared = true",
-            gate.tenant_id,
-            gate.key,
-            gate.at_most,
-            gate.per_minute,
+            limit.tenant_id,
+            limit.key,
+            limit.at_most,
+            limit.per_minute,
         )
-        await _follow(connection, gate)
+        await _follow(connection, limit)
 
 
 # Two kinds of declared limits act through limits that follow them: `tenant` of everybody, and a value of the payload.
@@ -129,13 +129,13 @@ RETURNING gate.tenant_id, gate.key
 """
 
 
-async def _follow(connection: Connection, gate: ConcurrencyLimit) -> list[ConcurrencyLimitName]:
-    rows = await connection.fetch(_FOLLOW, gate.tenant_id, gate.key, gate.at_most, gate.per_minute)
+async def _follow(connection: Connection, limit: ConcurrencyLimit) -> list[ConcurrencyLimitName]:
+    rows = await connection.fetch(_FOLLOW, limit.tenant_id, limit.key, limit.at_most, limit.per_minute)
     return [(row["tenant_id"], row["key"]) for row in rows]
 
 
-async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], gate: ConcurrencyLimit) -> None:
-    kind, _, name = gate.key.partition(":")
+async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], limit: ConcurrencyLimit) -> None:
+    kind, _, name = limit.key.partition(":")
     name = name.partition(":")[0]
     if kind == "tenant":
         return
@@ -151,7 +151,7 @@ async def _check_effect(connection: Connection, pipelines: Iterable[Pipeline], g
         return
     if await connection.fetchval(
         f"SELECT EXISTS (SELECT 1 FROM template WHERE ($1 = '{EVERYBODY}' OR tenant_id = $1) AND {in_template})",
-        gate.tenant_id,
+        limit.tenant_id,
         name,
     ):
         return

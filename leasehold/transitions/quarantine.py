@@ -125,16 +125,16 @@ async def each(
 
     `take(None)` locks and returns the units that are due; `take(key)` only the unit of that key, if it is still due.
     """
-    taken: Sequence[_U] = ()
+    units: Sequence[_U] = ()
     try:
         async with connection.transaction():
-            taken = await take(None)
-            return list(await work(taken)) if taken else []
+            units = await take(None)
+            return list(await work(units)) if units else []
     except Exception as error:
-        if not taken or is_away(connection, error):
+        if not units or is_away(connection, error):
             raise
     results: list[_T] = []
-    for unit_key in [key(unit) for unit in taken]:
+    for unit_key in [key(unit) for unit in units]:
 
         async def work_on_unit(unit_key: object = unit_key) -> Sequence[_T]:
             still_due = await take(unit_key)

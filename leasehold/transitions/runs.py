@@ -20,18 +20,18 @@ from leasehold.db.database import Connection, unindexed
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
-from leasehold.evaluation.templates import Known
+from leasehold.evaluation.templates import TemplateVersion
 from leasehold.runtime.pacing import paced
-from leasehold.transitions import gates, jobs, limits
+from leasehold.transitions import concurrency, jobs, limits
 from leasehold.transitions.endings import JobEnded
-from leasehold.transitions.jobs import NewJob, Place, RunOf
+from leasehold.transitions.jobs import AdmissionTerms, NewJob, RunOf
 
 
 @dataclass(frozen=True, slots=True)
 class NewRun:
     """A run to be written. `params`: already checked against the template (Templates.params)."""
 
-    known: Known
+    template_version: TemplateVersion
     tenant_id: str
     params: Mapping[str, Any]
     scope: str = "tenant"
@@ -58,22 +58,22 @@ class Duplicate(Conflict):
 
 @dataclass(frozen=True, slots=True)
 class CreatedRuns:
-    """A batch of new runs. After the commit publish `hints`, and call `gates.admit` with `gates`."""
+    """A batch of new runs. After the commit publish `hints`, and call `concurrency.admit` with `limits`."""
 
     hints: Sequence[Announcement]
-    gates: Sequence[gates.ConcurrencyLimitName]
+    limits: Sequence[concurrency.ConcurrencyLimitName]
 
 
 @dataclass(frozen=True, slots=True)
 class CreatedRun:
-    """A new run. After the commit publish `hints`, and call `gates.admit` with `gates` and `left`. `left`: the runs
-    that it replaced; `ended`: those of them that ended at once.
+    """A new run. After the commit publish `hints`, and call `concurrency.admit` with `limits` and `departed`.
+    `departed`: the runs that it replaced; `ended`: those of them that ended at once.
     """
 
     id: UUID
     hints: Sequence[Announcement]
-    gates: Sequence[gates.ConcurrencyLimitName]
-    left: Sequence[UUID] = ()
+    limits: Sequence[concurrency.ConcurrencyLimitName]
+    departed: Sequence[UUID] = ()
     ended: Sequence[JobEnded] = ()
 
 
@@ -83,7 +83,7 @@ async def create_together(connection: Connection, new: Sequence[NewRun]) -> Crea
 
     Raises Duplicate when another client has just started a run with one of the dedupe keys.
     """
-    assert all(run.known.independent for run in new)
+    assert all(run.template_version.independent for run in new)
     try:
         return await _together(connection, new, await _tenant_rules(connection, {run.tenant_id for run in new}))
     except asyncpg.UniqueViolationError as error:
@@ -113,13 +113,13 @@ async def _together(
         rules = by_tenant[run.tenant_id]
         new_jobs.append(_job(run, _declared_limits(rules, run), notify=rules.watched))
     hints = await jobs.submit(connection, new_jobs)
-    return CreatedRuns(hints, sorted({(limit.tenant_id, limit.key) for job in new_jobs for limit in job.gates}))
+    return CreatedRuns(hints, sorted({(limit.tenant_id, limit.key) for job in new_jobs for limit in job.limits}))
 
 
 def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, exclusive: str | None = None) -> NewJob:
-    template = new.known.template
+    template = new.template_version.template
     return NewJob(
-        pipeline=new.known.pipeline,
+        pipeline=new.template_version.pipeline,
         tenant_id=new.tenant_id,
         params=new.params,
         priority=new.priority,
@@ -127,7 +127,7 @@ def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, e
         keep_seconds=new.keep_seconds,
         id=new.id,
         not_before=new.scheduled_at,
-        gates=own_limits,
+        limits=own_limits,
         exclusive_key=exclusive,
         dedupe_key=new.dedupe_key,
         start_within=new.start_within,
@@ -143,11 +143,11 @@ async def create(connection: Connection, new: NewRun) -> CreatedRun:
     tick that has its run already raises asyncpg.UniqueViolationError.
     """
     rules = (await _tenant_rules(connection, {new.tenant_id}))[new.tenant_id]
-    placed = await _placed(connection, new, rules)
-    job = _job(new, placed.place.gates, notify=rules.watched, exclusive=placed.place.exclusive_key)
-    async with _translate_conflicts(connection, new, placed.place):
+    admission = await _admission_of(connection, new, rules)
+    job = _job(new, admission.terms.limits, notify=rules.watched, exclusive=admission.terms.exclusive_key)
+    async with _translate_conflicts(connection, new, admission.terms):
         hints = await jobs.submit(connection, [job])
-    return placed.created(new.id, hints)
+    return admission.created(new.id, hints)
 
 
 async def revive(
@@ -167,40 +167,42 @@ async def revive(
     if failed is None:
         return None
     new = replace(new, dedupe_key=failed["dedupe_key"])
-    placed = await _placed(connection, new, (await _tenant_rules(connection, {new.tenant_id}))[new.tenant_id])
-    async with _translate_conflicts(connection, new, placed.place):
-        hints = await jobs.replay(connection, new.id, new.tenant_id, params, from_step, placed.place)
-    return None if hints is None else placed.created(new.id, hints)
+    admission = await _admission_of(connection, new, (await _tenant_rules(connection, {new.tenant_id}))[new.tenant_id])
+    async with _translate_conflicts(connection, new, admission.terms):
+        hints = await jobs.replay(connection, new.id, new.tenant_id, params, from_step, admission.terms)
+    return None if hints is None else admission.created(new.id, hints)
 
 
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    """The place of a new run, and the runs that it replaces; `ended`: those of them that ended at once."""
+class _Admission:
+    """The admission terms of a new run, and the runs that it replaces. `ended`: the replaced runs that
+    ended at once.
+    """
 
-    place: Place
+    terms: AdmissionTerms
     replaced: Sequence[UUID] = ()
     ended: Sequence[JobEnded] = ()
 
     def created(self, run_id: UUID, hints: Sequence[Announcement]) -> CreatedRun:
-        names = [(gate.tenant_id, gate.key) for gate in self.place.gates]
+        names = [(limit.tenant_id, limit.key) for limit in self.terms.limits]
         return CreatedRun(run_id, hints, names, self.replaced, self.ended)
 
 
-async def _placed(connection: Connection, new: NewRun, rules: _TenantRules) -> _Placed:
-    """The place of the run by its template's concurrency rule; `replace_same_scope` cancels the runs before it."""
-    concurrency = new.known.pipeline.terms.concurrency
-    same = _same_scope(new)
+async def _admission_of(connection: Connection, new: NewRun, rules: _TenantRules) -> _Admission:
+    """The admission of a run by its template's concurrency rule. `replace_same_scope` cancels the older runs."""
+    rule = new.template_version.pipeline.terms.concurrency
+    scope_digest = _same_scope(new)
     declared = _declared_limits(rules, new)
-    if concurrency == "reject_same_scope":
-        return _Placed(Place(declared, same))
-    if concurrency == "allow":
-        return _Placed(Place(declared))
-    scope = ConcurrencyLimit(new.tenant_id, f"scope:{new.known.template.type}:{same}", at_most=1)
-    place = Place([*declared, scope])
+    if rule == "reject_same_scope":
+        return _Admission(AdmissionTerms(declared, scope_digest))
+    if rule == "allow":
+        return _Admission(AdmissionTerms(declared))
+    scope = ConcurrencyLimit(new.tenant_id, f"scope:{new.template_version.template.type}:{scope_digest}", at_most=1)
+    terms = AdmissionTerms([*declared, scope])
     return (
-        _Placed(place, *await _replace(connection, new, scope))
-        if concurrency == "replace_same_scope"
-        else _Placed(place)
+        _Admission(terms, *await _replace(connection, new, scope))
+        if rule == "replace_same_scope"
+        else _Admission(terms)
     )
 
 
@@ -224,16 +226,18 @@ async def living(connection: Connection, tenant_id: str, template: str, keys: Co
 async def _refuse_duplicate(connection: Connection, new: NewRun) -> None:
     """Raises Duplicate if an unfinished run has the dedupe key."""
     if new.dedupe_key is not None:
-        for other in (await living(connection, new.tenant_id, new.known.pipeline.name, [new.dedupe_key])).values():
+        for other in (
+            await living(connection, new.tenant_id, new.template_version.pipeline.name, [new.dedupe_key])
+        ).values():
             raise Duplicate(other["id"])
 
 
 @asynccontextmanager
-async def _translate_conflicts(connection: Connection, new: NewRun, place: Place) -> AsyncIterator[None]:
+async def _translate_conflicts(connection: Connection, new: NewRun, terms: AdmissionTerms) -> AsyncIterator[None]:
     """Raises Conflict or Duplicate when the block violates the exclusive or the dedupe key. What the caller wrote
     before the block survives.
     """
-    if place.exclusive_key is None and new.dedupe_key is None:
+    if terms.exclusive_key is None and new.dedupe_key is None:
         yield
         return
     try:
@@ -248,8 +252,8 @@ async def _translate_conflicts(connection: Connection, new: NewRun, place: Place
         other = await connection.fetchval(
             "SELECT id FROM job WHERE tenant_id = $1 AND pipeline = $2 AND exclusive_key = $3 AND finished_at IS NULL",
             new.tenant_id,
-            new.known.pipeline.name,
-            place.exclusive_key,
+            new.template_version.pipeline.name,
+            terms.exclusive_key,
         )
         raise Conflict("same_scope_running", f"A run of the same scope is unfinished: {other}.") from None
 
@@ -258,12 +262,16 @@ def _same_scope(new: NewRun) -> str:
     """A digest that is equal for runs of one scope. Its length is fixed: no payload makes a key too long for an
     index.
     """
-    scope = [new.scope, new.scope_id, [[key, new.params.get(key)] for key in new.known.pipeline.terms.dedupe_keys]]
+    scope = [
+        new.scope,
+        new.scope_id,
+        [[key, new.params.get(key)] for key in new.template_version.pipeline.terms.dedupe_keys],
+    ]
     return hashlib.sha256(orjson.dumps(scope, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]
 
 
-async def _replace(connection: Connection, new: NewRun, gate: ConcurrencyLimit) -> tuple[list[UUID], list[JobEnded]]:
-    """Cancel the runs of the same scope. Returns them, and those that ended at once. The new run waits at `gate`, the
+async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit) -> tuple[list[UUID], list[JobEnded]]:
+    """Cancel the runs of the same scope. Returns them, and those that ended at once. The new run waits at `limit`, the
     limit of the scope, until they have ended.
 
     Raises Duplicate: a client that submits the same run again does not replace it.
@@ -271,21 +279,21 @@ async def _replace(connection: Connection, new: NewRun, gate: ConcurrencyLimit) 
     await connection.execute(
         "INSERT INTO gate (tenant_id, key, at_most) VALUES ($1, $2, 1)"
         " ON CONFLICT (tenant_id, key) DO UPDATE SET at_most = 1",  # the row's lock puts replacements in order
-        gate.tenant_id,
-        gate.key,
+        limit.tenant_id,
+        limit.key,
     )
     await _refuse_duplicate(connection, new)
     rows = await connection.fetch(
         "SELECT g.job_id FROM gate_job g JOIN job j ON j.id = g.job_id"
         f" WHERE g.tenant_id = $1 AND g.key = $2 AND {unindexed('j.finished_at IS NULL')}",
-        gate.tenant_id,
-        gate.key,
+        limit.tenant_id,
+        limit.key,
     )
     older = [row["job_id"] for row in rows]
-    cancels = await jobs.request_cancel(
+    cancellation = await jobs.request_cancel(
         connection, older, new.tenant_id, reason=f"replaced by run {new.id}", by="replace_same_scope", forced=True
     )
-    return older, cancels.ended
+    return older, cancellation.ended
 
 
 @dataclass(frozen=True, slots=True)
@@ -313,4 +321,4 @@ async def _tenant_rules(connection: Connection, tenants: Collection[str]) -> dic
 
 
 def _declared_limits(rules: _TenantRules, new: NewRun) -> list[ConcurrencyLimit]:
-    return limits.gates_of(rules.limits, new.tenant_id, new.known.pipeline, new.params)
+    return limits.applicable_limits(rules.limits, new.tenant_id, new.template_version.pipeline, new.params)

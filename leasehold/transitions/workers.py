@@ -69,7 +69,7 @@ async def unregister(connection: Connection, worker: UUID) -> None:
 
 
 # SQL: worker `w` holds its presence lock.
-_IS_THERE = f"""EXISTS (
+_IS_PRESENT = f"""EXISTS (
     SELECT 1 FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
@@ -80,7 +80,7 @@ _IS_THERE = f"""EXISTS (
 DEAD = f"""
 -- gone
 SELECT w.id FROM worker w
-WHERE w.present AND NOT {_IS_THERE}
+WHERE w.present AND NOT {_IS_PRESENT}
   AND greatest(pg_postmaster_start_time(), (SELECT stats_reset FROM pg_stat_bgwriter))
       < clock_timestamp() - interval '10 seconds'
 """
@@ -93,7 +93,7 @@ def owner_is_dead(owners: str) -> str:
     """
     return f"""t.lease_owner = ANY(ARRAY(
     SELECT was.id FROM unnest({owners}) AS was(id)
-    WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND {_IS_THERE})))"""
+    WHERE NOT EXISTS (SELECT 1 FROM worker w WHERE w.id = was.id AND {_IS_PRESENT})))"""
 
 
 async def dead(connection: Connection) -> list[UUID]:

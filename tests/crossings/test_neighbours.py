@@ -12,9 +12,9 @@ from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict
 from leasehold.domain.pipeline import Concurrency
 from leasehold.domain.registry import Pipelines
-from leasehold.evaluation.templates import Known, Templates
+from leasehold.evaluation.templates import Templates, TemplateVersion
 from leasehold.schedules import firing as schedules
-from leasehold.transitions import gates, limits, sweeps
+from leasehold.transitions import concurrency, limits, sweeps
 from tests.crossings.expectations import ARRIVALS, FIRINGS, LIMITED, table
 from tests.crossings.pair import Two, surprises
 from tests.crossings.world import VERBS, Case, known, make, put_into, retry
@@ -28,7 +28,7 @@ ENDS = {"complete": "running", "die": "running", "cancel": "pending", "expire": 
 
 async def let_in(c: Connection, left: Case) -> None:
     """As the worker does that ended the run, or the sweeper a little later."""
-    await gates.admit(c, await gates.gates_of(c, [left.run]), [left.run])
+    await concurrency.admit(c, await concurrency.limits_of(c, [left.run]), [left.run])
 
 
 async def arrive(c: Connection, other: Case) -> str:
@@ -116,7 +116,7 @@ async def test_who_waits_and_goes_lets_nobody_in_twice(two: Two, verb: str) -> N
     for one in (second, third):
         await make(two.first, one)
     assert await VERBS[verb](two.first, second)
-    await gates.admit(two.first, await gates.gates_of(two.first, [third.run]))
+    await concurrency.admit(two.first, await concurrency.limits_of(two.first, [third.run]))
     assert await third.state(two.first) == "held"
     row = await two.first.fetchrow("SELECT held FROM job WHERE id = $1", second.run)
     assert row is not None
@@ -153,7 +153,7 @@ async def fire(c: Connection, other: Case, overlap: str, *, of_schedule: bool) -
         schedule,
     )
     for made in await schedules.fire_due(c, Templates(Pipelines(other.template.pipeline)), 60):
-        await gates.admit(c, made.gates, made.left)
+        await concurrency.admit(c, made.limits, made.departed)
     run = await c.fetchval("SELECT job_id FROM run WHERE schedule_id = $1 AND tick = $2", schedule, tick)
     row = await c.fetchrow("SELECT buffered_at, next_run_at FROM schedule WHERE id = $1", schedule)
     assert row is not None
@@ -162,7 +162,7 @@ async def fire(c: Connection, other: Case, overlap: str, *, of_schedule: bool) -
     return await other.state(c, run) if run else ("buffered" if row["buffered_at"] == tick else "none")
 
 
-def ruled(rule: str) -> Known:
+def ruled(rule: str) -> TemplateVersion:
     return known(cast("Concurrency", rule if rule == "allow" else f"{rule}_same_scope"))
 
 

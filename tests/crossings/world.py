@@ -16,8 +16,8 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.domain.pipeline import Concurrency, Pipeline, RunTerms, Step
 from leasehold.domain.template import declared
-from leasehold.evaluation.templates import Known
-from leasehold.transitions import claims, gates, jobs, limits, runs, settlements, sweeps
+from leasehold.evaluation.templates import TemplateVersion
+from leasehold.transitions import claims, concurrency, jobs, limits, runs, settlements, sweeps
 from leasehold.transitions.claims import LeaseTerms
 from leasehold.transitions.runs import NewRun
 from leasehold.transitions.settlements import Completion, Failure, Settled, Snoozing, Verdict
@@ -33,14 +33,14 @@ _STATES = {
 }  # fmt: skip
 
 
-def known(concurrency: Concurrency = "allow") -> Known:
+def known(concurrency: Concurrency = "allow") -> TemplateVersion:
     pipeline = Pipeline(
         f"crossed_{concurrency}",
         module="",
         steps=[Step("only", max_attempts=9)],
         terms=RunTerms(concurrency=concurrency, timeout=timedelta(hours=9)),
     )
-    return Known(declared(pipeline), pipeline, enabled=True, by_code=True)
+    return TemplateVersion(declared(pipeline), pipeline, enabled=True, by_code=True)
 
 
 ALLOW = known()
@@ -51,7 +51,7 @@ class Case:
     """A tenant with one run, a worker that may have it, and another worker."""
 
     tenant: str = field(default_factory=lambda: f"tenant-{next(_TENANTS)}")
-    template: Known = ALLOW
+    template: TemplateVersion = ALLOW
     run: UUID = field(default_factory=new_id)
     ours: LeaseTerms = field(default_factory=lambda: LeaseTerms(uuid4(), 30.0, 5.0, 5))
     theirs: LeaseTerms = field(default_factory=lambda: LeaseTerms(uuid4(), 30.0, 5.0, 5))
@@ -90,7 +90,7 @@ class Case:
 async def make(c: Connection, case: Case, **more: Any) -> None:
     async with c.transaction():
         made = await runs.create(c, case.new(**more))
-    await gates.admit(c, made.gates, made.left)
+    await concurrency.admit(c, made.limits, made.departed)
 
 
 async def put_into(c: Connection, case: Case, state: str) -> None:
@@ -119,9 +119,9 @@ async def put_into(c: Connection, case: Case, state: str) -> None:
 
 
 async def _cancel(c: Connection, case: Case) -> bool:
-    names = await gates.gates_of(c, [case.run])
+    names = await concurrency.limits_of(c, [case.run])
     cancels = await jobs.request_cancel(c, [case.run], case.tenant, reason="", by="test")
-    await gates.admit(c, names, [case.run])
+    await concurrency.admit(c, names, [case.run])
     return case.run in cancels.states
 
 
@@ -132,7 +132,7 @@ async def retry(c: Connection, case: Case) -> bool:
     except Conflict:
         return False
     if made is not None:
-        await gates.admit(c, made.gates, made.left)
+        await concurrency.admit(c, made.limits, made.departed)
     return made is not None
 
 
@@ -144,7 +144,7 @@ async def _rerun(c: Connection, case: Case) -> bool:
 
 async def _lift(c: Connection, case: Case) -> bool:
     freed = await limits.withdraw(c, case.tenant, case.limit.key)
-    return bool(await gates.admit(c, freed or [(case.tenant, case.limit.key)]))
+    return bool(await concurrency.admit(c, freed or [(case.tenant, case.limit.key)]))
 
 
 async def _claim(c: Connection, case: Case) -> bool:
@@ -171,7 +171,7 @@ async def _some_task(c: Connection, case: Case) -> UUID:
 
 async def _renew(c: Connection, case: Case) -> bool:
     lease = case.lease or Lease(await _some_task(c, case), case.ours.owner, 1, 1, 0.0)
-    return any(renewal.still_ours for renewal in await claims.renew(c, case.ours.owner, [lease], 30.0))
+    return any(renewal.is_valid for renewal in await claims.renew(c, case.ours.owner, [lease], 30.0))
 
 
 async def _signal(c: Connection, case: Case) -> bool:

@@ -8,9 +8,9 @@ from typing import Any
 import orjson
 import pytest
 
-from leasehold.pipelines.generation.provider import Made, Order, OutcomeUnknown, ProviderError, Rejected, TryLater
+from leasehold.pipelines.generation.provider import Finished, Order, OutcomeUnknown, ProviderError, Rejected, TryLater
 from leasehold.pipelines.generation.providers import open_providers
-from leasehold.pipelines.generation.providers.asking import urls_in
+from leasehold.pipelines.generation.providers.requests import urls_in
 from leasehold.settings import Settings
 from tests.generation.conftest import CREDENTIALS
 from tests.generation.simulator.http import HttpServer, Reply, Request
@@ -69,7 +69,7 @@ async def test_a_picture_that_ark_refused_is_no_file_beside_the_others() -> None
     refused = {"error": {"code": "OutputImageSensitiveContentDetected", "message": "no"}}
     reply = Reply(said={"data": [{"url": link}, refused]})
     async with HttpServer(saying(reply)) as server, open_providers(settings(server.url)) as providers:
-        assert await providers["ark"].submit(ORDER, CREDENTIALS["ark"]) == Made((link,))
+        assert await providers["ark"].submit(ORDER, CREDENTIALS["ark"]) == Finished((link,))
 
 
 def test_links_are_found_in_order_however_deep_and_other_texts_are_none() -> None:

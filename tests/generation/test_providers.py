@@ -10,14 +10,14 @@ import pytest
 
 from leasehold.domain.errors import DeclarationError
 from leasehold.pipelines.generation.provider import (
+    Accepted,
+    Finished,
     Kind,
-    Made,
     Order,
     OutcomeUnknown,
     ProviderError,
     Rejected,
     SourceImage,
-    Taken,
     TryLater,
     Working,
 )
@@ -48,16 +48,16 @@ def order(provider: str, kind: Kind, prompt: str, **more: Any) -> Order:
 async def test_a_generation_is_taken_worked_on_and_made(providers: Providers, name: str, kind: Kind) -> None:
     provider, wanted = providers[name], order(name, kind, "a cat #files=1")
     taken = await provider.submit(wanted, CREDENTIALS[name])
-    assert isinstance(taken, Taken)
+    assert isinstance(taken, Accepted)
     assert isinstance(await provider.poll(taken.ref, wanted, CREDENTIALS[name]), Working)
     made = await provider.poll(taken.ref, wanted, CREDENTIALS[name])
-    assert isinstance(made, Made)
+    assert isinstance(made, Finished)
     assert len(made.urls) == 1
 
 
 async def test_ark_answers_with_images_at_once(providers: Providers) -> None:
     said = await providers["ark"].submit(order("ark", "image", "two #files=2"), CREDENTIALS["ark"])
-    assert isinstance(said, Made)
+    assert isinstance(said, Finished)
     assert len(said.urls) == 2
 
 
@@ -94,7 +94,7 @@ async def test_what_a_poll_may_meet(
 ) -> None:
     provider, wanted = providers[name], order(name, kind, f"a cat {prompt}")
     taken = await provider.submit(wanted, CREDENTIALS[name])
-    assert isinstance(taken, Taken)
+    assert isinstance(taken, Accepted)
     with pytest.raises(error) as said:
         await provider.poll(taken.ref, wanted, CREDENTIALS[name])
     assert said.value.code == code
@@ -117,7 +117,7 @@ async def test_a_generation_that_failed_says_why_in_the_providers_own_code(
 ) -> None:
     provider, wanted = providers[name], order(name, kind, prompt)
     taken = await provider.submit(wanted, CREDENTIALS[name])
-    assert isinstance(taken, Taken)
+    assert isinstance(taken, Accepted)
     await provider.poll(taken.ref, wanted, CREDENTIALS[name])
     with pytest.raises(Rejected) as said:
         await provider.poll(taken.ref, wanted, CREDENTIALS[name])
@@ -128,7 +128,7 @@ async def test_a_generation_that_failed_says_why_in_the_providers_own_code(
 async def test_jimengs_own_trouble_ends_nothing_that_was_bought(providers: Providers, code: str) -> None:
     provider, wanted = providers["jimeng"], order("jimeng", "image", f"#fail={code} #work=0")
     taken = await provider.submit(wanted, CREDENTIALS["jimeng"])
-    assert isinstance(taken, Taken)
+    assert isinstance(taken, Accepted)
     with pytest.raises(OutcomeUnknown) as said:
         await provider.poll(taken.ref, wanted, CREDENTIALS["jimeng"])
     assert said.value.fail_code == code
@@ -171,7 +171,7 @@ async def test_who_can_be_told_to_stop_is(
 ) -> None:
     provider, wanted = providers[name], order(name, kind, "#never")
     taken = await provider.submit(wanted, CREDENTIALS[name])
-    assert isinstance(taken, Taken)
+    assert isinstance(taken, Accepted)
     assert await provider.cancel(taken.ref, wanted, CREDENTIALS[name]) is stopped
     assert simulator.bought[0].cancelled is stopped
 
@@ -179,7 +179,7 @@ async def test_who_can_be_told_to_stop_is(
 async def test_ark_does_not_stop_what_runs(providers: Providers) -> None:
     provider, wanted = providers["ark"], order("ark", "video", "#never")
     taken = await provider.submit(wanted, CREDENTIALS["ark"])
-    assert isinstance(taken, Taken)
+    assert isinstance(taken, Accepted)
     await provider.poll(taken.ref, wanted, CREDENTIALS["ark"])
     assert not await provider.cancel(taken.ref, wanted, CREDENTIALS["ark"])
 
@@ -259,7 +259,7 @@ async def test_an_order_goes_out_in_the_words_of_the_documentation(
 
 async def test_replicate_is_not_asked_to_call_where_it_would_not(providers: Providers, simulator: Simulator) -> None:
     wanted = order("replicate", "image", "p", callback="http://api.example/tell")
-    assert isinstance(await providers["replicate"].submit(wanted, CREDENTIALS["replicate"]), Taken)
+    assert isinstance(await providers["replicate"].submit(wanted, CREDENTIALS["replicate"]), Accepted)
     assert "webhook" not in simulator.requests[0].json
 
 
@@ -272,11 +272,11 @@ async def test_a_declared_provider_that_promises_it_sells_once_for_a_token(
     providers: Providers, simulator: Simulator
 ) -> None:
     provider, wanted = providers["gateway"], order("gateway", "image", "#lost")
-    assert provider.takes_token
+    assert provider.honours_token
     with pytest.raises(OutcomeUnknown):
         await provider.submit(wanted, CREDENTIALS["gateway"])
     again = await provider.submit(wanted, CREDENTIALS["gateway"])
-    assert isinstance(again, Taken)
+    assert isinstance(again, Accepted)
     assert [one.id for one in simulator.bought] == [again.ref]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import httpx2
 import pytest
 
-from leasehold.pipelines.generation.files import Unfit, kind_of
+from leasehold.pipelines.generation.files import UnusableFile, kind_of
 from leasehold.worker.worker import Worker
 from tests.generation.conftest import Client
 from tests.generation.simulator.server import Simulator
@@ -77,5 +77,5 @@ def test_a_file_is_known_by_its_first_bytes(kind: str, head: bytes, extension: s
     ],
 )
 def test_what_a_file_claims_to_be_does_not_count(kind: str, head: bytes) -> None:
-    with pytest.raises(Unfit):
+    with pytest.raises(UnusableFile):
         kind_of(kind, head)  # type: ignore[arg-type]  # of the table

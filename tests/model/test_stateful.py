@@ -252,7 +252,7 @@ class Verbs(RuleBasedStateMachine):
         before = self.row(lease.task_id)
         ours = (before["status"], before["lease_owner"], before["epoch"]) == ("running", lease.owner, lease.epoch)
         (answer,) = self.run(claims.renew(self.connections[2], lease.owner, [lease], 30.0))
-        assert (answer.renewed, answer.still_ours) == (ours, ours)
+        assert (answer.renewed, answer.is_valid) == (ours, ours)
         after = self.row(lease.task_id)
         assert after == before or (ours and not self._lapsed(after))
 

@@ -14,7 +14,7 @@ from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.limits import rates
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
-from leasehold.transitions import claims, gates, jobs, settlements
+from leasehold.transitions import claims, concurrency, jobs, settlements
 from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.settlements import Completion
 from leasehold.worker.worker import Worker
@@ -60,7 +60,7 @@ async def test_runs_of_the_same_scope_wait_their_turn(client: Client, rows: Conn
             assert (reason["code"], reason["ahead"]) == ("same_scope", 1)
         held = {"worker_id": "w", "epoch": tasks[0]["epoch"]}
         await client.post(f"/v1/external/tasks/{tasks[0]['task_id']}/complete", **held)
-        await gates.admit(rows, await gates.gates_of(rows, [UUID(run)]))  # as a worker or the sweeper does
+        await concurrency.admit(rows, await concurrency.limits_of(rows, [UUID(run)]))  # as a worker or the sweeper does
         await assert_history(Rows(rows), UUID(run))
 
 
@@ -77,7 +77,7 @@ async def test_a_newer_run_replaces_those_before_it(client: Client) -> None:
 async def test_no_more_run_at_once_than_the_limit_lets_in(rows: Connection, settings: Settings, at_most: int) -> None:
     """Three processes let in, run and settle as fast as they can; a witness counts."""
     names = [("t", "queue:default")]
-    made = [NewJob(ONE, "t", gates=[ConcurrencyLimit("t", "queue:default", at_most)]) for _ in range(40)]
+    made = [NewJob(ONE, "t", limits=[ConcurrencyLimit("t", "queue:default", at_most)]) for _ in range(40)]
     async with rows.transaction():
         await jobs.submit(rows, made)
     connections = [await connect(settings, "test") for _ in range(3)]
@@ -87,7 +87,7 @@ async def test_no_more_run_at_once_than_the_limit_lets_in(rows: Connection, sett
         nonlocal most
         mine = terms()
         while await connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL"):
-            await gates.admit(connection, names)
+            await concurrency.admit(connection, names)
             for claimed in await claims.claim_due(connection, mine, ["default"], 10):
                 inside = await connection.fetchval(
                     "SELECT count(*) FROM gate_job g JOIN job j ON j.id = g.job_id"
@@ -105,20 +105,20 @@ async def test_no_more_run_at_once_than_the_limit_lets_in(rows: Connection, sett
 
 
 async def test_no_more_start_within_a_minute_than_the_limit_lets_in(rows: Connection) -> None:
-    gate = ConcurrencyLimit("t", "template:one", per_minute=3)
+    limit = ConcurrencyLimit("t", "template:one", per_minute=3)
     async with rows.transaction():
-        await jobs.submit(rows, [NewJob(ONE, "t", gates=[gate]) for _ in range(5)])
-    assert len(await gates.admit(rows, [("t", "template:one")])) == 3
-    assert await gates.admit(rows, [("t", "template:one")]) == []
+        await jobs.submit(rows, [NewJob(ONE, "t", limits=[limit]) for _ in range(5)])
+    assert len(await concurrency.admit(rows, [("t", "template:one")])) == 3
+    assert await concurrency.admit(rows, [("t", "template:one")]) == []
     await rows.execute("UPDATE gate_job SET admitted_at = admitted_at - interval '61 s' WHERE admitted_at IS NOT NULL")
-    assert len(await gates.admit(rows, [("t", "template:one")])) == 2
+    assert len(await concurrency.admit(rows, [("t", "template:one")])) == 2
 
 
 async def test_a_job_needs_room_at_all_its_gates_and_keeps_nobody_else_out(rows: Connection) -> None:
     narrow, wide = ConcurrencyLimit("t", "narrow", at_most=0), ConcurrencyLimit("t", "wide", at_most=5)
     async with rows.transaction():
-        await jobs.submit(rows, [NewJob(ONE, "t", gates=[narrow, wide]), NewJob(ONE, "t", gates=[wide])])
-    assert len(await gates.admit(rows, [("t", "wide"), ("t", "narrow")])) == 1
+        await jobs.submit(rows, [NewJob(ONE, "t", limits=[narrow, wide]), NewJob(ONE, "t", limits=[wide])])
+    assert len(await concurrency.admit(rows, [("t", "wide"), ("t", "narrow")])) == 1
 
 
 async def test_a_limit_of_the_fleet_holds_runs_and_says_so_until_it_is_lifted(client: Client, worker: Worker) -> None:

@@ -10,7 +10,7 @@ import pytest
 from leasehold.db.database import Connection
 from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
 from leasehold.settings import Settings
-from leasehold.transitions import gates, sweeps, webhooks
+from leasehold.transitions import concurrency, sweeps, webhooks
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client
@@ -54,7 +54,7 @@ async def retry(client: Client, run: str, **body: Any) -> None:
 
 async def let_in_after(rows: Connection, run: str) -> None:
     """As a worker or the sweeper does when a run has ended."""
-    await gates.admit(rows, await gates.gates_of(rows, [UUID(run)]))
+    await concurrency.admit(rows, await concurrency.limits_of(rows, [UUID(run)]))
 
 
 async def seconds_left(rows: Connection, run: str) -> float:
@@ -193,7 +193,7 @@ async def test_it_waits_at_declared_limits_again_also_right_after_its_failure(cl
     assert sorted([(await client.look(one))["held"] for one in (run, other)]) == [False, True]
     for _ in range(4):
         await settle(client, "complete")
-        await gates.admit(rows, [("acme", "template:outside")])
+        await concurrency.admit(rows, [("acme", "template:outside")])
     for one in (run, other):
         await client.until(one, "succeeded")
 

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from leasehold.db.database import Connection
-from leasehold.transitions import gates, sweeps
+from leasehold.transitions import concurrency, sweeps
 from tests.api.media_api import problem
 from tests.factories import Rows, assert_history
 from tests.runs.conftest import Client
@@ -31,7 +31,7 @@ async def seconds_left(rows: Connection, run: str) -> float | None:
 
 async def let_in(client: Client, rows: Connection, first: str, second: str) -> None:
     await client.post(f"/v1/runs/{first}/cancel")
-    await gates.admit(rows, await gates.gates_of(rows, [UUID(second)]))
+    await concurrency.admit(rows, await concurrency.limits_of(rows, [UUID(second)]))
     assert (await client.look(second))["held"] is False
 
 
@@ -84,7 +84,7 @@ async def test_a_runs_own_waiting_counts_again_in_its_second_life(client: Client
     held = {"worker_id": "w", "epoch": task["epoch"]}
     await client.post(f"/v1/external/tasks/{task['task_id']}/fail", retryable=False, **held)
     second = await client.start("turn")
-    await gates.admit(rows, await gates.gates_of(rows, [UUID(second)]))  # as a worker or the sweeper does
+    await concurrency.admit(rows, await concurrency.limits_of(rows, [UUID(second)]))  # as a worker or the sweeper does
     assert (await client.post(f"/v1/runs/{run}/retry")).status_code == 202
     assert await seconds_left(rows, run) == pytest.approx(60, abs=30)
 

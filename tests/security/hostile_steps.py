@@ -20,7 +20,7 @@ from typing import Any
 
 from leasehold.domain.verdicts import Done
 from leasehold.domain.work import Work
-from leasehold.worker.sandbox.seccomp import machine_here
+from leasehold.worker.sandbox.seccomp import supported_machine
 from tests.security.hostile import hostile
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
@@ -181,7 +181,7 @@ def leave(work: Work, mark: str) -> dict[str, Any]:
     builtins.mark = mark  # type: ignore[attr-defined]
     os.environ["MARK"] = mark
     sys.modules["mark"] = sys
-    machine_here.__globals__["mark"] = mark
+    supported_machine.__globals__["mark"] = mark
     os.open("/dev/zero", os.O_RDONLY)
     threading.Thread(target=_write_on, args=(work.directory / "late",), daemon=True).start()
     return find(work)
@@ -199,7 +199,7 @@ def find(work: Work) -> dict[str, Any]:
         "builtins": getattr(builtins, "mark", None),
         "environment": os.environ.get("MARK"),
         "modules": "mark" in sys.modules,
-        "globals": machine_here.__globals__.get("mark"),
+        "globals": supported_machine.__globals__.get("mark"),
         "threads": threading.active_count(),
         "descriptors": len(_listed(Path("/proc/self/fd"))) - 1,
     }

@@ -204,23 +204,23 @@ def turnstile(*, at_most: int = 2, each: int = 1, waiting: int = 100, patience: 
 
 
 async def test_a_tenant_has_its_share_of_the_turns_and_another_finds_one() -> None:
-    gate = turnstile()
+    turns = turnstile()
     async with AsyncExitStack() as inside:
-        await inside.enter_async_context(gate.turn("flood"))
-        second = asyncio.create_task(inside.enter_async_context(gate.turn("flood")))
-        await inside.enter_async_context(gate.turn("newcomer"))
+        await inside.enter_async_context(turns.turn("flood"))
+        second = asyncio.create_task(inside.enter_async_context(turns.turn("flood")))
+        await inside.enter_async_context(turns.turn("newcomer"))
         await asyncio.sleep(0)
         assert not second.done()
         second.cancel()
-    async with gate.turn("flood"), gate.turn("newcomer"):
+    async with turns.turn("flood"), turns.turn("newcomer"):
         pass
 
 
 async def test_tenants_that_wait_take_turns_whoever_came_first() -> None:
-    gate, order = turnstile(at_most=1), []
+    turns, order = turnstile(at_most=1), []
 
     async def use(tenant: str) -> None:
-        async with gate.turn(tenant):
+        async with turns.turn(tenant):
             order.append(tenant)
             await asyncio.sleep(0)
 
@@ -229,30 +229,30 @@ async def test_tenants_that_wait_take_turns_whoever_came_first() -> None:
 
 
 async def test_who_waits_too_long_for_a_turn_is_refused_and_leaves_it_to_others() -> None:
-    gate = turnstile(patience=0.05)
-    async with gate.turn("flood"):
+    turns = turnstile(patience=0.05)
+    async with turns.turn("flood"):
         with pytest.raises(Conflict):
-            async with gate.turn("flood"):
+            async with turns.turn("flood"):
                 pass
-    async with gate.turn("flood"):
+    async with turns.turn("flood"):
         pass
 
 
 async def test_where_nobody_may_wait_the_next_is_refused_at_once() -> None:
-    gate = turnstile(waiting=0)
-    async with gate.turn("flood"):
+    turns = turnstile(waiting=0)
+    async with turns.turn("flood"):
         with pytest.raises(Conflict):
-            async with gate.turn("flood"):
+            async with turns.turn("flood"):
                 pass
-        async with gate.turn("newcomer"):
+        async with turns.turn("newcomer"):
             pass
 
 
 async def test_a_request_whose_client_left_while_it_waited_gives_its_turn_back() -> None:
-    gate = turnstile(at_most=1)
+    turns = turnstile(at_most=1)
     async with AsyncExitStack() as inside:
-        await inside.enter_async_context(gate.turn("flood"))
-        left = [asyncio.create_task(gate.turn("flood").__aenter__()) for _ in range(3)]
+        await inside.enter_async_context(turns.turn("flood"))
+        left = [asyncio.create_task(turns.turn("flood").__aenter__()) for _ in range(3)]
         await asyncio.sleep(0)
         left[0].cancel()  # while it waits
         await asyncio.sleep(0)
@@ -267,11 +267,11 @@ async def test_a_request_whose_client_left_while_it_waited_gives_its_turn_back()
 @pytest.mark.parametrize("broker", ["amqp", "postgres"])
 async def test_bulk_writes_never_take_the_last_connection_of_a_process(asked: int, broker: str) -> None:
     known = Settings(_env_file=None, bulk_writes_at_once=asked, broker=broker)
-    gate = BulkWrites(known)
+    turns = BulkWrites(known)
     inside = 0
     async with AsyncExitStack() as stack:
         for number in range(asked):
-            entering = asyncio.create_task(stack.enter_async_context(gate.turn(f"tenant-{number}")))
+            entering = asyncio.create_task(stack.enter_async_context(turns.turn(f"tenant-{number}")))
             await asyncio.sleep(0)
             await asyncio.sleep(0)
             inside += entering.done()

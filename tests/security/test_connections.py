@@ -190,13 +190,13 @@ async def test_a_delivery_over_its_bound_gives_its_lease_back_and_loses_no_attem
 
 def test_turns_count_by_tenant_and_by_host_and_are_given_back() -> None:
     turns = DeliveryShares(per_tenant=2, per_host=3)
-    with turns.taken(tenant="a", host="x") as first, turns.taken(tenant="a", host="x") as second:
+    with turns.share(tenant="a", host="x") as first, turns.share(tenant="a", host="x") as second:
         assert (first, second) == (True, True)
-        with turns.taken(tenant="a", host="y") as third:
+        with turns.share(tenant="a", host="y") as third:
             assert not third
-        with turns.taken(tenant="b", host="x") as fourth, turns.taken(tenant="c", host="x") as fifth:
+        with turns.share(tenant="b", host="x") as fourth, turns.share(tenant="c", host="x") as fifth:
             assert (fourth, fifth) == (True, False)
-    with turns.taken(tenant="a", host="x") as again:
+    with turns.share(tenant="a", host="x") as again:
         assert again
 
 

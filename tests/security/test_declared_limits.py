@@ -25,7 +25,7 @@ from leasehold.db.database import Connection, connect
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
-from leasehold.transitions import gates, jobs, limits
+from leasehold.transitions import concurrency, jobs, limits
 from leasehold.transitions.jobs import NewJob
 from tests.api.conftest import client_of, serving
 from tests.api.media_api import MediaApi, problem
@@ -91,9 +91,9 @@ async def held(rows: Connection, job_id: UUID) -> bool:
 
 async def end(rows: Connection, job_id: UUID) -> None:
     """As whoever ends a job does."""
-    names = await gates.gates_of(rows, [job_id])
+    names = await concurrency.limits_of(rows, [job_id])
     await jobs.request_cancel(rows, [job_id], TENANT, reason="", by="test", forced=True)
-    await gates.admit(rows, names, [job_id])
+    await concurrency.admit(rows, names, [job_id])
 
 
 async def limit(http: httpx2.AsyncClient, key: str, tenant: str = TENANT, at_most: int = 1) -> httpx2.Response:
@@ -181,11 +181,11 @@ async def test_a_limit_that_is_lifted_while_a_job_is_written_does_not_come_back_
     await limits.declare(rows, [ONE], ConcurrencyLimit(owner, key, at_most=0))
     job = NewJob(ONE, TENANT)
     declared = await rows.fetch("SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared")
-    job = replace(job, gates=limits.gates_of(declared, TENANT, ONE, {}))
+    job = replace(job, limits=limits.applicable_limits(declared, TENANT, ONE, {}))
     assert await limits.withdraw(rows, owner, key)
     async with rows.transaction():
         await jobs.submit(rows, [job])
-    await gates.admit(rows, await gates.gates_of(rows, [job.id]))
+    await concurrency.admit(rows, await concurrency.limits_of(rows, [job.id]))
     assert not await held(rows, job.id)
 
 
@@ -196,7 +196,7 @@ async def test_a_limit_that_is_changed_or_lifted_is_so_for_those_that_wait(
     await limit(http, key, "*", at_most=1)
     made = [await run(http, 1) for _ in range(4)]
     await limit(http, key, "*", at_most=2)
-    await gates.admit(rows, await gates.gates_of(rows, made))
+    await concurrency.admit(rows, await concurrency.limits_of(rows, made))
     assert [await held(rows, one) for one in made] == [False, False, True, True]
     await http.delete(f"/v1/limits/*/{key}")
     assert [await held(rows, one) for one in made] == [False] * 4

@@ -22,7 +22,7 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.templates import Templates
-from leasehold.exporter.exporter import families, look
+from leasehold.exporter.exporter import families, query_all
 from leasehold.kinds.metrics import questions_of
 from leasehold.pipelines import SHIPPED
 from leasehold.pipelines.generation import rows as generations
@@ -33,7 +33,7 @@ from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.duties import ERRORS
-from leasehold.transitions import gates, jobs, quarantine, sweeps, webhooks
+from leasehold.transitions import concurrency, jobs, quarantine, sweeps, webhooks
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from leasehold.worker.maintenance.relay import Relay
@@ -323,23 +323,23 @@ async def test_a_cancel_that_cannot_be_ended_keeps_back_no_other(verbs: Rows) ->
 
 async def test_a_job_that_cannot_be_let_in_keeps_out_nobody_behind_it(verbs: Rows) -> None:
     async with verbs.connection.transaction():
-        await verbs.submit(count=3, gates=[ConcurrencyLimit("t", "tenant", at_most=2)])
+        await verbs.submit(count=3, limits=[ConcurrencyLimit("t", "tenant", at_most=2)])
     (bad, *_) = [row["id"] for row in await verbs.connection.fetch("SELECT id FROM job ORDER BY id")]
     await poison(verbs.connection, "job", f"{{row}}.id = '{bad}'")
-    hints = [hint for _ in range(3) for hint in await gates.admit(verbs.connection, [("t", "tenant")])]
+    hints = [hint for _ in range(3) for hint in await concurrency.admit(verbs.connection, [("t", "tenant")])]
     assert len(hints) == 2
-    assert await set_aside(verbs.connection, gates.JOBS) == {str(bad): 1}
+    assert await set_aside(verbs.connection, concurrency.JOBS) == {str(bad): 1}
 
 
 async def test_a_limit_that_cannot_be_asked_keeps_shut_no_other(verbs: Rows) -> None:
     async with verbs.connection.transaction():
-        await verbs.submit(gates=[ConcurrencyLimit("t", "bad", at_most=1)])
-        await verbs.submit(gates=[ConcurrencyLimit("t", "good", at_most=1)])
+        await verbs.submit(limits=[ConcurrencyLimit("t", "bad", at_most=1)])
+        await verbs.submit(limits=[ConcurrencyLimit("t", "good", at_most=1)])
     await poison(verbs.connection, "gate_job", "{row}.key = 'bad'")
-    names = await gates.crowded(verbs.connection, ("", ""))
+    names = await concurrency.crowded(verbs.connection, ("", ""))
     assert len(names) == 2
-    assert len(await gates.admit_each(verbs.connection, names)) == 1
-    assert await gates.admit_each(verbs.connection, await gates.crowded(verbs.connection, ("", ""))) == []
+    assert len(await concurrency.admit_each(verbs.connection, names)) == 1
+    assert await concurrency.admit_each(verbs.connection, await concurrency.crowded(verbs.connection, ("", ""))) == []
 
 
 async def test_a_run_that_webhooks_cannot_be_told_of_keeps_back_no_other(verbs: Rows) -> None:
@@ -477,7 +477,7 @@ async def test_a_word_of_progress_that_cannot_be_stored_costs_no_other(verbs: Ro
 async def test_a_question_that_the_database_refuses_takes_no_other_metric_away(rows: Connection) -> None:
     await rows.execute("ALTER TABLE generation RENAME TO generation_of_tomorrow")
     asked = questions_of([GENERATION])
-    names = {family.name for family in families(await look(rows, 30.0, asked), asked)}
+    names = {family.name for family in families(await query_all(rows, 30.0, asked), asked)}
     assert "leasehold_jobs_unfinished" in names
     assert "leasehold_database_bytes" in names
     assert "leasehold_generation_tasks" not in names
@@ -515,7 +515,7 @@ async def test_errors_that_nobody_foresaw_in_many_duties_end_neither_the_worker_
         await rows.execute(f"ALTER TABLE {table} RENAME TO {table}_of_tomorrow")
     claimed = await verbs.leased(ELSEWHERE)
     worker.parts.reporter.report(claimed.lease, 1.0, "said into a table that is not there")
-    worker.parts.admitter.left(claimed.job_id)
+    worker.parts.admitter.may_have_ended(claimed.job_id)
     await verbs.lapse(claimed.lease.task_id)
     await until(partial(rows.fetchval, FREED, claimed.lease.task_id))
     await rows.execute("ALTER TABLE gate_of_tomorrow RENAME TO gate")

@@ -15,8 +15,8 @@ from leasehold.api.http.nesting import refusal
 from leasehold.db.database import Connection, connect
 from leasehold.domain import cron
 from leasehold.domain.errors import Invalid
-from leasehold.pipelines.generation.providers.asking import _retry_after
-from leasehold.pipelines.generation.providers.discreet import told_without
+from leasehold.pipelines.generation.providers.redaction import redacted
+from leasehold.pipelines.generation.providers.requests import _retry_after
 from leasehold.pipelines.webhooks import steps as webhooks
 from leasehold.security.egress import Answer
 from leasehold.settings import Settings
@@ -155,10 +155,10 @@ async def test_a_pointer_has_a_bounded_number_of_parts(client: Client) -> None:
 
 def test_what_a_provider_says_of_an_error_is_searched_in_bounded_time() -> None:
     before = time.thread_time()
-    told = told_without("http://" * 150_000 + " key:secret", "key:secret")
+    told = redacted("http://" * 150_000 + " key:secret", "key:secret")
     assert time.thread_time() - before < 0.5
     assert "secret" not in told
-    assert "s3cret" not in told_without("x" * 1990 + "https://a.example/?s3cret", "k")
+    assert "s3cret" not in redacted("x" * 1990 + "https://a.example/?s3cret", "k")
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def _take_away(monkeypatch: pytest.MonkeyPatch, fence: str) -> None:
     if fence == "landlock":
         monkeypatch.setattr(landlock, "version", lambda: 0)
     else:
-        monkeypatch.setattr(seccomp, "machine_here", lambda: None)
+        monkeypatch.setattr(seccomp, "supported_machine", lambda: None)
 
 
 @pytest.mark.parametrize("fence", ["landlock", "seccomp"])

@@ -22,7 +22,7 @@ from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.pipeline import Pipeline
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
-from leasehold.transitions import gates, jobs
+from leasehold.transitions import concurrency, jobs
 from leasehold.transitions.jobs import NewJob
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
@@ -195,15 +195,15 @@ async def test_where_no_child_process_can_be_kept_a_newcomer_has_the_next_that_b
         assert begun_before <= 3  # the hint may be on its way while a step ends
 
 
-async def held_at(connection: Connection, gate: ConcurrencyLimit, **tenants: int) -> None:
+async def held_at(connection: Connection, limit: ConcurrencyLimit, **tenants: int) -> None:
     for tenant, count in tenants.items():
         async with connection.transaction():
-            await jobs.submit(connection, [NewJob(ONE, tenant, gates=[gate]) for _ in range(count)])
+            await jobs.submit(connection, [NewJob(ONE, tenant, limits=[limit]) for _ in range(count)])
 
 
-async def let_in(connection: Connection, gate: ConcurrencyLimit) -> dict[str, int]:
+async def let_in(connection: Connection, limit: ConcurrencyLimit) -> dict[str, int]:
     """Whose jobs are inside, once all were let in that may."""
-    await gates.admit(connection, [(gate.tenant_id, gate.key)])
+    await concurrency.admit(connection, [(limit.tenant_id, limit.key)])
     rows = await connection.fetch("SELECT tenant_id, count(*) AS n FROM job WHERE NOT held GROUP BY tenant_id")
     return {row["tenant_id"]: row["n"] for row in rows}
 
@@ -219,29 +219,29 @@ async def end_one(connection: Connection, tenant: str) -> None:
 async def test_a_tenant_alone_leaves_a_place_at_a_limit_that_tenants_share(
     rows: Rows, at_most: int, alone: int
 ) -> None:
-    gate = ConcurrencyLimit(EVERYBODY, "provider:p", at_most)
-    await held_at(rows.connection, gate, flood=600)
-    assert await let_in(rows.connection, gate) == {"flood": alone}
-    await held_at(rows.connection, gate, newcomer=1)
-    assert ("newcomer" in await let_in(rows.connection, gate)) == (alone < at_most)
+    limit = ConcurrencyLimit(EVERYBODY, "provider:p", at_most)
+    await held_at(rows.connection, limit, flood=600)
+    assert await let_in(rows.connection, limit) == {"flood": alone}
+    await held_at(rows.connection, limit, newcomer=1)
+    assert ("newcomer" in await let_in(rows.connection, limit)) == (alone < at_most)
 
 
 async def test_tenants_take_turns_at_a_limit_that_they_share(rows: Rows) -> None:
-    gate = ConcurrencyLimit(EVERYBODY, "server:south", 3)
-    await held_at(rows.connection, gate, flood=600)
-    assert await let_in(rows.connection, gate) == {"flood": 3}
-    await held_at(rows.connection, gate, second=5, third=1)
+    limit = ConcurrencyLimit(EVERYBODY, "server:south", 3)
+    await held_at(rows.connection, limit, flood=600)
+    assert await let_in(rows.connection, limit) == {"flood": 3}
+    await held_at(rows.connection, limit, second=5, third=1)
     for inside in ({"flood": 3, "second": 1}, {"flood": 3, "second": 1, "third": 1}):
         await end_one(rows.connection, "flood")
-        assert await let_in(rows.connection, gate) == inside
+        assert await let_in(rows.connection, limit) == inside
     await end_one(rows.connection, "flood")
-    assert (await let_in(rows.connection, gate))["flood"] == 4
+    assert (await let_in(rows.connection, limit))["flood"] == 4
 
 
 async def test_a_tenant_s_own_limit_is_all_its_own(rows: Rows) -> None:
-    gate = ConcurrencyLimit("flood", "tenant", 8)
-    await held_at(rows.connection, gate, flood=600)
-    assert await let_in(rows.connection, gate) == {"flood": 8}
+    limit = ConcurrencyLimit("flood", "tenant", 8)
+    await held_at(rows.connection, limit, flood=600)
+    assert await let_in(rows.connection, limit) == {"flood": 8}
 
 
 async def test_a_generation_without_a_server_waits_for_its_own_tenant_s_alone(settings: Settings, rows: Rows) -> None:

@@ -37,7 +37,7 @@ from tests.worker.children.waiting import until
 from tests.worker.conftest import end_of
 
 pytestmark = only_where(
-    seccomp.machine_here() is not None and landlock.version() > 0, "a kernel with seccomp and Landlock"
+    seccomp.supported_machine() is not None and landlock.version() > 0, "a kernel with seccomp and Landlock"
 )
 LIMITS = Limits(memory_bytes=512 * MIB, cpu_seconds=30, file_bytes=8 * MIB, open_files=64)
 

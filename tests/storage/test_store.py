@@ -39,9 +39,9 @@ def sha256(data: bytes) -> str:
 async def test_one_look_tells_the_size_and_the_first_bytes(store: ObjectStore) -> None:
     for data in (b"", b"few", b"0123456789" * 1000):
         await store.put(f"k{len(data)}", data, **TEXT)
-        assert await store.look(f"k{len(data)}", 16) == (len(data), data[:16])
+        assert await store.size_and_head(f"k{len(data)}", 16) == (len(data), data[:16])
     with pytest.raises(ObjectMissing):
-        await store.look("nothing", 16)
+        await store.size_and_head("nothing", 16)
 
 
 async def test_what_was_put_comes_back_with_its_metadata(store: ObjectStore, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from leasehold.db.database import connect
 from leasehold.exporter import queries
-from leasehold.exporter.exporter import Exporter, families, look
+from leasehold.exporter.exporter import Exporter, families, query_all
 from leasehold.settings import Settings
 from leasehold.transitions import jobs, workers
 from leasehold.transitions.settlements import Failure, fail
@@ -22,7 +22,7 @@ SILENT = 30.0
 
 
 async def seen(rows: Rows) -> Page:
-    return Page(families(await look(rows.connection, SILENT)))
+    return Page(families(await query_all(rows.connection, SILENT)))
 
 
 def of_queue(page: Page, name: str, queue: str = "default", **labels: str) -> float | None:

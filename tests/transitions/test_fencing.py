@@ -108,7 +108,7 @@ async def test_a_renewal_tells_what_was_lost_and_renews_the_rest(rows: Rows, ano
     await claims.claim(successor.connection, successor.terms, [lost.lease.task_id])
     before = (await rows.task(kept.lease.task_id))["lease_until"]
     answers = await claims.renew(rows.connection, rows.terms.owner, [kept.lease, lost.lease], 60.0)
-    told = {answer.task_id: (answer.renewed, answer.still_ours) for answer in answers}
+    told = {answer.task_id: (answer.renewed, answer.is_valid) for answer in answers}
     assert told == {kept.lease.task_id: (True, True), lost.lease.task_id: (False, False)}
     assert (await rows.task(kept.lease.task_id))["lease_until"] > before
 
@@ -119,4 +119,4 @@ async def test_a_renewal_does_not_wait_for_a_row_that_is_being_settled(rows: Row
     async with other.connection.transaction():
         await other.connection.execute("SELECT 1 FROM task WHERE id = $1 FOR UPDATE", claimed.lease.task_id)
         (answer,) = await claims.renew(rows.connection, rows.terms.owner, [claimed.lease], 60.0)
-    assert (answer.renewed, answer.still_ours) == (False, True)
+    assert (answer.renewed, answer.is_valid) == (False, True)

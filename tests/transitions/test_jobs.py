@@ -143,7 +143,7 @@ async def test_a_failing_branch_takes_the_lease_of_its_running_sibling(rows: Row
     left, right = await rows.claim_all()
     await settlements.fail(rows.connection, [Failure(left.lease, "error", "bad", "no", False, 0.0)])
     (answer,) = await claims.renew(rows.connection, rows.terms.owner, [right.lease], 30.0)
-    assert not answer.still_ours
+    assert not answer.is_valid
     assert (await complete(rows, right)).verdicts[right.lease.task_id] is Verdict.LOST
     await assert_history(rows, claimed.job_id)
 

@@ -13,7 +13,7 @@ from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.domain.states import TASK_MOVES, TASK_TERMINAL, TaskState
-from leasehold.transitions import claims, gates, jobs, settlements, sweeps
+from leasehold.transitions import claims, concurrency, jobs, settlements, sweeps
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing
 from tests.factories import ONE, Rows
 
@@ -93,10 +93,10 @@ async def _admit(rows: Rows, job_id: UUID) -> None:
     )
     async with rows.connection.transaction():
         job = SimpleNamespace(
-            id=job_id, tenant_id="t", priority=1, gates=[ConcurrencyLimit("t", "k", 1)], not_before=None
+            id=job_id, tenant_id="t", priority=1, limits=[ConcurrencyLimit("t", "k", 1)], not_before=None
         )
-        await gates.queue_up(rows.connection, [job])
-    await gates.admit(rows.connection, [("t", "k")])
+        await concurrency.queue_up(rows.connection, [job])
+    await concurrency.admit(rows.connection, [("t", "k")])
 
 
 @pytest.mark.parametrize("state", list(TaskState))

@@ -18,7 +18,7 @@ from leasehold.limits import downloads, rates
 from leasehold.pipelines.generation import rows as generations
 from leasehold.pipelines.media.housekeeping import abandoned_uploads
 from leasehold.schedules import firing as schedules
-from leasehold.transitions import claims, gates, jobs, notes, progress, settlements, sweeps, wakes
+from leasehold.transitions import claims, concurrency, jobs, notes, progress, settlements, sweeps, wakes
 from leasehold.transitions.progress import Progress
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing
 from tests.factories import THREE, Rows
@@ -249,8 +249,8 @@ async def _spread(rows: Rows) -> Work:
 
 async def _admit(rows: Rows) -> Work:
     async with rows.connection.transaction():
-        await rows.submit(gates=[ConcurrencyLimit("t", "tenant", at_most=1)])
-    return lambda: gates.admit(rows.connection, [("t", "tenant")], ())
+        await rows.submit(limits=[ConcurrencyLimit("t", "tenant", at_most=1)])
+    return lambda: concurrency.admit(rows.connection, [("t", "tenant")], ())
 
 
 async def _end_cancels(rows: Rows) -> Work:

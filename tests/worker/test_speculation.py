@@ -110,7 +110,7 @@ async def test_the_next_step_has_run_before_the_first_is_stored_and_is_not_run_a
     path = tmp_path / "fetched"
     await store.fetch_file(key, path)
     assert path.read_text() == "made by the first, and by the second"
-    assert ahead.taken_by is not None
+    assert ahead.owner_task is not None
     await nothing_left(store.attempts, tmp_path / str(worker.id))
 
 
@@ -135,7 +135,7 @@ async def test_of_a_job_that_was_cancelled_meanwhile_nothing_more_is_stored(
     assert (await end_of(rows, new.id))["status"] == "cancelled"
     await asyncio.wait({ahead.running}, timeout=SECONDS)
     assert ahead.running.done()
-    assert ahead.taken_by is None
+    assert ahead.owner_task is None
     assert await rows.connection.fetchval("SELECT count(*) FROM output WHERE step = 'second'") == 0
     assert (await end_of(rows, (await begin(rows)).id))["status"] == "succeeded"
     await nothing_left(store.attempts, tmp_path / str(worker.id))
@@ -159,8 +159,8 @@ async def test_a_first_step_that_could_not_be_stored_takes_what_came_after_it_al
     store.open.set()
     assert (await end_of(rows, (await begin(rows)).id))["status"] == "succeeded"
     thrown_away, taken = seen
-    assert thrown_away.taken_by is None
-    assert taken.taken_by is not None
+    assert thrown_away.owner_task is None
+    assert taken.owner_task is not None
     await nothing_left(store.attempts, tmp_path / str(worker.id))
 
 
@@ -184,7 +184,7 @@ async def test_idle_children_run_all_that_reads_nothing_else(
         "made by the first", "made by the first, and by the second", "made by the first, and by the third",
     ]  # fmt: skip
     tasks = dict(await rows.connection.fetch("SELECT step, id FROM task WHERE job_id = $1", new.id))
-    assert {step: one.taken_by for step, one in ahead.items()} == {step: tasks[step] for step in ("second", "third")}
+    assert {step: one.owner_task for step, one in ahead.items()} == {step: tasks[step] for step in ("second", "third")}
     await nothing_left(store.attempts, tmp_path / str(worker.id))
 
 
@@ -205,7 +205,7 @@ async def test_a_second_step_that_fails_takes_what_was_begun_beside_it_along(
         ahead = await store.all_ahead()
     store.open.set()
     assert (await end_of(rows, new.id))["status"] == "failed"
-    assert ahead["third"].taken_by is None
+    assert ahead["third"].owner_task is None
     await nothing_left(store.attempts, tmp_path / str(worker.id))
 
 

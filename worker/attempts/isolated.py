@@ -198,8 +198,8 @@ class IsolatedAttempts:
         for next_step in reversed(following[: max(1, self._children.idle)]):
             if (claimed.job_id, next_step.name) in self._speculations:
                 continue
-            known = {source.name: fetched[source.name] for source in sources if source.read in next_step.reads}
-            paths = {name: path for name, (path, _) in known.items()}
+            next_inputs = {source.name: fetched[source.name] for source in sources if source.read in next_step.reads}
+            paths = {name: path for name, (path, _) in next_inputs.items()}
             if step.name in next_step.reads:
                 paths |= {name: file.path for name, file in done.files.items()}
             try:
@@ -207,7 +207,7 @@ class IsolatedAttempts:
             except OSError as error:  # a speculation only saves time
                 log.warning("a step cannot start speculatively", reason=str(error))
                 continue
-            sha256 = {name: digest for name, (_, digest) in known.items()}
+            sha256 = {name: digest for name, (_, digest) in next_inputs.items()}
             speculation = Speculation(claimed.lease.task_id, claimed.params, directory, files, sha256)
             speculation.start(self._run_speculatively(claimed, pipeline, next_step, speculation))
             self._speculations[claimed.job_id, next_step.name] = speculation

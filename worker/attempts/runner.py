@@ -130,11 +130,11 @@ class Runner:
             finally:
                 self._heartbeat.drop(held)
                 self._isolated.forget(claimed, next_step)
-            span.tell(leasehold_outcome=outcome)
+            span.set_attributes(leasehold_outcome=outcome)
             if isinstance(settlement, Failure):
                 span.failed(settlement.code)
         if claimed.gated:
-            self._admitter.left(claimed.job_id)
+            self._admitter.may_have_ended(claimed.job_id)
         metrics.ended(claimed.pipeline, claimed.step, outcome, monotonic() - began, traces.exemplar_of(trace))
         return next_step
 

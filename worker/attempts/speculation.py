@@ -40,8 +40,8 @@ def _only_next(pipeline: Pipeline, step: Step) -> Step | None:
     if len(dependents) != 1 or dependents[0].needs != (step.name,):
         return None
     (dependent,) = dependents
-    runs_here = dependent.isolated and dependent.queue == step.queue and not dependent.external
-    return dependent if runs_here and dependent.skip_if is None else None
+    same_worker_may_run = dependent.isolated and dependent.queue == step.queue and not dependent.external
+    return dependent if same_worker_may_run and dependent.skip_if is None else None
 
 
 @dataclass(slots=True)
@@ -57,7 +57,7 @@ class Speculation:
     files: Mapping[str, Path]
     sha256: dict[str, str]
     running: asyncio.Task[Done] = field(init=False)
-    taken_by: UUID | None = field(default=None, init=False)
+    owner_task: UUID | None = field(default=None, init=False)
     _on_progress: Callable[[float, str], None] | None = field(default=None, init=False)
 
     def fits(self, claimed: Claimed, sources: list[Source]) -> bool:
@@ -76,7 +76,7 @@ class Speculation:
 
     def take(self, claimed: Claimed, on_progress: Callable[[float, str], None]) -> None:
         """The attempt takes it: report its progress from now on."""
-        self.taken_by = claimed.lease.task_id
+        self.owner_task = claimed.lease.task_id
         self._on_progress = on_progress
 
     def progress(self, percent: float, summary: str) -> None:

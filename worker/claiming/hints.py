@@ -61,8 +61,8 @@ class Hints:
 
     def waits_with_less(self, tenant: str) -> bool:
         """Whether another tenant waits that runs at least two steps fewer: a slot of `tenant` should go to it."""
-        others = len(self._waiting) - (tenant in self._waiting)
+        other_tenants = len(self._waiting) - (tenant in self._waiting)
         bound = self._shares.running(tenant) - 1
-        return others > 0 < bound and any(
+        return other_tenants > 0 < bound and any(
             self._shares.running(other) < bound for other in islice(self._waiting, _COMPARED) if other != tenant
         )

@@ -38,11 +38,12 @@ log = structlog.get_logger(__name__)
 #: A consumer without a delivery for this long, while polls find new work, is taken for dead and rebuilt.
 _SILENCE_SECONDS = 30.0
 
-#: A crowded pool polls this often, and finds what has been due for this long: the hints of a flood stand in one line
-#: with all other tenants' hints, while a poll serves tenants in turn.
+#: A crowded pool polls this often, for tasks that have been due for this long. A poll serves tenants in turn, but in
+#: the broker's queue the hints of other tenants stand behind those of a flood.
 _FAIR_SECONDS = 0.25
-#: A pool is crowded while hints wait, or while this part of its slots is busy. The broker stops handing out hints of a
-#: queue and band when as many are unacknowledged, and the smallest window is near this part (broker.consumer.SHARES).
+#: A pool is crowded while hints wait, or while this part of its slots is busy. At about this part the smallest window
+#: of unacknowledged hints is full (broker.consumer.SHARES), and the broker delivers no more hints of that queue and
+#: band.
 _CROWDED = 1 / 4
 #: A crowded pool leaves the task of a tenant that runs nothing here to its hint for this long. A hint takes
 #: milliseconds, unless a flood's hints stand before it.
@@ -51,8 +52,8 @@ _HINT_SECONDS = 0.05
 
 @dataclass(frozen=True, slots=True)
 class _PollResult:
-    """`plenty`: more may be due. `hinted`: a hint tells of some of it; true also if no slot was free, or the poll
-    failed. `held_back`: tenants without room here have more due.
+    """`plenty`: more tasks may be due. `hinted`: some of them have a hint; also true if no slot was free, or the poll
+    failed. `held_back`: tenants without room in this pool have more due tasks.
     """
 
     plenty: bool
@@ -61,7 +62,9 @@ class _PollResult:
 
 
 class SlotPool:
-    """`slots`: the most that one tenant may take. `reserve`: slots for tenants that run nothing else here."""
+    """`slots`: how many slots one tenant may take. `reserve`: further slots, for tenants that run nothing
+    in this pool.
+    """
 
     def __init__(
         self,
@@ -206,8 +209,8 @@ class SlotPool:
     # --- polls
 
     async def _poll(self) -> None:
-        """Poll on request and every `_pause` seconds. Poll again at once while polls find plenty that no hint tells
-        of.
+        """Poll on request and every `_pause` seconds. While polls find plenty of tasks without hints,
+        poll again at once.
         """
         hintless = self._broker.name == "postgres"
         while True:
@@ -232,8 +235,9 @@ class SlotPool:
                 await asyncio.wait(self._attempts, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
 
     def _share_full_pool(self, *, others_wait: bool) -> None:
-        """If others have waited for `_FAIR_SECONDS` while no shared slot was free, keep the next free slot from the
-        hints: a poll gives it to the tenant whose turn it is. A job of many steps gives its slot up between two steps.
+        """Keep the next free slot from the hints, if other tasks have waited for `_FAIR_SECONDS` while no shared slot
+        was free. A poll gives this slot to the tenant whose turn it is. A job of many steps leaves its slot between two
+        steps.
         """
         if not others_wait or self._shares.busy < self._shares.slots:
             self._full_since = None
@@ -255,10 +259,10 @@ class SlotPool:
         """Whether the next shared slot that becomes free is kept from the hints, for a poll."""
         if keeps != self._keeps_next:
             self._keeps_next = keeps
-            self._promise(1 if keeps else -1)
+            self._reserve_slots(1 if keeps else -1)
 
-    def _promise(self, slots: int) -> None:
-        """Keep so many more slots from the hints; a negative number returns them."""
+    def _reserve_slots(self, slots: int) -> None:
+        """Keep `slots` more slots from the hints. A negative number returns them."""
         self._shares.promised += slots
         self._may_start.set()
 
@@ -271,11 +275,11 @@ class SlotPool:
         limit = min(shares.free if shares.free > 0 else shares.reserve_free, at_most or max(1, self.slots // 2))
         if limit <= 0:
             return _PollResult(plenty=True, hinted=True, held_back=False)
-        rooms = replace(shares.rooms(limit), other_overdue=_HINT_SECONDS if self._crowded else None)
-        self._promise(limit)
+        tenant_rooms = replace(shares.rooms(limit), other_overdue=_HINT_SECONDS if self._crowded else None)
+        self._reserve_slots(limit)
         try:
             began = perf_counter()
-            polled = await self._claimer.poll(self.queues, limit, overdue, rooms)
+            polled = await self._claimer.poll(self.queues, limit, overdue, tenant_rooms)
             metrics.took("look", began)
         except TRY_AGAIN as error:
             outages.DATABASE.met(error, "polls")
@@ -284,7 +288,7 @@ class SlotPool:
             unforeseen("look", error)
             return _PollResult(plenty=False, hinted=True, held_back=False)
         finally:
-            self._promise(-limit)
+            self._reserve_slots(-limit)
         metrics.CLAIMS.labels("look").inc(len(polled.claimed))
         hinted = any(claimed.was == "pending" for claimed in polled.claimed)
         if overdue and hinted:

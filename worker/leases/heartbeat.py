@@ -233,7 +233,7 @@ class Heartbeat:
             for held in renewable:
                 self._apply(held, by_task[held.lease.task_id], started)
             # A row that another statement locked was not renewed: that statement may be taking the task.
-            if all(answer.renewed or not answer.still_ours for answer in answers):
+            if all(answer.renewed or not answer.is_valid for answer in answers):
                 self._unconfirmed = False
         else:
             self._unconfirmed = False
@@ -242,7 +242,7 @@ class Heartbeat:
     def _apply(self, held: HeldLease, answer: claims.Renewal, started: float) -> None:
         if answer.renewed:
             held.trusted_until = started + self._settings.lease_seconds - self._settings.trust_margin_seconds
-        elif not answer.still_ours:
+        elif not answer.is_valid:
             self._lose(held)
         if answer.cancel:
             self._cancel(held)

@@ -7,7 +7,7 @@ from uuid import UUID
 
 from leasehold.broker.announcer import Announcer
 from leasehold.db.database import Pool
-from leasehold.transitions import gates
+from leasehold.transitions import concurrency
 
 #: Ends within this time are handled together: the locks and counts of the limits cost the same for one as for hundreds.
 _GATHER_SECONDS = 0.02
@@ -21,20 +21,20 @@ class Admitter:
     def __init__(self, pool: Pool, announcer: Announcer) -> None:
         self._pool = pool
         self._announcer = announcer
-        self._left: set[UUID] = set()
-        self._has_left = asyncio.Event()
+        self._ended: set[UUID] = set()
+        self._has_ended = asyncio.Event()
 
-    def left(self, job_id: UUID) -> None:
+    def may_have_ended(self, job_id: UUID) -> None:
         """A step was settled of a job under a concurrency limit: the job may have ended."""
-        self._left.add(job_id)
-        self._has_left.set()
+        self._ended.add(job_id)
+        self._has_ended.set()
 
     async def turn(self) -> float:
-        await self._has_left.wait()
+        await self._has_ended.wait()
         await asyncio.sleep(_GATHER_SECONDS)
-        self._has_left.clear()
-        left, self._left = self._left, set()
+        self._has_ended.clear()
+        ended, self._ended = self._ended, set()
         async with self._pool.acquire() as connection:
-            names = await gates.gates_of(connection, [*left])
-            self._announcer.announce(await gates.admit(connection, names, [*left]))
+            names = await concurrency.limits_of(connection, [*ended])
+            self._announcer.announce(await concurrency.admit(connection, names, [*ended]))
         return 0.0

@@ -29,8 +29,8 @@ from leasehold.runtime.periodic import Periodic
 from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
-from leasehold.transitions import external, gates, jobs, quarantine, sweeps, webhooks, workers
-from leasehold.transitions.gates import ConcurrencyLimitName
+from leasehold.transitions import concurrency, external, jobs, quarantine, sweeps, webhooks, workers
+from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Leadership, Takeover
 
@@ -95,7 +95,7 @@ class Duties:
             self._tidying("forget_workers", lambda c: workers.forget_workers(c, 10 * self._settings.lease_seconds)),
             self._tidying("forget_idempotency_keys", sweeps.forget_idempotency_keys),
             self._tidying("forget_tombstones", lambda c: jobs.forget_tombstones(c, self._settings.tombstone_hours)),
-            self._tidying("forget_gates", gates.forget_gates),
+            self._tidying("forget_gates", concurrency.forget_unused_limits),
             self._tidying("forget_rates", rates.forget_rates),
             self._tidying("forget_downloads", downloads.forget_downloads),
             self._tidying("forget_quarantine", quarantine.forget),
@@ -104,8 +104,8 @@ class Duties:
             dispatch = partial(self._dispatch_webhooks, self._deliveries)
             periodic.append(Periodic("webhooks", dispatch, every=_EVERY_SECONDS))
         of_kinds = house.of_kinds()
-        if taken := {duty.name for duty in periodic} & of_kinds.keys():
-            raise DeclarationError(f"a kind of work has duties with names of the platform's own: {sorted(taken)}")
+        if duplicates := {duty.name for duty in periodic} & of_kinds.keys():
+            raise DeclarationError(f"a kind of work has duties with names of the platform's own: {sorted(duplicates)}")
         return periodic + [self._led(name, turn) for name, turn in of_kinds.items()]
 
     def _led(
@@ -153,9 +153,9 @@ class Duties:
         goes through some of the limits.
         """
         async with self._frequent() as connection:
-            limits = await gates.crowded(connection, self._last_limit)
+            limits = await concurrency.crowded(connection, self._last_limit)
             self._last_limit = limits[-1] if limits else ("", "")
-            self._announcer.announce(await gates.admit_each(connection, limits))
+            self._announcer.announce(await concurrency.admit_each(connection, limits))
 
     async def _fire_schedules(self) -> None:
         async with self._frequent() as connection:
@@ -168,7 +168,7 @@ class Duties:
             ):
                 jobs_ended(fired.ended)
                 self._announcer.announce(fired.hints)
-                self._announcer.announce(await gates.admit(connection, fired.gates, fired.left))
+                self._announcer.announce(await concurrency.admit(connection, fired.limits, fired.departed))
 
     async def _dispatch_webhooks(self, deliveries: Pipeline) -> None:
         async with self._frequent() as connection:

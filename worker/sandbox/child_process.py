@@ -162,7 +162,7 @@ def hung_up(connection: socket.socket) -> bool:
 
 
 def _crash(status: int) -> ChildCrashed:
-    metrics.CRASHES.labels(_how(status)).inc()
+    metrics.CRASHES.labels(_cause_of(status)).inc()
     if status == frames.OUT_OF_MEMORY:
         return ChildCrashed("out_of_memory", "the step needed more memory than its limit allows")
     if status == -signal.SIGXCPU:
@@ -170,7 +170,7 @@ def _crash(status: int) -> ChildCrashed:
     return ChildCrashed("child_crashed", f"the step's process ended early ({fate(status)})")
 
 
-def _how(status: int) -> str:
+def _cause_of(status: int) -> str:
     """The metric's label: a signal's name, `out_of_memory`, `exit` or `unknown`."""
     if status >= 0:
         return "out_of_memory" if status == frames.OUT_OF_MEMORY else "exit"

@@ -133,7 +133,7 @@ class Fences:
         """
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         _limit_threads()
-        mechanisms = ["seccomp"] if seccomp.machine_here() else _leave_network()
+        mechanisms = ["seccomp"] if seccomp.supported_machine() else _leave_network()
         _prctl(_PR_SET_NO_NEW_PRIVS, 1)
         grants = {
             landlock.READ: [*(Path(path) for path in _SYSTEM), *importable(packages)],
@@ -150,7 +150,7 @@ class Fences:
 
     def seal(self) -> None:
         """In a child: install the filter of system calls, and prepare the layer of `enclose`. Raises OSError."""
-        machine = seccomp.machine_here()
+        machine = seccomp.supported_machine()
         if machine is not None:
             seccomp.install_filter(machine)
         if self._has_landlock:

@@ -33,7 +33,7 @@ def of_this_kernel() -> str:
     """The fences that this kernel offers children. Without a network namespace: only an attempt shows whether that
     works.
     """
-    held = [*(["seccomp"] if seccomp.machine_here() else []), *(["landlock"] if landlock.version() else [])]
+    held = [*(["seccomp"] if seccomp.supported_machine() else []), *(["landlock"] if landlock.version() else [])]
     return "+".join(held) or "limits only"
 
 

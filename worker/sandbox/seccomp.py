@@ -197,7 +197,7 @@ class _Program(ctypes.Structure):
     _fields_ = (("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p))
 
 
-def machine_here() -> Machine | None:
+def supported_machine() -> Machine | None:
     """This machine's entry; None if it has none, or its kernel cannot filter."""
     machine = MACHINES.get(os.uname().machine)
     if machine is None or sys.byteorder != "little" or ctypes.sizeof(ctypes.c_void_p) != 8:  # noqa: PLR2004 - 64 bits

@@ -81,28 +81,28 @@ class Zygote:
 
         Raises DeclarationError with the zygote's reason, or if it died while it loaded.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with contextlib.ExitStack() as undo, theirs:
-            undo.enter_context(ours)
-            ours.setblocking(False)
+        worker_end, child_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with contextlib.ExitStack() as undo, child_end:
+            undo.enter_context(worker_end)
+            worker_end.setblocking(False)
             output = ChildOutput()
             undo.callback(output.close)
             process = await asyncio.create_subprocess_exec(
-                *recipe.command(theirs.fileno()),
+                *recipe.command(child_end.fileno()),
                 stdin=asyncio.subprocess.DEVNULL,
                 stdout=output.write_end,
                 stderr=output.write_end,
                 env=scrubbed_environment(),
-                pass_fds=(theirs.fileno(),),
+                pass_fds=(child_end.fileno(),),
                 start_new_session=True,
             )
             undo.pop_all()
-        theirs.close()
+        child_end.close()
         output.watch(process.pid)
         try:
-            return cls(process, ours, output, await _greeting(process, ours, recipe))
+            return cls(process, worker_end, output, await _greeting(process, worker_end, recipe))
         except BaseException:
-            await asyncio.shield(_bury(process, ours, output))
+            await asyncio.shield(_bury(process, worker_end, output))
             raise
 
     @property
@@ -122,16 +122,16 @@ class Zygote:
             raise
 
     async def _fork(self) -> ChildProcess:
-        ours, theirs = socket.socketpair()
-        with contextlib.ExitStack() as undo, theirs:
-            undo.enter_context(ours)
+        worker_end, child_end = socket.socketpair()
+        with contextlib.ExitStack() as undo, child_end:
+            undo.enter_context(worker_end)
             output = ChildOutput()
             undo.callback(output.close)
-            pid = await self._ask(frames.FORK, [theirs.fileno(), output.write_end])
+            pid = await self._ask(frames.FORK, [child_end.fileno(), output.write_end])
             if pid < 0:
                 raise OSError(-pid, os.strerror(-pid))
             undo.pop_all()
-        return await ChildProcess.adopt(pid, ours, output, self.reap)
+        return await ChildProcess.adopt(pid, worker_end, output, self.reap)
 
     async def reap(self, pid: int) -> int:
         """The exit status of a child that has ended, as subprocess gives it. Raises OSError or EOFError."""

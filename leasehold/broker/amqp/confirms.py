@@ -55,12 +55,12 @@ class Window:
         self.confirmed = [False] * len(messages)
         self.returned = [False] * len(messages)
         self.settled: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._left = len(messages)
+        self._unconfirmed = len(messages)
 
     def settle(self, place: int, *, ok: bool) -> None:
         self.confirmed[place] = ok and not self.returned[place]
-        self._left -= 1
-        if not self._left:
+        self._unconfirmed -= 1
+        if not self._unconfirmed:
             self.give_up()
 
     def give_up(self) -> None:

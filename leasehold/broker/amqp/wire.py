@@ -65,24 +65,24 @@ class Sieve:
             return data
         if self._rest:
             data, self._rest = self._rest + data, b""
-        others: list[bytes] = []
-        kept, at, size = 0, 0, len(data)
-        while size - at >= _FRAME.size:
-            kind, channel, length = _FRAME.unpack_from(data, at)
-            start, end = at + _FRAME.size, at + _FRAME.size + length
+        passed_on: list[bytes] = []
+        copied_until, position, size = 0, 0, len(data)
+        while size - position >= _FRAME.size:
+            kind, channel, length = _FRAME.unpack_from(data, position)
+            start, end = position + _FRAME.size, position + _FRAME.size + length
             if length > _MAX_BYTES or (end < size and data[end] != _END):
                 self._is_amqp = False  # not AMQP: the client reports it
-                return b"".join((*others, data[kept:]))
+                return b"".join((*passed_on, data[copied_until:]))
             if end >= size:
                 break
             handler = self._handlers.get(channel)
             if handler is not None and METHOD <= kind <= BODY and handler(kind, data[start:end]):
-                others.append(data[kept:at])
-                kept = end + 1
-            at = end + 1
-        others.append(data[kept:at])
-        self._rest = data[at:]
-        return b"".join(others)
+                passed_on.append(data[copied_until:position])
+                copied_until = end + 1
+            position = end + 1
+        passed_on.append(data[copied_until:position])
+        self._rest = data[position:]
+        return b"".join(passed_on)
 
 
 class Wire(TransportFactory):
@@ -125,10 +125,10 @@ class _Reader(asyncio.StreamReader):
         self._fed_at = loop.time()
 
     def feed_data(self, data: Iterable[SupportsIndex]) -> None:
-        others = self._sieve.sift(bytes(data))
+        passed_on = self._sieve.sift(bytes(data))
         now = self._clock()
-        if not others and now - self._fed_at > _ALIVE_SECONDS:
-            others = _HEARTBEAT
-        if others:
+        if not passed_on and now - self._fed_at > _ALIVE_SECONDS:
+            passed_on = _HEARTBEAT
+        if passed_on:
             self._fed_at = now
-            super().feed_data(others)
+            super().feed_data(passed_on)

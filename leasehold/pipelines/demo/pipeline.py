@@ -1,6 +1,7 @@
-"""For demonstrations and measurements: one that does nothing, and one that takes its time.
+"""Declares two pipelines for demonstrations and measurements.
 
-`noop`'s one step costs only what the platform costs. `demo_long_task` shows progress, cancelling and retries.
+`noop` has one step that does nothing, so a run of it costs only what the platform costs. `demo_long_task` takes its
+time and shows progress, cancelling and retries.
 """
 
 from __future__ import annotations

@@ -1,3 +1,5 @@
+"""The handlers of the pipelines `noop` and `demo_long_task`."""
+
 from __future__ import annotations
 
 import asyncio

@@ -1,1 +1,3 @@
-"""Images and videos that somebody else's service makes: submitted, polled for up to a day, stored."""
+"""The kind of work `generation`: a provider makes images or videos, and a worker submits, polls for up to a day, and
+stores the files.
+"""

@@ -1,6 +1,7 @@
-"""Where a provider calls when it has news. The call itself is believed nothing but this: it is time to ask.
+"""Makes and checks the addresses that providers call when a generation has news.
 
-The address holds a signature over the job's id, so that nobody else can make us ask; it is no key to anything more.
+A call only makes a worker poll the provider at once: nothing else in it is believed. The address contains a signature
+over the job's id, so that nobody else can cause a poll. The signature grants nothing else.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _PURPOSE = "generation callback"
 
 
 def callback_url(settings: Settings, sealing: Sealing, job_id: UUID) -> str | None:
-    """None where nobody outside could reach us, or nothing can be signed."""
+    """The address for a job. None if the installation has no public URL, or no key to sign with."""
     if not settings.public_url or not sealing.possible:
         return None
     return f"{settings.public_url.rstrip('/')}{PATH}/{job_id}/{sealing.sign(_PURPOSE, job_id.bytes)}"

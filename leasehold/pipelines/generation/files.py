@@ -1,4 +1,6 @@
-"""Bringing a provider's files home: guarded, capped, and looked at before they are taken for what they claim to be."""
+"""Downloads a provider's files for the `store` step. The download is guarded and bounded, and the type of a file comes
+from its first bytes, not from the provider.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +10,12 @@ from leasehold.pipelines.generation.provider import Kind
 from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, EgressRefused
 from leasehold.settings import Settings
 
-_SECONDS = 600.0
+_TIMEOUT_SECONDS = 600.0
 _REDIRECTS = 3
 _OK = 200
-_LATER = frozenset({408, 425, 429, 500, 502, 503, 504})
-#: DNS may come back.
-_MAY_PASS = frozenset({"host_unknown"})
+_TEMPORARY_STATUSES = frozenset({408, 425, 429, 500, 502, 503, 504})
+#: DNS may work again later.
+_TEMPORARY_REFUSALS = frozenset({"host_unknown"})
 
 _IMAGES = (
     (b"\xff\xd8\xff", 0, "jpg", "image/jpeg"),
@@ -29,49 +31,49 @@ _VIDEOS = (
 )
 
 
-class Unfit(Exception):
-    """This file will never be stored: `code` is stable, and the message is for the caller."""
+class UnusableFile(Exception):
+    """The file will never be stored. `code` is stable, and the message is for the client."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
         self.code = code
 
 
-class NotNow(Exception):
-    """The file could not be had this time."""
+class FileUnavailable(Exception):
+    """The file could not be downloaded now. Another attempt may succeed."""
 
 
-async def bring(egress: Egress, settings: Settings, kind: Kind, url: str, path: Path) -> tuple[str, str]:
-    """Download `url` into `path`. Answers the extension and the content type that its bytes have.
+async def download(egress: Egress, settings: Settings, kind: Kind, url: str, path: Path) -> tuple[str, str]:
+    """Download `url` into `path`. Returns the extension and the content type that the file's first bytes show.
 
-    Raises Unfit, NotNow.
+    Raises UnusableFile or FileUnavailable.
     """
-    at_most = settings.generation_image_max_bytes if kind == "image" else settings.generation_video_max_bytes
+    max_bytes = settings.generation_image_max_bytes if kind == "image" else settings.generation_video_max_bytes
     try:
-        got = await egress.download(url, path, max_bytes=at_most, timeout=_SECONDS, redirects=_REDIRECTS)
+        answer = await egress.download(url, path, max_bytes=max_bytes, timeout=_TIMEOUT_SECONDS, redirects=_REDIRECTS)
     except AnswerTooLarge:
-        raise Unfit("file_too_large", f"The provider's file has more than {at_most} bytes.") from None
+        raise UnusableFile("file_too_large", f"The provider's file has more than {max_bytes} bytes.") from None
     except EgressRefused as error:
-        if error.code in _MAY_PASS:
-            raise NotNow(str(error)) from None
-        raise Unfit(error.code, str(error)) from None
+        if error.code in _TEMPORARY_REFUSALS:
+            raise FileUnavailable(str(error)) from None
+        raise UnusableFile(error.code, str(error)) from None
     except EgressFailed as error:
-        raise NotNow(str(error)) from None
-    if got.status in _LATER:
-        raise NotNow(f"the provider's file answered {got.status}")
-    if got.status != _OK:
-        raise Unfit("file_gone", f"The provider's file answered {got.status}.")
-    if got.size == 0:
-        raise Unfit("file_empty", "The provider's file is empty.")
-    return kind_of(kind, got.head)
+        raise FileUnavailable(str(error)) from None
+    if answer.status in _TEMPORARY_STATUSES:
+        raise FileUnavailable(f"the provider's file answered {answer.status}")
+    if answer.status != _OK:
+        raise UnusableFile("file_gone", f"The provider's file answered {answer.status}.")
+    if answer.size == 0:
+        raise UnusableFile("file_empty", "The provider's file is empty.")
+    return kind_of(kind, answer.head)
 
 
 def kind_of(kind: Kind, head: bytes) -> tuple[str, str]:
-    """Extension and content type, by the first bytes alone. Raises Unfit `not_an_image`, `not_a_video`."""
-    for magic, at, extension, content_type in _IMAGES if kind == "image" else _VIDEOS:
-        if head[at : at + len(magic)] == magic and (magic != b"WEBP" or head.startswith(b"RIFF")):
+    """Extension and content type by the first bytes. Raises UnusableFile `not_an_image` or `not_a_video`."""
+    for magic, position, extension, content_type in _IMAGES if kind == "image" else _VIDEOS:
+        if head[position : position + len(magic)] == magic and (magic != b"WEBP" or head.startswith(b"RIFF")):
             return extension, content_type
-    raise Unfit(*_WRONG[kind])
+    raise UnusableFile(*_WRONG[kind])
 
 
 _WRONG = {

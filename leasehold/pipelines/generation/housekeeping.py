@@ -1,4 +1,4 @@
-"""What the leading worker does for generations: source images that nobody may use any more."""
+"""The duty of the leading worker for generations: it deletes expired source images."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from leasehold.pipelines.generation.rows import SOURCES, expired_sources, forget
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The hook of the kind."""
+    """The hook of the kind `generation`."""
     return KindHousekeeping(
         duties=[Forgetting(SOURCES, expired_sources, lambda key: key, context.store.delete, forget_sources)],
         prefixes=("sources/",),

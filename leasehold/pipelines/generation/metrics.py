@@ -1,4 +1,4 @@
-"""What a worker counts of its requests to providers."""
+"""Counts and times a worker's requests to providers. `ProviderContext` wraps each provider with `measured`."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from contextlib import contextmanager
 from time import perf_counter
 
 from leasehold.pipelines.generation.provider import (
-    Made,
+    Accepted,
+    Finished,
     Order,
     OutcomeUnknown,
     Provider,
     Rejected,
-    Taken,
     TryLater,
     Working,
 )
@@ -20,38 +20,40 @@ from leasehold.telemetry.meters import Bounded, counter, histogram
 
 REQUESTS = counter(
     "generation_provider_requests_total",
-    "Requests to providers. ok; rejected: it will never do this; later: busy or down; unknown: no answer that could "
-    "be read; error: a bug of ours",
+    "Requests to providers. ok; rejected: for good; later: the provider is busy or down; unknown: no readable answer "
+    "came; error: a bug in Leasehold",
     ["provider", "operation", "outcome"],
 )
 SECONDS = histogram(
-    "generation_provider_request_duration_seconds", "A request to a provider, answer read", ["provider"]
+    "generation_provider_request_duration_seconds",
+    "Seconds of a request to a provider, until its answer is read",
+    ["provider"],
 )
 
 _OUTCOMES = {Rejected: "rejected", TryLater: "later", OutcomeUnknown: "unknown"}
-_names = Bounded()
+_bounded_names = Bounded()
 
 
 class _Measured:
-    """A provider whose requests are counted."""
+    """A provider whose requests are counted and timed."""
 
     def __init__(self, provider: Provider) -> None:
         self._provider = provider
-        self._label = _names(provider.name)
+        self._label = _bounded_names(provider.name)
 
     @property
     def name(self) -> str:
         return self._provider.name
 
     @property
-    def takes_token(self) -> bool:
-        return self._provider.takes_token
+    def honours_token(self) -> bool:
+        return self._provider.honours_token
 
-    async def submit(self, order: Order, credential: str) -> Taken | Made:
+    async def submit(self, order: Order, credential: str) -> Accepted | Finished:
         with self._request("submit"):
             return await self._provider.submit(order, credential)
 
-    async def poll(self, ref: str, order: Order, credential: str) -> Working | Made:
+    async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
         with self._request("poll"):
             return await self._provider.poll(ref, order, credential)
 

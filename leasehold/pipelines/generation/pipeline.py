@@ -1,8 +1,9 @@
-"""The generation pipeline: ask a provider for images or a video, poll until it is made, store its files. Light: the
-API imports it.
+"""Declares the generation pipeline (order images or a video from a provider, poll, store the files), and the pipeline
+that withdraws an order.
 
-`submit` records its intent first and so never buys twice; `poll` holds no worker while it waits; `store` brings the
-provider's files home before their links die.
+The API and the workers import it, so it imports no heavy library. `submit` records its intent before it orders: so it
+never buys twice. `poll` snoozes between two requests: so it holds no worker. `store` downloads the files before the
+provider's links expire.
 """
 
 from __future__ import annotations
@@ -16,14 +17,17 @@ from pydantic import BaseModel, ConfigDict, Field
 from leasehold.domain.kind import Kind, Scopes
 from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 
-#: The queue of all its steps; pinned tasks go to `generation@{server_id}`.
+#: The queue of all steps. Pinned tasks go to the queue `generation@{server_id}`.
 QUEUE = "generation"
-#: The step that notices its deadline ends the job itself, with a word to the provider; the platform does after this.
+#: A step that finds the deadline passed cancels the order at the provider and fails the job. If no step does, the
+#: platform expires the job after this further time.
 BACKSTOP = timedelta(minutes=2)
-_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))
+_RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))
 
 
 class Source(BaseModel):
+    """A source image of the order, by its address."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     url: str
@@ -32,8 +36,8 @@ class Source(BaseModel):
 
 
 class GenerationParams(BaseModel):
-    """`credential`: sealed; without one the installation's own is used. `resubmit`: the caller would rather buy twice
-    than be told `submit_outcome_unknown`.
+    """The parameters of a generation. `credential`: the client's own, sealed; None: the installation's own is used.
+    `resubmit`: if the outcome of a submit is unknown, order again instead of failing with `submit_outcome_unknown`.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -63,22 +67,37 @@ generation = Pipeline(
     module="leasehold.pipelines.generation.steps",
     terms=RunTerms(title="Generation", offered=False),
     steps=[
-        # Not to be stopped half way: what was bought must be written down.
+        # Not cancelable: a submit that has bought something must record it.
         Step(
-            "submit", queue=QUEUE, max_attempts=4, retry_ladder=_LADDER, timeout=timedelta(minutes=3), cancelable=False
+            "submit",
+            queue=QUEUE,
+            max_attempts=4,
+            retry_ladder=_RETRY_LADDER,
+            timeout=timedelta(minutes=3),
+            cancelable=False,
         ),
         Step(
-            "poll", needs=("submit",), queue=QUEUE, max_attempts=4, retry_ladder=_LADDER, timeout=timedelta(minutes=2)
+            "poll",
+            needs=("submit",),
+            queue=QUEUE,
+            max_attempts=4,
+            retry_ladder=_RETRY_LADDER,
+            timeout=timedelta(minutes=2),
         ),
         Step(
-            "store", needs=("poll",), queue=QUEUE, max_attempts=4, retry_ladder=_LADDER, timeout=timedelta(minutes=40)
+            "store",
+            needs=("poll",),
+            queue=QUEUE,
+            max_attempts=4,
+            retry_ladder=_RETRY_LADDER,
+            timeout=timedelta(minutes=40),
         ),
     ],
 )
 
 
 class Withdrawal(BaseModel):
-    """The generation of this tenant that nobody wants any more."""
+    """The parameters of a withdrawal: the cancelled generation."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -89,9 +108,9 @@ withdrawal = Pipeline(
     "generation_withdrawal",
     params=Withdrawal,
     module="leasehold.pipelines.generation.withdraw",
-    terms=RunTerms(title="Telling a provider to stop", offered=False, unlimited=True),
+    terms=RunTerms(title="Withdrawing an order from a provider", offered=False, unlimited=True),
     steps=[
-        Step("withdraw", queue=QUEUE, max_attempts=6, retry_ladder=_LADDER, timeout=timedelta(minutes=2)),
+        Step("withdraw", queue=QUEUE, max_attempts=6, retry_ladder=_RETRY_LADDER, timeout=timedelta(minutes=2)),
     ],
 )
 

@@ -1,7 +1,7 @@
-"""What every provider of generations can do, and how it says what came of it.
+"""The interface of every provider of generations: its methods, their answers and their errors.
 
-A provider is a client of somebody else's HTTP service. It keeps nothing: what must survive is in the task's note.
-Whatever goes wrong is one of the errors below, whose texts hold no credential and no URL's query.
+A provider is a client of an external HTTP service. It keeps no state: the steps record what must survive in the task's
+note. A method fails with one of the errors below. Their messages hold no credential and no query of a URL.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ Kind: TypeAlias = Literal["image", "video"]
 
 @dataclass(frozen=True, slots=True)
 class SourceImage:
-    """A picture that the generation begins with. `url`: where the provider finds it."""
+    """A picture that the generation starts from. `url`: the address from which the provider fetches it."""
 
     url: str
     width: int | None = None
@@ -24,10 +24,10 @@ class SourceImage:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What is to be made. `token`: the same for every attempt at one generation, of another for no other.
+    """What the provider is to make. `token`: one for each generation, the same for all its attempts.
 
-    `extra`: what the caller says to this provider alone, by the provider's own names. `callback`: where the provider
-    may say that it has news, if it can.
+    `extra`: further fields for this provider, by the provider's own names. `callback`: the address that the provider
+    may call when it has news.
     """
 
     kind: Kind
@@ -42,35 +42,39 @@ class Order:
     is_pro: bool = False
     duration_ms: int | None = None
     ratio: str | None = None
-    deadline_seconds: int | None = None  # how long we will wait: providers that can, stop then
+    deadline_seconds: int | None = None  # how long the job waits: a provider that supports it stops then
     extra: Mapping[str, object] | None = None
     callback: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """The provider works on it. `ref`: its name there, and all that polling needs."""
+class Accepted:
+    """The provider works on the order. `ref`: the provider's id of the order; polling needs nothing else."""
 
     ref: str
 
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """Not done. `state`: the provider's own word; `after`: seconds that it asked us to wait, if it did."""
+    """The order is not finished. `state`: the provider's own word. `after`: the seconds to wait that the provider
+    names, if it does.
+    """
 
     state: str
     after: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
-    """Done. `urls`: where the files are, for a while; at least one."""
+class Finished:
+    """The order is finished. `urls`: at least one link to a file. The links expire."""
 
     urls: tuple[str, ...]
 
 
 class ProviderError(Exception):
-    """`code` is stable; `message` is told to the caller; `fail_code`: the provider's own code, if it gave one."""
+    """`code` is stable, and `message` is for the client. `fail_code`: the provider's own code, if the
+    answer has one.
+    """
 
     def __init__(self, code: str, message: str, *, fail_code: str | None = None) -> None:
         super().__init__(message)
@@ -80,15 +84,15 @@ class ProviderError(Exception):
 
 
 class Rejected(ProviderError):
-    """It will never do this: a bad order or credential, refused content, or it failed for good. Nothing was bought,
-    or what was bought has failed.
+    """The provider will never fulfil the order: the order or the credential is bad, the content is refused, or the
+    generation failed. Nothing was bought, or what was bought has failed.
     """
 
 
 class TryLater(ProviderError):
-    """Not now, and nothing was bought by this very request: busy, over a limit, or down before the request went out.
+    """The provider is busy, over a limit, or was down before the request went out. This request has bought nothing.
 
-    `after`: seconds that the provider asked us to wait, if it did.
+    `after`: the seconds to wait that the provider names, if it does.
     """
 
     def __init__(self, code: str, message: str, *, fail_code: str | None = None, after: float | None = None) -> None:
@@ -97,23 +101,27 @@ class TryLater(ProviderError):
 
 
 class OutcomeUnknown(ProviderError):
-    """The request may have arrived, and no answer that can be read came back. After a submit: it may be bought."""
+    """The request may have arrived, but no readable answer came back. After a submit: the order may be bought."""
 
 
 class Provider(Protocol):
-    """`takes_token`: a submit repeated with the same token buys nothing more; it gives the first one's `Taken`."""
+    """`honours_token`: a submit repeated with the same token buys nothing more and gives the first
+    submit's `Accepted`.
+    """
 
     @property
     def name(self) -> str: ...
 
     @property
-    def takes_token(self) -> bool: ...
+    def honours_token(self) -> bool: ...
 
-    async def submit(self, order: Order, credential: str) -> Taken | Made:
-        """Raises Rejected, TryLater, OutcomeUnknown."""
+    async def submit(self, order: Order, credential: str) -> Accepted | Finished:
+        """Order. Raises Rejected, TryLater or OutcomeUnknown."""
 
-    async def poll(self, ref: str, order: Order, credential: str) -> Working | Made:
-        """Raises Rejected (it failed, expired or is unknown there), TryLater, OutcomeUnknown (just ask again)."""
+    async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
+        """Ask for the state of the order. Raises Rejected (the order failed, expired or is unknown), TryLater, or
+        OutcomeUnknown (poll again).
+        """
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:
-        """Whether it will be stopped there; False where it cannot be. Raises TryLater, OutcomeUnknown."""
+        """Ask the provider to stop. False: the provider cannot stop it. Raises TryLater or OutcomeUnknown."""

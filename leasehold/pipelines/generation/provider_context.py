@@ -1,4 +1,4 @@
-"""What all attempts of a worker at generations share: the providers, a guarded way out, the keys to credentials."""
+"""What all generation attempts of a worker share: the open providers, a guarded HTTP client, and the sealing keys."""
 
 from __future__ import annotations
 
@@ -20,26 +20,31 @@ from leasehold.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class ProviderContext:
+    """`egress`: the guarded HTTP client that downloads files. `sealing`: opens sealed credentials."""
+
     settings: Settings
     providers: Providers
     egress: Egress
     sealing: Sealing
 
     def provider(self, params: GenerationParams) -> Provider:
-        """Raises Permanent `unknown_provider`: the installation has it no more."""
+        """The provider of the order. Raises Permanent `unknown_provider` if the installation no longer has it."""
         try:
             return measured(self.providers[params.provider])
         except Rejected as error:
             raise Permanent(error.code, error.message) from None
 
     def credential(self, params: GenerationParams) -> str:
-        """The caller's, or the installation's own. Raises Permanent `credential_unreadable`, `credential_missing`."""
+        """The client's credential, or else the installation's own.
+
+        Raises Permanent `credential_unreadable` or `credential_missing`.
+        """
         if params.credential is not None:
             try:
                 return self.sealing.open(params.credential.encode()).decode()
             except LeaseholdError:
                 raise Permanent(
-                    "credential_unreadable", "The credential was sealed with a key that is not there any more."
+                    "credential_unreadable", "The credential was sealed with a key that is no longer configured."
                 ) from None
         own = self.providers.catalogue.credential(params.provider)
         if own is None:
@@ -57,7 +62,7 @@ async def open_provider_context(settings: Settings) -> AsyncIterator[ProviderCon
 
 
 def order_of(params: GenerationParams, job_id: UUID, seconds_left: float) -> Order:
-    """The order, with the same token for every attempt at the job."""
+    """The order of a job. Every attempt makes the same token, from the job's id."""
     return Order(
         kind=params.kind,
         token=str(job_id),

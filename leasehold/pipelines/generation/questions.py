@@ -1,4 +1,4 @@
-"""What the exporter asks of generations: how many are under way, by status and by server."""
+"""The exporter's question about generations: how many are unfinished, by status and by server."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from prometheus_client.metrics_core import Metric
 from leasehold.kinds.metrics import CAP, Question, labelled
 from leasehold.pipelines.generation.rows import STATUS, UNDER_WAY
 
-#: The most servers that are reported: those with most to do.
+#: At most so many servers are reported: the busiest first.
 MAX_SERVERS = 100
 
-# Unfinished generations, in the words of their endpoints, of each server. $1 the cap.
+# Unfinished generations by kind, server and public status (the words of the endpoints). $1 the cap.
 GENERATIONS = f"""
 -- exporter_generations
 SELECT kind, server_id, status, count(*)::int AS n
@@ -29,19 +29,20 @@ GROUP BY kind, server_id, status
 
 
 def questions() -> list[Question]:
+    """The hook of the kind `generation`."""
     return [Question("generations", GENERATIONS, (CAP,), _families)]
 
 
 def _families(rows: Sequence[Mapping[str, Any]]) -> Iterator[Metric]:
-    words, servers = Counter[tuple[str, str]](), Counter[str]()
+    by_status, by_server = Counter[tuple[str, str]](), Counter[str]()
     for row in rows:
-        words[row["kind"], row["status"]] += row["n"]
+        by_status[row["kind"], row["status"]] += row["n"]
         if row["status"] in UNDER_WAY:
-            servers[row["server_id"]] += row["n"]
-    meaning = f"Unfinished generations, in the words of their API; counted up to {CAP}"
-    yield labelled("generation_tasks", meaning, ["kind", "status"], words.items())
-    first = servers.most_common(MAX_SERVERS)
+            by_server[row["server_id"]] += row["n"]
+    meaning = f"Unfinished generations by the API's status words, counted up to {CAP}"
+    yield labelled("generation_tasks", meaning, ["kind", "status"], by_status.items())
+    busiest = by_server.most_common(MAX_SERVERS)
     yield labelled(
         "generation_server_tasks", "Generations that a server has under way", ["server_id"],
-        [((name,), n) for name, n in first],
+        [((name,), n) for name, n in busiest],
     )  # fmt: skip

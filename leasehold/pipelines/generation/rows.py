@@ -1,4 +1,4 @@
-"""The rows of the generation door: made with their job, found by the client's own name, counted by status."""
+"""Writes and reads the rows of generations and of source images, for the endpoints and the steps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from leasehold.transitions.limits import Submitted
 from leasehold.transitions.quarantine import not_in
 
 Row: TypeAlias = asyncpg.Record
-#: The duty that forgets source images, in the quarantine.
+#: The name of the duty that deletes source images, in the quarantine.
 SOURCES = "expired_sources"
-#: Finished generations that statistics count, at most, of each tenant.
+#: Statistics count at most so many generations of a tenant.
 MAX_COUNTED = 100_000
 
 
@@ -35,7 +35,7 @@ class NewGeneration:
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """A generation as far as its provider is concerned. `submitted`: what the submit step succeeded with."""
+    """What a withdrawal needs to know of a generation. `submitted`: the value of the submit step, once it succeeded."""
 
     job_status: str
     params: Mapping[str, Any]
@@ -43,9 +43,9 @@ class Purchase:
 
 
 async def create(connection: Connection, new: NewGeneration) -> Submitted | None:
-    """Write the job and its row. None: the very same was asked before, nothing is written.
+    """Write the job and its row. None: the same order exists already, and nothing is written.
 
-    Raises Conflict `task_id_reused` when the name belongs to another request.
+    Raises Conflict `task_id_reused` if the task_id belongs to a different order.
     """
     try:
         async with connection.transaction():
@@ -60,12 +60,12 @@ async def create(connection: Connection, new: NewGeneration) -> Submitted | None
             raise
     else:
         return submitted
-    await ordered_before(connection, new)
+    await existing_order(connection, new)
     return None
 
 
-async def ordered_before(connection: Connection, new: NewGeneration) -> UUID | None:
-    """The job of the very same order, if there was one. Raises Conflict as `create`."""
+async def existing_order(connection: Connection, new: NewGeneration) -> UUID | None:
+    """The job of the same order, if it exists already. Raises Conflict `task_id_reused` as `create` does."""
     row = await connection.fetchrow(
         "SELECT job_id, request_hash FROM generation WHERE tenant_id = $1 AND task_id = $2",
         new.job.tenant_id,
@@ -96,12 +96,12 @@ WHERE g.tenant_id = $1 AND g.task_id = $2 AND g.kind = $3 AND g.consumed_at IS N
 
 
 async def find(connection: Connection, tenant_id: str, task_id: str, kind: str) -> Row | None:
-    """The tenant's generation of that name; None when there is none, or its result has expired or was consumed."""
+    """The tenant's generation with this task_id. None if there is none, or its result has expired or was consumed."""
     return await connection.fetchrow(_FIND, tenant_id, task_id, kind)
 
 
 async def consume(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
-    """Take a finished generation's result once and for all. False: somebody else has."""
+    """Mark the result of a finished generation as read once and for all. False: another request has done so."""
     return bool(
         await connection.fetchval(
             "UPDATE generation SET consumed_at = clock_timestamp()"
@@ -113,13 +113,16 @@ async def consume(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
 
 
 async def owner(connection: Connection, job_id: UUID) -> Row | None:
-    """Whose generation it is, and its job's status; for who proved to be told its id by us."""
+    """The tenant and the job status of a generation. Any tenant's: call it only after the callback's signature is
+    verified.
+    """
     return await connection.fetchrow(
         "SELECT g.tenant_id, j.status FROM generation g JOIN job j ON j.id = g.job_id WHERE g.job_id = $1", job_id
     )
 
 
 async def purchase(connection: Connection, job_id: UUID, tenant_id: str) -> Purchase | None:
+    """The purchase of a generation. None: the generation is deleted."""
     row = await connection.fetchrow(
         "SELECT j.status, j.params,"
         " (SELECT r.value FROM task t JOIN result r ON r.task_id = t.id WHERE t.job_id = j.id AND t.step = 'submit')"
@@ -130,10 +133,11 @@ async def purchase(connection: Connection, job_id: UUID, tenant_id: str) -> Purc
     return None if row is None else Purchase(row["status"], row["params"], row["submitted"])
 
 
-#: What a server is busy with.
+#: The public statuses in which a server is busy.
 UNDER_WAY = frozenset({"processing", "polling"})
 
-# In the words of the door. What waits for its server's turn is pending, too.
+# The public status, as `status_word` in leasehold/api/generation/view.py. A generation that waits for its server is
+# pending, too.
 STATUS = """
 CASE j.status
     WHEN 'succeeded' THEN 'completed' WHEN 'failed' THEN 'failed'
@@ -160,10 +164,10 @@ async def counts(connection: Connection, tenant_id: str, server_id: str | None) 
     return await connection.fetch(_COUNTS, tenant_id, server_id, MAX_COUNTED)
 
 
-async def keep_source(connection: Connection, tenant_id: str, key: str, kept: timedelta) -> datetime | None:
-    """Remember an uploaded source image for as long as it may be used; the same one again is kept longer.
+async def keep_source(connection: Connection, tenant_id: str, key: str, duration: timedelta) -> datetime | None:
+    """Record an uploaded source image and when it expires. If the same image is stored already, it expires later.
 
-    Returns until when, if it was not there before.
+    Returns the time of expiry for a new image, None for an image that was stored already.
     """
     row = await connection.fetchrow(
         "INSERT INTO source_image (key, tenant_id, expires_at) VALUES ($1, $2, clock_timestamp() + $3)"
@@ -171,26 +175,26 @@ async def keep_source(connection: Connection, tenant_id: str, key: str, kept: ti
         " RETURNING expires_at, xmax = 0 AS fresh",
         key,
         tenant_id,
-        kept,
+        duration,
     )
     assert row is not None
     return row["expires_at"] if row["fresh"] else None
 
 
-async def drop_sources(connection: Connection, tenant_id: str, kept_until: Mapping[str, datetime]) -> None:
-    """Forget at once what a form that was refused had brought, unless another form has kept it longer since."""
+async def drop_sources(connection: Connection, tenant_id: str, expiry_by_key: Mapping[str, datetime]) -> None:
+    """Expire the images of a refused form at once, except those whose time another form has extended since."""
     await connection.execute(
         "UPDATE source_image SET expires_at = clock_timestamp()"
-        " FROM unnest($2::text[], $3::timestamptz[]) AS mine(key, at)"
-        " WHERE source_image.key = mine.key AND tenant_id = $1 AND expires_at = mine.at",
+        " FROM unnest($2::text[], $3::timestamptz[]) AS form(key, expires_at)"
+        " WHERE source_image.key = form.key AND tenant_id = $1 AND source_image.expires_at = form.expires_at",
         tenant_id,
-        list(kept_until),
-        list(kept_until.values()),
+        list(expiry_by_key),
+        list(expiry_by_key.values()),
     )
 
 
 async def expired_sources(connection: Connection, limit: int = 100) -> list[str]:
-    """Keys of source images that nobody may use any more. Delete the objects, then `forget_sources`."""
+    """The keys of expired source images. The duty deletes their objects first, then calls `forget_sources`."""
     rows = await connection.fetch(
         "SELECT key FROM source_image WHERE expires_at < statement_timestamp()"
         f" AND {not_in(SOURCES, 'key', 'text')} ORDER BY expires_at LIMIT $1",

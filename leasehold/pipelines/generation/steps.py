@@ -1,4 +1,6 @@
-"""The three steps of a generation."""
+"""The handlers of the generation pipeline: `submit` orders, `poll` asks until the order is finished, `store` downloads
+the files.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,10 @@ from typing import Any
 from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.verdicts import Done, Snooze
-from leasehold.pipelines.generation.files import NotNow, Unfit, bring
+from leasehold.pipelines.generation.files import FileUnavailable, UnusableFile, download
 from leasehold.pipelines.generation.pipeline import GenerationParams, generation
 from leasehold.pipelines.generation.provider import (
-    Made,
+    Finished,
     Order,
     OutcomeUnknown,
     Provider,
@@ -25,26 +27,30 @@ from leasehold.pipelines.generation.provider import (
 from leasehold.pipelines.generation.provider_context import ProviderContext, open_provider_context, order_of
 from leasehold.runtime import failpoints
 
-#: What a provider that is busy or down is given, at most, before it is asked again.
-_MAX_BACKOFF = 120.0
-#: The most that a provider's Retry-After counts for.
-_MAX_WAIT = 600.0
-#: Polls that came due together part ways.
+#: The longest pause before the next request to a provider that is busy or down.
+_MAX_BACKOFF_SECONDS = 120.0
+#: The longest pause that a provider's Retry-After can cause.
+_MAX_RETRY_AFTER_SECONDS = 600.0
+#: Each pause is up to this share longer, so that polls that came due together spread out.
 _JITTER = 0.1
-_UNKNOWN = "Nobody knows whether the provider took the order: its answer was lost, and asking again might buy it twice."
+_OUTCOME_UNKNOWN = (
+    "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it twice."
+)
 
 generation.opens(open_provider_context)
 
 
 @generation.handles("submit")
 async def submit(attempt: Attempt) -> Done | Snooze:
-    """Buy once. The intent is committed before the order goes out: whoever finds one knows that it may have."""
-    params, provider_context = _of(attempt)
+    """Order once. The step records its intent before it orders: an attempt that finds an intent knows that an earlier
+    attempt may have ordered.
+    """
+    params, provider_context = _params_and_context(attempt)
     provider, credential = provider_context.provider(params), provider_context.credential(params)
     note = await attempt.note()
-    may_repeat = provider.takes_token or params.resubmit
+    may_repeat = provider.honours_token or params.resubmit
     if note.get("asked_at") and not may_repeat:
-        raise Permanent("submit_outcome_unknown", _UNKNOWN)
+        raise Permanent("submit_outcome_unknown", _OUTCOME_UNKNOWN)
     order = replace(_order(attempt, note), callback=provider_context.callback(attempt.job_id))
     await attempt.remember(note | {"asked_at": _now().isoformat()})
     failpoints.reach("after_intent")
@@ -53,61 +59,64 @@ async def submit(attempt: Attempt) -> Done | Snooze:
         answer = await provider.submit(order, credential)
     except TryLater as error:
         tries = note.get("tries", 0) + 1
-        return Snooze(_later(params, error, tries), {"tries": tries, "last_error": error.message})
+        return Snooze(_retry_delay(params, error, tries), {"tries": tries, "last_error": error.message})
     except Rejected as error:
-        raise await _refused(attempt, error) from None
+        raise await _permanent(attempt, error) from None
     except OutcomeUnknown as error:
         if may_repeat:
             raise Retryable(error.message, code=error.code) from None
-        raise Permanent("submit_outcome_unknown", f"{_UNKNOWN} ({error.message})") from None
+        raise Permanent("submit_outcome_unknown", f"{_OUTCOME_UNKNOWN} ({error.message})") from None
     failpoints.reach("after_purchase")
-    said = {"urls": list(answer.urls)} if isinstance(answer, Made) else {"ref": answer.ref}
-    return Done(value=said | {"at": _now().isoformat()})
+    purchase = {"urls": list(answer.urls)} if isinstance(answer, Finished) else {"ref": answer.ref}
+    return Done(value=purchase | {"at": _now().isoformat()})
 
 
 @generation.handles("poll")
 async def poll(attempt: Attempt) -> Done | Snooze:
-    """Ask once, and come again later: nothing is held meanwhile."""
-    params, provider_context = _of(attempt)
+    """Ask the provider once, then snooze: the task holds no slot until the next poll."""
+    params, provider_context = _params_and_context(attempt)
     note = await attempt.note()
     if not note:
-        bought = await attempt.value("submit")
-        if "urls" in bought:  # a provider that answers with the files at once
-            return Done(value=bought | {"submitted_at": bought["at"]})
-        return Snooze(_spread(params.poll_seconds), {"ref": bought["ref"], "submitted_at": bought["at"], "misses": 0})
+        purchase = await attempt.value("submit")
+        if "urls" in purchase:  # the provider returned the files at once
+            return Done(value=purchase | {"submitted_at": purchase["at"]})
+        first_note = {"ref": purchase["ref"], "submitted_at": purchase["at"], "misses": 0}
+        return Snooze(_with_jitter(params.poll_seconds), first_note)
     provider, credential = provider_context.provider(params), provider_context.credential(params)
     if _now() >= params.deadline_at:
-        await _give_up(attempt, provider, note, credential)
+        await _cancel_late_order(attempt, provider, note, credential)
     try:
         answer = await provider.poll(note["ref"], _order(attempt, note), credential)
     except Rejected as error:
-        raise await _refused(attempt, error, note) from None
+        raise await _permanent(attempt, error, note) from None
     except (TryLater, OutcomeUnknown) as error:
         misses = note["misses"] + 1
-        return Snooze(_later(params, error, misses), note | {"misses": misses, "last_error": error.message})
-    if isinstance(answer, Made):
+        return Snooze(_retry_delay(params, error, misses), note | {"misses": misses, "last_error": error.message})
+    if isinstance(answer, Finished):
         return Done(value={"urls": list(answer.urls), "at": _now().isoformat(), "submitted_at": note["submitted_at"]})
-    delay = max(params.poll_seconds, min(answer.after or 0.0, _MAX_WAIT))
-    return Snooze(_before_deadline(params, _spread(delay)), note | {"misses": 0, "state": answer.state[:100]})
+    delay = max(params.poll_seconds, min(answer.after or 0.0, _MAX_RETRY_AFTER_SECONDS))
+    return Snooze(_before_deadline(params, _with_jitter(delay)), note | {"misses": 0, "state": answer.state[:100]})
 
 
 @generation.handles("store")
 async def store(attempt: Attempt) -> Done:
-    """Bring every file home. One that will never come is told of, and fails the job only if all are so."""
-    params, provider_context = _of(attempt)
-    made, began = await attempt.value("poll"), monotonic()
+    """Download and store every file. A file that can never be stored is listed in the value; the step fails only if no
+    file could be stored.
+    """
+    params, provider_context = _params_and_context(attempt)
+    finished, began = await attempt.value("poll"), monotonic()
     errors: list[dict[str, Any]] = []
     stored = 0
-    for number, url in enumerate(made["urls"]):
+    for number, url in enumerate(finished["urls"]):
         path = attempt.directory / str(number)
         try:
-            extension, content_type = await bring(
+            extension, content_type = await download(
                 provider_context.egress, provider_context.settings, params.kind, url, path
             )
-        except Unfit as error:
+        except UnusableFile as error:
             errors.append({"file": number, "code": error.code, "message": str(error)})
             continue
-        except NotNow as error:
+        except FileUnavailable as error:
             if attempt.number < generation.by_name["store"].max_attempts:
                 raise Retryable(str(error), code="file_unavailable") from None
             errors.append({"file": number, "code": "file_unavailable", "message": str(error)})
@@ -115,69 +124,74 @@ async def store(attempt: Attempt) -> Done:
         await attempt.write_file(f"{number}.{extension}", path, content_type)
         path.unlink()
         stored += 1
-        attempt.progress(50.0 + 50.0 * (number + 1) / len(made["urls"]), f"stored {stored} of {len(made['urls'])}")
+        attempt.progress(
+            50.0 + 50.0 * (number + 1) / len(finished["urls"]), f"stored {stored} of {len(finished['urls'])}"
+        )
     if not stored:
         raise Permanent(errors[0]["code"], errors[0]["message"])
     return Done(
         value={
-            "original_urls": made["urls"],
-            "total_files": len(made["urls"]),
+            "original_urls": finished["urls"],
+            "total_files": len(finished["urls"]),
             "successful_uploads": stored,
             "tos_upload_errors": errors,
-            "generation_time": _milliseconds(made["submitted_at"], made["at"]),
+            "generation_time": _milliseconds(finished["submitted_at"], finished["at"]),
             "tos_upload_time": int((monotonic() - began) * 1000),
         }
     )
 
 
-def _of(attempt: Attempt) -> tuple[GenerationParams, ProviderContext]:
+def _params_and_context(attempt: Attempt) -> tuple[GenerationParams, ProviderContext]:
     return attempt.params, attempt.opened
 
 
 def _order(attempt: Attempt, note: dict[str, Any]) -> Order:
-    """Raises Permanent `deadline_exceeded`: too late even to ask."""
+    """The order of this job. Raises Permanent `deadline_exceeded` if the deadline has passed."""
     params: GenerationParams = attempt.params
-    left = (params.deadline_at - _now()).total_seconds()
-    if left <= 0:
-        raise Permanent("deadline_exceeded", _too_late(note))
-    return order_of(params, attempt.job_id, left)
+    seconds_left = (params.deadline_at - _now()).total_seconds()
+    if seconds_left <= 0:
+        raise Permanent("deadline_exceeded", _too_late_message(note))
+    return order_of(params, attempt.job_id, seconds_left)
 
 
-async def _give_up(attempt: Attempt, provider: Provider, note: dict[str, Any], credential: str) -> None:
-    """Past its deadline: what the provider still does is of no use to anybody. Raises Permanent."""
+async def _cancel_late_order(attempt: Attempt, provider: Provider, note: dict[str, Any], credential: str) -> None:
+    """The deadline has passed: ask the provider to stop, and raise Permanent."""
     try:
         await provider.cancel(note["ref"], order_of(attempt.params, attempt.job_id, 1.0), credential)
     except ProviderError as error:
-        attempt.log.warning("the provider was not told to stop", code=error.code)
-    raise Permanent("deadline_exceeded", _too_late(note))
+        attempt.log.warning("the provider could not be asked to stop", code=error.code)
+    raise Permanent("deadline_exceeded", _too_late_message(note))
 
 
-def _too_late(note: dict[str, Any]) -> str:
-    last = note.get("last_error")
-    return "The generation was not made in time." + (f" Last heard: {last}" if last else "")
+def _too_late_message(note: dict[str, Any]) -> str:
+    last_error = note.get("last_error")
+    return "The generation did not finish in time." + (f" Last error: {last_error}" if last_error else "")
 
 
-async def _refused(attempt: Attempt, error: Rejected, note: dict[str, Any] | None = None) -> Permanent:
+async def _permanent(attempt: Attempt, error: Rejected, note: dict[str, Any] | None = None) -> Permanent:
+    """The error as Permanent. Records the provider's own code in the task's note, for the API's answer."""
     if error.fail_code is not None:
         await attempt.remember((note or {}) | {"fail_code": error.fail_code})
     return Permanent(error.code, error.message)
 
 
-def _later(params: GenerationParams, error: TryLater | OutcomeUnknown, misses: int) -> timedelta:
-    """As the provider asked; else twice as long each time."""
-    asked = getattr(error, "after", None)
-    seconds = min(params.poll_seconds * 2 ** min(misses - 1, 10), _MAX_BACKOFF)
-    return _before_deadline(params, _spread(seconds if asked is None else min(asked, _MAX_WAIT)))
+def _retry_delay(params: GenerationParams, error: TryLater | OutcomeUnknown, misses: int) -> timedelta:
+    """The pause before the next request: the provider's Retry-After, or else twice as long each time."""
+    retry_after = getattr(error, "after", None)
+    seconds = min(params.poll_seconds * 2 ** min(misses - 1, 10), _MAX_BACKOFF_SECONDS)
+    return _before_deadline(
+        params, _with_jitter(seconds if retry_after is None else min(retry_after, _MAX_RETRY_AFTER_SECONDS))
+    )
 
 
-def _spread(seconds: float) -> timedelta:
+def _with_jitter(seconds: float) -> timedelta:
     return timedelta(seconds=seconds * random.uniform(1.0, 1.0 + _JITTER))  # noqa: S311 - spreads load, guards nothing
 
 
 def _before_deadline(params: GenerationParams, delay: timedelta) -> timedelta:
-    """Not later than the deadline: it is kept by the poll that finds it passed."""
-    left = params.deadline_at - _now()
-    return max(min(delay, left), timedelta(0))
+    """The delay, but no longer than until the deadline: the poll at the deadline ends the job."""
+    until_deadline = params.deadline_at - _now()
+    return max(min(delay, until_deadline), timedelta(0))
 
 
 def _milliseconds(since: str, until: str) -> int:

@@ -1,4 +1,4 @@
-"""The schema of the generation door: whose generation a job is, by the name that its client gave it."""
+"""The tables of generations: `generation` (one row for each job, with the client's own task_id) and `source_image`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,14 @@ generation = Table(
     metadata,
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
     Column("tenant_id", Text, nullable=False),
-    Column("task_id", Text, nullable=False),  # the client's own name of it
+    Column("task_id", Text, nullable=False),  # the client's own id of the order
     Column("kind", Text, nullable=False),
-    Column("server_id", Text, nullable=False),  # whose share of work it counts as
-    Column("request_hash", LargeBinary, nullable=False),  # what was asked, to tell a repetition from another request
+    Column("server_id", Text, nullable=False),  # the server whose limit counts it
+    Column(
+        "request_hash", LargeBinary, nullable=False
+    ),  # of the order: the same task_id with another hash is a conflict
     Column("created_at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
-    Column("consumed_at", TIMESTAMP(timezone=True)),  # its result was read once and for all
+    Column("consumed_at", TIMESTAMP(timezone=True)),  # when a client read the result once and for all
     CheckConstraint("kind IN ('image', 'video')", name="kind"),
     Index("generation_task_id", "tenant_id", "task_id", unique=True),
 )

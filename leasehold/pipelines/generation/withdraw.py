@@ -1,4 +1,8 @@
-"""Telling a provider that nobody wants a generation any more: a job of its own, so that the word is not lost."""
+"""The handler of the pipeline `generation_withdrawal`: it cancels a cancelled generation at its provider.
+
+The cancel endpoint submits this job in the transaction that cancels the generation: so the request to the provider is
+not lost.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +18,32 @@ from leasehold.pipelines.generation.pipeline import GenerationParams, Withdrawal
 from leasehold.pipelines.generation.provider import OutcomeUnknown, Rejected, TryLater
 from leasehold.pipelines.generation.provider_context import ProviderContext, open_provider_context, order_of
 
-#: A submit that is under way when its job is cancelled is let finish.
-_LOOK_AGAIN = timedelta(seconds=2)
+#: The pause while a submit that was running at the cancel may still finish.
+_CHECK_AGAIN = timedelta(seconds=2)
 
 withdrawal.opens(open_provider_context)
 
 
 @withdrawal.handles("withdraw")
 async def withdraw(attempt: Attempt) -> dict[str, Any] | Snooze:
-    """Cancel at the provider what was bought, once it is known whether it was."""
-    wanted: Withdrawal = attempt.params
+    """Cancel the order at the provider, as soon as it is certain whether there is an order."""
+    params: Withdrawal = attempt.params
     provider_context: ProviderContext = attempt.opened
     async with attempt.connection() as connection:
-        bought = await generations.purchase(connection, wanted.job_id, attempt.tenant_id)
-    if bought is None:
-        return {"stopped": False, "because": "the generation is forgotten"}
-    if bought.job_status not in JOB_TERMINAL:
-        return Snooze(_LOOK_AGAIN)
-    ref = (bought.submitted or {}).get("ref")
+        purchase = await generations.purchase(connection, params.job_id, attempt.tenant_id)
+    if purchase is None:
+        return {"stopped": False, "because": "the generation is deleted"}
+    if purchase.job_status not in JOB_TERMINAL:
+        return Snooze(_CHECK_AGAIN)
+    ref = (purchase.submitted or {}).get("ref")
     if ref is None:
-        return {"stopped": False, "because": "nothing was bought that is known of"}
-    params = GenerationParams.model_validate(bought.params)
-    provider, credential = provider_context.provider(params), provider_context.credential(params)
+        return {"stopped": False, "because": "no order at the provider is known"}
+    order_params = GenerationParams.model_validate(purchase.params)
+    provider, credential = provider_context.provider(order_params), provider_context.credential(order_params)
     try:
-        stopped = await provider.cancel(ref, order_of(params, wanted.job_id, 1.0), credential)
+        stopped = await provider.cancel(ref, order_of(order_params, params.job_id, 1.0), credential)
     except Rejected as error:
         raise Permanent(error.code, error.message) from None
     except (TryLater, OutcomeUnknown) as error:
         raise Retryable(error.message, code=error.code) from None
-    return {"stopped": stopped, "because": "asked to" if stopped else "the provider cannot stop it"}
+    return {"stopped": stopped, "because": "the provider was asked to" if stopped else "the provider cannot stop it"}

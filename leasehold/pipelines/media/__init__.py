@@ -1,1 +1,3 @@
-"""Pictures: resize, compress, WebP; and the rows of uploads."""
+"""The kind of work `media`: a picture is resized, compressed and written as WebP. Also the rows of
+uploaded pictures.
+"""

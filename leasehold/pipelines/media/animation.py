@@ -1,4 +1,4 @@
-"""An animation whose frames are made one at a time, so that memory holds one and not all of them."""
+"""An animation that renders one frame at a time, so that memory never holds all frames. `steps` encodes it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ Render = Callable[[int], tuple[Image.Image, int]]
 
 
 class Animation(Image.Image):
-    """What Pillow's encoders take for a picture of several frames: they seek, then read.
+    """A picture of several frames for Pillow's encoders: they seek to a frame, then read it.
 
-    `durations` grows by one entry a frame, in milliseconds, just before the encoder asks for it.
+    `durations` gets one entry for each frame, in milliseconds, just before the encoder reads the entry.
     """
 
     def __init__(self, render: Render, frames: int, plays: int) -> None:
@@ -24,12 +24,12 @@ class Animation(Image.Image):
         self.has_alpha = False
         self._render = render
         self._index = -1
-        first = self._show(0)
-        self.first = first.copy() if self.is_animated else first  # later frames may be drawn over it
+        frame = self._show(0)
+        self.first_frame = frame.copy() if self.is_animated else frame  # a later frame may overwrite its pixels
 
     def seek(self, frame: int) -> None:
         if frame == 0:
-            self._become(self.first, 0)
+            self._become(self.first_frame, 0)
         elif frame != self._index:
             self._show(frame)
 

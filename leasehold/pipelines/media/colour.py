@@ -1,4 +1,4 @@
-"""Bringing every picture into sRGB, so that its profile can be dropped."""
+"""Converts pictures to sRGB, so that the colour profile can be dropped. The `resize` step calls it for each frame."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ _INTENT = ImageCms.Intent.RELATIVE_COLORIMETRIC
 _FLAGS = ImageCms.Flags.BLACKPOINTCOMPENSATION
 _OUTPUT = "RGB"
 
-#: A profile's colour space -> the mode it speaks of, and the modes that can be put into that one.
+#: A profile's colour space -> the Pillow mode of its input, and the modes that can be converted to that mode.
 _SPACES = {"RGB": ("RGB", {"L", "RGB"}), "GRAY": ("L", {"L"}), "CMYK": ("CMYK", {"CMYK"})}
-_UNFIT_CLASSES = {"link", "nmcl", "abst"}
+_UNUSABLE_CLASSES = {"link", "nmcl", "abst"}
 
 
 class ToSrgb:
-    """A picture's way into sRGB by its profile.
+    """Converts frames of one picture to sRGB by the picture's profile.
 
-    A profile that is absent, broken, oversized or of another colour space than the picture is ignored: the
-    picture is then taken as sRGB already, and CMYK by the plain complement.
+    A profile that is absent, broken, too large or of another colour space than the picture is ignored. The picture then
+    counts as sRGB, and CMYK is converted by the plain complement.
     """
 
     def __init__(self, icc: bytes | None) -> None:
@@ -30,15 +30,15 @@ class ToSrgb:
         self._transforms: dict[str, ImageCms.ImageCmsTransform | None] = {}
 
     def __call__(self, image: Image.Image) -> Image.Image:
-        """Give the picture as RGB or RGBA in sRGB."""
+        """The picture as RGB or RGBA in sRGB."""
         if image.mode not in {"LA", "RGBA"}:
-            return self._colours(image)
+            return self._convert(image)
         opaque = image.convert("L" if image.mode == "LA" else "RGB")
-        converted = self._colours(opaque)
+        converted = self._convert(opaque)
         converted.putalpha(image.getchannel("A"))
         return converted
 
-    def _colours(self, image: Image.Image) -> Image.Image:
+    def _convert(self, image: Image.Image) -> Image.Image:
         mode, sources = _SPACES.get(self._space, ("", set[str]()))
         if image.mode in sources:
             transform = self._transform(mode)
@@ -57,20 +57,20 @@ def _in_mode(image: Image.Image, mode: str) -> Image.Image:
 
 
 def _parse(icc: bytes | None) -> tuple[ImageCms.ImageCmsProfile | None, str]:
-    """Give the profile and the colour space it speaks of; none of it may be trusted to be even text."""
+    """The profile and its colour space, or None and "". No field of a profile can be trusted, not even to be text."""
     if not icc or len(icc) > MAX_PROFILE_BYTES:
         return None, ""
     try:
         profile = ImageCms.ImageCmsProfile(BytesIO(icc))
-        unfit = profile.profile.device_class.strip() in _UNFIT_CLASSES
+        is_unusable = profile.profile.device_class.strip() in _UNUSABLE_CLASSES
         space = profile.profile.xcolor_space.strip()
     except (OSError, ValueError, TypeError, ImageCms.PyCMSError):
         return None, ""
-    return (None, "") if unfit else (profile, space)
+    return (None, "") if is_unusable else (profile, space)
 
 
 def _build(profile: ImageCms.ImageCmsProfile | None, mode: str) -> ImageCms.ImageCmsTransform | None:
-    """Build the transform; None where the profile cannot be used or changes nothing."""
+    """Build the transform. None: the profile cannot be used, or changes nothing."""
     if profile is None:
         return None
     srgb = ImageCms.createProfile("sRGB")
@@ -82,7 +82,7 @@ def _build(profile: ImageCms.ImageCmsProfile | None, mode: str) -> ImageCms.Imag
 
 
 def _changes_nothing(transform: ImageCms.ImageCmsTransform, mode: str) -> bool:
-    """Find out whether it is sRGB by some name, as most are, by a probe of 4096 colours."""
+    """Whether the transform changes none of 4096 sample colours: most profiles are sRGB under some name."""
     bands = Image.getmodebands(mode)
     if mode == "CMYK":
         return False

@@ -1,4 +1,6 @@
-"""Opening a picture and taking frames out of it, with every way in which a decoder can stumble told apart."""
+"""Opens a picture and decodes its frames, for the media steps. It separates damage of the picture (`corrupt_image`)
+from a lack of memory and errors of the system.
+"""
 
 from __future__ import annotations
 
@@ -36,29 +38,29 @@ _DECODERS = {
     "image/bmp": "BMP",
     "image/heic": "HEIF",
 }
-#: Loaded here, before a child is forked; else each child would load these, and dozens of others, by itself.
+#: Imported before a child process is forked. Otherwise each child would import these and dozens of others by itself.
 PLUGINS = (
     AvifImagePlugin, BmpImagePlugin, GifImagePlugin, JpegImagePlugin, PngImagePlugin, TiffImagePlugin, WebPImagePlugin,
 )  # fmt: skip
-heic_decoder.is_here()
+heic_decoder.load_decoder()
 _ORIENTATION_TAG = 0x0112
 
-#: What these libraries take at their peak. They call a lack of memory a damaged picture, so it is looked for first.
-_UNTOLD_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12, "image/tiff": 8, "image/heic": 16}
+#: The peak memory of these decoders. They report a lack of memory as damage, so `Picture` reserves the memory first.
+_PEAK_BYTES_PER_PIXEL = {"image/webp": 16, "image/avif": 12, "image/tiff": 8, "image/heic": 16}
 _ORIENTATIONS = range(1, 9)
 _UPRIGHT = 1
 _FOREVER = 0
 
-# Browsers show frames of 10 ms and less for 100 ms, because old encoders wrote 0 for "as it was".
+# Browsers show frames of 10 ms or less for 100 ms, because old encoders wrote 0 for "unchanged".
 _SHORTEST_MS = 11
 _DEFAULT_MS = 100
 
 
 @contextmanager
 def pillow_limits(max_pixels: int) -> Iterator[None]:
-    """Set the library's own guard to ours, as an error: a second line behind the header checks.
+    """Set Pillow's own pixel limit, and make its warning an error: a second guard behind the header checks.
 
-    Its other warnings tell of metadata that we drop, so they are not shown.
+    Pillow's other warnings are hidden: they concern metadata that the steps drop.
     """
     before = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = max_pixels
@@ -73,9 +75,9 @@ def pillow_limits(max_pixels: int) -> Iterator[None]:
 
 @contextmanager
 def damage_is_permanent() -> Iterator[None]:
-    """Whatever a decoder raises about its bytes becomes `corrupt_image`.
+    """Raise a decoder's errors as `corrupt_image`.
 
-    Lack of memory and errors of the system (they have an errno) say nothing about the picture and pass.
+    A lack of memory and errors of the system (which have an errno) pass unchanged: they are no fault of the picture.
     """
     try:
         yield
@@ -92,32 +94,32 @@ def damage_is_permanent() -> Iterator[None]:
 
 
 class Picture:
-    """A file that is open for decoding. `size` is the canvas before orientation."""
+    """A file that is open for decoding. `size`: the canvas before orientation."""
 
     def __init__(self, data: bytes, content_type: str, header: Header | None = None) -> None:
-        """Open, without decoding.
+        """Open the file without decoding it.
 
-        `header`: what the file said about itself; a decoder that disagrees is not let on.
+        `header`: the result of the header check. If the decoder disagrees with it, the picture is refused.
         Raises Permanent: corrupt_image or too_many_pixels.
         """
         with damage_is_permanent():
             if header is not None:
-                _reserve(header.pixels * _UNTOLD_BYTES_PER_PIXEL.get(content_type, 0))
+                _check_memory(header.pixels * _PEAK_BYTES_PER_PIXEL.get(content_type, 0))
             self._image = Image.open(BytesIO(data), formats=(_DECODERS[content_type],))
             self.size: Size = self._image.size
-            # An APNG may carry a picture for viewers that cannot animate, which is not part of the animation.
-            self._skipped = int(bool(getattr(self._image, "default_image", False)))
-            self.frames = self._count(content_type, header)
+            # An APNG may have an extra picture for viewers without animation, which is no part of the animation.
+            self._skipped_frames = int(bool(getattr(self._image, "default_image", False)))
+            self.frames = self._count_frames(content_type, header)
         self._animated_gif = content_type == "image/gif"
         if header is not None and not self._agrees(header):
             raise corrupt_image("its header and its content disagree")
 
-    def _count(self, content_type: str, header: Header | None) -> int:
+    def _count_frames(self, content_type: str, header: Header | None) -> int:
         if content_type in ("image/jpeg", "image/tiff", "image/heic"):
-            return 1  # of several pictures in one file the first is the picture; pages may go in a circle
+            return 1  # only the first picture of a file counts, and a list of pages may be a circle
         if content_type == "image/gif" and header is not None:
             return header.frames
-        return int(getattr(self._image, "n_frames", 1)) - self._skipped
+        return int(getattr(self._image, "n_frames", 1)) - self._skipped_frames
 
     def _agrees(self, header: Header) -> bool:
         width, height = self.size
@@ -130,49 +132,51 @@ class Picture:
 
     @cached_property
     def orientation(self) -> int:
-        """1 to 8. Ask only after a frame was taken: PNG may say it behind its pixels. Broken EXIF counts as 1."""
+        """The EXIF orientation, 1 to 8. Read it after the first frame: PNG may have it behind its pixels. Broken EXIF
+        counts as 1.
+        """
         exif = Image.Exif()
         try:
             exif.load(self._image.info.get("exif") or b"")
             value = exif.get(_ORIENTATION_TAG, _UPRIGHT)
-        except Exception:  # noqa: BLE001 - metadata from outside: whatever is wrong with it, it is not used
+        except Exception:  # noqa: BLE001 - untrusted metadata: any error only means that it is not used
             return _UPRIGHT
         return value if isinstance(value, int) and value in _ORIENTATIONS else _UPRIGHT
 
     @property
     def plays(self) -> int:
-        """How often the animation is played; 0 is for ever."""
+        """How often the animation is played. 0: for ever."""
         loop = self._image.info.get("loop")
-        if self._animated_gif:  # GIF counts repetitions, and without a count it is played once
+        if self._animated_gif:  # GIF counts repetitions; without a count the animation is played once
             return 1 if loop is None else (loop + 1 if loop else _FOREVER)
         return loop if isinstance(loop, int) else _FOREVER
 
     def shrink_on_load(self, size: Size) -> Box | None:
-        """Let a JPEG be decoded at 1/2, 1/4 or 1/8, not smaller than `size`, before its first frame is taken.
+        """Make the decoder scale a JPEG to 1/2, 1/4 or 1/8, but not below `size`. Call it before the first frame.
 
-        Gives the box that the picture then fills.
+        Returns the box that the picture then fills.
         """
         with damage_is_permanent():
             drafted = self._image.draft(None, size)
         return drafted[1] if drafted else None
 
     def frame(self, index: int) -> tuple[Image.Image, int]:
-        """Give frame `index` in a plain mode and how many milliseconds it is shown.
+        """Frame `index` in a plain mode, and the milliseconds for which it is shown.
 
-        Cheap only in order. Raises Permanent: corrupt_image.
+        Only frames in order are cheap. Raises Permanent: corrupt_image.
         """
         with damage_is_permanent():
-            if self.frames > 1 or self._skipped:
-                self._image.seek(index + self._skipped)
+            if self.frames > 1 or self._skipped_frames:
+                self._image.seek(index + self._skipped_frames)
             self._image.load()
             image = plain(self._image)
-            if self.frames > 1 and image.size != self.size:  # frames may reach beyond the canvas
+            if self.frames > 1 and image.size != self.size:  # a frame may reach beyond the canvas
                 image = image.crop((0, 0, *self.size))
             return image, _milliseconds(self._image.info.get("duration"))
 
 
-def _reserve(size: int) -> None:
-    """Raise MemoryError where so many bytes cannot be had. Untouched zeroes cost nothing else."""
+def _check_memory(size: int) -> None:
+    """Raises MemoryError if so many bytes cannot be allocated. Zeroes that nobody touches cost no real memory."""
     bytes(size)
 
 

@@ -1,4 +1,6 @@
-"""What the leading worker does for pictures: those that nobody completed, that are too large, and whose job goes."""
+"""The duties of the leading worker for pictures: it deletes uploads that were not completed, refuses uploads that are
+too large, and deletes pictures with their jobs.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ from leasehold.pipelines.media import transitions as media
 from leasehold.transitions.quarantine import not_in
 from leasehold.transitions.sweeps import EXPIRED
 
-#: The duty that forgets pictures that nobody completed in time.
+#: The name of the duty that deletes uploads that were not completed in time.
 ABANDONED = "abandoned_uploads"
 
 
 def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
-    """The hook of the kind."""
+    """The hook of the kind `media`."""
     store, days = context.store, context.settings.retention_days
 
     async def too_large(connection: Connection, due: Due, size: int) -> None:
@@ -40,7 +42,9 @@ def housekeeping(context: HousekeepingContext) -> KindHousekeeping:
 
 
 async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tuple[UUID, str]]:
-    """Media that nobody completed in time, and their keys. Delete the objects, then `forget_uploads`."""
+    """Uploads that were not completed in time, with their keys. The duty deletes the objects first, then calls
+    `forget_uploads`.
+    """
     rows = await connection.fetch(
         f"SELECT id, original_key FROM media WHERE expires_at < statement_timestamp() AND {unindexed('job_id IS NULL')}"
         f" AND {not_in(ABANDONED, 'id')} ORDER BY expires_at LIMIT $1",
@@ -50,36 +54,36 @@ async def abandoned_uploads(connection: Connection, limit: int = 100) -> list[tu
 
 
 async def forget_uploads(connection: Connection, media_ids: Sequence[UUID]) -> None:
-    """What may still arrive for them is deleted, too."""
+    """Delete the rows of abandoned uploads. The sweeper also deletes objects that may still arrive at their keys."""
     await connection.execute(
         """
         -- forget_uploads
-        WITH gone AS (
+        WITH deleted AS (
             DELETE FROM media WHERE id = ANY($1::uuid[]) AND job_id IS NULL AND expires_at < clock_timestamp()
             RETURNING original_key
         )
         UPDATE upload SET open = false, bytes = 0, most = -1, look_at = forget_at
-        WHERE key IN (SELECT original_key FROM gone)
+        WHERE key IN (SELECT original_key FROM deleted)
         """,
         list(media_ids),
     )
 
 
 async def forget_with_jobs(connection: Connection, job_ids: Sequence[UUID]) -> None:
-    """A picture goes with its job."""
+    """Delete the pictures of jobs that are about to be deleted."""
     await connection.execute(f"DELETE FROM media WHERE job_id = ANY($1::uuid[]) AND {EXPIRED}", list(job_ids))
 
 
 async def refuse_too_large(connection: Connection, due: Due, size: int, *, days: int) -> None:
-    """Make the media of an object that is too large FAILED, before its object goes. In a transaction."""
+    """Record the picture of a too large object as FAILED, before the object is deleted. In the caller's transaction."""
     media_id = await connection.fetchval(
         "SELECT id FROM media WHERE original_key = $1 AND tenant_id = $2", due.key, due.tenant_id
     )
     if media_id is None:
         return
-    refused = refusals.too_large(size, due.at_most)
-    error = {"code": refused.code, "message": refused.message, "retryable": False}
+    refusal = refusals.too_large(size, due.at_most)
+    error = {"code": refusal.code, "message": refusal.message, "retryable": False}
     if await media.refuse_upload(
-        connection, media_id, due.tenant_id, size=size, error=error, kept=timedelta(days=days)
+        connection, media_id, due.tenant_id, size=size, error=error, keep=timedelta(days=days)
     ):
         await uploads.close(connection, due.tenant_id, due.key, keep=None)

@@ -1,4 +1,4 @@
-"""The checks that come before any decoder: bytes, kind, area, frames."""
+"""Checks a picture's size, type, area and number of frames before any decoder reads it. The `resize` step calls it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _READERS: dict[str, Callable[[bytes], Header]] = {
 
 @dataclass(frozen=True, slots=True)
 class Original:
-    """A file that may be decoded: what it is, and the header that the decoder must agree with."""
+    """A file that may be decoded, and the header that the decoder must agree with."""
 
     data: bytes
     content_type: str
@@ -44,7 +44,7 @@ class Original:
 
 
 def inspect(path: Path, limits: PictureLimits, declared: str | None = None) -> Original:
-    """Read the file and refuse what must not reach a decoder.
+    """Read the file. Refuse a file that must not reach a decoder.
 
     Raises Permanent with one of the codes of refusals.py.
     """
@@ -56,13 +56,13 @@ def inspect(path: Path, limits: PictureLimits, declared: str | None = None) -> O
     data = path.read_bytes()
     content_type = sniff(data[:HEAD_BYTES])
     if content_type is None:
-        raise unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are")
+        raise unsupported_format("JPEG, PNG, WebP, GIF, AVIF, TIFF and BMP are accepted")
     if declared is not None and not is_as_declared(declared, content_type):
         raise mislabelled(declared, content_type)
-    if content_type in HEIC and not heic_decoder.is_here():
-        raise unsupported_format("HEIC is not, for no decoder of it is installed")
+    if content_type in HEIC and not heic_decoder.load_decoder():
+        raise unsupported_format("HEIC is not accepted, because no HEIC decoder is installed")
     header = _read_header(content_type, data)
-    _check(header, limits)
+    _check_limits(header, limits)
     return Original(data, content_type, header)
 
 
@@ -70,12 +70,12 @@ def _read_header(content_type: str, data: bytes) -> Header:
     try:
         return _READERS[content_type](data)
     except (struct.error, IndexError) as error:
-        raise corrupt_image("it ends inside its header") from error
+        raise corrupt_image("the file ends inside its header") from error
 
 
-def _check(header: Header, limits: PictureLimits) -> None:
+def _check_limits(header: Header, limits: PictureLimits) -> None:
     if header.width == 0 or header.height == 0:
-        raise corrupt_image("it has no area")
+        raise corrupt_image("the picture has no area")
     if header.pixels > limits.max_pixels:
         raise too_many_pixels(header.pixels, limits.max_pixels)
     if header.frames > limits.max_frames:

@@ -1,4 +1,4 @@
-"""How large a picture may be. Light: the API writes these from its settings into each job's parameters."""
+"""The limits of a picture. The API writes them from its settings into each job's parameters."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ MIB = 1024 * 1024
 
 
 class PictureLimits(BaseModel):
-    """Checked against the header, before anything is decoded."""
+    """The worker checks these against a picture's header, before it decodes anything."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -17,4 +17,4 @@ class PictureLimits(BaseModel):
     max_total_pixels: int = Field(
         default=200_000_000, gt=0, description="Largest width x height x frames of an animation."
     )
-    max_frames: int = Field(default=300, gt=0, description="Most frames of an animation.")
+    max_frames: int = Field(default=300, gt=0, description="The largest number of frames of an animation.")

@@ -1,7 +1,8 @@
-"""The media pipeline: one picture in, three and the requested variants out. Light: the API imports it.
+"""Declares the media pipeline: it turns one picture into three and the requested variants. The API imports it, so it
+imports no heavy library.
 
-`resize` also leaves a lossless master where JPEG cannot carry the picture: `resize.png` for a still with real
-transparency, `resize.webp` for an animation. `webp` starts from it, and writes variants beside `final.webp`.
+If JPEG cannot hold the picture, `resize` also writes a lossless master: `resize.png` for a still with transparency,
+`resize.webp` for an animation. `webp` starts from the master, and writes the variants and `final.webp`.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _TIMEOUT = timedelta(seconds=90)
 
 
 class MediaParams(BaseModel):
-    """`content_type`: what the client declared; where it is given and untrue the picture is `mislabelled`."""
+    """The parameters of a picture. A picture that is not of the declared `content_type` is refused as `mislabelled`."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -34,9 +35,9 @@ class MediaParams(BaseModel):
 
     @field_validator("variants")
     @classmethod
-    def _in_declared_order(cls, wanted: tuple[VariantName, ...]) -> tuple[VariantName, ...]:
-        """Asking for the same set in another order is the same request."""
-        return tuple(name for name in VARIANTS if name in wanted)
+    def _in_declared_order(cls, names: tuple[VariantName, ...]) -> tuple[VariantName, ...]:
+        """Sort the variants: the same set in another order is the same request."""
+        return tuple(name for name in VARIANTS if name in names)
 
 
 media = Pipeline(

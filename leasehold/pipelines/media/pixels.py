@@ -1,4 +1,4 @@
-"""Pure work on decoded pictures: modes, transparency, orientation, size."""
+"""Functions on decoded pictures, without files: colour modes, transparency, orientation, size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _WITH_ALPHA = {"LA": "L", "RGBA": "RGB"}
 _PLAIN = {"L", "LA", "RGB", "RGBA", "CMYK"}
 _BYTE = 255
 
-#: EXIF orientation -> what makes the picture upright.
+#: EXIF orientation -> the transposition that turns the picture upright.
 _TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -25,16 +25,16 @@ _TURNS = {
     7: Image.Transpose.TRANSVERSE,
     8: Image.Transpose.ROTATE_90,
 }
-_SWAPPED = {5, 6, 7, 8}
-_GAP = 2.0
+_SIDES_SWAPPED = {5, 6, 7, 8}
+_REDUCING_GAP = 2.0
 
-pyvips.voperation.concurrency_set(1)  # a process a core
-pyvips.cache_set_max(0)  # no two pictures are the same
-pyvips.operation_block_set("VipsForeignLoad", True)  # it is given pixels, never files
+pyvips.voperation.concurrency_set(1)  # each process has one core
+pyvips.cache_set_max(0)  # a result is never asked for twice
+pyvips.operation_block_set("VipsForeignLoad", True)  # libvips gets pixels from this process, never a file
 
 
 def plain(image: Image.Image) -> Image.Image:
-    """Give the same picture as L, LA, RGB, RGBA or CMYK, 8 bits a channel; fully opaque alpha is dropped."""
+    """The same picture as L, LA, RGB, RGBA or CMYK with 8 bits a channel. A fully opaque alpha channel is dropped."""
     if image.mode.startswith("I"):
         image = _from_16_bit(image)
     elif image.has_transparency_data and image.mode not in _WITH_ALPHA:
@@ -47,7 +47,7 @@ def plain(image: Image.Image) -> Image.Image:
 
 
 def _from_16_bit(image: Image.Image) -> Image.Image:
-    """Keep the high bytes: a plain conversion would clip everything above 255 to white."""
+    """Convert 16-bit grey by its high bytes: a plain conversion would clip every value above 255 to white."""
     wide = image.convert("I")
     grey = wide.point([value >> 8 for value in range(65536)], "L")
     key = image.info.get("transparency")
@@ -57,61 +57,62 @@ def _from_16_bit(image: Image.Image) -> Image.Image:
 
 
 def _with_alpha(image: Image.Image) -> Image.Image:
-    """Palettes with transparency and pictures with a colour that stands for it."""
+    """Convert a palette with transparency, or a picture with a transparent colour, to RGBA."""
     key = image.info.get("transparency")
-    if isinstance(key, tuple) and max(key) > _BYTE:  # a 16-bit colour, whose picture was decoded to 8 bits
+    if isinstance(key, tuple) and max(key) > _BYTE:  # the colour has 16 bits, but the picture was decoded to 8
         image.info["transparency"] = tuple(value >> 8 for value in key)
     return image.convert("RGBA")
 
 
 def fit(size: Size, max_side: int) -> Size:
-    """Give the size within a square of `max_side`, never enlarged, never without area."""
+    """The size scaled down into a square of `max_side`. It is never larger than before, and never 0."""
     scale = min(1.0, max_side / max(size))
     return max(1, round(size[0] * scale)), max(1, round(size[1] * scale))
 
 
 def shrink(image: Image.Image, size: Size, box: Box | None = None) -> Image.Image:
-    """Resample to `size`, by Lanczos' filter. `box`: the part of the image that counts. Raises MemoryError.
+    """Resample to `size` with Lanczos' filter. `box`: the part of the image to use. Raises MemoryError.
 
-    By libvips where that is faster: half as long for 12 megapixels, 54 dB beside what Pillow makes of them. Pillow has
-    the rest: it begins large reductions with a cheap exact one, weighs colours by their alpha, and takes parts of a
-    pixel.
+    libvips does it where it is faster: 12 megapixels take half the time, and the result equals Pillow's to 54 dB.
+    Pillow does three other cases. It begins a large reduction with a cheap exact one, it weighs colours by their alpha,
+    and it can cut a box within a pixel.
     """
     if image.size == size:
         return image
-    is_large = min(image.width / size[0], image.height / size[1]) >= 2 * _GAP
+    is_large = min(image.width / size[0], image.height / size[1]) >= 2 * _REDUCING_GAP
     if is_large or image.mode in _WITH_ALPHA or (box is not None and box != (0, 0, *image.size)):
-        return image.resize(size, Image.Resampling.LANCZOS, box=box, reducing_gap=_GAP)
-    return _shrunk_by_vips(image, size)
+        return image.resize(size, Image.Resampling.LANCZOS, box=box, reducing_gap=_REDUCING_GAP)
+    return _shrink_with_vips(image, size)
 
 
-def _shrunk_by_vips(image: Image.Image, size: Size) -> Image.Image:
+def _shrink_with_vips(image: Image.Image, size: Size) -> Image.Image:
     width, height = image.size
     mode, shared = image.mode, pixels_of(image)
     if shared is not None and mode == "RGB":
-        mode = "RGBX"  # the fourth byte goes along: libvips is faster with four than with three
+        mode = "RGBX"  # with the padding byte: libvips is faster with four bytes than with three
     data = image.tobytes() if shared is None else shared
     pixels = pyvips.Image.new_from_memory(data, width, height, Image.getmodebands(mode), "uchar")
     try:
-        made = pixels.resize(size[0] / width, vscale=size[1] / height, kernel="lanczos3").write_to_memory()
-    except pyvips.Error as error:  # pixels in memory are never wrong: only memory may lack
+        resized = pixels.resize(size[0] / width, vscale=size[1] / height, kernel="lanczos3").write_to_memory()
+    except pyvips.Error as error:  # pixels in memory cannot be damaged: the cause is a lack of memory
         raise MemoryError(str(error)) from error
-    return Image.frombytes(image.mode, size, made, "raw", mode)
+    return Image.frombytes(image.mode, size, resized, "raw", mode)
 
 
 def upright(image: Image.Image, orientation: int) -> Image.Image:
+    """The picture turned upright."""
     turn = _TURNS.get(orientation)
     return image if turn is None else image.transpose(turn)
 
 
 def upright_size(size: Size, orientation: int) -> Size:
-    return (size[1], size[0]) if orientation in _SWAPPED else size
+    return (size[1], size[0]) if orientation in _SIDES_SWAPPED else size
 
 
 def flatten(image: Image.Image) -> Image.Image:
-    """Lay the picture on white, for formats without transparency."""
+    """The picture on a white background, for formats without transparency."""
     if image.mode != "RGBA":
         return image
-    paper = Image.new("RGB", image.size, _WHITE)
-    paper.paste(image, mask=image.getchannel("A"))
-    return paper
+    background = Image.new("RGB", image.size, _WHITE)
+    background.paste(image, mask=image.getchannel("A"))
+    return background

@@ -1,4 +1,4 @@
-"""What GET shows of a picture, read by one statement: one round trip, one snapshot."""
+"""Reads everything that GET shows of a picture by one statement, so in one round trip and one snapshot."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from leasehold.db.database import Connection
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """One step as its job's owner may see it. `failure` is the last failed attempt's {code, message, retryable}."""
+    """One step. `failure`: {code, message, retryable} of the last failed attempt."""
 
     name: str
     status: str
@@ -89,7 +89,7 @@ def _step(row: Mapping[str, Any]) -> StepView:
 
 
 async def find_media(connection: Connection, tenant_id: str, media_id: UUID) -> MediaView | None:
-    """Read the media and everything that GET shows of it. None: no such media, or another tenant's."""
+    """Read the picture and its job. None: there is no such picture, or it belongs to another tenant."""
     row = await connection.fetchrow(FIND_MEDIA, media_id, tenant_id)
     if row is None:
         return None

@@ -1,6 +1,6 @@
-"""Every reason for which a picture is refused: a stable code, and a sentence for its owner.
+"""Every reason for which a picture is refused: a stable code and a sentence for the owner.
 
-None of these can succeed when tried again, so all are `Permanent`.
+All are `Permanent`, because another attempt would fail in the same way.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ def unsupported_format(reason: str) -> Permanent:
     return Permanent("unsupported_format", f"The file is not a picture of an accepted kind: {reason}.")
 
 
-def mislabelled(declared: str, real: str) -> Permanent:
-    return Permanent("mislabelled", f"The file was declared as {declared[:100]!r}, but it is {real}.")
+def mislabelled(declared: str, actual: str) -> Permanent:
+    return Permanent("mislabelled", f"The file was declared as {declared[:100]!r}, but it is {actual}.")
 
 
 def corrupt_image(reason: str) -> Permanent:
@@ -37,5 +37,5 @@ def too_many_frames(frames: int, limit: int) -> Permanent:
 
 
 def too_many_scans(limit: int) -> Permanent:
-    """Refuse a bomb in time: each scan of a progressive JPEG costs a pass over its area, for a few bytes."""
+    """Bounds the decoding time: each scan of a progressive JPEG has few bytes, but costs a pass over all pixels."""
     return Permanent("too_many_scans", f"The JPEG has more than {limit} scans.")

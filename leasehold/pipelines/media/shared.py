@@ -1,5 +1,7 @@
-"""A picture's pixels where they lie in Pillow's memory, so that another library reads them without a copy. Pillow's own
-way out, `tobytes`, makes two: of twelve megapixels 72 MB, which a fresh process has to fault in.
+"""Gives another library access to a picture's pixels in Pillow's own memory, without a copy.
+
+`pixels` needs it for libvips. Pillow's `tobytes` makes two copies: 72 MB for twelve megapixels, and a fresh process
+must fault in all of it.
 """
 
 from __future__ import annotations
@@ -8,11 +10,11 @@ import ctypes
 
 from PIL import Image, _imaging
 
-#: In Pillow's memory; of RGB the last one is padding.
+#: In Pillow's memory. The fourth byte of RGB is padding.
 BYTES_PER_PIXEL = 4
 _MODES = {"RGB", "CMYK"}
 
-_imaging.set_use_block_allocator(1)  # each picture in one piece; else in pieces of 16 MiB
+_imaging.set_use_block_allocator(1)  # allocate each picture in one block; by default Pillow uses blocks of 16 MiB
 
 _pointer_of = ctypes.pythonapi.PyCapsule_GetPointer
 _pointer_of.restype = ctypes.c_void_p
@@ -20,7 +22,7 @@ _pointer_of.argtypes = [ctypes.py_object, ctypes.c_char_p]
 
 
 class _ArrowArray(ctypes.Structure):
-    """Of the Arrow C data interface, whose layout is fixed for good; all but its last two fields."""
+    """ArrowArray of the Arrow C data interface, whose layout never changes, without its last two fields."""
 
     _fields_ = (
         ("length", ctypes.c_int64),
@@ -35,12 +37,14 @@ class _ArrowArray(ctypes.Structure):
 
 
 def pixels_of(image: Image.Image) -> ctypes.Array[ctypes.c_ubyte] | None:
-    """Rows of `BYTES_PER_PIXEL` a pixel, to be read for as long as `image` is kept; None where they do not lie so."""
+    """The pixels by rows, with BYTES_PER_PIXEL each. They are valid for as long as `image` lives. None: the pixels do
+    not lie in memory like this.
+    """
     if image.mode not in _MODES:
         return None
     try:
         _, capsule = image.__arrow_c_array__()
-    except ValueError:  # it was made elsewhere, in pieces
+    except ValueError:  # the picture has several blocks
         return None
     pixels = _ArrowArray.from_address(_pointer_of(capsule, b"arrow_array"))
     channels = _ArrowArray.from_address(pixels.children[0])

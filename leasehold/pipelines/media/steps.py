@@ -1,4 +1,4 @@
-"""The handlers of the media pipeline. Heavy: only the child process of a worker imports it.
+"""The handlers of the media pipeline. Only the child process of a worker imports it, because its libraries are heavy.
 
 Every step is deterministic in its input bytes, parameters and version.
 """
@@ -26,24 +26,24 @@ RESIZED = "resize.jpg"
 COMPRESSED = "compress.jpg"
 FINAL = "final.webp"
 
-#: Lossless masters of what JPEG cannot carry, best first, then the JPEG itself.
+#: The files of `resize` that later steps may start from, the best first: the lossless masters, then the JPEG.
 MASTERS = {"resize.webp": "image/webp", "resize.png": "image/png", RESIZED: "image/jpeg"}
 
 
 @media.handles("resize")
 def resize(work: Work) -> Done:
-    """Check, decode, bring into sRGB, upright and into the box.
+    """Check and decode the picture, convert it to sRGB, turn it upright and scale it into the box.
 
     Raises Permanent with one of the codes of refusals.py.
     """
     params: MediaParams = work.params
-    _frame_of.cache_clear()  # it is of another picture
+    _frame_of.cache_clear()  # the cached frame is of another picture
     original = inspect(work.files["original"], params.limits, params.content_type)
     with pillow_limits(params.limits.max_pixels):
         prepared = _Prepared(original, params.max_side)
-        files = _masters(prepared, work.directory)
-        files[RESIZED] = encode.write(flatten(prepared.first), work.directory / RESIZED, encode.RESIZED_JPEG)
-    width, height = prepared.first.size
+        files = _write_masters(prepared, work.directory)
+        files[RESIZED] = encode.write(flatten(prepared.first_frame), work.directory / RESIZED, encode.RESIZED_JPEG)
+    width, height = prepared.first_frame.size
     return Done(files, {"original": prepared.facts(), "width": width, "height": height})
 
 
@@ -56,7 +56,7 @@ def compress(work: Work) -> Done:
 
 @media.handles("webp")
 def webp(work: Work) -> Done:
-    """Make the final WebP and the variants that were asked for; the final one is stored last."""
+    """Make the requested variants, and last the final WebP."""
     params: MediaParams = work.params
     master = next(name for name in MASTERS if name in work.files)
     source = _Master(work.files[master], MASTERS[master])
@@ -65,18 +65,20 @@ def webp(work: Work) -> Done:
         for name in params.variants
     }
     files[FINAL] = source.write_webp(None, work.directory / FINAL)
-    _frame_of.cache_clear()  # nothing more is made of it
+    _frame_of.cache_clear()  # no later step needs the frame
     return Done(files)
 
 
 @lru_cache(maxsize=1)
 def _frame_of(data: bytes, content_type: str) -> tuple[Image.Image, int]:
-    """The first frame of what `resize` left: the steps after it mostly come one after the other, to the same child."""
+    """The first frame of a file of `resize`. It is cached, because the same child process mostly runs the
+    next steps.
+    """
     return Picture(data, content_type).frame(0)
 
 
 class _Prepared:
-    """An original's frames as the outputs show them: sRGB, upright, in the box, RGB or RGBA."""
+    """The frames of an original as the outputs show them: sRGB, upright, scaled into the box, RGB or RGBA."""
 
     def __init__(self, original: Original, max_side: int) -> None:
         self._original = original
@@ -87,8 +89,8 @@ class _Prepared:
         self.animation = Animation(self._render, self._picture.frames, self._picture.plays)
 
     @property
-    def first(self) -> Image.Image:
-        return self.animation.first
+    def first_frame(self) -> Image.Image:
+        return self.animation.first_frame
 
     def _render(self, index: int) -> tuple[Image.Image, int]:
         image, milliseconds = self._picture.frame(index)
@@ -96,7 +98,7 @@ class _Prepared:
         return upright(image, self._picture.orientation), milliseconds
 
     def facts(self) -> dict[str, Any]:
-        """Tell readers of the job about the original; its size is that of the upright picture."""
+        """What the step's value has about the original. Width and height are those of the upright picture."""
         width, height = upright_size(self._picture.size, self._picture.orientation)
         return {
             "width": width,
@@ -108,18 +110,18 @@ class _Prepared:
         }
 
 
-def _masters(prepared: _Prepared, directory: Path) -> dict[str, File]:
+def _write_masters(prepared: _Prepared, directory: Path) -> dict[str, File]:
     if prepared.animation.is_animated:
         name = "resize.webp"
         return {name: encode.write_animation(prepared.animation, directory / name, encode.MASTER_ANIMATION)}
-    if prepared.first.mode == "RGBA":
+    if prepared.first_frame.mode == "RGBA":
         name = "resize.png"
-        return {name: encode.write(prepared.first, directory / name, encode.MASTER_PNG)}
+        return {name: encode.write(prepared.first_frame, directory / name, encode.MASTER_PNG)}
     return {}
 
 
 class _Master:
-    """What `resize` left, as the source of WebP files and variants."""
+    """The master that `resize` wrote, as the source of WebP files and variants."""
 
     def __init__(self, path: Path, content_type: str) -> None:
         self._data = path.read_bytes()
@@ -133,13 +135,13 @@ class _Master:
         if variant.content_type == "image/webp":
             return self.write_webp(variant.max_side, path)
         settings = encode.AVIF if variant.content_type == "image/avif" else encode.PNG
-        return encode.write(self._animation(variant.max_side).first, path, settings)
+        return encode.write(self._animation(variant.max_side).first_frame, path, settings)
 
     def write_webp(self, max_side: int | None, path: Path) -> File:
         animation = self._animation(max_side)
         if animation.is_animated:
             return encode.write_animation(animation, path, encode.WEBP_ANIMATION)
-        return encode.write(animation.first, path, encode.WEBP)
+        return encode.write(animation.first_frame, path, encode.WEBP)
 
     def _animation(self, max_side: int | None) -> Animation:
         picture = self._open()

@@ -1,4 +1,4 @@
-"""The schema of pictures: what was uploaded, and which job it has."""
+"""The table `media`: one row for each uploaded picture, with its job once it has one."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ media = Table(
     metadata,
     Column("id", Uuid, primary_key=True),
     Column("tenant_id", Text, nullable=False),
-    # Written here: INIT, UPLOADED, and FAILED of an object that was refused before it had a job. After that clients see
-    # the job's state, as PROCESSING, READY or FAILED.
+    # INIT, UPLOADED, or FAILED if the object was refused before it had a job. Once there is a job, clients see the
+    # job's state instead, as PROCESSING, READY or FAILED.
     Column("status", Text, nullable=False, server_default="INIT"),
-    # Deferred: the guarded update that sets job_id runs before the job's insert, in the same transaction.
+    # Deferred: the guarded update that sets job_id runs before the job is inserted, in the same transaction.
     Column(
         "job_id",
         Uuid,
@@ -29,11 +29,11 @@ media = Table(
     Column("content_type", Text, nullable=False),
     Column("file_name", Text, nullable=False),
     Column("size", BigInteger),  # bytes, as found in the store
-    Column("error", JSONB),  # {code, message, retryable} of an object that was refused
+    Column("error", JSONB),  # {code, message, retryable} of a refused object
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("expires_at", _INSTANT),  # housekeeping deletes an upload that was not completed by then
-    Column("deleted_at", _INSTANT),  # its client deleted it: nobody can read it, and housekeeping removes it
+    Column("deleted_at", _INSTANT),  # its client deleted it: no request can read it, and housekeeping removes it
     CheckConstraint("status IN ('INIT', 'UPLOADED', 'FAILED')", name="status_known"),
     CheckConstraint("(status = 'FAILED') = (error IS NOT NULL)", name="failed_says_why"),
     Index("media_expires", "expires_at", postgresql_where=text("expires_at IS NOT NULL")),

@@ -1,5 +1,6 @@
-"""The media row before its job: registered, then uploaded with a job, or refused. From there on the job's state
-is the media's.
+"""The guarded statements that change a picture's row: registered, then completed with a job, refused or deleted.
+
+The upload endpoints call them. Once there is a job, the job's state is the picture's state.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ WHERE key = $1 AND tenant_id = $2 AND open
 RETURNING key
 """
 
-# An expired row may lose its object to the sweeper at any moment, so it is left alone.
+# An expired row cannot be completed: the sweeper may delete its object at any moment.
 COMPLETE_UPLOAD = """
 -- upload_complete
 UPDATE media
@@ -52,7 +53,7 @@ WHERE id = $1 AND tenant_id = $2 AND status = 'INIT' AND deleted_at IS NULL
 RETURNING id
 """
 
-# Without a job the row goes with the next housekeeping, else with its job.
+# Housekeeping deletes the row: at its next run if the picture has no job, else with the job.
 DELETE_MEDIA = """
 -- media_delete
 UPDATE media
@@ -71,10 +72,10 @@ async def register(
     original_key: str,
     content_type: str,
     file_name: str,
-    lives: timedelta,
+    lifetime: timedelta,
 ) -> None:
-    """- -> INIT. An upload that is not completed within `lives` is forgotten by the sweeper."""
-    await connection.execute(REGISTER, media_id, tenant_id, original_key, content_type, file_name, lives)
+    """- -> INIT. Housekeeping deletes an upload that is not completed within `lifetime`."""
+    await connection.execute(REGISTER, media_id, tenant_id, original_key, content_type, file_name, lifetime)
 
 
 async def extend_upload(connection: Connection, tenant_id: str, key: str, seconds: float) -> bool:
@@ -88,9 +89,9 @@ async def extend_upload(connection: Connection, tenant_id: str, key: str, second
 async def complete_upload(
     connection: Connection, media_id: UUID, tenant_id: str, size: int, job: NewJob
 ) -> Submitted | None:
-    """INIT -> UPLOADED with its job, in the caller's transaction. Of many callers at once exactly one submits.
+    """INIT -> UPLOADED with its job, in the caller's transaction. Of several callers at once exactly one submits.
 
-    None: the row is not INIT any more (read it to see what became of it), is expired, or is not the tenant's.
+    None: the row is no longer INIT (read it to see why), is expired, or is not the tenant's.
     """
     if await connection.fetchval(COMPLETE_UPLOAD, media_id, tenant_id, size, job.id) is None:
         return None
@@ -104,18 +105,18 @@ async def refuse_upload(
     *,
     size: int,
     error: Mapping[str, Any],
-    kept: timedelta,
+    keep: timedelta,
 ) -> bool:
-    """INIT -> FAILED: the object can never be processed. False: the row is not INIT any more.
+    """INIT -> FAILED: the object can never be processed. False: the row is no longer INIT.
 
-    `error` is {code, message, retryable}; row and object are forgotten after `kept`.
+    `error`: {code, message, retryable}. Housekeeping deletes the row and the object after `keep`.
     """
-    return await connection.fetchval(REFUSE_UPLOAD, media_id, tenant_id, size, dict(error), kept) is not None
+    return await connection.fetchval(REFUSE_UPLOAD, media_id, tenant_id, size, dict(error), keep) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Deleted:
-    """What is left of a deleted media. `prefix`: of a job's objects that nobody writes any more."""
+    """What the caller still has to delete. `prefix`: the prefix of the job's objects, if no worker writes them now."""
 
     original_key: str
     job_id: UUID | None
@@ -124,18 +125,18 @@ class Deleted:
 
 
 async def delete(connection: Connection, media_id: UUID, tenant_id: str, by: str) -> Deleted | None:
-    """Any state -> deleted: nobody sees it any more, its job stops, and its rows and objects go with the next
-    housekeeping after that. In the caller's transaction. None: there is no such media of the tenant's.
+    """Any state -> deleted, in the caller's transaction: requests no longer see the picture, and its job is cancelled.
+    Once the job has ended, the next housekeeping deletes the rows and objects. None: the tenant has no such picture.
     """
     row = await connection.fetchrow(DELETE_MEDIA, media_id, tenant_id)
     if row is None:
         return None
     job_id, ended, prefix = row["job_id"], [], None
     if job_id is not None:
-        cancels = await jobs.request_cancel(
+        cancellation = await jobs.request_cancel(
             connection, [job_id], tenant_id, reason="the media was deleted", by=by, forced=True
         )
-        ended = cancels.ended
+        ended = cancellation.ended
         prefix = await jobs.expire_early(connection, job_id, tenant_id)
     await uploads.close(connection, tenant_id, row["original_key"], keep=None)
     return Deleted(row["original_key"], job_id, prefix, ended)

@@ -1,4 +1,6 @@
-"""The closed set of further outputs that a client may ask for. Light: the API imports it."""
+"""The variants that a client may request beside the final picture. The API imports it, so it imports no
+heavy library.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ VariantName = Literal["thumb", "small", "large", "avif", "png"]
 class Variant:
     """One declared output of the `webp` step.
 
-    `output`: its name under the media's prefix. `max_side`: box in pixels, None for the size of `final.webp`.
-    `animated`: whether an animation stays one; otherwise it is the animation's first frame.
+    `output`: its name under the picture's prefix. `max_side`: the box in pixels; None: the size of `final.webp`.
+    `animated`: an animation stays an animation. Otherwise the variant is the animation's first frame.
     """
 
     name: VariantName
@@ -23,7 +25,7 @@ class Variant:
     animated: bool
 
 
-#: In the order in which they are made. No variant is ever enlarged.
+#: In the order in which the step writes them. No variant is larger than the original.
 VARIANTS: dict[VariantName, Variant] = {
     variant.name: variant
     for variant in (

@@ -1,1 +1,1 @@
-"""Deliveries of webhooks: one job a message."""
+"""The pipeline `webhook`: one job delivers one message to a client's webhook."""

@@ -1,4 +1,6 @@
-"""What all deliveries of a worker share: one guarded way out, the keys to secrets, and who is under way."""
+"""What all deliveries of a worker share: a guarded HTTP client, the sealing keys, and the shares of
+tenants and hosts.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from leasehold.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class DeliveryContext:
-    """`seconds`: the longest that one delivery may take, however slowly its receiver answers."""
+    """`seconds`: the longest time of one delivery, however slowly the receiver answers."""
 
     egress: Egress
     sealing: Sealing

@@ -1,4 +1,6 @@
-"""Delivering webhooks: one job a message, tried along the schedule of the Standard Webhooks specification."""
+"""Declares the pipeline that delivers webhooks: one job for each message, retried along the schedule of the Standard
+Webhooks specification.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +14,11 @@ from leasehold.domain.kind import Kind, Scopes
 from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 
 #: After the first try: 5 s, 5 m, 30 m, 2 h, 5 h, 10 h, 14 h, 20 h, 24 h.
-_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400))
+_RETRY_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000, 36_000, 50_400, 72_000, 86_400))
 
 
 class Delivery(BaseModel):
-    """`event`: what is sent, as JSON."""
+    """The parameters of a delivery. `event`: the JSON to send."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -32,8 +34,8 @@ webhooks = Pipeline(
         Step(
             "deliver",
             queue="webhooks",
-            max_attempts=len(_LADDER) + 1,
-            retry_ladder=_LADDER,
+            max_attempts=len(_RETRY_LADDER) + 1,
+            retry_ladder=_RETRY_LADDER,
             timeout=timedelta(seconds=60),
         )
     ],

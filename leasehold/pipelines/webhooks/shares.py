@@ -1,4 +1,4 @@
-"""How many deliveries of one tenant, and to one host, are under way in this worker."""
+"""Limits how many deliveries of one tenant, and to one host, a worker makes at once."""
 
 from __future__ import annotations
 
@@ -8,24 +8,28 @@ from contextlib import contextmanager
 
 
 class DeliveryShares:
-    """A receiver that does not answer holds at most `per_host` slots, and its tenant at most `per_tenant`."""
+    """The deliveries in progress. A host that does not answer holds at most `per_host` slots, and a tenant at most
+    `per_tenant`.
+    """
 
     def __init__(self, *, per_tenant: int, per_host: int) -> None:
         self._at_most = {"tenant": per_tenant, "host": per_host}
         self._busy: Counter[tuple[str, str]] = Counter()
 
     @contextmanager
-    def taken(self, *, tenant: str, host: str) -> Iterator[bool]:
-        """False, and nothing is taken: the tenant or the host has as many under way as it may."""
-        wanted = (("tenant", tenant), ("host", host))
-        if any(self._busy[one] >= self._at_most[one[0]] for one in wanted):
+    def share(self, *, tenant: str, host: str) -> Iterator[bool]:
+        """Count one delivery while the block runs. Yields False, and counts nothing, if the tenant or the host has
+        reached its limit.
+        """
+        needed = (("tenant", tenant), ("host", host))
+        if any(self._busy[holder] >= self._at_most[holder[0]] for holder in needed):
             yield False
             return
-        self._busy.update(wanted)
+        self._busy.update(needed)
         try:
             yield True
         finally:
-            for one in wanted:
-                self._busy[one] -= 1
-                if not self._busy[one]:
-                    del self._busy[one]
+            for holder in needed:
+                self._busy[holder] -= 1
+                if not self._busy[holder]:
+                    del self._busy[holder]

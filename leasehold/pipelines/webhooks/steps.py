@@ -1,4 +1,4 @@
-"""Sending one message, signed, to an address that its client named."""
+"""The handler of the pipeline `webhook`: it sends one signed message to the address of a client's webhook."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from leasehold.security.signing import signature
 from leasehold.transitions import webhooks as transitions
 
 _ANSWER_BYTES = 64 * 1024
-_GONE = 410
-_MAX_RETRY_AFTER = 86_400.0
-#: A delivery whose tenant or host has enough under way comes again after these. It is no attempt.
+_STATUS_GONE = 410
+_MAX_RETRY_AFTER_SECONDS = 86_400.0
+#: The pauses of a delivery whose tenant or host has reached its limit. Such a pause costs no attempt.
 _SNOOZES = tuple(timedelta(seconds=seconds) for seconds in (1, 2, 4, 8, 15, 30))
 
 webhooks.opens(open_delivery_context)
@@ -31,21 +31,25 @@ webhooks.opens(open_delivery_context)
 
 @webhooks.handles("deliver")
 async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
-    """A 2xx is taken for received; 410 ends the webhook; anything else, redirects too, is tried again."""
-    wanted: Delivery = attempt.params
+    """Send the message. A 2xx means that it was received, and 410 disables the webhook. After any other answer, also a
+    redirect, the step is retried.
+    """
+    delivery: Delivery = attempt.params
     delivery_context: DeliveryContext = attempt.opened
     async with attempt.connection() as connection:
-        row = await transitions.find(connection, wanted.webhook_id, attempt.tenant_id)
+        row = await transitions.find(connection, delivery.webhook_id, attempt.tenant_id)
     if row is None or not row["enabled"]:
-        return {"delivered": False, "because": "the webhook is gone or disabled"}
+        return {"delivered": False, "because": "the webhook is deleted or disabled"}
     host = urlsplit(row["url"]).hostname or ""
-    with delivery_context.shares.taken(tenant=attempt.tenant_id, host=host) as taken:
-        if not taken:
+    with delivery_context.shares.share(tenant=attempt.tenant_id, host=host) as has_share:
+        if not has_share:
             return await _snoozed(attempt)
-        answer = await _send(delivery_context, attempt, row, orjson.dumps(wanted.event))
-    if answer.status == _GONE:
+        answer = await _send(delivery_context, attempt, row, orjson.dumps(delivery.event))
+    if answer.status == _STATUS_GONE:
         async with attempt.connection() as connection:
-            await transitions.disable(connection, wanted.webhook_id, attempt.tenant_id, "its address answered 410 Gone")
+            await transitions.disable(
+                connection, delivery.webhook_id, attempt.tenant_id, "its address answered 410 Gone"
+            )
         raise Permanent("webhook_gone", "The address answered 410 Gone; the webhook is disabled.")
     if 200 <= answer.status < 300:  # noqa: PLR2004 - HTTP statuses
         return {"delivered": True, "status": answer.status}
@@ -53,7 +57,7 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
 
 
 async def _snoozed(attempt: Attempt) -> Snooze:
-    """The longer, the more often it has come in vain: a long line of deliveries asks seldom."""
+    """Snooze, each time for longer: so a long queue of deliveries costs few claims."""
     snoozes = (await attempt.note()).get("snoozes", 0) + 1
     return Snooze(delay_after(snoozes, _SNOOZES), {"snoozes": snoozes})
 
@@ -73,7 +77,7 @@ async def _send(delivery_context: DeliveryContext, attempt: Attempt, row: Any, b
             "POST", row["url"], headers=headers, content=body, max_bytes=_ANSWER_BYTES, timeout=delivery_context.seconds
         )
     except EgressRefused as error:
-        if error.code == "host_unknown":  # it may come back
+        if error.code == "host_unknown":  # DNS may work again later
             raise Retryable(str(error), code=error.code) from None
         raise Permanent(error.code, str(error)) from None
     except EgressFailed as error:
@@ -81,12 +85,12 @@ async def _send(delivery_context: DeliveryContext, attempt: Attempt, row: Any, b
 
 
 def _retry_after(answer: Answer) -> timedelta | None:
-    """What the receiver asked for, within a day."""
-    said = answer.headers.get("retry-after", "")
-    if said.isdecimal():
-        return timedelta(seconds=min(float(said), _MAX_RETRY_AFTER))
+    """The receiver's Retry-After, at most a day."""
+    header = answer.headers.get("retry-after", "")
+    if header.isdecimal():
+        return timedelta(seconds=min(float(header), _MAX_RETRY_AFTER_SECONDS))
     try:
-        seconds = parsedate_to_datetime(said).timestamp() - time()
-    except (TypeError, ValueError, OverflowError):  # some years are beyond the clock
+        seconds = parsedate_to_datetime(header).timestamp() - time()
+    except (TypeError, ValueError, OverflowError):  # or a year that no clock can hold
         return None
-    return timedelta(seconds=min(max(seconds, 0.0), _MAX_RETRY_AFTER))
+    return timedelta(seconds=min(max(seconds, 0.0), _MAX_RETRY_AFTER_SECONDS))

@@ -29,7 +29,7 @@ WITH held AS (
 )
 SELECT held.id,
        renewed.id IS NOT NULL AS renewed,
-       coalesce(t.status = 'running' AND t.lease_owner = $1 AND t.epoch = held.epoch, false) AS still_ours,
+       coalesce(t.status = 'running' AND t.lease_owner = $1 AND t.epoch = held.epoch, false) AS is_valid,
        coalesce(j.status = 'cancel_requested' AND t.cancelable, false) AS cancel
 FROM held
 LEFT JOIN renewed ON renewed.id = held.id
@@ -40,13 +40,13 @@ LEFT JOIN job j ON j.id = t.job_id
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """`renewed`: False while another statement has the row locked. `still_ours`: False when the lease is lost.
+    """`renewed`: False while another statement has the row locked. `is_valid`: False when the lease is lost.
     `cancel`: the attempt must stop.
     """
 
     task_id: UUID
     renewed: bool
-    still_ours: bool
+    is_valid: bool
     cancel: bool
 
 
@@ -55,7 +55,7 @@ async def renew(connection: Connection, owner: UUID, leases: Sequence[Lease], tt
     rows = await connection.fetch(
         RENEW, owner, [x.task_id for x in leases], [x.epoch for x in leases], timedelta(seconds=ttl)
     )
-    return [Renewal(row["id"], row["renewed"], row["still_ours"], row["cancel"]) for row in rows]
+    return [Renewal(row["id"], row["renewed"], row["is_valid"], row["cancel"]) for row in rows]
 
 
 CANCELLED = f"""

@@ -3,15 +3,15 @@
 from leasehold.transitions.jobs.cancels import Cancels, request_cancel
 from leasehold.transitions.jobs.deletions import delete, expire_early, forget, forget_tombstones
 from leasehold.transitions.jobs.records import EXTERNAL, NewJob, RunOf, external_queue
-from leasehold.transitions.jobs.replays import REWIND, Place, replay
+from leasehold.transitions.jobs.replays import REWIND, AdmissionTerms, replay
 from leasehold.transitions.jobs.submissions import submit
 
 __all__ = [
     "EXTERNAL",
     "REWIND",
+    "AdmissionTerms",
     "Cancels",
     "NewJob",
-    "Place",
     "RunOf",
     "delete",
     "expire_early",

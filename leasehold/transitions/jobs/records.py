@@ -70,7 +70,7 @@ class NewJob:
     trace: Mapping[str, str] | None = None
     id: UUID = field(default_factory=new_id)
     not_before: datetime | None = None  # no step starts earlier
-    gates: Sequence[ConcurrencyLimit] = ()  # the job is held until all of them admit it (transitions.gates)
+    limits: Sequence[ConcurrencyLimit] = ()  # the job is held until all of them admit it (transitions.concurrency)
     exclusive_key: str | None = None  # a second unfinished job with this key raises asyncpg.UniqueViolationError
     dedupe_key: str | None = None  # as `exclusive_key`
     start_within: timedelta | None = None  # instead of the pipeline's
@@ -102,7 +102,7 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
         "timeout_seconds": _whole_seconds(terms.timeout) if by_clock else None,
         "start_within_seconds": _whole_seconds(new.start_within or terms.start_within) if by_clock else None,
         "external": sum(step.external for step in new.pipeline.steps),
-        "gated": bool(new.gates),
+        "gated": bool(new.limits),
         "notify": new.notify,
         "exclusive_key": new.exclusive_key,
         "dedupe_key": new.dedupe_key,
@@ -132,7 +132,7 @@ def task_records(new: NewJob) -> list[dict[str, Any]]:
 def _task_record(new: NewJob, step: Step, position: int, ids: Mapping[str, UUID], skipped: set[str]) -> dict[str, Any]:
     waiting_on = sum(need not in skipped for need in step.needs)
     not_before = new.not_before if waiting_on == 0 else None
-    if new.gates and waiting_on == 0:
+    if new.limits and waiting_on == 0:
         waiting_on = 1  # its concurrency limits count as one step that the task needs
     needed_by = [other for other in new.pipeline.steps if step.name in other.needs]
     return {

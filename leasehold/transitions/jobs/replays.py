@@ -1,4 +1,4 @@
-"""`replay`: a failed job runs again, from its failed step or from another."""
+"""`replay`: a failed job runs again, from its failed step or from another step that the caller names."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Invalid
-from leasehold.transitions import gates
+from leasehold.transitions import concurrency
 
-# A step that the parameters skip: it has no event.
-_LEFT_OUT = """(t.status = 'skipped' AND t.epoch = 0
+# A step that the parameters skip. Such a step never had an event.
+_SKIPPED_BY_PARAMETERS = """(t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
 
-# Of a failed job only: its failed, skipped and cancelled steps become runnable again, with their counters reset. The
-# job has as much time again as it had at first, or at its last replay, and webhooks hear of its end again. $4: the job
-# waits at its concurrency limits first, which count as one more step that each runnable step needs. $5: whether $6
-# replaces its exclusive key.
+# Only a failed job can be replayed. Its failed, skipped and cancelled steps become runnable again, with their counters
+# reset, and webhooks are sent at its next end, too. $4: the job must wait at its concurrency limits first: each
+# runnable step then waits for one step more. $5: whether $6 replaces the exclusive key.
 REPLAY = f"""
 -- replay
 WITH locked AS MATERIALIZED (
@@ -30,18 +29,20 @@ WITH locked AS MATERIALIZED (
       AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
     FOR UPDATE
 ), revived AS (
+    -- The steps that run again.
     UPDATE task t
     SET status = CASE WHEN t.waiting_on = 0 AND NOT $4 THEN 'pending' ELSE 'blocked' END,
         waiting_on = CASE WHEN t.waiting_on = 0 AND $4 THEN 1 ELSE t.waiting_on END,
         errors = 0, crashes = 0, losses = 0, finished_at = NULL, available_at = clock_timestamp()
     FROM locked
-    WHERE t.job_id = locked.id AND t.status IN ('failed', 'skipped', 'cancelled') AND NOT {_LEFT_OUT}
+    WHERE t.job_id = locked.id AND t.status IN ('failed', 'skipped', 'cancelled') AND NOT {_SKIPPED_BY_PARAMETERS}
     RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch
 ), advanced AS (
     UPDATE job j
     SET status = 'pending', error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
         params = coalesce($3::jsonb, j.params), held = $4, gated = j.gated OR $4,
         exclusive_key = CASE WHEN $5 THEN $6 ELSE j.exclusive_key END,
+        -- The job gets as much time as it had at first, or at its last replay.
         deadline_at = clock_timestamp() + CASE
             WHEN j.timeout_seconds IS NOT NULL OR j.start_within_seconds IS NOT NULL
             THEN make_interval(secs => CASE WHEN $4 THEN j.start_within_seconds ELSE j.timeout_seconds END)
@@ -68,15 +69,16 @@ RETURNING id AS outbox_id, task_id, queue, priority, headers
 """
 
 
-# $2 a step. The step and all steps that need it, directly or not, run again: their outputs and results are deleted, and
-# those that succeeded become skipped, for REPLAY to revive.
+# $2 a step. This step and all steps that need it, directly or not, are to run again: their outputs and results are
+# deleted, and the succeeded ones become skipped, so that REPLAY revives them.
 REWIND = f"""
 -- rewind
 WITH RECURSIVE again(id) AS (
-    SELECT t.id FROM task t WHERE t.job_id = $1 AND t.step = $2 AND NOT {_LEFT_OUT}
+    -- The step, and all steps after it.
+    SELECT t.id FROM task t WHERE t.job_id = $1 AND t.step = $2 AND NOT {_SKIPPED_BY_PARAMETERS}
     UNION
     SELECT t.id FROM again JOIN task p ON p.id = again.id JOIN task t ON t.id = ANY(p.unblocks)
-    WHERE NOT {_LEFT_OUT}
+    WHERE NOT {_SKIPPED_BY_PARAMETERS}
 ), forgotten_outputs AS (
     DELETE FROM output o USING again WHERE o.task_id = again.id
 ), forgotten_results AS (
@@ -96,21 +98,21 @@ RETURNING (SELECT count(*) FROM rewound)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """What a job waits for: its concurrency limits, and its exclusive key."""
+class AdmissionTerms:
+    """What a job needs to be admitted: room at its concurrency limits, and its exclusive key."""
 
-    gates: Sequence[ConcurrencyLimit] = ()
+    limits: Sequence[ConcurrencyLimit] = ()
     exclusive_key: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class _HeldJob:
-    """A replayed job that waits at its concurrency limits; a `gates.Gated`."""
+class _ReplayedJob:
+    """A replayed job that waits at its concurrency limits: a `concurrency.LimitedJob`."""
 
     id: UUID
     tenant_id: str
     priority: int
-    gates: Sequence[ConcurrencyLimit]
+    limits: Sequence[ConcurrencyLimit]
     not_before: datetime | None = None
 
 
@@ -120,14 +122,14 @@ async def replay(
     tenant_id: str,
     params: Mapping[str, Any] | None = None,
     from_step: str | None = None,
-    place: Place | None = None,
+    terms: AdmissionTerms | None = None,
 ) -> list[Announcement] | None:
     """failed -> pending, from the failed step on; steps that succeeded stay. None: no such failed job.
 
     `params`: replaces the job's own; the caller has validated it. `from_step`: the job goes on from this step instead,
-    and the steps that need it run again. `place`: the job's limits and exclusive key from now on. None: the job waits
+    and the steps that need it run again. `terms`: the job's limits and exclusive key from now on. None: the job waits
     at no limits and keeps its exclusive key. It always keeps its dedupe key. With limits the job is held: call
-    `gates.admit` after the commit.
+    `concurrency.admit` after the commit.
 
     Raises Invalid `unknown_step`; asyncpg.UniqueViolationError while another job has its exclusive or dedupe key.
     """
@@ -142,12 +144,14 @@ async def replay(
             return None
         if from_step is not None and not await connection.fetchval(REWIND, job_id, from_step):
             raise Invalid("unknown_step", "The run has no such step.")
-        new_place = place or Place()
-        if place is not None:
-            await gates.leave(connection, job_id, new_place.gates)
+        new_terms = terms or AdmissionTerms()
+        if terms is not None:
+            await concurrency.leave(connection, job_id, new_terms.limits)
         rows = await connection.fetch(
-            REPLAY, job_id, tenant_id, params, bool(new_place.gates), place is not None, new_place.exclusive_key
+            REPLAY, job_id, tenant_id, params, bool(new_terms.limits), terms is not None, new_terms.exclusive_key
         )
-        if new_place.gates:
-            await gates.queue_up(connection, [_HeldJob(job_id, tenant_id, failed["priority"], new_place.gates)])
+        if new_terms.limits:
+            await concurrency.queue_up(
+                connection, [_ReplayedJob(job_id, tenant_id, failed["priority"], new_terms.limits)]
+            )
     return [Announcement.from_row(row) for row in rows]

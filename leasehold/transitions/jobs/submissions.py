@@ -10,7 +10,7 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.pacing import PIECE
-from leasehold.transitions import gates
+from leasehold.transitions import concurrency
 from leasehold.transitions.jobs.records import NewJob, job_record, task_records
 
 # One round trip for any number of jobs. The statement joins nothing: the planner estimates one row for a CTE, and would
@@ -73,8 +73,8 @@ async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announc
     statement writes about `PIECE` tasks.
 
     Publish the returned hints once the transaction has committed. A job id that exists already raises
-    asyncpg.UniqueViolationError and writes nothing. Jobs with concurrency limits are held: call `gates.admit` after the
-    commit. Raises Invalid when the parameters skip every step.
+    asyncpg.UniqueViolationError and writes nothing. Jobs with concurrency limits are held: call `concurrency.admit`
+    after the commit. Raises Invalid when the parameters skip every step.
     """
     piece = max(1, PIECE // max((len(new.pipeline.steps) for new in jobs), default=1))  # jobs a statement
     if len(jobs) <= piece:
@@ -82,9 +82,9 @@ async def submit(connection: Connection, jobs: Sequence[NewJob]) -> list[Announc
     else:
         async with connection.transaction():
             hints = await _write_in_pieces(connection, jobs, piece)
-    limited = [new for new in jobs if new.gates]
+    limited = [new for new in jobs if new.limits]
     if limited:
-        await gates.queue_up(connection, limited)
+        await concurrency.queue_up(connection, limited)
     return hints
 
 

@@ -12,7 +12,7 @@ from leasehold.transitions.settlements.records import FanningOut, Settled
 # $4 the parts, as JSON records {parent, id, step, number, queue, max_attempts, handler, value}
 FAN_OUT = f"""-- fan_out
 WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
-    -- The parts of valid leases only.
+    -- Only the parts of tasks whose lease is still valid.
     SELECT p.* FROM jsonb_to_recordset($4::jsonb) AS p(
         parent uuid, id uuid, step text, number int, queue text, max_attempts smallint, handler text, value jsonb)
     JOIN held ON held.id = p.parent
@@ -23,7 +23,7 @@ WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
     FROM (SELECT parent, count(*)::int AS n FROM parts GROUP BY parent) AS mine
     WHERE t.id = mine.parent
     RETURNING t.id, t.job_id, t.tenant_id, t.step, t.position, t.priority, t.epoch, t.cancelable, mine.n
-), made AS (
+), part_tasks AS (
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, unblocks, max_attempts,
                       handler, cancelable)
     SELECT p.id, parent.job_id, parent.tenant_id, p.step, parent.position, p.queue, parent.priority, 'pending',
@@ -46,7 +46,7 @@ WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
 ), hinted AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT m.id, m.job_id, m.queue, m.priority, a.trace, clock_timestamp() + interval '1 second'
-    FROM made m JOIN advanced a ON a.id = m.job_id
+    FROM part_tasks m JOIN advanced a ON a.id = m.job_id
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT a.id AS task_id, coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'blocked'), false) AS settled,

@@ -14,7 +14,7 @@ WITH held AS (
 )
 SELECT held.id,
        renewed.id IS NOT NULL AS renewed,
-       coalesce(t.status = 'running' AND t.lease_owner = $1 AND t.epoch = held.epoch, false) AS still_ours,
+       coalesce(t.status = 'running' AND t.lease_owner = $1 AND t.epoch = held.epoch, false) AS is_valid,
        coalesce(j.status = 'cancel_requested' AND t.cancelable, false) AS cancel
 FROM held
 LEFT JOIN renewed ON renewed.id = held.id

@@ -1,5 +1,6 @@
 -- rewind
 WITH RECURSIVE again(id) AS (
+    -- The step, and all steps after it.
     SELECT t.id FROM task t WHERE t.job_id = $1 AND t.step = $2 AND NOT (t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))
     UNION

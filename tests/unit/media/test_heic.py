@@ -19,7 +19,7 @@ from tests.heif import Heif
 from tests.support.not_here import only_where
 from tests.unit.media.conftest import RefusalOf, RunMedia
 
-pytestmark = only_where(heic_decoder.is_here(), "the extra heic")
+pytestmark = only_where(heic_decoder.load_decoder(), "the extra heic")
 
 HUGE = 60_000
 
@@ -114,14 +114,14 @@ def test_either_name_of_the_kind_is_true(run_media: RunMedia, declared: str) -> 
 
 def test_without_the_extra_it_is_refused(refusal_of: RefusalOf, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pi_heif", None)
-    forgetful: Callable[[], bool] = heic_decoder.is_here.__wrapped__
-    monkeypatch.setattr(heic_decoder, "is_here", forgetful)
+    forgetful: Callable[[], bool] = heic_decoder.load_decoder.__wrapped__
+    monkeypatch.setattr(heic_decoder, "load_decoder", forgetful)
     assert refusal_of(heif.of(heif.CORNERS)) == "unsupported_format"
 
 
 def test_a_decoder_with_known_holes_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pi_heif.libheif_version", lambda: "1.23.0")
-    assert not heic_decoder.is_here.__wrapped__()
+    assert not heic_decoder.load_decoder.__wrapped__()
 
 
 # --- what is made to hurt

@@ -10,7 +10,7 @@ from leasehold.worker.sandbox.children import Children
 from tests import heif
 from tests.support.not_here import only_where
 
-pytestmark = only_where(heic_decoder.is_here(), "the extra heic")
+pytestmark = only_where(heic_decoder.load_decoder(), "the extra heic")
 
 
 async def test_a_photo_of_tiles_is_decoded_behind_the_fences(tmp_path: Path) -> None:

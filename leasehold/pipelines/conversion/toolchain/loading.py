@@ -51,12 +51,12 @@ def _check_opset(model: onnx.ModelProto) -> None:
 
 
 def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
-    nodes, foreign = 0, {f"{function.domain}.{function.name}" for function in model.functions}
+    nodes, unsupported = 0, {f"{function.domain}.{function.name}" for function in model.functions}
     for graph in _graphs(model.graph, limits):
         nodes += len(graph.node)
         if nodes > limits.max_nodes:
             raise refusals.too_many_nodes(limits.max_nodes)
-        foreign |= {
+        unsupported |= {
             f"{node.domain}.{node.op_type}"
             for node in graph.node
             if node.domain not in _STANDARD or not _is_standard(node)
@@ -64,9 +64,9 @@ def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
         for tensor in graph.initializer:
             _check_tensor(tensor, limits)
         for sparse in graph.sparse_initializer:
-            foreign.add(f"sparse tensor {sparse.values.name}")
-    if foreign:
-        raise refusals.unsupported_operators(sorted(foreign))
+            unsupported.add(f"sparse tensor {sparse.values.name}")
+    if unsupported:
+        raise refusals.unsupported_operators(sorted(unsupported))
 
 
 def _is_standard(node: onnx.NodeProto) -> bool:
@@ -106,6 +106,6 @@ def _check_tensor(tensor: onnx.TensorProto, limits: ModelLimits) -> None:
         raise refusals.external_data(tensor.name)
     if any(side < 0 for side in tensor.dims):
         raise refusals.invalid_model(f"the tensor {tensor.name[:100]!r} has a negative side")
-    size = math.prod(tensor.dims) * 8  # as if of the widest type: a damaged header may name any
+    size = math.prod(tensor.dims) * 8  # the size for the widest type, because a damaged header may name any type
     if size > 8 * limits.max_tensor_bytes:
         raise refusals.tensor_too_large(tensor.name, size, 8 * limits.max_tensor_bytes)

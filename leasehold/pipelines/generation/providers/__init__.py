@@ -1,4 +1,7 @@
-"""The providers that an installation has: three by their official doors, and those that its settings declare."""
+"""The providers of an installation: three that are built in, and those that the settings declare.
+
+The endpoints read the `Catalogue`; the steps of a worker use the open `Providers`.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from pydantic import SecretStr
 from leasehold.domain.errors import DeclarationError
 from leasehold.pipelines.generation.provider import Provider, Rejected
 from leasehold.pipelines.generation.providers.ark import Ark
-from leasehold.pipelines.generation.providers.asking import Asker
 from leasehold.pipelines.generation.providers.declared import Declaration, Declared, declarations
-from leasehold.pipelines.generation.providers.discreet import Discreet
 from leasehold.pipelines.generation.providers.jimeng import Jimeng
+from leasehold.pipelines.generation.providers.redaction import Redacted
 from leasehold.pipelines.generation.providers.replicate import Replicate
+from leasehold.pipelines.generation.providers.requests import RequestSender
 from leasehold.settings import Settings
 
 BUILT_IN = ("jimeng", "ark", "replicate")
@@ -23,7 +26,7 @@ BUILT_IN = ("jimeng", "ark", "replicate")
 
 @dataclass(frozen=True, slots=True)
 class ProviderTerms:
-    """What is known of a provider without asking it. `at_most`: generations at once, of all tenants."""
+    """What the settings define for a provider. `at_most`: how many generations of all tenants run at once."""
 
     name: str
     has_credential: bool
@@ -31,7 +34,7 @@ class ProviderTerms:
 
 
 class Catalogue:
-    """The providers by name. Raises DeclarationError for settings that make no sense."""
+    """The providers by name, as the settings define them. Raises DeclarationError for invalid settings."""
 
     def __init__(self, settings: Settings) -> None:
         self.declared: Mapping[str, Declaration] = _by_name(declarations(settings.generation_http_providers))
@@ -48,21 +51,21 @@ class Catalogue:
         return ProviderTerms(name, name in self._credentials, self._limits.get(name))
 
     def credential(self, name: str) -> SecretStr | None:
-        """The installation's own."""
+        """The installation's own credential for a provider, if there is one."""
         return self._credentials.get(name)
 
 
 @asynccontextmanager
 async def open_catalogue(settings: Settings) -> AsyncIterator[Catalogue]:
-    """For the endpoints."""
+    """The hook of the kind `generation` that gives the endpoints their catalogue."""
     yield Catalogue(settings)
 
 
-def _by_name(found: list[Declaration]) -> dict[str, Declaration]:
-    names = [declaration.name for declaration in found]
-    if twice := {name for name in names if names.count(name) > 1 or name in BUILT_IN}:
-        raise DeclarationError(f"generation_http_providers: already taken: {', '.join(sorted(twice))}")
-    return dict(zip(names, found, strict=True))
+def _by_name(provider_declarations: list[Declaration]) -> dict[str, Declaration]:
+    names = [declaration.name for declaration in provider_declarations]
+    if repeated := {name for name in names if names.count(name) > 1 or name in BUILT_IN}:
+        raise DeclarationError(f"generation_http_providers: names used twice: {', '.join(sorted(repeated))}")
+    return dict(zip(names, provider_declarations, strict=True))
 
 
 class Providers:
@@ -83,11 +86,11 @@ class Providers:
 @asynccontextmanager
 async def open_providers(settings: Settings) -> AsyncIterator[Providers]:
     catalogue = Catalogue(settings)
-    async with Asker.opened(settings) as asker:
+    async with RequestSender.opened(settings) as sender:
         opened: dict[str, Provider] = {
-            "jimeng": Jimeng(asker, settings.generation_jimeng_url),
-            "ark": Ark(asker, settings.generation_ark_url),
-            "replicate": Replicate(asker, settings.generation_replicate_url),
+            "jimeng": Jimeng(sender, settings.generation_jimeng_url),
+            "ark": Ark(sender, settings.generation_ark_url),
+            "replicate": Replicate(sender, settings.generation_replicate_url),
         }
-        opened |= {name: Declared(asker, declaration) for name, declaration in catalogue.declared.items()}
-        yield Providers(catalogue, {name: Discreet(provider) for name, provider in opened.items()})
+        opened |= {name: Declared(sender, declaration) for name, declaration in catalogue.declared.items()}
+        yield Providers(catalogue, {name: Redacted(provider) for name, provider in opened.items()})

@@ -1,7 +1,8 @@
-"""Volcengine Ark: videos as tasks, images at once. https://www.volcengine.com/docs/82379/1520757 (create a task),
-1521309 (ask), 1521720 (delete), 1541523 (images).
+"""The provider Volcengine Ark: it makes videos as tasks, and returns images at once.
 
-It takes no idempotency token. Deleting stops a queued task; a running one goes on. Video links live 24 hours.
+https://www.volcengine.com/docs/82379/1520757 (create a task), 1521309 (query), 1521720 (delete), 1541523 (images). Ark
+honours no idempotency token. A delete stops a queued task; a running task goes on. Links to videos expire after 24
+hours.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from urllib.parse import quote
 
 import orjson
 
-from leasehold.pipelines.generation.provider import Made, Order, Rejected, SourceImage, Taken, Working
-from leasehold.pipelines.generation.providers.asking import (
-    Asker,
-    Heard,
+from leasehold.pipelines.generation.provider import Accepted, Finished, Order, Rejected, SourceImage, Working
+from leasehold.pipelines.generation.providers.requests import (
+    ProviderAnswer,
+    RequestSender,
     as_mapping,
     bad_answer,
     no_files,
@@ -25,51 +26,51 @@ from leasehold.pipelines.generation.providers.asking import (
 
 _TASKS = "/api/v3/contents/generations/tasks"
 _IMAGES = "/api/v3/images/generations"
-#: Seconds that the service accepts for execution_expires_after.
+#: The shortest and the longest execution_expires_after that Ark accepts, in seconds.
 _EXPIRES = (3600, 259_200)
-#: Images are made while we wait.
+#: The timeout of an order for images: Ark answers when they are finished.
 _IMAGE_SECONDS = 150.0
 
 
 class Ark:
     name = "ark"
-    takes_token = False
+    honours_token = False
 
-    def __init__(self, asker: Asker, base_url: str) -> None:
-        self._asker = asker
+    def __init__(self, sender: RequestSender, base_url: str) -> None:
+        self._sender = sender
         self._url = base_url.rstrip("/")
 
-    async def submit(self, order: Order, credential: str) -> Taken | Made:
+    async def submit(self, order: Order, credential: str) -> Accepted | Finished:
         if order.kind == "image":
-            heard = await self._ask("POST", _IMAGES, credential, _image(order), buys=True, seconds=_IMAGE_SECONDS)
-            urls = urls_in(_good(heard).get("data"))
+            answer = await self._send("POST", _IMAGES, credential, _image(order), buys=True, seconds=_IMAGE_SECONDS)
+            urls = urls_in(_body_of(answer).get("data"))
             if not urls:
                 raise no_files()
-            return Made(urls)
-        heard = await self._ask("POST", _TASKS, credential, _video(order), buys=True)
-        return Taken(text_at(_good(heard), "id"))
+            return Finished(urls)
+        answer = await self._send("POST", _TASKS, credential, _video(order), buys=True)
+        return Accepted(text_at(_body_of(answer), "id"))
 
-    async def poll(self, ref: str, order: Order, credential: str) -> Working | Made:  # noqa: ARG002 - the id says it all
-        said = _good(await self._ask("GET", f"{_TASKS}/{quote(ref, safe='')}", credential))
-        status = text_at(said, "status")
+    async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:  # noqa: ARG002 - the id suffices
+        task = _body_of(await self._send("GET", f"{_TASKS}/{quote(ref, safe='')}", credential))
+        status = text_at(task, "status")
         if status in ("queued", "running"):
             return Working(status)
         if status == "succeeded":
-            urls = urls_in(as_mapping(said.get("content")).get("video_url"))
+            urls = urls_in(as_mapping(task.get("content")).get("video_url"))
             if not urls:
                 raise no_files()
-            return Made(urls)
+            return Finished(urls)
         if status in ("failed", "cancelled", "expired"):
-            error = _error(said)
-            told = f"Ark says of its task: {status}. {str(error.get('message') or '')[:500]}".strip()
-            raise Rejected(_WORDS[status], told, fail_code=str(error.get("code") or status)[:100])
+            error = _error(task)
+            message = f"Ark reports its task as {status}. {str(error.get('message') or '')[:500]}".strip()
+            raise Rejected(_CODES[status], message, fail_code=str(error.get("code") or status)[:100])
         raise bad_answer("has a status that is not documented")
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:  # noqa: ARG002 - as above
-        heard = await self._ask("DELETE", f"{_TASKS}/{quote(ref, safe='')}", credential)
-        return heard.stopped()
+        answer = await self._send("DELETE", f"{_TASKS}/{quote(ref, safe='')}", credential)
+        return answer.stopped()
 
-    async def _ask(
+    async def _send(
         self,
         method: str,
         path: str,
@@ -78,8 +79,8 @@ class Ark:
         *,
         buys: bool = False,
         seconds: float = 30.0,
-    ) -> Heard:
-        return await self._asker.ask(
+    ) -> ProviderAnswer:
+        return await self._sender.send(
             method,
             self._url + path,
             headers={"authorization": f"Bearer {credential}"},
@@ -89,12 +90,12 @@ class Ark:
         )
 
 
-_WORDS = {"failed": "provider_failed", "cancelled": "provider_cancelled", "expired": "provider_expired"}
+_CODES = {"failed": "provider_failed", "cancelled": "provider_cancelled", "expired": "provider_expired"}
 
 
 def _model(order: Order) -> str:
     if not order.model:
-        raise Rejected("model_required", "Ark has no model of its own choice: name one.")
+        raise Rejected("model_required", "Ark has no default model: name a model.")
     return order.model
 
 
@@ -104,42 +105,45 @@ def _video(order: Order) -> dict[str, Any]:
         {"type": "image_url", "image_url": {"url": image.url}, "role": role}
         for image, role in zip(order.images, _roles(order.images), strict=True)
     ]
-    said: dict[str, Any] = {"model": _model(order), "content": content}
+    request: dict[str, Any] = {"model": _model(order), "content": content}
     if order.ratio:
-        said["ratio"] = order.ratio
+        request["ratio"] = order.ratio
     if order.duration_ms:
-        said["duration"] = round(order.duration_ms / 1000)
+        request["duration"] = round(order.duration_ms / 1000)
     if order.deadline_seconds:
-        said["execution_expires_after"] = min(max(order.deadline_seconds, _EXPIRES[0]), _EXPIRES[1])
+        request["execution_expires_after"] = min(max(order.deadline_seconds, _EXPIRES[0]), _EXPIRES[1])
     if order.callback:
-        said["callback_url"] = order.callback
-    return said | dict(order.extra or {})
+        request["callback_url"] = order.callback
+    return request | dict(order.extra or {})
 
 
 def _roles(images: tuple[SourceImage, ...]) -> tuple[str, ...]:
-    """One picture begins the video, a second one ends it; more are references."""
-    if len(images) > 2:  # noqa: PLR2004 - as said
+    """The role of each picture. A first picture begins the video and a second one ends it; three or more
+    are references.
+    """
+    if len(images) > 2:  # noqa: PLR2004 - the first and the last frame
         return ("reference_image",) * len(images)
     return ("first_frame", "last_frame")[: len(images)]
 
 
 def _image(order: Order) -> dict[str, Any]:
-    said: dict[str, Any] = {"model": _model(order), "prompt": order.prompt, "response_format": "url"}
+    request: dict[str, Any] = {"model": _model(order), "prompt": order.prompt, "response_format": "url"}
     if order.width and order.height:
-        said["size"] = f"{order.width}x{order.height}"
+        request["size"] = f"{order.width}x{order.height}"
     if order.images:
-        said["image"] = [image.url for image in order.images]
-    return said | dict(order.extra or {})
+        request["image"] = [image.url for image in order.images]
+    return request | dict(order.extra or {})
 
 
-def _good(heard: Heard) -> Mapping[str, Any]:
-    if heard.good:
-        return as_mapping(heard.said)
-    error = _error(heard.said)
-    raise heard.refusal(str(error.get("message") or ""), str(error["code"]) if "code" in error else None)
+def _body_of(answer: ProviderAnswer) -> Mapping[str, Any]:
+    """The body of a successful answer. Raises ProviderError for any other."""
+    if answer.good:
+        return as_mapping(answer.body)
+    error = _error(answer.body)
+    raise answer.refusal(str(error.get("message") or ""), str(error["code"]) if "code" in error else None)
 
 
-def _error(said: Any) -> Mapping[str, Any]:
-    """What an answer says went wrong, if it says so in the documented form."""
-    error = said.get("error") if isinstance(said, dict) else None
+def _error(body: Any) -> Mapping[str, Any]:
+    """The error in an answer, if it has the documented form."""
+    error = body.get("error") if isinstance(body, dict) else None
     return error if isinstance(error, dict) else {}

@@ -1,8 +1,8 @@
-"""A provider that is declared and not programmed: its requests are templates, its answers are read by JSON pointers.
+"""A provider that the settings declare: its requests are templates, and JSON pointers read its answers.
 
-In a template, `{prompt}` and the other words of WORDS stand for what was ordered. A text that is nothing but one word
-becomes the value itself (a number stays one), and a member whose word has no value is left out. `{ref}` is the name
-that the provider gave; `{credential}` may stand in headers alone.
+In a template, `{prompt}` and the other names of WORDS stand for the values of the order. A text that is only a
+placeholder becomes the value itself (a number stays a number). A member whose placeholder has no value is left out.
+`{ref}` is the provider's id of the order. `{credential}` is allowed in headers only.
 """
 
 from __future__ import annotations
@@ -17,22 +17,28 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from leasehold.domain.errors import DeclarationError
-from leasehold.pipelines.generation.provider import Made, Order, Rejected, Taken, Working
-from leasehold.pipelines.generation.providers.asking import Asker, Heard, bad_answer, no_files, urls_in
+from leasehold.pipelines.generation.provider import Accepted, Finished, Order, Rejected, Working
+from leasehold.pipelines.generation.providers.requests import (
+    ProviderAnswer,
+    RequestSender,
+    bad_answer,
+    no_files,
+    urls_in,
+)
 
-#: What an order may be asked for.
+#: The placeholders for the values of an order.
 WORDS = frozenset(
     {
         "prompt", "model", "negative_prompt", "width", "height", "sample_strength", "image", "images", "is_pro",
         "duration_ms", "duration_seconds", "ratio", "token", "kind", "callback",
     }
 )  # fmt: skip
-_WORD = re.compile(r"\{([a-z_]+)\}")
+_PLACEHOLDER = re.compile(r"\{([a-z_]+)\}")
 Pointer = Annotated[str, Field(pattern=r"^(/[^/]*)*$")]
 
 
-class Asked(BaseModel):
-    """One kind of request."""
+class RequestTemplate(BaseModel):
+    """The template of one request."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -43,24 +49,26 @@ class Asked(BaseModel):
 
 
 class Declaration(BaseModel):
-    """`ref` or, of a provider that answers with the files at once, only `urls`. `statuses`: its words, in ours.
+    """One declared provider. A provider that answers with the files at once has only `urls`; any other has also `ref`,
+    `poll`, `status` and `statuses`.
 
-    `token_header`: the header that makes a repeated submit the same one; only name it if the provider promises so.
+    `statuses`: what each status word of the provider means. `token_header`: the header for the idempotency token; name
+    it only if the provider promises that a repeated token buys nothing.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     name: str = Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")
-    submit: Asked
+    submit: RequestTemplate
     ref: Pointer | None = None
-    poll: Asked | None = None
+    poll: RequestTemplate | None = None
     status: Pointer | None = None
     statuses: dict[str, Literal["working", "made", "failed"]] = {}
     urls: Pointer
     separator: str | None = Field(None, min_length=1, description="Between links, where they come as one text.")
     error: Pointer | None = None
     fail_code: Pointer | None = None
-    cancel: Asked | None = None
+    cancel: RequestTemplate | None = None
     token_header: str | None = None
     submit_seconds: float = Field(60.0, gt=0, le=170)
 
@@ -69,31 +77,35 @@ class Declaration(BaseModel):
         polls = (self.ref, self.poll, self.status)
         if any(polls) != all(polls) or (self.poll is not None and not self.statuses):
             raise ValueError("ref, poll, status and statuses belong together")
-        for asked, more in ((self.submit, set[str]()), (self.poll, {"ref"}), (self.cancel, {"ref"})):
-            if asked is not None:
-                _check_words(asked, more)
+        for request, further_words in ((self.submit, set[str]()), (self.poll, {"ref"}), (self.cancel, {"ref"})):
+            if request is not None:
+                _check_words(request, further_words)
         return self
 
 
-def _check_words(asked: Asked, more: set[str]) -> None:
+def _check_words(request: RequestTemplate, further_words: set[str]) -> None:
     for texts, allowed in (
-        ([asked.url, asked.body], WORDS | more),
-        (list(asked.headers.values()), WORDS | more | {"credential"}),
+        ([request.url, request.body], WORDS | further_words),
+        (list(request.headers.values()), WORDS | further_words | {"credential"}),
     ):
-        if unknown := {word for text in _texts(texts) for word in _WORD.findall(text)} - allowed:
-            raise ValueError(f"no such words: {', '.join(sorted(unknown))}")
+        if unknown := {word for text in _texts(texts) for word in _PLACEHOLDER.findall(text)} - allowed:
+            raise ValueError(f"unknown placeholders: {', '.join(sorted(unknown))}")
 
 
-def _texts(found: Any) -> list[str]:
-    if isinstance(found, str):
-        return [found]
-    if isinstance(found, dict):
-        found = list(found.values())
-    return [text for one in found for text in _texts(one)] if isinstance(found, list) else []
+def _texts(value: Any) -> list[str]:
+    """All texts in a template."""
+    if isinstance(value, str):
+        return [value]
+    if isinstance(value, dict):
+        value = list(value.values())
+    return [text for item in value for text in _texts(item)] if isinstance(value, list) else []
 
 
 def declarations(source: str) -> list[Declaration]:
-    """What the setting says: nothing, a JSON list, or the path of a file that holds one. Raises DeclarationError."""
+    """The declarations of the setting: empty, a JSON list, or the path of a file with such a list.
+
+    Raises DeclarationError.
+    """
     if not source.strip():
         return []
     try:
@@ -102,103 +114,107 @@ def declarations(source: str) -> list[Declaration]:
     except OSError as error:
         raise DeclarationError(f"generation_http_providers: cannot read {source}: {error.strerror}") from None
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise DeclarationError(f"generation_http_providers: {where or 'the list'}: {first['msg']}") from None
+        first_error = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in first_error["loc"])
+        raise DeclarationError(f"generation_http_providers: {place or 'the list'}: {first_error['msg']}") from None
 
 
 class Declared:
-    """A provider by its declaration."""
+    """A provider that works as its declaration defines."""
 
-    def __init__(self, asker: Asker, declaration: Declaration) -> None:
-        self._asker = asker
-        self._said = declaration
+    def __init__(self, sender: RequestSender, declaration: Declaration) -> None:
+        self._sender = sender
+        self._declaration = declaration
 
     @property
     def name(self) -> str:
-        return self._said.name
+        return self._declaration.name
 
     @property
-    def takes_token(self) -> bool:
-        return self._said.token_header is not None
+    def honours_token(self) -> bool:
+        return self._declaration.token_header is not None
 
-    async def submit(self, order: Order, credential: str) -> Taken | Made:
-        more = {self._said.token_header: order.token} if self._said.token_header else {}
-        heard = await self._ask(self._said.submit, order, credential, headers=more, buys=True)
-        self._check(heard)
-        if self._said.ref is None:
-            return self._made(heard)
-        ref = _at(heard.said, self._said.ref)
+    async def submit(self, order: Order, credential: str) -> Accepted | Finished:
+        token_header = {self._declaration.token_header: order.token} if self._declaration.token_header else {}
+        answer = await self._send(self._declaration.submit, order, credential, headers=token_header, buys=True)
+        self._check(answer)
+        if self._declaration.ref is None:
+            return self._finished(answer)
+        ref = _at(answer.body, self._declaration.ref)
         if not isinstance(ref, str | int) or ref == "":
-            raise bad_answer(f"has nothing at {self._said.ref}")
-        return Taken(str(ref))
+            raise bad_answer(f"has no id at {self._declaration.ref}")
+        return Accepted(str(ref))
 
-    async def poll(self, ref: str, order: Order, credential: str) -> Working | Made:
-        assert self._said.poll is not None  # nothing was taken otherwise
-        assert self._said.status is not None
-        heard = await self._ask(self._said.poll, order, credential, ref)
-        self._check(heard)
-        status = _at(heard.said, self._said.status)
-        match self._said.statuses.get(str(status)):
+    async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
+        assert self._declaration.poll is not None  # else `submit` returned the files
+        assert self._declaration.status is not None
+        answer = await self._send(self._declaration.poll, order, credential, ref)
+        self._check(answer)
+        status = _at(answer.body, self._declaration.status)
+        match self._declaration.statuses.get(str(status)):
             case "working":
-                return Working(str(status)[:100], heard.after)
+                return Working(str(status)[:100], answer.after)
             case "made":
-                return self._made(heard)
+                return self._finished(answer)
             case "failed":
-                raise Rejected("provider_failed", self._message(heard) or "It failed.", fail_code=self._code(heard))
+                raise Rejected(
+                    "provider_failed", self._message(answer) or "The generation failed.", fail_code=self._code(answer)
+                )
         raise bad_answer("has a status that is not declared")
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:
-        if self._said.cancel is None:
+        if self._declaration.cancel is None:
             return False
-        return (await self._ask(self._said.cancel, order, credential, ref)).stopped()
+        return (await self._send(self._declaration.cancel, order, credential, ref)).stopped()
 
-    async def _ask(
+    async def _send(
         self,
-        asked: Asked,
+        template: RequestTemplate,
         order: Order,
         credential: str,
         ref: str = "",
         *,
         headers: Mapping[str, str] | None = None,
         buys: bool = False,
-    ) -> Heard:
+    ) -> ProviderAnswer:
         words = _values(order) | {"ref": ref}
-        body = None if asked.body is None else _filled(asked.body, words)
+        body = None if template.body is None else _fill(template.body, words)
         if body is not None and buys:
             body |= order.extra or {}
-        told = {name: str(_filled(text, words | {"credential": credential})) for name, text in asked.headers.items()}
-        return await self._asker.ask(
-            asked.method,
-            _WORD.sub(lambda word: quote(str(words.get(word[1]) or ""), safe=""), asked.url),
-            headers=told | dict(headers or {}),
+        filled_headers = {
+            name: str(_fill(text, words | {"credential": credential})) for name, text in template.headers.items()
+        }
+        return await self._sender.send(
+            template.method,
+            _PLACEHOLDER.sub(lambda word: quote(str(words.get(word[1]) or ""), safe=""), template.url),
+            headers=filled_headers | dict(headers or {}),
             body=b"" if body is None else orjson.dumps(body),
             buys=buys,
-            seconds=self._said.submit_seconds if buys else 30.0,
+            seconds=self._declaration.submit_seconds if buys else 30.0,
         )
 
-    def _check(self, heard: Heard) -> None:
-        if not heard.good:
-            raise heard.refusal(self._message(heard), self._code(heard))
-        if not isinstance(heard.said, dict | list):
+    def _check(self, answer: ProviderAnswer) -> None:
+        if not answer.good:
+            raise answer.refusal(self._message(answer), self._code(answer))
+        if not isinstance(answer.body, dict | list):
             raise bad_answer("is no JSON")
 
-    def _made(self, heard: Heard) -> Made:
-        found = _at(heard.said, self._said.urls)
-        if isinstance(found, str) and self._said.separator:
-            found = [part.strip() for part in found.split(self._said.separator)]
-        urls = urls_in(found)
+    def _finished(self, answer: ProviderAnswer) -> Finished:
+        output = _at(answer.body, self._declaration.urls)
+        if isinstance(output, str) and self._declaration.separator:
+            output = [part.strip() for part in output.split(self._declaration.separator)]
+        urls = urls_in(output)
         if not urls:
             raise no_files()
-        return Made(urls)
+        return Finished(urls)
 
-    def _message(self, heard: Heard) -> str:
-        found = _at(heard.said, self._said.error) if self._said.error else None
-        return found[:500] if isinstance(found, str) else ""
+    def _message(self, answer: ProviderAnswer) -> str:
+        message = _at(answer.body, self._declaration.error) if self._declaration.error else None
+        return message[:500] if isinstance(message, str) else ""
 
-    def _code(self, heard: Heard) -> str | None:
-        found = _at(heard.said, self._said.fail_code) if self._said.fail_code else None
-        return None if found is None else str(found)[:100]
+    def _code(self, answer: ProviderAnswer) -> str | None:
+        code = _at(answer.body, self._declaration.fail_code) if self._declaration.fail_code else None
+        return None if code is None else str(code)[:100]
 
 
 def _values(order: Order) -> dict[str, Any]:
@@ -221,28 +237,29 @@ def _values(order: Order) -> dict[str, Any]:
     }
 
 
-def _filled(template: Any, words: Mapping[str, Any]) -> Any:
+def _fill(template: Any, words: Mapping[str, Any]) -> Any:
+    """The template with the values of `words` in place of the placeholders."""
     if isinstance(template, dict):
-        filled = {name: _filled(one, words) for name, one in template.items()}
+        filled = {name: _fill(member, words) for name, member in template.items()}
         return {name: value for name, value in filled.items() if value is not None}
     if isinstance(template, list):
-        return [value for one in template if (value := _filled(one, words)) is not None]
+        return [value for item in template if (value := _fill(item, words)) is not None]
     if not isinstance(template, str):
         return template
-    if alone := _WORD.fullmatch(template):
+    if alone := _PLACEHOLDER.fullmatch(template):
         return words.get(alone[1])
-    return _WORD.sub(lambda word: str(words.get(word[1]) if words.get(word[1]) is not None else ""), template)
+    return _PLACEHOLDER.sub(lambda word: str(words.get(word[1]) if words.get(word[1]) is not None else ""), template)
 
 
-def _at(said: Any, pointer: str) -> Any:
-    """RFC 6901; None where it leads nowhere."""
-    found = said
+def _at(body: Any, pointer: str) -> Any:
+    """The value at the JSON pointer (RFC 6901); None if the pointer leads nowhere."""
+    value = body
     for part in pointer.split("/")[1:]:
         key = part.replace("~1", "/").replace("~0", "~")
-        if isinstance(found, dict):
-            found = found.get(key)
-        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
+        if isinstance(value, dict):
+            value = value.get(key)
+        elif isinstance(value, list) and key.isdecimal() and int(key) < len(value):
+            value = value[int(key)]
         else:
             return None
-    return found
+    return value

@@ -1,8 +1,8 @@
-"""Jimeng by its official door, Volcengine's visual API: asynchronous tasks, signed with an access key pair.
+"""The provider Jimeng, by Volcengine's visual API: asynchronous tasks, with requests signed by an access key pair.
 
-https://www.volcengine.com/docs/85621/1820192 and its neighbours: CVSync2AsyncSubmitTask, CVSync2AsyncGetResult.
-It takes no idempotency token and cannot be told to stop. Tasks are kept for 12 hours; links live 24 hours (images)
-or one (videos). The code in the answer counts before its status: only 10000 is good.
+https://www.volcengine.com/docs/85621/1820192 and the pages beside it: CVSync2AsyncSubmitTask, CVSync2AsyncGetResult.
+Jimeng honours no idempotency token and cannot stop a task. It keeps tasks for 12 hours. Links expire after 24 hours
+(images) or one hour (videos). The code in the answer counts before the HTTP status: only 10000 is success.
 """
 
 from __future__ import annotations
@@ -14,10 +14,18 @@ from typing import Any
 import orjson
 from httpx2 import URL
 
-from leasehold.pipelines.generation.provider import Made, Order, OutcomeUnknown, Rejected, Taken, TryLater, Working
-from leasehold.pipelines.generation.providers.asking import (
-    Asker,
-    Heard,
+from leasehold.pipelines.generation.provider import (
+    Accepted,
+    Finished,
+    Order,
+    OutcomeUnknown,
+    Rejected,
+    TryLater,
+    Working,
+)
+from leasehold.pipelines.generation.providers.requests import (
+    ProviderAnswer,
+    RequestSender,
     as_mapping,
     bad_answer,
     no_files,
@@ -28,11 +36,11 @@ from leasehold.pipelines.generation.providers.volcengine_signature import canoni
 
 _VERSION = "2022-08-31"
 _REGION, _SERVICE = "cn-north-1", "cv"
-_GOOD = 10000
+_SUCCESS = 10000
 _BUSY = frozenset({50429, 50430})
-#: Its own trouble: after a submit nobody knows what came of it, and a poll is asked again.
+#: Internal errors of Jimeng: the outcome of a submit is then unknown, and a poll is repeated.
 _INTERNAL = frozenset({50500, 50501})
-#: Our words for the codes that are final.
+#: Jimeng's codes of final errors, and our code for each.
 _FINAL = {
     50411: "content_refused", 50412: "content_refused", 50413: "content_refused", 50518: "content_refused",
     50511: "output_refused", 50512: "output_refused", 50519: "output_refused",
@@ -45,19 +53,19 @@ class Jimeng:
     """The credential is `access key:secret key`; the model is a `req_key`."""
 
     name = "jimeng"
-    takes_token = False
+    honours_token = False
 
-    def __init__(self, asker: Asker, base_url: str) -> None:
-        self._asker = asker
+    def __init__(self, sender: RequestSender, base_url: str) -> None:
+        self._sender = sender
         self._url = base_url.rstrip("/")
 
-    async def submit(self, order: Order, credential: str) -> Taken:
-        heard = await self._act("CVSync2AsyncSubmitTask", _body(order), credential, buys=True)
-        return Taken(text_at(_data(heard), "task_id"))
+    async def submit(self, order: Order, credential: str) -> Accepted:
+        answer = await self._request("CVSync2AsyncSubmitTask", _body(order), credential, buys=True)
+        return Accepted(text_at(_data(answer), "task_id"))
 
-    async def poll(self, ref: str, order: Order, credential: str) -> Working | Made:
-        asked = {"req_key": _model(order), "task_id": ref, "req_json": orjson.dumps({"return_url": True}).decode()}
-        data = _data(await self._act("CVSync2AsyncGetResult", asked, credential))
+    async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
+        query = {"req_key": _model(order), "task_id": ref, "req_json": orjson.dumps({"return_url": True}).decode()}
+        data = _data(await self._request("CVSync2AsyncGetResult", query, credential))
         status = text_at(data, "status")
         if status in ("in_queue", "generating", "processing"):
             return Working(status)
@@ -65,15 +73,17 @@ class Jimeng:
             urls = urls_in(data.get("image_urls")) or urls_in(data.get("video_url"))
             if not urls:
                 raise no_files()
-            return Made(urls)
+            return Finished(urls)
         if status in ("not_found", "expired"):
-            raise Rejected("provider_expired", f"The provider says of its task: {status}.", fail_code=status)
+            raise Rejected("provider_expired", f"Jimeng reports its task as {status}.", fail_code=status)
         raise bad_answer("has a status that is not documented")
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:  # noqa: ARG002 - it has no such request
         return False
 
-    async def _act(self, action: str, body: Mapping[str, Any], credential: str, *, buys: bool = False) -> Heard:
+    async def _request(
+        self, action: str, body: Mapping[str, Any], credential: str, *, buys: bool = False
+    ) -> ProviderAnswer:
         access_key, _, secret_key = credential.partition(":")
         if not access_key or not secret_key:
             raise Rejected("credential_malformed", "Jimeng's credential is `access key:secret key`.")
@@ -90,7 +100,7 @@ class Jimeng:
             now=datetime.now(UTC),
         )
         url = f"{self._url}/?{canonical_query(query)}"
-        return await self._asker.ask("POST", url, headers=headers, body=content, buys=buys)
+        return await self._sender.send("POST", url, headers=headers, body=content, buys=buys)
 
 
 def _model(order: Order) -> str:
@@ -98,40 +108,42 @@ def _model(order: Order) -> str:
 
 
 def _body(order: Order) -> dict[str, Any]:
-    """By the service's own names; what it has no name for is left out (docs/guides/generation.md)."""
-    said: dict[str, Any] = {"req_key": _model(order), "prompt": order.prompt}
+    """The order by Jimeng's own names. Values that Jimeng has no name for are left out (docs/guides/generation.md)."""
+    request: dict[str, Any] = {"req_key": _model(order), "prompt": order.prompt}
     if order.images:
-        said["image_urls"] = [image.url for image in order.images]
+        request["image_urls"] = [image.url for image in order.images]
     if order.kind == "image":
         if order.width and order.height:
-            said |= {"width": order.width, "height": order.height}
+            request |= {"width": order.width, "height": order.height}
         if order.sample_strength is not None:
-            said["scale"] = order.sample_strength
+            request["scale"] = order.sample_strength
     else:
         if order.duration_ms:
-            said["frames"] = _FRAMES_A_SECOND * round(order.duration_ms / 1000) + 1
+            request["frames"] = _FRAMES_A_SECOND * round(order.duration_ms / 1000) + 1
         if order.ratio:
-            said["aspect_ratio"] = order.ratio
-    return said | dict(order.extra or {})
+            request["aspect_ratio"] = order.ratio
+    return request | dict(order.extra or {})
 
 
-def _data(heard: Heard) -> Mapping[str, Any]:
-    """Raises by the answer's own code first, then by the HTTP status."""
-    if not isinstance(heard.said, dict):
-        if heard.good:
+def _data(answer: ProviderAnswer) -> Mapping[str, Any]:
+    """The data of a successful answer. Otherwise raises ProviderError: by the answer's own code first, then by the HTTP
+    status.
+    """
+    if not isinstance(answer.body, dict):
+        if answer.good:
             raise bad_answer("is no JSON object")
-        raise heard.refusal()
-    code, message = heard.said.get("code"), str(heard.said.get("message") or "")
-    if code == _GOOD:
-        return as_mapping(heard.said.get("data"))
+        raise answer.refusal()
+    code, message = answer.body.get("code"), str(answer.body.get("message") or "")
+    if code == _SUCCESS:
+        return as_mapping(answer.body.get("data"))
     if not isinstance(code, int):
-        raise bad_answer("has no code") if heard.good else heard.refusal(message)
+        raise bad_answer("has no code") if answer.good else answer.refusal(message)
     if code in _BUSY:
-        raise TryLater("provider_busy", f"Jimeng is busy: {message}", fail_code=str(code), after=heard.after)
+        raise TryLater("provider_busy", f"Jimeng is busy: {message}", fail_code=str(code), after=answer.after)
     if code in _FINAL:
         raise Rejected(_FINAL[code], f"Jimeng refused: {message}", fail_code=str(code))
     if code in _INTERNAL:
         raise OutcomeUnknown("provider_error", f"Jimeng failed: {message}", fail_code=str(code))
-    if not heard.good:
-        raise heard.refusal(message, str(code))
+    if not answer.good:
+        raise answer.refusal(message, str(code))
     raise Rejected("provider_refused", f"Jimeng refused: {message}", fail_code=str(code))

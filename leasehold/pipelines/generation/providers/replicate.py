@@ -1,8 +1,8 @@
-"""Replicate: predictions. https://replicate.com/docs/reference/http, and for Cancel-After
-https://replicate.com/changelog/2025-10-16-prediction-deadlines ; webhooks:
-https://replicate.com/docs/topics/webhooks/setup-webhook (https alone).
+"""The provider Replicate, by its predictions. It honours no idempotency token. Links to files expire after an hour.
 
-It takes no idempotency token. Links live an hour.
+https://replicate.com/docs/reference/http; for Cancel-After
+https://replicate.com/changelog/2025-10-16-prediction-deadlines; for webhooks (https only)
+https://replicate.com/docs/topics/webhooks/setup-webhook
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from urllib.parse import quote
 
 import orjson
 
-from leasehold.pipelines.generation.provider import Made, Order, Rejected, Taken, Working
-from leasehold.pipelines.generation.providers.asking import (
-    Asker,
-    Heard,
+from leasehold.pipelines.generation.provider import Accepted, Finished, Order, Rejected, Working
+from leasehold.pipelines.generation.providers.requests import (
+    ProviderAnswer,
+    RequestSender,
     as_mapping,
     bad_answer,
     no_files,
@@ -24,49 +24,51 @@ from leasehold.pipelines.generation.providers.asking import (
     urls_in,
 )
 
-#: The least that Cancel-After may say, in seconds.
-_LEAST_DEADLINE = 5
-_WORDS = {"failed": "provider_failed", "canceled": "provider_cancelled", "aborted": "provider_expired"}
+#: The shortest Cancel-After that Replicate accepts, in seconds.
+_MIN_CANCEL_AFTER = 5
+_CODES = {"failed": "provider_failed", "canceled": "provider_cancelled", "aborted": "provider_expired"}
 
 
 class Replicate:
     """The model is `owner/name`, or the id of a version."""
 
     name = "replicate"
-    takes_token = False
+    honours_token = False
 
-    def __init__(self, asker: Asker, base_url: str) -> None:
-        self._asker = asker
+    def __init__(self, sender: RequestSender, base_url: str) -> None:
+        self._sender = sender
         self._url = base_url.rstrip("/")
 
-    async def submit(self, order: Order, credential: str) -> Taken:
+    async def submit(self, order: Order, credential: str) -> Accepted:
         path, body = _prediction(order)
         headers = {}
         if order.deadline_seconds:
-            headers["cancel-after"] = f"{max(order.deadline_seconds, _LEAST_DEADLINE)}s"
-        heard = await self._ask("POST", path, credential, body, headers, buys=True)
-        return Taken(text_at(_good(heard), "id"))
+            headers["cancel-after"] = f"{max(order.deadline_seconds, _MIN_CANCEL_AFTER)}s"
+        answer = await self._send("POST", path, credential, body, headers, buys=True)
+        return Accepted(text_at(_body_of(answer), "id"))
 
-    async def poll(self, ref: str, order: Order, credential: str) -> Working | Made:  # noqa: ARG002 - the id says it all
-        said = _good(await self._ask("GET", f"/v1/predictions/{quote(ref, safe='')}", credential))
-        status = text_at(said, "status")
+    async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:  # noqa: ARG002 - the id suffices
+        prediction = _body_of(await self._send("GET", f"/v1/predictions/{quote(ref, safe='')}", credential))
+        status = text_at(prediction, "status")
         if status in ("starting", "processing"):
             return Working(status)
         if status == "succeeded":
-            urls = urls_in(said.get("output"))
+            urls = urls_in(prediction.get("output"))
             if not urls:
                 raise no_files()
-            return Made(urls)
-        if status in _WORDS:
-            told = f"Replicate says of its prediction: {status}. {str(said.get('error') or '')[:500]}".strip()
-            raise Rejected(_WORDS[status], told, fail_code=status)
+            return Finished(urls)
+        if status in _CODES:
+            message = (
+                f"Replicate reports its prediction as {status}. {str(prediction.get('error') or '')[:500]}".strip()
+            )
+            raise Rejected(_CODES[status], message, fail_code=status)
         raise bad_answer("has a status that is not documented")
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:  # noqa: ARG002 - as above
-        heard = await self._ask("POST", f"/v1/predictions/{quote(ref, safe='')}/cancel", credential)
-        return heard.stopped()
+        answer = await self._send("POST", f"/v1/predictions/{quote(ref, safe='')}/cancel", credential)
+        return answer.stopped()
 
-    async def _ask(
+    async def _send(
         self,
         method: str,
         path: str,
@@ -75,8 +77,8 @@ class Replicate:
         headers: Mapping[str, str] | None = None,
         *,
         buys: bool = False,
-    ) -> Heard:
-        return await self._asker.ask(
+    ) -> ProviderAnswer:
+        return await self._sender.send(
             method,
             self._url + path,
             headers={"authorization": f"Bearer {credential}", **(headers or {})},
@@ -86,9 +88,10 @@ class Replicate:
 
 
 def _prediction(order: Order) -> tuple[str, dict[str, Any]]:
+    """The path and the body of the request that creates a prediction."""
     if not order.model:
-        raise Rejected("model_required", "Replicate has no model of its own choice: name one.")
-    given: dict[str, Any] = {
+        raise Rejected("model_required", "Replicate has no default model: name a model.")
+    inputs: dict[str, Any] = {
         "prompt": order.prompt,
         "negative_prompt": order.negative_prompt,
         "width": order.width,
@@ -98,19 +101,20 @@ def _prediction(order: Order) -> tuple[str, dict[str, Any]]:
         "aspect_ratio": order.ratio,
         "duration": round(order.duration_ms / 1000) if order.duration_ms else None,
     }
-    said: dict[str, Any] = {
-        "input": {name: value for name, value in given.items() if value is not None} | dict(order.extra or {})
+    request: dict[str, Any] = {
+        "input": {name: value for name, value in inputs.items() if value is not None} | dict(order.extra or {})
     }
     if order.callback and order.callback.startswith("https://"):
-        said |= {"webhook": order.callback, "webhook_events_filter": ["completed"]}
+        request |= {"webhook": order.callback, "webhook_events_filter": ["completed"]}
     owner, slash, name = order.model.partition("/")
     if slash and ":" not in name:
-        return f"/v1/models/{quote(owner, safe='')}/{quote(name, safe='')}/predictions", said
-    return "/v1/predictions", said | {"version": order.model.rpartition(":")[2]}
+        return f"/v1/models/{quote(owner, safe='')}/{quote(name, safe='')}/predictions", request
+    return "/v1/predictions", request | {"version": order.model.rpartition(":")[2]}
 
 
-def _good(heard: Heard) -> Mapping[str, Any]:
-    if heard.good:
-        return as_mapping(heard.said)
-    said = heard.said if isinstance(heard.said, dict) else {}
-    raise heard.refusal(str(said.get("detail") or said.get("title") or ""))
+def _body_of(answer: ProviderAnswer) -> Mapping[str, Any]:
+    """The body of a successful answer. Raises ProviderError for any other."""
+    if answer.good:
+        return as_mapping(answer.body)
+    error = answer.body if isinstance(answer.body, dict) else {}
+    raise answer.refusal(str(error.get("detail") or error.get("title") or ""))

@@ -1,7 +1,7 @@
-"""How requests to Volcengine's open API are signed: HMAC-SHA256 over a canonical request, by an access key.
+"""Signs requests to Volcengine's open API, for the provider Jimeng: HMAC-SHA256 over a canonical request.
 
-https://www.volcengine.com/docs/6369/67269 : the form of AWS's fourth version, but the signing key starts from the
-bare secret, the scope ends in `request`, and the date header is X-Date.
+https://www.volcengine.com/docs/6369/67269 defines it. It is AWS Signature Version 4 with three differences: the signing
+key starts from the secret without a prefix, the scope ends in `request`, and the date header is X-Date.
 """
 
 from __future__ import annotations
@@ -54,8 +54,8 @@ def signed_headers(
     for part in (day, region, service, "request"):
         key = _mac(key, part)
     signature = _mac(key, to_sign).hex()
-    said = f"{_ALGORITHM} Credential={access_key}/{scope}, SignedHeaders={_SIGNED}, Signature={signature}"
-    return {name: value for name, value in headers.items() if name != "host"} | {"authorization": said}
+    authorization = f"{_ALGORITHM} Credential={access_key}/{scope}, SignedHeaders={_SIGNED}, Signature={signature}"
+    return {name: value for name, value in headers.items() if name != "host"} | {"authorization": authorization}
 
 
 def canonical_query(query: Mapping[str, str]) -> str:

@@ -1,5 +1,6 @@
-"""What a file says about itself, read by walking its structure: no decoder, no allocation, bounded steps.
+"""Reads the size and the number of frames from a picture's structure: without a decoder, without allocating pixels, and
+in a bounded number of steps.
 
-One module per container, each with `read(data) -> Header`. The limits are checked on the result before a
-decoder sees the file, and the decoder's own opinion is compared with it afterwards.
+There is one module for each container, each with `read(data) -> Header`. `inspection` checks the limits on the result
+before a decoder reads the file, and `decode` compares the decoder's values with it afterwards.
 """

@@ -1,4 +1,4 @@
-"""AVIF: the largest item or track, and the number of samples of a sequence."""
+"""Reads the header of an AVIF file: the size of its largest item or track, and the number of samples of a sequence."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from leasehold.pipelines.media.refusals import corrupt_image
 MAX_BOXES = 20_000
 MAX_DEPTH = 8
 
-#: Boxes that hold boxes -> how many bytes of their own come first.
+#: Boxes that contain boxes, and how many bytes of their own come before those.
 _CONTAINERS = {
     b"meta": 4,
     b"iprp": 0,
@@ -27,30 +27,30 @@ _CONTAINERS = {
 
 
 def read(data: bytes) -> Header:
-    """Walk the file. Raises Permanent: corrupt_image; struct.error or IndexError where it ends too early."""
+    """Read the header. Raises Permanent `corrupt_image`; struct.error or IndexError if the file ends too early."""
     width, height, frames = 0, 0, 1
-    for seen, (kind, start, end) in enumerate(_boxes(data, 0, len(data), 0)):
-        if seen > MAX_BOXES:
-            raise corrupt_image("it is cut into too many boxes")
+    for number, (kind, start, end) in enumerate(_boxes(data, 0, len(data), 0)):
+        if number > MAX_BOXES:
+            raise corrupt_image("the file has too many boxes")
         if kind == b"ispe":
-            wide, high = struct.unpack_from(">II", data, start + 4)
+            box_width, box_height = struct.unpack_from(">II", data, start + 4)
         elif kind == b"av01":
-            wide, high = struct.unpack_from(">HH", data, start + 24)
+            box_width, box_height = struct.unpack_from(">HH", data, start + 24)
         elif kind == b"stsz":
             frames = max(frames, *struct.unpack_from(">I", data, start + 8))
             continue
         else:
             continue
         if start >= end:
-            raise corrupt_image("it holds an empty size")
-        width, height = max(width, wide), max(height, high)
+            raise corrupt_image("a size in the file is empty")
+        width, height = max(width, box_width), max(height, box_height)
     return Header(width, height, frames)
 
 
 def _boxes(data: bytes, start: int, end: int, depth: int) -> Iterator[Box]:
-    """Every box in the range and in the containers in it: kind, start and end of its content."""
+    """Every box in the range, and every box inside those: kind, start and end of its content."""
     if depth > MAX_DEPTH:
-        raise corrupt_image("its boxes are nested too deeply")
+        raise corrupt_image("the boxes of the file are nested too deeply")
     for kind, body, stop in boxes(data, start, end):
         yield kind, body, stop
         if kind in _CONTAINERS:

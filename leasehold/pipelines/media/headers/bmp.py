@@ -1,4 +1,4 @@
-"""BMP: the area, from whichever of its headers it has."""
+"""Reads the header of a BMP file: its size. BMP has several forms of headers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import struct
 from leasehold.pipelines.media.headers.header import Header
 from leasehold.pipelines.media.refusals import corrupt_image
 
-_CORE = 12  # bytes of the oldest header; all others begin alike
+_CORE = 12  # bytes of the oldest header; all other headers begin alike
 
 
 def read(data: bytes) -> Header:
-    """Raises Permanent: corrupt_image; struct.error where it ends too early."""
+    """Read the header. Raises Permanent `corrupt_image`; struct.error if the file ends too early."""
     (size,) = struct.unpack_from("<I", data, 14)
     if size == _CORE:
         width, height = struct.unpack_from("<HH", data, 18)
         return Header(width, height)
     width, height = struct.unpack_from("<ii", data, 18)
     if width < 0:
-        raise corrupt_image("its width is negative")
-    return Header(width, abs(height))  # from the top down, if it is negative
+        raise corrupt_image("the width is negative")
+    return Header(width, abs(height))  # a negative height: the rows go from the top down

@@ -1,4 +1,4 @@
-"""Boxes: the containers of ISO base media files, which HEIC and AVIF are."""
+"""Reads the boxes of ISO base media files. The readers of HEIC and AVIF use it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 from leasehold.pipelines.media.refusals import corrupt_image
 
-#: Kind of a box, and where its content begins and ends.
+#: The kind of a box, and the start and end of its content.
 Box = tuple[bytes, int, int]
 
 
 def boxes(data: bytes, start: int, end: int) -> Iterator[Box]:
-    """Every box in the range, without those inside them. Raises Permanent: corrupt_image; struct.error."""
+    """Every box in the range, but not the boxes inside those. Raises Permanent `corrupt_image`, or struct.error."""
     while start + 8 <= end:
         size, kind = struct.unpack_from(">I4s", data, start)
         body = start + 8
@@ -21,6 +21,6 @@ def boxes(data: bytes, start: int, end: int) -> Iterator[Box]:
             body += 8
         stop = start + size if size else end
         if stop < body or stop > end:
-            raise corrupt_image("it ends in the middle of a box")
+            raise corrupt_image("the file ends in the middle of a box")
         yield kind, body, stop
         start = stop

@@ -1,4 +1,4 @@
-"""GIF: the area that all frames together cover, and their number."""
+"""Reads the header of a GIF file: the area that all frames together cover, and the number of frames."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ import struct
 from leasehold.pipelines.media.headers.header import Header
 from leasehold.pipelines.media.refusals import corrupt_image
 
-FEW_BLOCKS = 100_000  # never too many
-LEAST_BYTES = 64  # a block, on average, beyond that; encoders write 255
+FEW_BLOCKS = 100_000  # a file may always have so many blocks
+MIN_BLOCK_BYTES = 64  # the smallest average size of a block if there are more blocks; encoders write 255
 
 _EXTENSION, _IMAGE, _TRAILER = 0x21, 0x2C, 0x3B
 
 
 def read(data: bytes) -> Header:
-    """Walk the file. Raises Permanent: corrupt_image; struct.error or IndexError where it ends too early."""
+    """Read the header. Raises Permanent `corrupt_image`; struct.error or IndexError if the file ends too early."""
     width, height, flags = struct.unpack_from("<HHB", data, 6)
     position = 13 + _table_bytes(flags)
-    frames, blocks, at_most = 0, 0, max(FEW_BLOCKS, len(data) // LEAST_BYTES)
+    frames, blocks, max_blocks = 0, 0, max(FEW_BLOCKS, len(data) // MIN_BLOCK_BYTES)
     while position < len(data):
         kind = data[position]
         if kind == _TRAILER:
             break
         if kind == _EXTENSION:
-            position, passed = _skip_blocks(data, position + 2, at_most)
+            position, skipped = _skip_blocks(data, position + 2, max_blocks)
         elif kind == _IMAGE:
-            left, top, wide, high, flags = struct.unpack_from("<HHHHB", data, position + 1)
-            # A frame may reach beyond the canvas, and the decoder then enlarges the canvas.
-            width, height = max(width, left + wide), max(height, top + high)
+            left, top, frame_width, frame_height, flags = struct.unpack_from("<HHHHB", data, position + 1)
+            # If a frame reaches beyond the canvas, the decoder enlarges the canvas.
+            width, height = max(width, left + frame_width), max(height, top + frame_height)
             frames += 1
-            position, passed = _skip_blocks(data, position + 11 + _table_bytes(flags), at_most)
+            position, skipped = _skip_blocks(data, position + 11 + _table_bytes(flags), max_blocks)
         else:
-            position, passed = position + 1, 0  # a stray byte, which decoders pass over
-        blocks += passed + 1
-        if blocks > at_most:
-            raise corrupt_image("it is cut into too many blocks")
+            position, skipped = position + 1, 0  # a stray byte, which decoders skip
+        blocks += skipped + 1
+        if blocks > max_blocks:
+            raise corrupt_image("the file has too many blocks")
     if not frames:
-        raise corrupt_image("it holds no frame")
+        raise corrupt_image("the file has no frame")
     return Header(width, height, frames)
 
 
@@ -44,15 +44,14 @@ def _table_bytes(flags: int) -> int:
     return 3 << ((flags & 7) + 1) if flags & 0x80 else 0
 
 
-def _skip_blocks(data: bytes, position: int, at_most: int) -> tuple[int, int]:
-    """Behind the empty block that ends a chain, and how many others were passed.
-
-    Raises IndexError where the file ends first.
+def _skip_blocks(data: bytes, position: int, max_blocks: int) -> tuple[int, int]:
+    """Skip a chain of blocks. Returns the position behind the empty block that ends the chain, and the number of the
+    other blocks. Raises IndexError if the file ends first.
     """
-    passed = 0
+    skipped = 0
     while size := data[position]:
         position += size + 1
-        passed += 1
-        if passed > at_most:
+        skipped += 1
+        if skipped > max_blocks:
             break
-    return position + 1, passed
+    return position + 1, skipped

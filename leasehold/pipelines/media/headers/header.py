@@ -1,4 +1,4 @@
-"""The result of every header walk."""
+"""The result of every header reader."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """`width` x `height`: the largest area that a decoder could be made to allocate, before orientation."""
+    """`width` x `height`: the largest area that a decoder may allocate for one frame, before orientation."""
 
     width: int
     height: int

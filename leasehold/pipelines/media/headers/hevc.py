@@ -1,4 +1,6 @@
-"""HEVC: the area that a coded picture says it has, which a decoder allocates whatever its container says."""
+"""Reads the size of a coded HEVC picture from its parameter sets, for the HEIC reader. A decoder allocates this size,
+whatever the container says.
+"""
 
 from __future__ import annotations
 
@@ -9,58 +11,59 @@ from leasehold.pipelines.media.refusals import corrupt_image
 
 Size = tuple[int, int]
 
-MAX_UNITS = 20_000  # units of one picture: slices and parameter sets
-_LENGTH_SIZE_AT, _ARRAYS_AT = 21, 22  # of an hvcC box: how long a unit's length is, and how many arrays of units follow
+MAX_UNITS = 20_000  # units (slices and parameter sets) of one picture
+# Positions in an hvcC box: the size of a unit's length, and the number of arrays of units.
+_LENGTH_SIZE_AT, _ARRAYS_AT = 21, 22
 _SEQUENCE_PARAMETERS = 33
-_FIRST_OTHER = 32  # kinds of units below are slices
+_FIRST_NON_SLICE = 32  # units of a lower kind are slices
 _PROFILE_BITS, _LEVEL_BITS = 88, 8
-_WITH_PLANES = 3  # 4:4:4, which may code its planes apart
-_LONGEST_NUMBER = 32  # bits
-_LONGEST_HEAD = 512  # bytes in which the size stands: its sub-layers take 80 at most
+_CHROMA_444 = 3  # the format 4:4:4 has a further bit: whether its planes are coded separately
+_MAX_NUMBER_BITS = 32
+_MAX_HEAD_BYTES = 512  # the size stands within these: the sub-layers before it take 80 bytes at most
 
 
-def configured(data: bytes, start: int, end: int) -> tuple[int, list[Size]]:
-    """Of an hvcC box: how many bytes a unit's length has, and the sizes that its parameter sets name."""
+def parameter_sizes(data: bytes, start: int, end: int) -> tuple[int, list[Size]]:
+    """Read an hvcC box: the number of bytes of a unit's length, and the sizes in its parameter sets."""
     content = data[start:end]
-    at, sizes = _ARRAYS_AT + 1, []
+    position, sizes = _ARRAYS_AT + 1, []
     for _ in range(content[_ARRAYS_AT]):
-        (units,) = struct.unpack_from(">H", content, at + 1)
-        at += 3
+        (units,) = struct.unpack_from(">H", content, position + 1)
+        position += 3
         for _ in range(units):
-            (length,) = struct.unpack_from(">H", content, at)
-            sizes += _sizes(content[at + 2 : at + 2 + length])
-            at += 2 + length
-    if at > len(content):
-        raise corrupt_image("it ends in the middle of its parameters")
+            (length,) = struct.unpack_from(">H", content, position)
+            sizes += _sizes(content[position + 2 : position + 2 + length])
+            position += 2 + length
+    if position > len(content):
+        raise corrupt_image("the file ends in the middle of its parameters")
     return (content[_LENGTH_SIZE_AT] & 3) + 1, sizes
 
 
-def coded(data: bytes, length_size: int) -> list[Size]:
-    """The sizes that one coded picture's own parameter sets name; a decoder takes these, too.
+def coded_sizes(data: bytes, length_size: int) -> list[Size]:
+    """The sizes in the parameter sets inside a coded picture: a decoder uses these, too.
 
-    Raises Permanent: corrupt_image, also where there are several pictures: each would cost its area for a few bytes.
+    Raises Permanent `corrupt_image`, also for several pictures: each has few bytes, but costs the decoding of its area.
     """
     pictures, sizes = 0, []
     for unit in _units(data, length_size):
-        if _is_base_layer(unit) and _kind(unit) < _FIRST_OTHER:
-            pictures += unit[2] >> 7  # of the slices of a picture the first one says so
+        if _is_base_layer(unit) and _kind(unit) < _FIRST_NON_SLICE:
+            pictures += unit[2] >> 7  # the first slice of each picture has this bit
         sizes += _sizes(unit)
     if pictures > 1:
-        raise corrupt_image("it has several pictures where one belongs")
+        raise corrupt_image("an item has several coded pictures")
     return sizes
 
 
 def _units(data: bytes, length_size: int) -> Iterator[bytes]:
-    at = 0
+    position = 0
     for _ in range(MAX_UNITS):
-        if at == len(data):
+        if position == len(data):
             return
-        length = int.from_bytes(data[at : at + length_size], "big")
-        at += length_size + length
-        if at > len(data) or length < 3:  # noqa: PLR2004 - its kind has two bytes, and what it is of at least one
-            raise corrupt_image("it ends in the middle of its pixels")
-        yield data[at - length : at]
-    raise corrupt_image("it is cut into too many pieces")
+        length = int.from_bytes(data[position : position + length_size], "big")
+        position += length_size + length
+        if position > len(data) or length < 3:  # noqa: PLR2004 - a head of two bytes, and at least one byte of content
+            raise corrupt_image("the file ends in the middle of its pixels")
+        yield data[position - length : position]
+    raise corrupt_image("an item has too many units")
 
 
 def _kind(unit: bytes) -> int:
@@ -68,45 +71,48 @@ def _kind(unit: bytes) -> int:
 
 
 def _is_base_layer(unit: bytes) -> bool:
-    """Further layers (the other eye of a spatial photo) are not decoded."""
+    """Whether a decoder reads the unit. It ignores further layers, such as the second eye of a spatial photo."""
     return not unit[0] & 1 and not unit[1] >> 3
 
 
 def _sizes(unit: bytes) -> list[Size]:
+    """The size in a sequence parameter set. Empty for any other unit."""
     if len(unit) < 3 or _kind(unit) != _SEQUENCE_PARAMETERS or not _is_base_layer(unit):  # noqa: PLR2004 - see _units
         return []
-    # A third byte after two zeroes only keeps the pattern of a start apart.
-    bits = _Bits(unit[2:_LONGEST_HEAD].replace(b"\0\0\3", b"\0\0"))
-    bits.take(4)
-    sub_layers = bits.take(3)
-    bits.take(1 + _PROFILE_BITS + _LEVEL_BITS)
-    said = [(bits.take(1), bits.take(1)) for _ in range(sub_layers)]
+    # Emulation prevention: a byte 3 after two zeroes is no content.
+    bits = _Bits(unit[2:_MAX_HEAD_BYTES].replace(b"\0\0\3", b"\0\0"))
+    bits.unsigned(4)
+    sub_layers = bits.unsigned(3)
+    bits.unsigned(1 + _PROFILE_BITS + _LEVEL_BITS)
+    sub_layer_flags = [(bits.unsigned(1), bits.unsigned(1)) for _ in range(sub_layers)]
     if sub_layers:
-        bits.take(2 * (8 - sub_layers))
-    for profile, level in said:
-        bits.take(profile * _PROFILE_BITS + level * _LEVEL_BITS)
-    bits.number()
-    if bits.number() == _WITH_PLANES:
-        bits.take(1)
-    return [(bits.number(), bits.number())]
+        bits.unsigned(2 * (8 - sub_layers))
+    for profile, level in sub_layer_flags:
+        bits.unsigned(profile * _PROFILE_BITS + level * _LEVEL_BITS)
+    bits.exp_golomb()
+    if bits.exp_golomb() == _CHROMA_444:
+        bits.unsigned(1)
+    return [(bits.exp_golomb(), bits.exp_golomb())]
 
 
 class _Bits:
+    """Reads numbers from a sequence of bits, one after the other."""
+
     def __init__(self, data: bytes) -> None:
         self._bits = f"{int.from_bytes(data, 'big'):0{8 * len(data)}b}"
-        self._at = 0
+        self._position = 0
 
-    def take(self, count: int) -> int:
-        taken = self._bits[self._at : self._at + count]
-        if len(taken) < count:
-            raise corrupt_image("it ends in the middle of its parameters")
-        self._at += count
-        return int(taken, 2) if taken else 0
+    def unsigned(self, count: int) -> int:
+        chunk = self._bits[self._position : self._position + count]
+        if len(chunk) < count:
+            raise corrupt_image("the file ends in the middle of its parameters")
+        self._position += count
+        return int(chunk, 2) if chunk else 0
 
-    def number(self) -> int:
-        """An Exp-Golomb code."""
-        zeroes = self._bits.find("1", self._at) - self._at
-        if not 0 <= zeroes <= _LONGEST_NUMBER:
-            raise corrupt_image("its parameters are nonsense")
-        self._at += zeroes
-        return self.take(zeroes + 1) - 1
+    def exp_golomb(self) -> int:
+        """Read an Exp-Golomb code."""
+        zeroes = self._bits.find("1", self._position) - self._position
+        if not 0 <= zeroes <= _MAX_NUMBER_BITS:
+            raise corrupt_image("a parameter of the picture is invalid")
+        self._position += zeroes
+        return self.unsigned(zeroes + 1) - 1

@@ -1,4 +1,4 @@
-"""WebP: canvas, the bitstreams' own sizes, and the number of frames."""
+"""Reads the header of a WebP file: the largest of its canvas and its bitstreams, and the number of frames."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ MAX_CHUNKS = 100_000
 
 
 def read(data: bytes) -> Header:
-    """Walk the file. Raises Permanent: corrupt_image; struct.error or IndexError where it ends too early."""
+    """Read the header. Raises Permanent `corrupt_image`; struct.error or IndexError if the file ends too early."""
     end = 8 + int.from_bytes(data[4:8], "little")
     if end > len(data):
-        raise corrupt_image("it ends early")
+        raise corrupt_image("the file ends early")
     width, height, frames, chunks, position = 0, 0, 0, 0, 12
     while position + 8 <= end:
         kind, length = struct.unpack_from("<4sI", data, position)
         body = position + 8
         chunks += 1
         if body + length > end:
-            raise corrupt_image("it ends in the middle of a chunk")
+            raise corrupt_image("the file ends in the middle of a chunk")
         if chunks > MAX_CHUNKS:
-            raise corrupt_image("it is cut into too many chunks")
-        wide, high = _size(kind, data, body)
-        width, height = max(width, wide), max(height, high)
+            raise corrupt_image("the file has too many chunks")
+        chunk_width, chunk_height = _size(kind, data, body)
+        width, height = max(width, chunk_width), max(height, chunk_height)
         frames += kind == b"ANMF"
         position = body + length + (length & 1)
     return Header(width, height, max(frames, 1))
 
 
 def _size(kind: bytes, data: bytes, body: int) -> tuple[int, int]:
+    """The size that a chunk names: of the canvas, a bitstream, or a frame with its offset. 0, 0 for other chunks."""
     if kind == b"VP8X":
         return _uint24(data, body + 4) + 1, _uint24(data, body + 7) + 1
     if kind == b"VP8 ":

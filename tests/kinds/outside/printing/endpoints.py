@@ -65,7 +65,7 @@ async def create_print(request: Request, wanted: Order, caller: Writer) -> Respo
             "INSERT INTO print_order (job_id, tenant_id, title, copies) VALUES ($1, $2, $3, $4)",
             job.id, caller.tenant_id, wanted.title, wanted.copies,
         )  # fmt: skip
-    await follow_up(services, submitted.hints, submitted.gates)
+    await follow_up(services, submitted.hints, submitted.limits)
     return json_response({"job_id": job.id}, HTTPStatus.ACCEPTED, paid.fields)
 
 

@@ -9,7 +9,7 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import EVERYBODY, GREED
-from leasehold.transitions.gates.names import ConcurrencyLimitName, limit_columns
+from leasehold.transitions.concurrency.names import ConcurrencyLimitName, limit_columns
 
 #: A shared limit of at least this many jobs reserves a place for a tenant without an admitted job.
 _RESERVES_FROM = 4
@@ -36,7 +36,7 @@ _FORGETTABLE = """
   AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR g.admitted_at < clock_timestamp() - interval '60 seconds')
 """
 # $1 jobs that may have ended.
-_FORGET_LEFT = f"""
+_FORGET_ENDED = f"""
 -- gates_forget_left
 DELETE FROM gate_job g
 USING unnest($1::uuid[]) AS gone(job_id), job j, gate
@@ -86,11 +86,11 @@ class Room:
     refused_share: bool = False
 
     @property
-    def left(self) -> bool:
+    def is_open(self) -> bool:
         return self.places != 0 and self.entries != 0
 
     def admits(self, tenant_id: str) -> bool:
-        if not self.left:
+        if not self.is_open:
             return False
         if self.admitted is None or self.places is None or not self.admitted[tenant_id]:
             return True
@@ -116,7 +116,7 @@ async def rooms_of(
     if ended is None:
         await connection.execute(_FORGET, *columns)
     elif ended:
-        await connection.execute(_FORGET_LEFT, sorted(ended))
+        await connection.execute(_FORGET_ENDED, sorted(ended))
     used = {(row["tenant_id"], row["key"]): row for row in await connection.fetch(_INSIDE, *columns)}
     shared: dict[str, Counter[str]] = {key: Counter() for tenant_id, key in names if tenant_id == EVERYBODY}
     for row in await connection.fetch(_OWNERS, EVERYBODY, list(shared)) if shared else ():
@@ -126,13 +126,13 @@ async def rooms_of(
         name = (row["tenant_id"], row["key"])
         inside, lately = (used[name]["inside"], used[name]["lately"]) if name in used else (0, 0)
         rooms[name] = Room(
-            _left(row["at_most"], inside),
-            _left(row["per_minute"], lately),
+            _remaining(row["at_most"], inside),
+            _remaining(row["per_minute"], lately),
             int((row["at_most"] or 0) >= _RESERVES_FROM),
             shared[row["key"]] if row["tenant_id"] == EVERYBODY else None,
         )
     return rooms
 
 
-def _left(bound: int | None, used: int) -> int | None:
+def _remaining(bound: int | None, used: int) -> int | None:
     return None if bound is None else max(bound - used, 0)

@@ -9,11 +9,11 @@ from uuid import UUID
 
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
-from leasehold.transitions.gates.names import GATE_UNIT, GATES, ConcurrencyLimitName, limit_columns
+from leasehold.transitions.concurrency.names import LIMIT_UNIT, LIMITS, ConcurrencyLimitName, limit_columns
 from leasehold.transitions.quarantine import not_in
 
 
-class Gated(Protocol):
+class LimitedJob(Protocol):
     """A job with concurrency limits; `transitions.jobs.NewJob` is one."""
 
     @property
@@ -23,7 +23,7 @@ class Gated(Protocol):
     @property
     def priority(self) -> int: ...
     @property
-    def gates(self) -> Sequence[ConcurrencyLimit]: ...
+    def limits(self) -> Sequence[ConcurrencyLimit]: ...
     @property
     def not_before(self) -> datetime | None: ...
 
@@ -58,13 +58,13 @@ FROM unnest($1::text[], $2::text[], $3::uuid[], $4::smallint[], $5::timestamptz[
 """
 
 
-async def queue_up(connection: Connection, jobs: Sequence[Gated]) -> None:
+async def queue_up(connection: Connection, jobs: Sequence[LimitedJob]) -> None:
     """New jobs wait at their limits. Call it in the transaction that writes the jobs."""
-    await _write_limits(connection, [limit for job in jobs for limit in job.gates])
+    await _write_limits(connection, [limit for job in jobs for limit in job.limits])
     rows = [
         (limit.tenant_id, limit.key, job.id, job.priority, job.not_before, job.tenant_id)
         for job in jobs
-        for limit in job.gates
+        for limit in job.limits
     ]
     await connection.execute(_QUEUE_UP, *(list(column) for column in zip(*rows, strict=True)))
 
@@ -103,7 +103,7 @@ async def leave(connection: Connection, job_id: UUID, limits: Sequence[Concurren
     await connection.execute("DELETE FROM gate_job WHERE job_id = $1", job_id)
 
 
-async def gates_of(connection: Connection, job_ids: Sequence[UUID]) -> list[ConcurrencyLimitName]:
+async def limits_of(connection: Connection, job_ids: Sequence[UUID]) -> list[ConcurrencyLimitName]:
     """The limits that these jobs named: they may have room once the jobs have ended."""
     rows = await connection.fetch(
         "SELECT DISTINCT tenant_id, key FROM gate_job WHERE job_id = ANY($1::uuid[])", list(job_ids)
@@ -116,14 +116,14 @@ async def crowded(connection: Connection, after: ConcurrencyLimitName, limit: in
     rows = await connection.fetch(
         "SELECT g.tenant_id, g.key FROM gate g WHERE (g.tenant_id, g.key) > ($1, $2) AND EXISTS ("
         "SELECT 1 FROM gate_job w WHERE w.tenant_id = g.tenant_id AND w.key = g.key AND w.admitted_at IS NULL)"
-        f" AND {not_in(GATES, GATE_UNIT, 'text')} ORDER BY g.tenant_id, g.key LIMIT $3",
+        f" AND {not_in(LIMITS, LIMIT_UNIT, 'text')} ORDER BY g.tenant_id, g.key LIMIT $3",
         *after,
         limit,
     )
     return [(row["tenant_id"], row["key"]) for row in rows]
 
 
-async def forget_gates(connection: Connection, limit: int = 1000) -> None:
+async def forget_unused_limits(connection: Connection, limit: int = 1000) -> None:
     """Delete the rows of jobs that ended over a minute ago, and limits that no job names and no operator declared."""
     await connection.execute(
         "DELETE FROM gate_job WHERE (tenant_id, key, job_id) IN (SELECT g.tenant_id, g.key, g.job_id FROM gate_job g"

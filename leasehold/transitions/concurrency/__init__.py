@@ -9,20 +9,27 @@ Tenants that share a limit take turns: the tenant with the fewest admitted jobs 
 reserved for tenants without an admitted job, because an admitted job cannot be sent back.
 """
 
-from leasehold.transitions.gates.admission import admit, admit_each
-from leasehold.transitions.gates.names import GATES, JOBS, ConcurrencyLimitName
-from leasehold.transitions.gates.queueing import Gated, crowded, forget_gates, gates_of, leave, queue_up
+from leasehold.transitions.concurrency.admission import admit, admit_each
+from leasehold.transitions.concurrency.names import JOBS, LIMITS, ConcurrencyLimitName
+from leasehold.transitions.concurrency.queueing import (
+    LimitedJob,
+    crowded,
+    forget_unused_limits,
+    leave,
+    limits_of,
+    queue_up,
+)
 
 __all__ = [
-    "GATES",
     "JOBS",
+    "LIMITS",
     "ConcurrencyLimitName",
-    "Gated",
+    "LimitedJob",
     "admit",
     "admit_each",
     "crowded",
-    "forget_gates",
-    "gates_of",
+    "forget_unused_limits",
     "leave",
+    "limits_of",
     "queue_up",
 ]

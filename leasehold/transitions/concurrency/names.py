@@ -9,9 +9,9 @@ from typing import TypeAlias
 ConcurrencyLimitName: TypeAlias = tuple[str, str]
 
 #: The duties in the quarantine: jobs that cannot be admitted, and limits that cannot be asked.
-JOBS, GATES = "admissions", "gates"
-#: SQL: the limit `g` as a unit of the duty GATES.
-GATE_UNIT = "g.tenant_id || '/' || g.key"
+JOBS, LIMITS = "admissions", "gates"
+#: SQL: the limit `g` as a unit of the duty LIMITS.
+LIMIT_UNIT = "g.tenant_id || '/' || g.key"
 
 
 def limit_columns(names: Iterable[ConcurrencyLimitName]) -> tuple[list[str], list[str]]:

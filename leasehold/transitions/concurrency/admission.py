@@ -11,8 +11,8 @@ from uuid import UUID
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.concurrency_limit import EVERYBODY
-from leasehold.transitions.gates.names import GATES, JOBS, ConcurrencyLimitName, limit_columns
-from leasehold.transitions.gates.room import rooms_of
+from leasehold.transitions.concurrency.names import JOBS, LIMITS, ConcurrencyLimitName, limit_columns
+from leasehold.transitions.concurrency.room import rooms_of
 from leasehold.transitions.quarantine import alone, each, is_away, not_in
 
 #: The most jobs that one round reads, and so admits.
@@ -174,7 +174,7 @@ async def admit_each(connection: Connection, names: Iterable[ConcurrencyLimitNam
             raise
     hints: list[Announcement] = []
     for name in limits:
-        hints += await alone(connection, GATES, "/".join(name), partial(admit, connection, [name])) or ()
+        hints += await alone(connection, LIMITS, "/".join(name), partial(admit, connection, [name])) or ()
     return hints
 
 
@@ -196,8 +196,8 @@ async def _choose(
             job_ids.append(row["job_id"])
             for room in job_rooms:
                 room.take(row["tenant_id"])
-    room_left = any(rooms[name].left and not rooms[name].refused_share for name in limits)
-    return _Chosen(job_ids, len(waiting) == batch and room_left)
+    has_room = any(rooms[name].is_open and not rooms[name].refused_share for name in limits)
+    return _Chosen(job_ids, len(waiting) == batch and has_room)
 
 
 def _limits_of(row: Any) -> list[ConcurrencyLimitName]:

@@ -1,0 +1,65 @@
+"""Wraps a provider so that its error messages hold no secret: a provider's message may quote the request, with its
+credential and the queries of its URLs.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from leasehold.pipelines.generation.provider import Accepted, Finished, Order, Provider, ProviderError, Working
+
+_QUERY = re.compile(r"(https?://[^\s?#]+)[?#]\S*")
+#: A shorter part of a credential is not hidden: such letters are in every sentence.
+_MIN_PART_CHARACTERS = 4
+#: A message is cut here: the search for URLs may cost the square of its length.
+_MAX_CHARACTERS = 2000
+_HIDDEN = "***"
+
+
+class Redacted:
+    """A provider whose errors hold no secret."""
+
+    def __init__(self, provider: Provider) -> None:
+        self._provider = provider
+
+    @property
+    def name(self) -> str:
+        return self._provider.name
+
+    @property
+    def honours_token(self) -> bool:
+        return self._provider.honours_token
+
+    async def submit(self, order: Order, credential: str) -> Accepted | Finished:
+        with _redacting(credential):
+            return await self._provider.submit(order, credential)
+
+    async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
+        with _redacting(credential):
+            return await self._provider.poll(ref, order, credential)
+
+    async def cancel(self, ref: str, order: Order, credential: str) -> bool:
+        with _redacting(credential):
+            return await self._provider.cancel(ref, order, credential)
+
+
+@contextmanager
+def _redacting(credential: str) -> Iterator[None]:
+    try:
+        yield
+    except ProviderError as error:
+        error.message = redacted(error.message, credential)
+        error.args = (error.message,)
+        if error.fail_code is not None:
+            error.fail_code = redacted(error.fail_code, credential)
+        raise
+
+
+def redacted(text: str, credential: str) -> str:
+    """The text without the credential, without each half of an `access key:secret key`, and without queries of URLs."""
+    parts = {part for part in credential.split(":") if len(part) >= _MIN_PART_CHARACTERS} | {credential}
+    for part in sorted(parts - {""}, key=len, reverse=True):
+        text = text.replace(part, _HIDDEN)
+    return _QUERY.sub(r"\1", text[:_MAX_CHARACTERS])

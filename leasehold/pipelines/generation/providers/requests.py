@@ -1,0 +1,167 @@
+"""Sends one request to a provider, and maps the HTTP status of its answer to an error, by one table for
+all providers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from time import time
+from typing import Any, Self
+
+import orjson
+
+from leasehold.pipelines.generation.provider import OutcomeUnknown, ProviderError, Rejected, TryLater
+from leasehold.security.egress import AnswerTooLarge, Egress, EgressFailed, EgressRefused
+from leasehold.settings import Settings
+
+_MAX_ANSWER_BYTES = 4 * 1024 * 1024
+_SECONDS = 30.0
+_REUSED_CONNECTIONS = 20
+_MAX_MESSAGE_CHARACTERS = 500
+_MAX_RETRY_AFTER = 86_400.0
+_REJECTED = {401: "provider_unauthorized", 402: "provider_payment_required", 403: "provider_unauthorized"}
+_TOO_MANY, _UNAVAILABLE = 429, 503
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderAnswer:
+    """A readable answer. `body`: its JSON; None if the body is no JSON. `after`: Retry-After in seconds, if there is
+    one.
+    """
+
+    status: int
+    body: Any
+    after: float | None
+
+    @property
+    def good(self) -> bool:
+        return 200 <= self.status < 300  # noqa: PLR2004 - HTTP statuses
+
+    def stopped(self) -> bool:
+        """Read it as the answer to a cancel. False: it is too late to cancel. Raises TryLater or OutcomeUnknown."""
+        if self.status == _TOO_MANY or self.status >= 500:  # noqa: PLR2004 - HTTP statuses
+            raise self.refusal()
+        return self.good
+
+    def refusal(self, message: str = "", fail_code: str | None = None) -> ProviderError:
+        """The error that a status other than 2xx means. `message`: the provider's own, if the answer has one."""
+        text = f"The provider answered {self.status}" + (f": {message[:_MAX_MESSAGE_CHARACTERS]}" if message else ".")
+        if self.status == _TOO_MANY or (self.status == _UNAVAILABLE and self.after is not None):
+            return TryLater("provider_busy", text, fail_code=fail_code, after=self.after)
+        if self.good or self.status >= 500 or self.status == 408:  # noqa: PLR2004 - HTTP statuses
+            return OutcomeUnknown("provider_error", text, fail_code=fail_code)
+        return Rejected(_REJECTED.get(self.status, "provider_refused"), text, fail_code=fail_code)
+
+
+class RequestSender:
+    """Sends requests over reused connections, but a request that buys something over a new one: a reused connection may
+    be dead, and then it is unknown whether the request arrived.
+    """
+
+    def __init__(self, reusing: Egress, fresh: Egress) -> None:
+        self._reusing = reusing
+        self._fresh = fresh
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, settings: Settings) -> AsyncIterator[Self]:
+        with_keepalive = Egress.from_settings(settings, keepalive=_REUSED_CONNECTIONS)
+        async with with_keepalive as reusing, Egress.from_settings(settings) as fresh:
+            yield cls(reusing, fresh)
+
+    async def send(
+        self,
+        method: str,
+        url: str,
+        *,
+        headers: Mapping[str, str],
+        body: bytes = b"",
+        buys: bool = False,
+        seconds: float = _SECONDS,
+    ) -> ProviderAnswer:
+        """Send the request. `buys`: it may cost money.
+
+        Raises TryLater if the request certainly did not arrive, OutcomeUnknown if that is unknown, and Rejected if the
+        guard refuses the address.
+        """
+        request_headers = {"accept": "application/json", "user-agent": "leasehold", **headers}
+        if body:
+            request_headers.setdefault("content-type", "application/json")
+        egress = self._fresh if buys else self._reusing
+        try:
+            answer = await egress.request(
+                method, url, headers=request_headers, content=body, max_bytes=_MAX_ANSWER_BYTES, timeout=seconds
+            )
+        except EgressRefused as error:
+            if error.code == "host_unknown":  # DNS may work again later
+                raise TryLater("provider_unreachable", str(error)) from None
+            raise Rejected(error.code, str(error)) from None
+        except AnswerTooLarge as error:
+            raise OutcomeUnknown("provider_bad_answer", str(error)) from None
+        except EgressFailed as error:
+            if not error.sent:
+                raise TryLater("provider_unreachable", "The provider could not be reached.") from None
+            raise OutcomeUnknown("provider_no_answer", f"The provider gave {error}.") from None
+        return ProviderAnswer(answer.status, _json(answer.body), _retry_after(answer.headers.get("retry-after", "")))
+
+
+def bad_answer(complaint: str) -> OutcomeUnknown:
+    """The error for a successful answer that is not as documented."""
+    return OutcomeUnknown("provider_bad_answer", f"The provider's answer {complaint}.")
+
+
+def no_files() -> Rejected:
+    return Rejected("provider_no_files", "The provider reports success, but its answer has no link to a file.")
+
+
+def as_mapping(body: Any) -> Mapping[str, Any]:
+    """The body as an object. Raises OutcomeUnknown if it is none."""
+    if not isinstance(body, dict):
+        raise bad_answer("is no JSON object")
+    return body
+
+
+def text_at(body: Mapping[str, Any], name: str) -> str:
+    """The text of that name in the body. Raises OutcomeUnknown if there is none."""
+    text = body.get(name)
+    if not isinstance(text, str) or not text:
+        raise bad_answer(f"has no {name}")
+    return text
+
+
+def urls_in(output: Any) -> tuple[str, ...]:
+    """The links in a provider's output, which is a text, an object with `url`, or a list or an object of these.
+
+    A text that is no link is skipped: Ark puts a message in place of a refused picture. The function does not recurse,
+    because the provider decides how deep its answer is nested.
+    """
+    urls: list[str] = []
+    pending = [output]
+    while pending:
+        value = pending.pop()
+        if isinstance(value, str) and value.startswith(("https://", "http://")):
+            urls.append(value)
+        elif isinstance(value, dict):
+            pending += [value["url"]] if "url" in value else reversed(value.values())
+        elif isinstance(value, list):
+            pending += reversed(value)
+    return tuple(urls)
+
+
+def _json(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except orjson.JSONDecodeError:
+        return None
+
+
+def _retry_after(text: str) -> float | None:
+    """The header as seconds, at most a day. It has seconds or an HTTP date (RFC 9110, 10.2.3)."""
+    try:
+        seconds = float(text) if text.isdecimal() else parsedate_to_datetime(text).timestamp() - time()
+    except (TypeError, ValueError, OverflowError):  # or a year that no clock can hold
+        return None
+    return min(max(seconds, 0.0), _MAX_RETRY_AFTER)
