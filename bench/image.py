@@ -80,7 +80,9 @@ async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
 
 @dataclass(frozen=True, slots=True)
 class Platform:
-    """A fresh installation with an API and a worker, a client of its media door, and a look into its database."""
+    """A fresh installation with an API and a worker, a client of its media endpoints, and a connection to
+    its database.
+    """
 
     installation: Installation
     worker: Server

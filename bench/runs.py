@@ -1,5 +1,5 @@
-"""`runs`: the runs door's figures: a cancel's way to a running step, a page of a long list, the cost of a step, of a
-limit, and of a flood to its neighbours.
+"""`runs`: the figures of the runs API: a cancel's way to a running step, a page of a long list, the cost of a step, of
+a limit, and of a flood to its neighbours.
 """
 
 from __future__ import annotations

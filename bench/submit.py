@@ -1,6 +1,6 @@
-"""`submit`: requests a second that the API takes: upload URLs (a row and a signature), runs, batches of runs.
+"""`submit`: how many requests a second the API accepts: upload URLs (a row and a signature), runs, batches of runs.
 
-No call goes to the store, and no worker runs: what is measured is the door and its commit.
+No call goes to the store, and no worker runs: the figures are of the endpoint and its commit alone.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _ONE_BY_ONE = Goal(2500, at_least=True)
 
 
 @dataclass(frozen=True, slots=True)
-class _Door:
-    """`jobs`: made by one request; `processes` of the API share the connections."""
+class _Endpoint:
+    """One endpoint to measure. `jobs`: how many one request makes. `processes` of the API share the connections."""
 
     name: str
     unit: str
@@ -40,45 +40,45 @@ class _Door:
     processes: int = 1
 
 
-_DOORS = (
-    _Door("POST /upload-url", "requests/s", "/upload-url",
+_ENDPOINTS = (
+    _Endpoint("POST /upload-url", "requests/s", "/upload-url",
           {"content_type": "image/jpeg", "file_name": "a.jpg", "content_length": 1000},
           HTTPStatus.CREATED),
-    _Door("POST /v1/runs", "runs/s", "/v1/runs", {"template": "noop"}, HTTPStatus.ACCEPTED, goal=_ONE_BY_ONE),
-    _Door("POST /v1/runs", "runs/s", "/v1/runs", {"template": "noop"}, HTTPStatus.ACCEPTED, goal=_ONE_BY_ONE,
+    _Endpoint("POST /v1/runs", "runs/s", "/v1/runs", {"template": "noop"}, HTTPStatus.ACCEPTED, goal=_ONE_BY_ONE),
+    _Endpoint("POST /v1/runs", "runs/s", "/v1/runs", {"template": "noop"}, HTTPStatus.ACCEPTED, goal=_ONE_BY_ONE,
           processes=2),
-    _Door("POST /v1/runs/batch of 1,000", "runs/s", "/v1/runs/batch",
+    _Endpoint("POST /v1/runs/batch of 1,000", "runs/s", "/v1/runs/batch",
           {"template": "noop", "runs": [{"payload": {}}] * _TOGETHER}, HTTPStatus.ACCEPTED, 2, _TOGETHER,
           Goal(30_000, at_least=True)),
 )  # fmt: skip
 
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
-    return [await _figure(testbed, scale, door) for door in _DOORS]
+    return [await _figure(testbed, scale, endpoint) for endpoint in _ENDPOINTS]
 
 
-async def _figure(testbed: Testbed, scale: Scale, door: _Door) -> Figure:
+async def _figure(testbed: Testbed, scale: Scale, endpoint: _Endpoint) -> Figure:
     rates, load, p50s, meters = [], [], [], []
-    connections = door.connections or scale.requests_at_once
+    connections = endpoint.connections or scale.requests_at_once
     for _ in range(scale.runs):
         async with testbed.installation(upload_unfinished_bytes=2**45) as installation:
-            ports = [free_port() for _ in range(door.processes)]
+            ports = [free_port() for _ in range(endpoint.processes)]
             for port in ports:
                 await installation.start("api", api_port=port)
             await asyncio.gather(*(until_ready(port) for port in ports))
             async with installation.connection() as connection:
                 scopes = ("media:write", "runs:write")
                 key = await create_key(connection, tenant_id="bench", client_id="bench", scopes=scopes)
-            asked = request("POST", door.path, key=key.text, body=door.body)
-            await _send(ports, door, asked, min(_WARM_UP_SECONDS, scale.requests_seconds), connections)
+            request_bytes = request("POST", endpoint.path, key=key.text, body=endpoint.body)
+            await _send(ports, endpoint, request_bytes, min(_WARM_UP_SECONDS, scale.requests_seconds), connections)
             load.append(os.getloadavg()[0])
             with Meter() as meter:
-                took = await _send(ports, door, asked, scale.requests_seconds, connections)
-            rates.append(door.jobs * len(took) / meter.seconds)
-            p50s.append(round(1000 * quantile(took, 0.5), 2))
+                durations = await _send(ports, endpoint, request_bytes, scale.requests_seconds, connections)
+            rates.append(endpoint.jobs * len(durations) / meter.seconds)
+            p50s.append(round(1000 * quantile(durations, 0.5), 2))
             meters.append(meter)
-    name = f"submit, {door.name}, {door.processes} API process{'es' if door.processes > 1 else ''}"
-    return Figure(name, door.unit, tuple(rates), tuple(load), door.goal, {
+    name = f"submit, {endpoint.name}, {endpoint.processes} API process{'es' if endpoint.processes > 1 else ''}"
+    return Figure(name, endpoint.unit, tuple(rates), tuple(load), endpoint.goal, {
         "connections": connections,
         "p50_ms": p50s,
         "cpu_seconds": [meter.by_role for meter in meters],
@@ -86,20 +86,22 @@ async def _figure(testbed: Testbed, scale: Scale, door: _Door) -> Figure:
     })  # fmt: skip
 
 
-async def _send(ports: Sequence[int], door: _Door, asked: bytes, seconds: float, connections: int) -> list[float]:
+async def _send(
+    ports: Sequence[int], endpoint: _Endpoint, request_bytes: bytes, seconds: float, connections: int
+) -> list[float]:
     """How long each request took."""
     until = monotonic() + seconds
 
     async def repeat(port: int) -> list[float]:
         connection = await Connection.open(port)
-        took = []
+        durations = []
         while (began := monotonic()) < until:
-            status, body = await connection.send(asked)
-            if status != door.status:
-                raise RuntimeError(f"{door.name} answered {status}: {body[:200]!r}")
-            took.append(monotonic() - began)
+            status, body = await connection.send(request_bytes)
+            if status != endpoint.status:
+                raise RuntimeError(f"{endpoint.name} answered {status}: {body[:200]!r}")
+            durations.append(monotonic() - began)
         await connection.close()
-        return took
+        return durations
 
-    all_took = await asyncio.gather(*(repeat(ports[number % len(ports)]) for number in range(connections)))
-    return [one for took in all_took for one in took]
+    by_connection = await asyncio.gather(*(repeat(ports[number % len(ports)]) for number in range(connections)))
+    return [seconds for durations in by_connection for seconds in durations]

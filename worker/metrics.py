@@ -93,6 +93,6 @@ def failed(pipeline: str, step: str, outcome: str, code: str) -> None:
     (RETRIES if outcome == "retried" else DEAD).labels(pipeline, step, _code(code)).inc()
 
 
-def took(statement: str, began: float) -> None:
+def observe_duration(statement: str, began: float) -> None:
     """Observe a round trip that began at `began` (perf_counter). Only one thread may use a `statement`."""
     STATEMENTS.labels(statement).observe(perf_counter() - began)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from leasehold.broker.base import Hint
-from leasehold.db.database import Connection, lookback
+from leasehold.db.database import Connection, window_interval
 
 #: The key of the tenant in a job's `trace`, and in the headers of the job's outbox rows.
 TENANT = "tenant"
@@ -65,7 +65,7 @@ async def take(connection: Connection, limit: int, back: float | None = None) ->
     """Rows that were not published in time. They return in ten seconds unless `announced` deletes them. Rows that have
     been due for more than `back` seconds are not seen; None: all are.
     """
-    rows = await connection.fetch(TAKE, limit, lookback(back))
+    rows = await connection.fetch(TAKE, limit, window_interval(back))
     return [Announcement.from_row(row) for row in rows]
 
 

@@ -44,7 +44,7 @@ def list_jobs(
     with api_client() as client:
         answer = client.get("/v1/jobs", q=q, limit=limit, cursor=cursor, count="true" if count else None)
 
-    def tell() -> None:
+    def print_summary() -> None:
         table(answer["jobs"], "id", "kind", "template", "status", "created_at", "finished_at", "error")
         counted = answer.get("count")
         if counted is not None:
@@ -52,7 +52,7 @@ def list_jobs(
         if answer["next_cursor"] is not None:
             console.print(f"more: --cursor {answer['next_cursor']}", highlight=False)
 
-    show(answer, as_json, tell)
+    show(answer, as_json, print_summary)
 
 
 @app.command("get")
@@ -61,7 +61,7 @@ def get_job(job: JobId, as_json: AsJson = False) -> None:
     with api_client() as client:
         answer = client.get(f"/v1/jobs/{job}")
 
-    def tell() -> None:
+    def print_summary() -> None:
         for name in (
             "id",
             "kind",
@@ -82,7 +82,7 @@ def get_job(job: JobId, as_json: AsJson = False) -> None:
         if answer["outputs"]:
             table(answer["outputs"], "step", "name", "size", "content_type")
 
-    show(answer, as_json, tell)
+    show(answer, as_json, print_summary)
 
 
 @app.command("explain")
@@ -93,12 +93,12 @@ def explain_job(job: JobId, as_json: AsJson = False) -> None:
 
 
 def show_explanation(answer: dict[str, Any], *, as_json: bool) -> None:
-    def tell() -> None:
+    def print_summary() -> None:
         for reason in answer["reasons"]:
             console.print(f"{reason['code']}: {reason['message']}", highlight=False, markup=False)
         table(answer["ledger"], "seq", "at", "kind", "step", "epoch", "worker")
 
-    show(answer, as_json, tell)
+    show(answer, as_json, print_summary)
 
 
 @app.command("events")

@@ -207,12 +207,12 @@ def replay_dead_letters(
     with api_client() as client:
         answer = client.post("/v1/dead-letters/replay", {"fingerprint": fingerprint, "canary": canary})
 
-    def tell() -> None:
+    def print_summary() -> None:
         console.print(f"replayed {len(answer['replayed'])}", highlight=False)
         if answer["refused"]:
             table(answer["refused"], "job_id", "code", "detail")
 
-    show(answer, as_json, tell)
+    show(answer, as_json, print_summary)
 
 
 @queues.command("list")

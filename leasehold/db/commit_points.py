@@ -1,7 +1,7 @@
-"""A failpoint after each commit of a process: `commit.NAME`, where NAME says what the process committed.
+"""Puts a failpoint after each commit of a process: `commit.NAME`.
 
-In an API it is the operation that the request asks for (`commit.createRun`), so that an endpoint has its points as soon
-as it is there. Beside requests, and in other processes, it is the name of the connection (`commit.api_submissions`).
+In a request of the API, NAME is the operation (`commit.createRun`): so a new endpoint has its failpoint without further
+code. Outside of requests, and in other processes, NAME is the name of the connection (`commit.api_submissions`).
 Connections are of this class only while such a failpoint is armed.
 """
 
@@ -36,26 +36,28 @@ def connection_class() -> type[_Connection]:
 
 
 class CommitPoints(_Connection):
-    """Every way of asyncpg's to send a statement that this package uses; `tests/test_floors.py` holds that."""
+    """A connection with a failpoint after each commit. It overrides every method of asyncpg by which this package sends
+    a statement; `tests/test_floors.py` checks that.
+    """
 
     async def execute(self, query: str, *args: Any, **options: Any) -> str:
-        return await self._noted(query, super().execute(query, *args, **options))
+        return await self._with_failpoint(query, super().execute(query, *args, **options))
 
     async def executemany(self, command: str, *args: Any, **options: Any) -> None:
-        await self._noted(command, super().executemany(command, *args, **options))
+        await self._with_failpoint(command, super().executemany(command, *args, **options))
 
     async def fetch(self, query: str, *args: Any, **options: Any) -> Any:
-        return await self._noted(query, super().fetch(query, *args, **options))
+        return await self._with_failpoint(query, super().fetch(query, *args, **options))
 
     async def fetchrow(self, query: str, *args: Any, **options: Any) -> Any:
-        return await self._noted(query, super().fetchrow(query, *args, **options))
+        return await self._with_failpoint(query, super().fetchrow(query, *args, **options))
 
     async def fetchval(self, query: str, *args: Any, **options: Any) -> Any:
-        return await self._noted(query, super().fetchval(query, *args, **options))
+        return await self._with_failpoint(query, super().fetchval(query, *args, **options))
 
-    async def _noted(self, query: str, sent: Awaitable[_Answer]) -> _Answer:
+    async def _with_failpoint(self, query: str, statement: Awaitable[_Answer]) -> _Answer:
         was_inside = self.is_in_transaction()
-        answer = await sent
+        answer = await statement
         commits = query.startswith("COMMIT") if was_inside else _WRITES.search(query) is not None
         if commits and not self.is_in_transaction():
             failpoints.reach(failpoints.COMMIT + self._name())

@@ -149,7 +149,7 @@ async def lock_name(connection: Connection, name: str) -> None:
     await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", name)
 
 
-def lookback(seconds: float | None) -> timedelta:
+def window_interval(seconds: float | None) -> timedelta:
     """The poll window of a statement, as an interval. None: no bound, the statement reads all due rows."""
     return _LONGER_THAN_ANYTHING if seconds is None else timedelta(seconds=seconds)
 
@@ -182,7 +182,7 @@ async def migrate(
 ) -> None:
     """Bring the schema at the libpq URL `url` to `revision`. Concurrent callers wait for one another.
 
-    `versions`, `table`: another schema's revisions, and where the database notes at which one it is.
+    `versions`, `table`: the folder of another schema's revisions, and the table that stores its current revision.
     """
     await asyncio.to_thread(_upgrade, url, revision, versions, table)
 

@@ -1,7 +1,7 @@
 """The evaluator's child process: it reads questions from stdin and writes answers to stdout.
 
-Each question starts a timer of CPU seconds. When it ends, the kernel sends SIGPROF, whose default kills the process, in
-whatever library it is. The timer counts CPU seconds, so that a busy machine refuses no honest payload. The parent also
+Each question starts a timer of CPU seconds. When it ends, the kernel sends SIGPROF. Its default kills the process, also
+inside a library. The timer counts CPU seconds, so that a busy machine refuses no honest payload. The parent also
 limits the elapsed time, for a child that is stopped or starved.
 """
 

@@ -50,7 +50,9 @@ MAX_QUEUES = 100
 _PATIENCE = 3.0
 
 LEADS = gauge("exporter_leads", "1 in the process that tells what only the database knows")
-LOOK_SECONDS = histogram("exporter_look_duration_seconds", "One look into the database, all statements together")
+QUERY_SECONDS = histogram(
+    "exporter_look_duration_seconds", "Seconds of one reading of the database, all statements together"
+)
 
 Rows = Mapping[str, Sequence[Any]]
 
@@ -121,7 +123,7 @@ class Exporter(Collector):
         if not self._pauses.due:
             return
         began = monotonic()
-        with LOOK_SECONDS.time():
+        with QUERY_SECONDS.time():
             self._latest = await query_all(connection, self._silent, self._of_kinds)
         pause = self._pauses.done(began)
         self._fresh_until = monotonic() + 3 * pause

@@ -2,7 +2,7 @@
 
 The W3C `traceparent` carries a trace: in the job's `trace`, and in the headers of outbox rows and messages. It is
 always there, for logs; spans are recorded only with `LEASEHOLD_TRACES`. Without it nothing is imported, and `span`
-returns a constant. OpenTelemetry's own variables (`OTEL_*`) say where spans go, and how many.
+returns a constant. OpenTelemetry's own variables (`OTEL_*`) define where spans go, and how many.
 """
 
 from __future__ import annotations

@@ -107,7 +107,7 @@ async def _locked_first(
 ) -> list[UUID]:
     """Job ids by a `statement` with an order, read from the index with that order.
 
-    The planner would choose any index of unfinished jobs, because its statistics say that there are few. But the index
+    The planner would choose any index of unfinished jobs, because its statistics show few of them. But the index
     of all unfinished jobs still has every job that has ended since the last vacuum.
     """
     await connection.execute("SET LOCAL enable_sort = off")

@@ -67,7 +67,7 @@ class Running:
 
 @asynccontextmanager
 async def serving(settings: Settings, *routers: APIRouter) -> AsyncIterator[Running]:
-    """With `routers` beside the doors."""
+    """With `routers` beside the shipped ones."""
     app = make_app(settings)
     for router in routers:
         app.include_router(router)
@@ -124,7 +124,7 @@ def make_key(rows: Connection) -> MakeKey:
 
 @pytest.fixture
 async def media_api(api: Running, make_key: MakeKey) -> AsyncIterator[MediaApi]:
-    """The media door as a client of the tenant `acme` uses it."""
+    """The media endpoints as a client of the tenant `acme` uses it."""
     key = await make_key()
     async with client_of(api.url, key.text) as client:
         yield MediaApi(client)

@@ -1,4 +1,4 @@
-"""What a client of the media door does, step by step."""
+"""A client of the media endpoints, step by step."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx2
 
-#: A header is enough for the door; what follows is the worker's business.
+#: A header is enough for the API; the rest is the worker's business.
 JPEG = b"\xff\xd8\xff\xe0\x00\x10JFIF\x00" + bytes(64)
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
 

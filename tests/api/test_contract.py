@@ -39,7 +39,7 @@ SCOPES = tuple(value for name, value in vars(security).items() if name.isupper()
 
 @pytest.fixture
 async def everything(settings: Settings) -> AsyncIterator[Running]:
-    """An API with every door open."""
+    """An API with every endpoint open."""
     configured = settings.model_copy(
         update={
             "sealing_keys": SecretStr(Fernet.generate_key().decode()),

@@ -1,4 +1,4 @@
-"""The conversion door: what a client that sends a model is answered."""
+"""The conversion endpoints: what they answer to a client that sends a model."""
 
 from __future__ import annotations
 
@@ -106,7 +106,9 @@ async def test_a_tflite_model_is_taken_where_workers_can_read_it(settings: Setti
         assert (await send(client, name="model.tflite")).status_code == 201
 
 
-async def test_a_reference_image_that_is_none_is_refused_at_the_door(client: httpx2.AsyncClient, api: Running) -> None:
+async def test_a_reference_image_that_is_none_is_refused_by_the_endpoint(
+    client: httpx2.AsyncClient, api: Running
+) -> None:
     files = [("model", ("a.onnx", b"model")), ("ref_images[]", ("a.png", b"MZ no picture"))]
     answer = await client.post("/api/v1/jobs", data=FORM, files=files)
     assert (answer.status_code, answer.json()["code"]) == (422, "bad_reference_images")

@@ -57,7 +57,7 @@ def saved(model: onnx.ModelProto, path: Path) -> Path:
 
 
 def pictures(path: Path, count: int, *, side: int = 40, seed: int = 2) -> Path:
-    """An archive of noise pictures, as the door stores them."""
+    """An archive of noise pictures, as the API stores them."""
     rng = np.random.default_rng(seed)
     made = []
     for _ in range(count):

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
 
 #: While one waits for its database, another thinks: more than three are no faster on two cores.
-LANES = 3
+DATABASES = 3
 
 
 async def _two(database_url: str) -> Two:
@@ -40,7 +40,7 @@ async def batchers(postgres: Databases, migrated_template: str) -> AsyncIterator
     """Two connections to each of some databases, where cases run side by side. Within one database they cannot: what
     time does, it does to everything there.
     """
-    urls = [await postgres.create_database(migrated_template) for _ in range(LANES)]
+    urls = [await postgres.create_database(migrated_template) for _ in range(DATABASES)]
     opened = [await _two(url) for url in urls]
     yield opened
     for batcher in opened:

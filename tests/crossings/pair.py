@@ -30,7 +30,7 @@ async def surprises(batchers: Sequence[Two], cases: Iterable[_T], judge: Judge[_
     """What `judge` found of all cases. The history of every job that they leave behind adds up."""
     waiting = iter(cases)
     found = await asyncio.gather(*(_along(batcher, waiting, judge) for batcher in batchers))
-    return [one for of_lane in found for one in of_lane]
+    return [result for of_database in found for result in of_database]
 
 
 async def _along(

@@ -1,4 +1,4 @@
-"""An API, a worker and a client of the generation door, and every provider simulated."""
+"""An API, a worker and a client of the generation endpoints, and every provider simulated."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def ordered(provider: str, prompt: str, *, resubmit: bool = False, poll_seconds:
 
 @dataclass
 class Client:
-    """What a client of the generation door does."""
+    """What a client of the generation endpoints does."""
 
     http: httpx2.AsyncClient
 

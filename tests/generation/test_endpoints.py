@@ -1,4 +1,4 @@
-"""What callers of the generation door are promised, from the order to the file."""
+"""What callers of the generation endpoints are promised, from the order to the file."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ async def test_another_tenant_sees_nothing_of_it(
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-async def test_the_door_needs_its_scopes(generation_settings: Settings, connection: Connection, scope: str) -> None:
+async def test_the_endpoint_needs_its_scopes(generation_settings: Settings, connection: Connection, scope: str) -> None:
     key = await create_key(connection, tenant_id="acme", client_id="t", scopes=[scope])
     async with serving(generation_settings) as running, client_of(running.url, key.text) as http:
         order = await http.post("/v1/images/generations", json={"prompt": "x"})

@@ -1,4 +1,4 @@
-"""What the doors have in common: asking again is cheap, and events stream with resume."""
+"""What the endpoints have in common: asking again is cheap, and events stream with resume."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def told(text: str) -> list[dict[str, Any]]:
     return [json.loads(line.removeprefix("data: ")) for line in text.splitlines() if line.startswith("data: ")]
 
 
-async def test_events_stream_to_the_end_in_the_door_s_words_and_resume(client: Client, worker: Worker) -> None:
+async def test_events_stream_to_the_end_in_the_endpoint_s_words_and_resume(client: Client, worker: Worker) -> None:
     task = await client.ordered("a cat")
     follow = "/v1/images/events"
     whole = told((await client.http.get(follow, params={"task_id": task})).text)

@@ -32,7 +32,7 @@ SECONDS = 30.0
 
 @dataclass
 class Client:
-    """What a client of the runs door does."""
+    """What a client of the runs endpoints does."""
 
     http: httpx2.AsyncClient
 

@@ -12,9 +12,9 @@ from leasehold.domain.verdicts import Done, Snooze
 from leasehold.pipelines import shipped
 from tests.scripted import scripted
 
-#: A step that does not end, on a queue of its own; and one that parks once.
+#: A step that does not end, on a queue of its own; and one that snoozes once.
 endless = Pipeline("endless", module="tests.telemetry.stack", steps=[Step("wait", queue="endless")])
-parking = Pipeline("parking", module="tests.telemetry.stack", steps=[Step("poll")])
+snoozing = Pipeline("snoozing", module="tests.telemetry.stack", steps=[Step("poll")])
 
 
 @endless.handles("wait")
@@ -23,13 +23,13 @@ async def wait(_attempt: Attempt) -> Done:
     return Done()
 
 
-@parking.handles("poll")
+@snoozing.handles("poll")
 async def poll(attempt: Attempt) -> Done | Snooze:
-    return Done() if await attempt.note() else Snooze(timedelta(seconds=1), {"parked": True})
+    return Done() if await attempt.note() else Snooze(timedelta(seconds=1), {"snoozed": True})
 
 
 def pipelines() -> Pipelines:
     found = shipped()
-    for pipeline in (scripted, endless, parking):
+    for pipeline in (scripted, endless, snoozing):
         found.add(pipeline)
     return found

@@ -32,7 +32,7 @@ from tests.support.bucket import Bucket
 from tests.support.databases import Databases
 from tests.support.prometheus import Prometheus, install_prometheus
 from tests.telemetry.page import Page, scrape
-from tests.telemetry.stack import endless, parking
+from tests.telemetry.stack import endless, snoozing
 
 PICTURE = pictures.encoded(pictures.corners(), "JPEG")
 #: What has no data here, each with the reason. A metric that gets data must leave this list.
@@ -148,7 +148,7 @@ async def _troubles(fleet: Fleet) -> None:
         for prompt in ("a cat", "an endless cat #never"):
             await create(connection, NewGeneration(ordered(TOKEN, prompt), prompt, "image", "south", b""))
         endless_job = NewJob(endless, "t")
-        await submit(connection, [*jobs, NewJob(parking, "t"), endless_job])
+        await submit(connection, [*jobs, NewJob(snoozing, "t"), endless_job])
         await fleet.reaches(endless_job.id, "wait", "running")
         await fleet.reaches(jobs[0].id, "act", "retry")
     finally:

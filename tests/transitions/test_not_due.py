@@ -115,7 +115,7 @@ async def test_a_look_for_what_is_due_reads_nothing_of_what_is_not(rows: Rows, i
     assert await entries_read(rows, index) - before <= FEW
 
 
-async def test_a_look_reads_nothing_of_what_went_through_before_its_horizon(rows: Rows, another: Open) -> None:
+async def test_a_poll_reads_nothing_of_what_went_through_before_its_window(rows: Rows, another: Open) -> None:
     """While an old snapshot keeps all of it in the index."""
     old = (await another()).connection
     async with old.transaction(isolation="repeatable_read"):

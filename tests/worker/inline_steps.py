@@ -77,7 +77,7 @@ async def first(attempt: Attempt) -> Any:
             (attempt.directory / "note.txt").write_text("hello")
             await attempt.write_file("note.txt", attempt.directory / "note.txt", "text/plain")
             return Done(value={"directory": str(attempt.directory)})
-        case "park" | "remember":
+        case "snooze" | "remember":
             return await _twice(attempt)
         case "unstorable":
             return Done(value={"text": "a NUL: \x00"})
@@ -91,7 +91,7 @@ async def _twice(attempt: Attempt) -> Any:
     """Leaves a note, and the second time says what it was."""
     if noted := await attempt.note():
         return Done(value=noted)
-    if attempt.params.does == "park":
+    if attempt.params.does == "snooze":
         return Snooze(timedelta(milliseconds=1), {"seen": 1})
     await attempt.remember({"tried": attempt.number})
     raise Retryable("after it was written", code="flaky")

@@ -79,8 +79,8 @@ async def test_a_file_of_an_attempt_is_stored_and_its_directory_is_gone(worker: 
     assert not await asyncio.to_thread(directory.exists)
 
 
-async def test_a_parked_step_comes_again_with_its_note_and_loses_no_attempt(worker: Worker, rows: Rows) -> None:
-    job = await ended(rows, "park")
+async def test_a_snoozed_step_comes_again_with_its_note_and_loses_no_attempt(worker: Worker, rows: Rows) -> None:
+    job = await ended(rows, "snooze")
     assert job["status"] == "succeeded"
     assert await value_of(rows, job, "first") == {"seen": 1}
     assert (
@@ -152,7 +152,7 @@ async def test_pinned_work_is_done_by_a_worker_with_its_label_and_by_no_other(
 
 
 async def test_many_jobs_at_once_each_run_once(worker: Worker, rows: Rows) -> None:
-    new = [jobs.NewJob(scripted, "t", params={"does": "park"}) for _ in range(200)]
+    new = [jobs.NewJob(scripted, "t", params={"does": "snooze"}) for _ in range(200)]
     await jobs.submit(rows.connection, new)
     async with asyncio.timeout(SECONDS):
         while await rows.connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL"):

@@ -2,8 +2,8 @@
 
 An isolated step is a function of its files and parameters, and changes nothing outside its directory. So it may run
 before this worker has its lease. Its result counts only for an attempt that holds the lease of that very step with the
-very same inputs; else the worker discards it. A picture's child need not wait for the store. Where children are idle,
-later steps that read nothing new run beside it.
+very same inputs; else the worker discards it. So the next step of a picture does not wait for the uploads of the step
+before. If further children are idle, later steps that need no new input run at the same time.
 """
 
 from __future__ import annotations
@@ -46,9 +46,9 @@ def _only_next(pipeline: Pipeline, step: Step) -> Step | None:
 
 @dataclass(slots=True)
 class Speculation:
-    """One speculative execution. `started_by`: the task whose attempt started it, or the task that follows that one in
-    this worker. `files`: its inputs, in its own `directory`. `sha256`: the digests of its inputs; complete once the
-    attempt that wrote the last of them has published it.
+    """One speculative execution. `started_by`: the task of the attempt that started it; once this worker runs the step
+    after that, the task of that step. `files`: the inputs, in its own `directory`. `sha256`: the digests of the inputs;
+    they are complete once the attempt that writes the last input has published it.
     """
 
     started_by: UUID

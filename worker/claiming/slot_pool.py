@@ -280,7 +280,7 @@ class SlotPool:
         try:
             began = perf_counter()
             polled = await self._claimer.poll(self.queues, limit, overdue, tenant_rooms)
-            metrics.took("look", began)
+            metrics.observe_duration("look", began)
         except TRY_AGAIN as error:
             outages.DATABASE.met(error, "polls")
             return _PollResult(plenty=False, hinted=True, held_back=False)

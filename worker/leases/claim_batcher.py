@@ -78,7 +78,7 @@ class ClaimBatcher:
         if free:
             began = perf_counter()
             rows = await claims.claim(connection, self._terms, sorted(free), sorted(dead), reclaim=repeated)
-            metrics.took("claim", began)
+            metrics.observe_duration("claim", began)
             by_task = {claimed.lease.task_id: claimed for claimed in rows}
         # `pop`: of two hints of one task only the first gets the lease.
         return [_Held.HELD if request.task_id in held else by_task.pop(request.task_id, None) for request in requests]

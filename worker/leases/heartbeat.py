@@ -166,10 +166,10 @@ class Heartbeat:
                 await self._connect()
             if self._unconfirmed or monotonic() - self._renewed_at >= self._settings.renew_seconds:
                 await self._renew()
-            asked_at = monotonic()
+            requested_at = monotonic()
             await self._read_cancels()
             # Not the time of the answer: a process that stood still reads an answer of long ago.
-            self._answered_at = asked_at
+            self._answered_at = requested_at
             outages.DATABASE.answered()
         except TRY_AGAIN as error:
             outages.DATABASE.met(error, "heartbeat")
@@ -228,7 +228,7 @@ class Heartbeat:
             leases = [held.lease for held in renewable]
             began = perf_counter()
             answers = await claims.renew(self._connection, self._worker, leases, self._settings.lease_seconds)
-            metrics.took("renew", began)
+            metrics.observe_duration("renew", began)
             by_task = {answer.task_id: answer for answer in answers}
             for held in renewable:
                 self._apply(held, by_task[held.lease.task_id], started)

@@ -115,7 +115,7 @@ class SettlementBatcher:
             await settlements.release(connection, released) if released else None,
             await settlements.fan_out(connection, fan_outs) if fan_outs else None,
         ]
-        metrics.took("settle", began)
+        metrics.observe_duration("settle", began)
         answers: dict[UUID, Answer] = {}
         for outcome in outcomes:
             if outcome is not None:

@@ -15,9 +15,9 @@ from aiormq.exceptions import ChannelPreconditionFailed
 from leasehold.broker.amqp.connection import guarded
 from leasehold.broker.base import BANDS
 
-#: A second safeguard, because PostgreSQL counts the attempts. RabbitMQ parks a hint after this many deliveries.
+#: A second safeguard, because PostgreSQL counts the attempts. RabbitMQ sets a hint aside after this many deliveries.
 DELIVERY_LIMIT = 20
-#: Parked hints are for a person to read. Their tasks do not need them: polls find the tasks.
+#: Hints that were set aside are for a person to read. Their tasks do not need them: polls find the tasks.
 PARKED_MAX = 10_000
 #: Without a leader a quorum queue lets a declare hang for a minute: give up sooner, and try again.
 RPC_SECONDS = 10.0
@@ -32,7 +32,7 @@ class Topology:
         self._conflicts: set[str] = set()
 
     @property
-    def parked(self) -> str:
+    def set_aside(self) -> str:
         return f"{self.prefix}.parked"
 
     def name_of(self, queue: str, band: int) -> str:
@@ -40,12 +40,12 @@ class Topology:
         return f"{self.prefix}.{queue}.{BANDS[band]}"
 
     async def declare(self, connection: AbstractConnection, name: str) -> None:
-        """Make sure that the queue `name` and the parking queue exist.
+        """Make sure that the queue `name` and the queue of hints that were set aside exist.
 
         Each declare has a channel of its own, because a refusal closes the channel. Raises the broker's error, except a
         conflict of arguments: this is logged, and the existing queue is used.
         """
-        await self._declare(connection, self.parked, self._parked_arguments())
+        await self._declare(connection, self.set_aside, self._set_aside_arguments())
         await self._declare(connection, name, self._arguments())
 
     async def _declare(self, connection: AbstractConnection, name: str, arguments: dict[str, Any]) -> None:
@@ -73,11 +73,11 @@ class Topology:
         arguments: dict[str, Any] = {
             "x-queue-type": self.queue_type,
             "x-dead-letter-exchange": "",
-            "x-dead-letter-routing-key": self.parked,
+            "x-dead-letter-routing-key": self.set_aside,
         }
         if self.queue_type == "quorum":
             arguments["x-delivery-limit"] = DELIVERY_LIMIT
         return arguments
 
-    def _parked_arguments(self) -> dict[str, Any]:
+    def _set_aside_arguments(self) -> dict[str, Any]:
         return {"x-queue-type": self.queue_type, "x-max-length": PARKED_MAX, "x-overflow": "drop-head"}

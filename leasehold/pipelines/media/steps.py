@@ -98,7 +98,7 @@ class _Prepared:
         return upright(image, self._picture.orientation), milliseconds
 
     def facts(self) -> dict[str, Any]:
-        """What the step's value has about the original. Width and height are those of the upright picture."""
+        """The facts about the original in the step's value. Width and height are those of the upright picture."""
         width, height = upright_size(self._picture.size, self._picture.orientation)
         return {
             "width": width,

@@ -57,11 +57,11 @@ async def claim(
 
     The hint of a task that does not return is spent: the task has ended, is not due, is unknown, or has a living owner.
     """
-    asked_at = monotonic()
+    requested_at = monotonic()
     rows = await connection.fetch(
         CLAIM, list(task_ids), terms.owner, timedelta(seconds=terms.ttl), terms.max_losses, list(dead_owners), reclaim
     )
-    return [claimed_of(row, terms, asked_at) for row in rows]
+    return [claimed_of(row, terms, requested_at) for row in rows]
 
 
 # $1 completed tasks, $2 the owner that completed them, $3 tasks that the worker knows to hold: for each completed task

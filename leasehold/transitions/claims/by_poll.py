@@ -8,7 +8,7 @@ from datetime import timedelta
 from time import monotonic
 from types import MappingProxyType
 
-from leasehold.db.database import Connection, lookback, unindexed
+from leasehold.db.database import Connection, unindexed, window_interval
 from leasehold.transitions.claims.marking import MARK_CLAIMED, job_columns
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 
@@ -163,7 +163,7 @@ async def poll(
     `other_room`: how many for a tenant that is not in `shares`. None: any number.
     `other_overdue`: `overdue` for a tenant that is not in `shares`.
     """
-    asked_at = monotonic()
+    requested_at = monotonic()
     rows = await connection.fetch(
         POLL,
         list(queues),
@@ -171,7 +171,7 @@ async def poll(
         timedelta(seconds=terms.ttl),
         limit,
         timedelta(seconds=overdue),
-        lookback(back),
+        window_interval(back),
         None if running is None else list(running.keys()),
         None if running is None else list(running.values()),
         list(shares.keys()),
@@ -180,7 +180,7 @@ async def poll(
         other_room,
         timedelta(seconds=overdue if other_overdue is None else min(overdue, other_overdue)),
     )
-    claimed = [claimed_of(row, terms, asked_at) for row in rows if row["id"] is not None]
+    claimed = [claimed_of(row, terms, requested_at) for row in rows if row["id"] is not None]
     return Polled(claimed, rows[0]["oldest"], rows[0]["running"], rows[0]["held_back"])
 
 

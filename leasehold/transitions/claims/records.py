@@ -47,12 +47,12 @@ class LeaseTerms:
     max_losses: int
 
 
-def claimed_of(row: Any, terms: LeaseTerms, asked_at: float) -> Claimed:
-    """The claim that `row` describes. `asked_at`: the monotonic time just before the statement was sent, so that the
-    worker's lease ends no later than PostgreSQL's.
+def claimed_of(row: Any, terms: LeaseTerms, requested_at: float) -> Claimed:
+    """The claim that `row` describes. `requested_at`: the monotonic time just before the statement was sent, so that
+    the worker's lease ends no later than PostgreSQL's.
     """
     return Claimed(
-        lease=Lease(row["id"], terms.owner, row["epoch"], row["attempt"], asked_at + terms.ttl - terms.margin),
+        lease=Lease(row["id"], terms.owner, row["epoch"], row["attempt"], requested_at + terms.ttl - terms.margin),
         job_id=row["job_id"],
         tenant_id=row["tenant_id"],
         pipeline=row["pipeline"],

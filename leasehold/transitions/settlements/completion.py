@@ -153,7 +153,7 @@ async def complete(
 
     With `terms`, each completion that `goes_on` claims one of the steps that it unblocks: blocked -> running.
     """
-    asked_at = monotonic()
+    requested_at = monotonic()
     # Each element is a mapping, because PostgreSQL takes a list of lists for an array of two dimensions.
     outputs = [
         {"of": [asdict(output) for output in completion.outputs]} if completion.outputs else None
@@ -168,7 +168,7 @@ async def complete(
     if terms is not None:
         for row in rows:
             if row["next"] is not None:
-                outcome.nexts[row["task_id"]] = claimed_of(_with_ids(row["next"]), terms, asked_at)
+                outcome.nexts[row["task_id"]] = claimed_of(_with_ids(row["next"]), terms, requested_at)
     return outcome
 
 

@@ -10,7 +10,7 @@ from leasehold.transitions.settlements.records import Settled, Snoozing
 
 # $4 delays in seconds, $5 notes ('null' keeps the note that is there)
 WAIT_UNTIL = f"""-- wait_until
-WITH {HELD_IN_LIVE_JOB}, parked AS (
+WITH {HELD_IN_LIVE_JOB}, snoozed AS (
     -- The guarded write: the attempt does not count.
     UPDATE task t
     SET status = 'waiting', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
@@ -20,22 +20,22 @@ WITH {HELD_IN_LIVE_JOB}, parked AS (
     WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.epoch, t.available_at, p.note
 ), notes AS (
-    INSERT INTO note (task_id, value) SELECT id, note FROM parked WHERE jsonb_typeof(note) = 'object'
+    INSERT INTO note (task_id, value) SELECT id, note FROM snoozed WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
 ), advanced AS (
     UPDATE job j SET event_seq = j.event_seq + mine.n, leased = j.leased - mine.n
-    FROM (SELECT job_id, count(*)::int AS n FROM parked GROUP BY job_id) AS mine
+    FROM (SELECT job_id, count(*)::int AS n FROM snoozed GROUP BY job_id) AS mine
     WHERE j.id = mine.job_id
     RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'parked',
            a.status, p.id, p.step, 'waiting', p.epoch, jsonb_build_object('until', p.available_at)
-    FROM parked p JOIN advanced a ON a.id = p.job_id
+    FROM snoozed p JOIN advanced a ON a.id = p.job_id
 )
 SELECT a.id AS task_id, 'waiting' AS state,
        coalesce(p.id IS NOT NULL OR (t.epoch = a.epoch AND t.status = 'waiting'), false) AS settled
-FROM asked a LEFT JOIN parked p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM asked a LEFT JOIN snoozed p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
 """
 
 

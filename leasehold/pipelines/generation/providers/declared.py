@@ -73,9 +73,10 @@ class Declaration(BaseModel):
     submit_seconds: float = Field(60.0, gt=0, le=170)
 
     @model_validator(mode="after")
-    def _whole(self) -> Self:
-        polls = (self.ref, self.poll, self.status)
-        if any(polls) != all(polls) or (self.poll is not None and not self.statuses):
+    def _check_polling(self) -> Self:
+        needed_to_poll = (self.ref, self.poll, self.status)
+        is_polled = any(needed_to_poll)
+        if is_polled and not (all(needed_to_poll) and self.statuses):
             raise ValueError("ref, poll, status and statuses belong together")
         for request, further_words in ((self.submit, set[str]()), (self.poll, {"ref"}), (self.cancel, {"ref"})):
             if request is not None:

@@ -1,4 +1,4 @@
-"""Reads the header of a JPEG file: its size. Refuses too many scans, and coding processes that the
+"""Reads the header of a JPEG file: its size. It refuses a file with too many scans, or of a coding process that the
 decoder does not know.
 """
 
@@ -12,7 +12,7 @@ from leasehold.pipelines.media.headers.header import Header
 from leasehold.pipelines.media.refusals import corrupt_image, too_many_scans, unsupported_format
 
 MAX_SCANS = 64  # encoders write about ten; each scan costs a pass over all coefficients
-MAX_SEGMENTS = 4096  # 32 MiB of the largest metadata segments are 512
+MAX_SEGMENTS = 4096  # a file of 32 MiB has 512 metadata segments of the largest size
 
 # A marker other than a restart, stuffed zero or fill byte. The pattern matches a single 0xFF: with a run of them, the
 # search would take quadratic time on a file full of 0xFF.
