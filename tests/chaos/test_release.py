@@ -46,8 +46,8 @@ async def test_the_schema_of_the_release_is_brought_up_to_this_code(release: Rel
         after = await state_of(connection, CORE)
     finally:
         await connection.close()
-    assert before.found == "0018_uploads_of_attempts"
-    assert after.found == after.head
+    assert before.revision == "0018_uploads_of_attempts"
+    assert after.revision == after.head
 
 
 async def test_a_migration_that_fails_is_an_error(release: Release) -> None:
