@@ -47,6 +47,20 @@ class Covering:
             if old + n + 1 in measured
         }
 
+    def renewed_by(self, newer: Covering) -> Covering:
+        """This one, with the tests that `newer` measured as it has them, and all lines as they lie now."""
+        lines = {}
+        paths = [path for path in self._lines.keys() | newer._lines.keys() if (ROOT / path).exists()]
+        for path in paths:
+            mine, others = self._now(path), newer._now(path)
+            lines[path] = {
+                line: sorted(
+                    {test for test in mine.get(line, ()) if test not in newer.seconds} | {*others.get(line, ())}
+                )
+                for line in mine.keys() | others.keys()
+            }
+        return Covering(self.seconds | newer.seconds, lines, {path: (ROOT / path).read_text() for path in paths})
+
     def save(self, file: Path) -> None:
         names = {test: n for n, test in enumerate(sorted(self.seconds))}
         lines = {

@@ -10,7 +10,7 @@ from pathlib import Path
 from leasehold.embedded.directories import RunDirectory
 from mutants.choosing import LEFT_OUT
 from mutants.copies import make_copy
-from mutants.covering import collected
+from mutants.covering import Covering, collected
 from mutants.tracing.processes import FILE
 
 #: They take long and are about other things than guards, or start what cannot be measured.
@@ -18,7 +18,7 @@ _NOT_MEASURED = (*LEFT_OUT, "tests/conversion", "tests/examples", "tests/embedde
 
 
 def measure(folders: Sequence[str], file: Path) -> None:
-    """Measure the folders (all that matter: none given), and replace `file`."""
+    """Measure the folders, and renew `file` for their tests. None given: measure all that matter, and replace it."""
     with RunDirectory() as directory:
         copy = directory.path / "checkout"
         python = make_copy(copy)
@@ -31,4 +31,5 @@ def measure(folders: Sequence[str], file: Path) -> None:
             env=os.environ | {FILE: str(data)},
             check=False,  # a test that fails there is chosen for no mutant
         )
-        collected(data, copy).save(file)
+        measured = collected(data, copy)
+        (Covering.load(file).renewed_by(measured) if folders and file.exists() else measured).save(file)

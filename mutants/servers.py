@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import shutil
@@ -18,6 +19,8 @@ from leasehold.embedded.stack import EmbeddedStack
 
 TEMPLATE = "LEASEHOLD_TEST_TEMPLATE_URL"
 _MEMORY_BYTES = 4 * 1024**3
+#: Alembic runs once at a time in a process.
+_MIGRATING = asyncio.Lock()
 
 
 @asynccontextmanager
@@ -55,5 +58,6 @@ async def template(url: str) -> str:
     finally:
         await connection.close()
     made = urlsplit(url)._replace(path=f"/{name}").geturl()
-    await migrate(made)
+    async with _MIGRATING:
+        await migrate(made)
     return made

@@ -153,7 +153,7 @@ def _bounds(text: str, tokens: list[_Token]) -> Iterator[Change]:
         near = text[max(token.start - 30, 0) : token.end + 30]
         if token.word in _MOVED and not token.literal:
             yield Change("bound moved", near, (Edit(token.start, token.end, _MOVED[token.word]),))
-        elif token.number and token.word.isdigit() and before not in ("$", "SELECT", "ORDER"):
+        elif token.number and token.word.isdigit() and not _is_no_bound(token, before):
             yield Change("constant moved", near, (Edit(token.start, token.end, str(int(token.word) + 1)),))
         elif token.literal and before == "INTERVAL":
             said = text[token.start : token.end].strip("'")
@@ -163,6 +163,11 @@ def _bounds(text: str, tokens: list[_Token]) -> Iterator[Change]:
                 yield Change("interval doubled", near, (Edit(token.start, token.end, longer),))
         elif token.word == "(" and before == "IN":
             yield from _lists(text, tokens, n)
+
+
+def _is_no_bound(token: _Token, before: str) -> bool:
+    """Of a parameter, of `SELECT 1`, of a column by number; or how many rows a batch takes: one more is as good."""
+    return before in ("$", "SELECT", "ORDER") or (before == "LIMIT" and int(token.word) > 1)
 
 
 def _lists(text: str, tokens: list[_Token], opened: int) -> Iterator[Change]:

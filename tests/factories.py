@@ -98,6 +98,7 @@ async def assert_history(rows: Rows, job_id: UUID) -> None:
     """Seq is gap-free, and the rows are what the events add up to (invariants I4 and I20)."""
     tasks = await rows.connection.fetch("SELECT step, status, epoch FROM task WHERE job_id = $1", job_id)
     _assert_history(await rows.job(job_id), await rows.events(job_id), tasks)
+    await assert_sums(rows.connection)
 
 
 async def assert_histories(connection: asyncpg.Connection[asyncpg.Record]) -> None:
@@ -109,6 +110,35 @@ async def assert_histories(connection: asyncpg.Connection[asyncpg.Record]) -> No
         tasks[row["job_id"]].append(row)
     for row in await connection.fetch("SELECT * FROM job"):
         _assert_history(row, events[row["id"]], tasks[row["id"]])
+    await assert_sums(connection)
+
+
+async def assert_sums(connection: asyncpg.Connection[asyncpg.Record]) -> None:
+    """What a job counts is what its steps are, in every job; and a step waits for as many as it needs."""
+    wrong = await connection.fetch("""
+        SELECT j.id, j.status, j.leased, steps.running, j.steps_left, steps.missing, steps.open,
+               j.finished_at, j.expires_at, j.keep_seconds
+        FROM job j CROSS JOIN LATERAL (
+            SELECT count(*) FILTER (WHERE t.status = 'running') AS running,
+                   count(*) FILTER (WHERE t.status NOT IN ('succeeded', 'skipped')) AS missing,
+                   count(*) FILTER (WHERE t.finished_at IS NULL) AS open
+            FROM task t WHERE t.job_id = j.id
+        ) AS steps
+        WHERE j.leased <> steps.running
+           OR j.finished_at IS NULL AND j.steps_left <> steps.missing
+           OR j.finished_at IS NOT NULL AND steps.open > 0
+           OR (j.finished_at IS NOT NULL AND j.keep_seconds IS NOT NULL) <> (j.expires_at IS NOT NULL)
+           OR j.expires_at > j.finished_at + make_interval(secs => j.keep_seconds + 1)
+    """)
+    assert not wrong, [dict(row) for row in wrong]
+    waits = await connection.fetch("""
+        SELECT c.id, c.step, c.waiting_on, needed.n FROM task c CROSS JOIN LATERAL (
+            SELECT count(*) AS n FROM task p
+            WHERE p.job_id = c.job_id AND c.id = ANY(p.unblocks) AND p.status NOT IN ('succeeded', 'skipped')
+        ) AS needed
+        WHERE c.status = 'blocked' AND c.waiting_on <> needed.n
+    """)
+    assert not waits, [dict(row) for row in waits]
 
 
 def _assert_history(job: Any, events: Sequence[Any], tasks: Sequence[Any]) -> None:

@@ -12,18 +12,37 @@ import pytest
 from leasehold.db.artifacts import note_of
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
-from leasehold.transitions import claims, notes, settlements
-from leasehold.transitions.settlements import Completion, Failure, Output, Settled, Snoozing, Verdict
-from tests.factories import Rows, assert_history, stale
-from tests.transitions.conftest import Open
+from leasehold.transitions import claims, jobs, notes, settlements
+from leasehold.transitions.claims import Claimed
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Output, Part, Settled, Snoozing, Verdict
+from tests.factories import DIAMOND, Rows, assert_history, stale
+from tests.transitions.conftest import Open, waits_for_a_lock
 
 Settle = Callable[[Any, Lease], Awaitable[Settled]]
 OUTPUT = Output("o.bin", "k/o.bin", 1, "00", "application/octet-stream")
+
+
+def part_of(lease: Lease) -> Part:
+    """A part with a name of its own: two steps of a job may fan out."""
+    return Part(f"part-{lease.task_id.hex[-8:]}", "default", 1, "one.only", 1)
+
+
 SETTLEMENTS: dict[str, Settle] = {
     "complete": lambda c, lease: settlements.complete(c, [Completion(lease, [OUTPUT], {"x": 1})]),
     "fail": lambda c, lease: settlements.fail(c, [Failure(lease, "error", "boom", "it broke", True, 0.0)]),
     "wait_until": lambda c, lease: settlements.wait_until(c, [Snoozing(lease, 0.0, {"n": 1})]),
     "release": lambda c, lease: settlements.release(c, [lease]),
+    "fan_out": lambda c, lease: settlements.fan_out(c, [FanningOut(lease, [part_of(lease)])]),
+    "acknowledge_cancel": lambda c, lease: settlements.acknowledge_cancel(c, [lease]),
+}
+#: The same with several leases at once.
+BATCHES: dict[str, Callable[[Any, list[Lease]], Awaitable[Settled]]] = {
+    "complete": lambda c, leases: settlements.complete(c, [Completion(lease) for lease in leases]),
+    "fail": lambda c, leases: settlements.fail(c, [Failure(lease, "error", "e", "m", True, 0.0) for lease in leases]),
+    "wait_until": lambda c, leases: settlements.wait_until(c, [Snoozing(lease, 0.0, None) for lease in leases]),
+    "release": settlements.release,
+    "fan_out": lambda c, leases: settlements.fan_out(c, [FanningOut(lease, [part_of(lease)]) for lease in leases]),
+    "acknowledge_cancel": settlements.acknowledge_cancel,
 }
 WRONG: dict[str, Callable[[Lease], Lease]] = {
     "an older epoch": lambda lease: stale(lease, epoch=lease.epoch - 1),
@@ -33,19 +52,63 @@ WRONG: dict[str, Callable[[Lease], Lease]] = {
 }
 
 
+async def leased_for(rows: Rows, verb: str) -> Claimed:
+    """A claimed step that `verb` may settle."""
+    claimed = await rows.leased()
+    if verb == "acknowledge_cancel":
+        await jobs.request_cancel(rows.connection, [claimed.job_id], "t", reason="r", by="b")
+    return claimed
+
+
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("verb", SETTLEMENTS)
 async def test_a_settlement_with_a_wrong_lease_changes_nothing(rows: Rows, verb: str, wrong: str) -> None:
-    claimed = await rows.leased()
+    claimed = await leased_for(rows, verb)
     before = await rows.task(claimed.lease.task_id), await rows.job(claimed.job_id), await rows.events(claimed.job_id)
     lease = WRONG[wrong](claimed.lease)
     settled = await SETTLEMENTS[verb](rows.connection, lease)
-    assert settled.verdicts == {lease.task_id: Verdict.LOST}
-    assert settled.announcements == []
+    assert settled == Settled({lease.task_id: Verdict.LOST})
     after = await rows.task(claimed.lease.task_id), await rows.job(claimed.job_id), await rows.events(claimed.job_id)
     assert after == before
     assert await rows.connection.fetchval("SELECT count(*) FROM output") == 0
     assert await rows.connection.fetchval("SELECT count(*) FROM failure") == 0
+    assert await rows.connection.fetchval("SELECT count(*) FROM task") == 1
+
+
+@pytest.mark.parametrize("verb", SETTLEMENTS)
+async def test_a_wrong_lease_spoils_no_other_lease_of_its_batch(rows: Rows, verb: str) -> None:
+    """The leases of a batch are told apart by place: each verdict is its own lease's."""
+    lost, kept = await leased_for(rows, verb), await leased_for(rows, verb)
+    leases = [stale(lost.lease, owner=uuid4()), kept.lease]
+    settled = await BATCHES[verb](rows.connection, leases)
+    assert settled.verdicts == {lost.lease.task_id: Verdict.LOST, kept.lease.task_id: Verdict.SETTLED}
+    assert settled.states.keys() == {kept.lease.task_id}
+    assert (await rows.task(lost.lease.task_id))["status"] == "running"
+    assert (await rows.task(kept.lease.task_id))["status"] == settled.states[kept.lease.task_id]
+    for claimed in (lost, kept):
+        await assert_history(rows, claimed.job_id)
+
+
+@pytest.mark.parametrize("verb", SETTLEMENTS)
+async def test_of_two_steps_that_settle_at_the_same_moment_the_second_waits_for_the_first(
+    rows: Rows, another: Open, verb: str
+) -> None:
+    """Both count down on the job's row: the second one reads it after the first one's commit."""
+    top = await rows.leased(DIAMOND)
+    await settlements.complete(rows.connection, [Completion(top.lease)])
+    left, right = await rows.claim_all()
+    if verb == "acknowledge_cancel":
+        await jobs.request_cancel(rows.connection, [top.job_id], "t", reason="r", by="b")
+    other = await another()
+    async with other.connection.transaction():
+        first = await SETTLEMENTS[verb](other.connection, left.lease)
+        second = asyncio.create_task(SETTLEMENTS[verb](rows.connection, right.lease))
+        await waits_for_a_lock(other.connection)
+    assert first.verdicts == {left.lease.task_id: Verdict.SETTLED}
+    failed = verb == "fail"  # the job has another attempt of its step, or none: then it took the other lease
+    assert failed or (await second).verdicts == {right.lease.task_id: Verdict.SETTLED}
+    await second
+    await assert_history(rows, top.job_id)
 
 
 @pytest.mark.parametrize("wrong", WRONG)
@@ -78,9 +141,11 @@ async def test_a_note_written_while_the_task_is_taken_over_is_seen_or_refused(ro
 
 @pytest.mark.parametrize("verb", SETTLEMENTS)
 async def test_a_late_worker_cannot_settle_a_task_that_was_taken_over(rows: Rows, another: Open, verb: str) -> None:
-    claimed = await rows.leased()
+    claimed = await leased_for(rows, verb)
     await rows.lapse(claimed.lease.task_id)
     successor = await another()
+    if verb == "acknowledge_cancel":  # nobody claims a step of a job that is being cancelled
+        await rows.connection.execute("UPDATE job SET status = 'running' WHERE id = $1", claimed.job_id)
     (taken,) = await claims.claim(successor.connection, successor.terms, [claimed.lease.task_id])
     assert (taken.was, taken.lease.epoch) == ("running", 2)
     settled = await SETTLEMENTS[verb](rows.connection, claimed.lease)
@@ -91,7 +156,7 @@ async def test_a_late_worker_cannot_settle_a_task_that_was_taken_over(rows: Rows
 
 @pytest.mark.parametrize("verb", SETTLEMENTS)
 async def test_a_settlement_whose_answer_was_lost_can_be_repeated(rows: Rows, verb: str) -> None:
-    claimed = await rows.leased()
+    claimed = await leased_for(rows, verb)
     first = await SETTLEMENTS[verb](rows.connection, claimed.lease)
     events = await rows.events(claimed.job_id)
     again = await SETTLEMENTS[verb](rows.connection, claimed.lease)

@@ -14,7 +14,7 @@ from leasehold.domain.states import TASK_TERMINAL
 from leasehold.transitions import claims, jobs, settlements, sweeps
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part
 from tests.factories import DIAMOND, Rows, assert_history
-from tests.transitions.conftest import Open
+from tests.transitions.conftest import Open, waits_for_a_lock
 
 MAX_LOSSES = 1
 
@@ -52,7 +52,7 @@ async def test_the_parts_of_a_step_that_spreads_while_its_sibling_ends_the_job_e
     await spreading.start()
     await settlements.fan_out(other, [FanningOut(left, [Part("part", "default", 1, "one.only", 1)])])
     ending = asyncio.create_task(end(rows.connection, right))
-    await _waits_for_a_lock(other)
+    await waits_for_a_lock(other)
     await spreading.commit()
     await ending
     await _assert_all_ended(rows, left)
@@ -71,12 +71,3 @@ async def _assert_all_ended(rows: Rows, lease: Lease) -> None:
     assert set((await rows.statuses(job_id)).values()) <= TASK_TERMINAL
     assert await claims.claim(rows.connection, rows.terms, [lease.task_id]) == []
     await assert_history(rows, job_id)
-
-
-async def _waits_for_a_lock(connection: Connection) -> None:
-    """Until another connection waits for what this one holds."""
-    async with asyncio.timeout(30):
-        while not await connection.fetchval(
-            "SELECT count(*) FROM pg_stat_activity WHERE pg_backend_pid() = ANY(pg_blocking_pids(pid))"
-        ):
-            await asyncio.sleep(0)
