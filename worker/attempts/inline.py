@@ -209,6 +209,7 @@ class InlineAttempts:
         self._opened = opened
         self._threads = Threads(settings.worker_threads)
         self._blocked_after = settings.loop_blocked_seconds
+        self._plain: dict[tuple[str, str], bool] = {}
 
     async def perform(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, held: HeldLease, seconds: float
@@ -231,10 +232,17 @@ class InlineAttempts:
             if attempt.used_directory:
                 await self._directories.remove(claimed.lease)
 
+    def _is_plain(self, pipeline: Pipeline, step: str) -> bool:
+        """Whether the step's handler is a plain function. Asked once: unwrapping a handler costs 1 µs."""
+        key = (pipeline.name, step)
+        if key not in self._plain:
+            self._plain[key] = is_plain(pipeline.handlers[step])
+        return self._plain[key]
+
     async def _call(self, attempt: InlineAttempt, seconds: float) -> Completion | Snoozing | FanningOut:
         """Call the handler. A plain handler that finds no free thread snoozes."""
         handler = attempt.pipeline.handlers[attempt.step]
-        plain = is_plain(handler)
+        plain = self._is_plain(attempt.pipeline, attempt.step)
         if plain and not await self._threads.reserve(_THREAD_SECONDS):
             return Snoozing(attempt.lease, _THREAD_SECONDS)
         try:
