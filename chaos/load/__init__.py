@@ -6,8 +6,8 @@ A client whose request got no answer asks again with the same key, for a while; 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
+from collections import Counter
 
 from chaos.load import direct, errands, media, orders, runs, schedules
 from chaos.load.diary import WORDS, Ask, Diary
@@ -36,21 +36,25 @@ class Load:
     """
 
     def __init__(self, installation: Installation, seed: int) -> None:
-        self.diary = Diary(installation, random.Random(f"load {seed}"))  # noqa: S311 - to be repeated
+        self.diary = Diary(installation, seed)
+        self.asks = self._asks()
+        self._asked: Counter[str] = Counter()
         self._external: list[asyncio.Task[None]] = []
 
     async def begin(self) -> None:
+        self.diary.deal("begin")
         await errands.declare_limits(self.diary)
         workers = ExternalWorkers(self.diary)
         self._external = [asyncio.create_task(workers.serve(tenant)) for tenant in TENANTS]
 
     async def run(self, seconds: float) -> None:
         async with asyncio.TaskGroup() as clients:
-            for name, ask in self._asks().items():
-                clients.create_task(self._repeat(ask, PAUSES[name], seconds))
+            for name, ask in self.asks.items():
+                clients.create_task(self._repeat(name, ask, seconds))
 
     async def calm(self) -> None:
         """Once the faults are over: nothing is to wait for a minute."""
+        self.diary.deal("calm")
         await errands.lift_pace(self.diary)
 
     async def end(self) -> None:
@@ -76,12 +80,18 @@ class Load:
             "errand": errands.runner(diary),
         }
 
-    async def _repeat(self, ask: Ask, pause: float, seconds: float) -> None:
+    async def _repeat(self, name: str, ask: Ask, seconds: float) -> None:
         """Begin a new request every so often, whether or not the last one was answered."""
         until = time.monotonic() + seconds
-        tenants = list(TENANTS)
+        self.diary.deal(f"{name} pauses {self._asked[name]}")
         async with asyncio.TaskGroup() as asked:
-            await asyncio.sleep(pause * self.diary.rng.uniform(0.0, 0.5))
+            await asyncio.sleep(PAUSES[name] * self.diary.rng.uniform(0.0, 0.5))
             while time.monotonic() < until:
-                asked.create_task(ask(self.diary.rng.choice(tenants)))
-                await asyncio.sleep(pause * self.diary.rng.uniform(0.5, 1.5))
+                asked.create_task(self.ask_once(name, ask, self._asked[name]))
+                self._asked[name] += 1
+                await asyncio.sleep(PAUSES[name] * self.diary.rng.uniform(0.5, 1.5))
+
+    async def ask_once(self, name: str, ask: Ask, nth: int) -> None:
+        """The `nth` request of a client: the seed decides what it is."""
+        self.diary.deal(f"{name} {nth}")
+        await ask(self.diary.rng.choice(TENANTS))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Coroutine
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +19,7 @@ from leasehold.domain.ids import new_id
 WORDS = ("to", "be", "or", "not")
 #: Asks for one thing in the name of a tenant, and writes down what came of it.
 Ask = Callable[[str], Coroutine[Any, Any, None]]
+_dice: ContextVar[random.Random] = ContextVar("dice")
 #: How many of the requests with a key are sent once more after their answer.
 _AGAIN = 0.3
 
@@ -27,7 +29,7 @@ class Diary:
     """`requests`: the journal. `streams`: by job, each cursor with the numbers that came after it."""
 
     it: Installation
-    rng: random.Random
+    seed: int
     requests: list[Request] = field(default_factory=list)
     streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)
     leases: list[ExternalLease] = field(default_factory=list)
@@ -38,6 +40,14 @@ class Diary:
 
     async def close(self) -> None:
         await self._http.aclose()
+
+    def deal(self, name: str) -> None:
+        """Give the present task dice of its own, so that timing changes nothing of what a request is."""
+        _dice.set(random.Random(f"load {self.seed} {name}"))  # noqa: S311 - to be repeated, not to be secret
+
+    @property
+    def rng(self) -> random.Random:
+        return _dice.get()
 
     def client(self, tenant: str) -> Client:
         urls = [f"http://127.0.0.1:{port}" for port in self.it.ports.values()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from typing import Any
 from uuid import uuid4
@@ -25,7 +24,8 @@ class ExternalWorkers:
         self._diary = diary
 
     async def serve(self, tenant: str) -> None:
-        rng = random.Random(f"external {self._diary.it.plan.seed} {tenant}")  # noqa: S311 - to be repeated
+        self._diary.deal(f"external {tenant}")
+        rng = self._diary.rng
         client = self._diary.client(tenant)
         worker, known = uuid4().hex, False
         while True:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import random
+import asyncio
 from collections.abc import AsyncIterator
 from types import SimpleNamespace
 from typing import cast
@@ -10,9 +10,9 @@ from typing import cast
 import httpx2
 import pytest
 
-from chaos.load import PAUSES, Load
+from chaos.load import PAUSES, Load, client
 from chaos.load.client import Client
-from chaos.load.diary import Diary
+from chaos.load.diary import Ask, Diary
 from chaos.load.orders import model
 from chaos.load.runs import start
 from chaos.pipelines import KINDS, LARGE_BYTES, gated, paced, tried
@@ -44,6 +44,11 @@ class Api:
         return [request.headers.get("idempotency-key") for request in self.requests]
 
 
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client, "AGAIN_SECONDS", 0.0)
+
+
 @pytest.fixture
 async def http() -> AsyncIterator[httpx2.AsyncClient]:
     async with httpx2.AsyncClient(timeout=5) as client:
@@ -63,8 +68,8 @@ async def test_a_request_is_repeated_with_its_key_until_it_is_answered(http: htt
 async def test_each_try_goes_to_the_other_api(http: httpx2.AsyncClient) -> None:
     one, other = Api(HangUp), Api(DONE)
     async with HttpServer(one.answer) as first, HttpServer(other.answer) as second:
-        client = Client(http, [second.url, first.url], "secret")
-        assert (await client.ask("POST", "/v1/runs", {}, key="k")).good
+        sender = Client(http, [second.url, first.url], "secret")
+        assert (await sender.ask("POST", "/v1/runs", {}, key="k")).good
     assert (one.keys, other.keys) == (["k"], ["k"])
 
 
@@ -85,8 +90,8 @@ async def test_what_is_never_answered_is_unknown(http: httpx2.AsyncClient) -> No
 async def test_a_request_that_is_sent_once_more_keeps_both_answers(http: httpx2.AsyncClient) -> None:
     api = Api(DONE, HangUp, Reply(202, {"id": "run-2"}))
     async with HttpServer(api.answer) as server:
-        client = Client(http, [server.url], "secret")
-        outcome = await client.ask("POST", "/v1/runs", {}, key="k", again=True)
+        sender = Client(http, [server.url], "secret")
+        outcome = await sender.ask("POST", "/v1/runs", {}, key="k", again=True)
         assert [said["id"] for said in outcome.answered] == ["run-1"]  # the second was not answered: the first counts
         outcome = await Client(http, [server.url], "secret").ask("POST", "/v1/runs", {}, key="l", again=True)
     assert [said["id"] for said in outcome.answered] == ["run-2", "run-2"]
@@ -101,7 +106,8 @@ def _installation(*urls: str) -> Installation:
 async def test_a_run_is_written_down_with_its_key_which_is_its_scope(http: httpx2.AsyncClient) -> None:
     api = Api(HangUp, DONE)
     async with HttpServer(api.answer) as server:
-        diary = Diary(_installation(server.url), random.Random(1))
+        diary = Diary(_installation(server.url), 1)
+        diary.deal("test")
         job = await start(diary, diary.client("red"), "red", "mendable", {"text": "to"}, kind="broken")
         await diary.close()
     (request,) = diary.requests
@@ -111,18 +117,28 @@ async def test_a_run_is_written_down_with_its_key_which_is_its_scope(http: httpx
 
 def test_every_kind_of_work_is_asked_for() -> None:
     load = Load(_installation(), 1)
-    assert load._asks().keys() == PAUSES.keys()
+    assert load.asks.keys() == PAUSES.keys()
     retried = {"mendable"}  # asked for as `mend`
     assert {kind.name for kind in KINDS} - retried <= PAUSES.keys()
     assert {pipeline.name for pipeline in tried()} >= {kind.name for kind in KINDS}
 
 
-def test_the_load_of_a_seed_is_the_same_again() -> None:
-    def dice(seed: int) -> list[float]:
-        diary = Load(_installation(), seed).diary
-        return [diary.rng.random() for _ in range(5)]
+async def test_what_a_request_is_depends_on_the_seed_and_its_number_alone() -> None:
+    async def first(seed: int, *nths: int) -> dict[int, tuple[str, float]]:
+        load, drawn = Load(_installation(), seed), {}
 
-    assert dice(1) == dice(1) != dice(2)
+        def noting(nth: int) -> Ask:
+            async def ask(tenant: str) -> None:
+                await asyncio.sleep(0)  # others draw meanwhile
+                drawn[nth] = (tenant, load.diary.rng.random())
+
+            return ask
+
+        await asyncio.gather(*(load.ask_once("short", noting(nth), nth) for nth in nths))
+        return drawn
+
+    assert await first(1, 0, 1, 2) == await first(1, 2, 1, 0)
+    assert await first(1, 0, 1, 2) != await first(2, 0, 1, 2)
 
 
 def test_limits_are_declared_for_kinds_that_there_are_and_large_objects_go_up_in_parts() -> None:
