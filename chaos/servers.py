@@ -25,9 +25,12 @@ from leasehold.embedded.process import EmbeddedError, unprivileged
 from leasehold.embedded.rabbitmq import RabbitMQ
 from leasehold.embedded.rabbitmq_install import install_rabbitmq
 from leasehold.embedded.stack import EmbeddedStack
+from leasehold.runtime.transient import TRY_AGAIN, until_answered
 
 _TEMPLATE, _OF_RELEASE = "chaos_template", "chaos_template_of_release"
-_RESTARTS = 20
+_RESTARTS = 60
+_RECOVERY_SECONDS = 20.0
+_NOT_BACK: tuple[type[BaseException], ...] = (EmbeddedError, *TRY_AGAIN)
 #: More than the most of WAL that PostgreSQL keeps until a checkpoint, and the databases of many runs.
 _VOLUME_MEGABYTES = 3072
 
@@ -136,7 +139,8 @@ class Servers:
         await self.administer(audit.install(self.clock.file if self.clock else None), database)
 
     async def drop_database(self, name: str) -> None:
-        await self.administer(f"DROP DATABASE IF EXISTS {name} WITH (FORCE)")
+        statement = f"DROP DATABASE IF EXISTS {name} WITH (FORCE)"
+        await until_answered(lambda: self.administer(statement), within=_RECOVERY_SECONDS)
 
     async def mend(self) -> None:
         """Whatever a fault ended runs again, at its old address and with its old data."""
@@ -151,11 +155,16 @@ class Servers:
             await self.rabbitmq.start()
 
     async def restart_postgres(self) -> None:
-        """Start it; a killed one may hold its lock for another moment."""
+        """Start it where it does not run, and wait until it answers: a killed one may hold its lock for another moment,
+        and one that has crashed may recover, or end by itself while it does.
+
+        Raises EmbeddedError, or one of TRY_AGAIN, when it does not come back.
+        """
         for left in reversed(range(_RESTARTS)):
             try:
                 await self.postgres.start()
-            except EmbeddedError:
+                await self.administer("SELECT 1")
+            except _NOT_BACK:
                 if not left:
                     raise
                 await asyncio.sleep(0.2)

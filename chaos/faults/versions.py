@@ -67,8 +67,9 @@ class VersionFaults:
         applied = await self._revision() - before
         replaced = 0
         for slot in self._it.slots.values():
-            slot.release = None
-            replaced += bool(await self._replaced(slot))
+            if slot.release is not None:
+                slot.release = None
+                replaced += bool(await self._replaced(slot))
         return applied + replaced if replaced else 0
 
     async def _migrate(self) -> None:
