@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from importlib import import_module
+from pkgutil import iter_modules
 from typing import Any
 from uuid import uuid4
 
@@ -50,6 +52,18 @@ WRONG: dict[str, Callable[[Lease], Lease]] = {
     "another owner": lambda lease: stale(lease, owner=uuid4()),
     "an unknown task": lambda lease: stale(lease, task_id=uuid4()),
 }
+
+
+def test_each_settlement_that_there_is_is_tried() -> None:
+    """A statement that begins with the guard is a settlement."""
+    modules = [import_module(f"{settlements.__name__}.{found.name}") for found in iter_modules(settlements.__path__)]
+    with_guard = {
+        name.lower()
+        for module in modules
+        for name, text in vars(module).items()
+        if isinstance(text, str) and "asked AS MATERIALIZED" in text and text.lstrip().startswith("--")
+    }
+    assert with_guard == SETTLEMENTS.keys()
 
 
 async def leased_for(rows: Rows, verb: str) -> Claimed:

@@ -27,8 +27,8 @@ from leasehold.worker.leases.heartbeat import Heartbeat
 from tests.factories import Rows
 
 SECONDS = 20.0
-TTL = 3.0
-MARGIN = 1.0
+#: Trusted for two seconds. Ten more lie between giving a lease up in time and too late: a slow machine has them.
+TTL, MARGIN = 12.0, 10.0
 
 
 @pytest.fixture
@@ -50,13 +50,16 @@ async def rows(settings: Settings) -> AsyncIterator[Rows]:
 
 
 @pytest.fixture
-async def heartbeat(settings: Settings, link: Link, rows: Rows) -> AsyncIterator[Heartbeat]:
+async def heartbeat(
+    settings: Settings, link: Link, rows: Rows, request: pytest.FixtureRequest
+) -> AsyncIterator[Heartbeat]:
+    ttl, margin = getattr(request, "param", (TTL, MARGIN))
     url = settings.database_url.get_secret_value()
     through = url.replace(f":{urlsplit(url).port}/", f":{link.port}/")
     # A statement may take so long that only a watch beside it can be in time.
     changes = {
-        "database_url": SecretStr(through), "database_timeout": 10 * SECONDS, "lease_seconds": TTL,
-        "renew_seconds": 0.2, "trust_margin_seconds": MARGIN,
+        "database_url": SecretStr(through), "database_timeout": 10 * SECONDS, "lease_seconds": ttl,
+        "renew_seconds": 0.2, "trust_margin_seconds": margin,
     }  # fmt: skip
     key = await workers.register(rows.connection, rows.terms.owner, host="here", pid=1, version="0", queues=["default"])
     heartbeat = Heartbeat(settings.model_copy(update=changes), rows.terms.owner, key, lambda _error: None, lambda: None)
@@ -81,25 +84,20 @@ async def held_and_renewed(heartbeat: Heartbeat, rows: Rows) -> tuple[Lease, asy
     return lease, stopped
 
 
-async def test_an_attempt_is_stopped_when_its_lease_cannot_be_renewed_although_the_renewal_hangs(
-    heartbeat: Heartbeat, link: Link, rows: Rows
-) -> None:
-    _, stopped = await held_and_renewed(heartbeat, rows)
-    link.hold(["leasehold heartbeat"])
-    await asyncio.wait_for(stopped.wait(), SECONDS)
-
-
-async def test_the_hint_of_a_task_whose_lease_was_lost_is_not_taken_for_one_of_our_own(
+async def test_an_attempt_is_stopped_before_its_lease_passes_although_the_renewal_hangs(
     heartbeat: Heartbeat, link: Link, rows: Rows
 ) -> None:
     lease, stopped = await held_and_renewed(heartbeat, rows)
     assert heartbeat.holds(lease.task_id)
     link.hold(["leasehold heartbeat"])
     await asyncio.wait_for(stopped.wait(), SECONDS)
-    assert not heartbeat.holds(lease.task_id)
+    in_time = "SELECT lease_until > clock_timestamp() FROM task WHERE id = $1"
+    assert await rows.connection.fetchval(in_time, lease.task_id)
+    assert not heartbeat.holds(lease.task_id)  # a hint of this task is not taken for one of what runs here
 
 
-async def test_what_a_worker_holds_is_not_sure_while_the_database_does_not_answer(
+@pytest.mark.parametrize("heartbeat", [(10 * SECONDS, MARGIN)], indirect=True)  # trusted for longer than the test waits
+async def test_ownership_is_not_confirmed_while_the_database_does_not_answer(
     heartbeat: Heartbeat, link: Link, rows: Rows
 ) -> None:
     lease, _ = await held_and_renewed(heartbeat, rows)
@@ -115,17 +113,7 @@ async def test_what_a_worker_holds_is_not_sure_while_the_database_does_not_answe
             await asyncio.sleep(0.02)
 
 
-async def test_a_lease_that_may_have_passed_is_not_sure_before_the_heartbeat_has_noticed(
-    heartbeat: Heartbeat, rows: Rows
-) -> None:
-    """The process stood still for longer than its lease, and the first thing that it reads then is a hint."""
-    lease, _ = await held_and_renewed(heartbeat, rows)
-    assert heartbeat.ownership_confirmed(lease.task_id)
-    heartbeat._held[lease.task_id].trusted_until = 0.0
-    assert not heartbeat.ownership_confirmed(lease.task_id)
-
-
-async def test_what_somebody_may_be_taking_this_moment_is_not_sure(
+async def test_ownership_is_not_confirmed_while_somebody_may_be_taking_the_task(
     settings: Settings, heartbeat: Heartbeat, link: Link, rows: Rows
 ) -> None:
     """The sweeper is at it: a renewal passes over the row, and it is neither confirmed nor lost."""

@@ -1,0 +1,112 @@
+"""How long a lease lasts: PostgreSQL's end and the worker's, by every way to get one. No window lies between them in
+which both a worker and its successor may write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from leasehold.transitions import claims, settlements
+from leasehold.transitions.claims import LeaseTerms
+from leasehold.transitions.settlements import Completion
+from tests.factories import THREE, Rows
+
+TTL, MARGIN = 33.0, 7.0
+#: How long a statement takes, by the worker's clock.
+ROUND_TRIP = 11.0
+
+
+@dataclass
+class SlowConnection:
+    """The connection of a worker whose monotonic clock goes on while PostgreSQL answers."""
+
+    rows: Rows
+    now: float = 1000.0
+    asked_at: float = 0.0
+
+    async def fetch(self, *statement: Any) -> Any:
+        self.asked_at = self.now
+        answer = await self.rows.connection.fetch(*statement)
+        self.now += ROUND_TRIP
+        return answer
+
+
+async def by_hint(rows: Rows, slow: Any, terms: LeaseTerms) -> claims.Claimed:
+    (told,) = await rows.submit()
+    (claimed,) = await claims.claim(slow, terms, [told.hint.task_id])
+    return claimed
+
+
+async def by_poll(rows: Rows, slow: Any, terms: LeaseTerms) -> claims.Claimed:
+    await rows.submit()
+    (claimed,) = await claims.claim_due(slow, terms, ["default"], 10)
+    return claimed
+
+
+async def by_takeover(rows: Rows, slow: Any, terms: LeaseTerms) -> claims.Claimed:
+    lost = (await rows.leased()).lease
+    await rows.lapse(lost.task_id)
+    (claimed,) = await claims.claim(slow, terms, [lost.task_id])
+    return claimed
+
+
+async def by_completion(rows: Rows, slow: Any, terms: LeaseTerms) -> claims.Claimed:
+    (told,) = await rows.submit(THREE)
+    (first,) = await claims.claim(rows.connection, terms, [told.hint.task_id])
+    settled = await settlements.complete(slow, [Completion(first.lease, goes_on=True)], terms)
+    return settled.nexts[first.lease.task_id]
+
+
+async def by_repetition(rows: Rows, slow: Any, terms: LeaseTerms) -> claims.Claimed:
+    """The completion's answer was lost: the worker asks for what it claimed with it."""
+    (told,) = await rows.submit(THREE)
+    (first,) = await claims.claim(rows.connection, terms, [told.hint.task_id])
+    await settlements.complete(rows.connection, [Completion(first.lease, goes_on=True)], terms)
+    return (await claims.claim_again(slow, [first.lease.task_id], terms, []))[first.lease.task_id]
+
+
+Way = Callable[[Rows, Any, LeaseTerms], Awaitable[claims.Claimed]]
+
+
+@pytest.mark.parametrize("way", [by_hint, by_poll, by_takeover, by_completion, by_repetition])
+async def test_a_worker_stops_trusting_a_lease_a_margin_before_it_passes(
+    rows: Rows, way: Way, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slow = SlowConnection(rows)
+    for module in ("claims.by_hint", "claims.by_poll", "settlements.completion"):
+        monkeypatch.setattr(f"leasehold.transitions.{module}.monotonic", lambda: slow.now)
+    terms = LeaseTerms(rows.terms.owner, TTL, MARGIN, 5)
+    clock = "SELECT clock_timestamp()"
+    before = await rows.connection.fetchval(clock)
+    lease = (await way(rows, slow, terms)).lease
+    after = await rows.connection.fetchval(clock)
+    # The worker counts from before the question, PostgreSQL from some time after it.
+    assert lease.trusted_until == slow.asked_at + TTL - MARGIN
+    ends = (await rows.task(lease.task_id))["lease_until"]
+    assert before + timedelta(seconds=TTL) <= ends <= after + timedelta(seconds=TTL)
+
+
+async def test_a_renewal_lasts_as_long_as_it_was_asked_for_from_now(rows: Rows) -> None:
+    lease = (await rows.leased()).lease
+    before = await rows.connection.fetchval("SELECT clock_timestamp()")
+    await claims.renew(rows.connection, rows.terms.owner, [lease], TTL)
+    after = await rows.connection.fetchval("SELECT clock_timestamp()")
+    ends = (await rows.task(lease.task_id))["lease_until"]
+    assert before + timedelta(seconds=TTL) <= ends <= after + timedelta(seconds=TTL)
+
+
+@pytest.mark.parametrize(("passed", "taken"), [(timedelta(seconds=-20), False), (timedelta(0), True)])
+async def test_a_lease_is_taken_over_when_it_has_passed_and_not_before(
+    rows: Rows, passed: timedelta, taken: bool
+) -> None:
+    lease = (await rows.leased()).lease
+    await rows.connection.execute(
+        "UPDATE task SET lease_until = clock_timestamp() - $2::interval WHERE id = $1", lease.task_id, passed
+    )
+    found = await claims.claim(rows.connection, LeaseTerms(rows.terms.owner, TTL, MARGIN, 5), [lease.task_id])
+    assert bool(found) is taken

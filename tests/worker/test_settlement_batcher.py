@@ -1,0 +1,182 @@
+"""The batcher of settlements: what ends together is settled together, each as it ended, and no answer is mixed up."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from types import SimpleNamespace
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection, connect
+from leasehold.domain.lease import Lease
+from leasehold.exporter import jobs as counted
+from leasehold.settings import Settings
+from leasehold.transitions import jobs
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing, Verdict
+from leasehold.worker.leases import settlement_batcher
+from leasehold.worker.leases.settlement_batcher import Acknowledgement, Answer, Release, Settlement, SettlementBatcher
+from tests.factories import THREE, Rows, assert_histories, stale
+from tests.worker.conftest import SECONDS
+
+Open = Callable[..., AbstractAsyncContextManager[SettlementBatcher]]
+
+
+@pytest.fixture
+def announced() -> list[Announcement]:
+    return []
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+    """The jobs that the worker counts as ended."""
+    found: list[tuple[str, str]] = []
+    monkeypatch.setattr(
+        settlement_batcher, "jobs_ended", lambda ends: found.extend((job.pipeline, job.outcome) for job in ends)
+    )
+    assert counted.jobs_ended is not settlement_batcher.jobs_ended
+    return found
+
+
+@pytest.fixture
+def opened(settings: Settings, rows: Rows, announced: list[Announcement]) -> Open:
+    """A batcher; `held`: what the worker's heartbeat knows to hold."""
+
+    @asynccontextmanager
+    async def batcher(*held: UUID) -> AsyncIterator[SettlementBatcher]:
+        heartbeat: Any = SimpleNamespace(all_held=lambda: list(held))
+        batcher = SettlementBatcher(settings, rows.terms, heartbeat, announced.extend, 64)
+        try:
+            yield batcher
+        finally:
+            await batcher.close()
+
+    return batcher
+
+
+async def settled(batcher: SettlementBatcher, *settlements: Settlement) -> Sequence[Answer]:
+    """All in one round trip: they wait when the batcher starts."""
+    asked = [asyncio.create_task(batcher.settle(settlement)) for settlement in settlements]
+    await asyncio.sleep(0)
+    batcher.start()
+    async with asyncio.timeout(SECONDS):
+        return await asyncio.gather(*asked)
+
+
+async def leased(rows: Rows, **columns: Any) -> Lease:
+    return (await rows.leased(THREE, **columns)).lease
+
+
+async def test_whatever_ends_together_is_settled_as_it_ended(
+    opened: Open, rows: Rows, announced: list[Announcement], ended: list[tuple[str, str]]
+) -> None:
+    done, failed, snoozed, released, spread, cancelled, lost, last = [await leased(rows) for _ in range(8)]
+    job = (await rows.task(cancelled.task_id))["job_id"]
+    await jobs.request_cancel(rows.connection, [job], "t", reason="r", by="b")
+    await rows.connection.execute("DELETE FROM outbox")
+    async with opened() as batcher:
+        answers = await settled(
+            batcher,
+            Failure(failed, "error", "e", "m", retryable=True, delay=60.0),
+            Completion(done),
+            Acknowledgement(cancelled),
+            Release(released),
+            Completion(stale(lost, epoch=lost.epoch - 1)),
+            FanningOut(spread, [Part("x", "default", 1, "three.a", 1)]),
+            Snoozing(snoozed, 60.0),
+            Failure(last, "error", "e", "m", retryable=False, delay=0.0),
+        )
+    settled_as = ["retry", "succeeded", "cancelled", "pending", None, "blocked", "waiting", "failed"]
+    assert [answer.state for answer in answers] == settled_as
+    assert [answer.verdict for answer in answers] == [
+        Verdict.LOST if state is None else Verdict.SETTLED for state in settled_as
+    ]
+    rows_say = [(await rows.task(lease.task_id))["status"] for lease in (failed, done, cancelled, released, lost)]
+    assert rows_say == ["retry", "succeeded", "cancelled", "pending", "running"]
+    written = await rows.connection.fetch("SELECT id, task_id FROM outbox")
+    told = {hint.outbox_id: hint.hint.task_id for hint in announced}
+    assert told.items() <= {row["id"]: row["task_id"] for row in written}.items()
+    assert released.task_id in told.values()
+    assert len(told) == 3  # what was released, the step after the completed one, and the part
+    assert sorted(ended) == [("three", "cancelled"), ("three", "rejected")]
+    await assert_histories(rows.connection)
+
+
+@pytest.mark.parametrize("kind", [Completion, Release, Acknowledgement])
+async def test_an_attempt_that_ended_in_a_job_that_is_being_cancelled_stops_it_however_it_ended(
+    opened: Open, rows: Rows, ended: list[tuple[str, str]], kind: Callable[[Lease], Settlement]
+) -> None:
+    lease = await leased(rows)
+    job = (await rows.task(lease.task_id))["job_id"]
+    await jobs.request_cancel(rows.connection, [job], "t", reason="r", by="b")
+    async with opened() as batcher:
+        (answer,) = await settled(batcher, kind(lease))
+    assert answer.verdict is Verdict.SETTLED
+    assert (await rows.job(job))["status"] == "cancelled"
+    assert ended == [("three", "cancelled")]
+
+
+async def test_what_was_lost_is_not_acknowledged_as_a_cancel(opened: Open, rows: Rows) -> None:
+    lease = await leased(rows)
+    async with opened() as batcher:
+        (answer,) = await settled(batcher, Acknowledgement(lease))
+    assert (answer.verdict, answer.state) == (Verdict.LOST, None)
+    assert (await rows.task(lease.task_id))["status"] == "running"
+
+
+class Deaf:
+    """A connection whose first answer is lost, after PostgreSQL has committed what was asked."""
+
+    def __init__(self, connection: Connection, lost: list[str]) -> None:
+        self._connection, self._lost = connection, lost
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._connection, name)
+
+    async def fetch(self, statement: str, *arguments: Any) -> Any:
+        answer = await self._connection.fetch(statement, *arguments)
+        if not self._lost:
+            self._lost.append(statement)
+            raise ConnectionError
+        return answer
+
+
+@pytest.mark.parametrize("is_known", [False, True])
+async def test_a_completion_whose_answer_was_lost_still_hands_over_the_step_that_it_claimed(
+    opened: Open, rows: Rows, monkeypatch: pytest.MonkeyPatch, is_known: bool
+) -> None:
+    """Else no worker runs it before its lease passes. But not if this worker runs it already."""
+    lost: list[str] = []
+
+    async def deaf(*arguments: Any) -> Any:
+        return Deaf(await connect(*arguments), lost)
+
+    monkeypatch.setattr(settlement_batcher, "connect", deaf)
+    lease = await leased(rows)
+    job = (await rows.task(lease.task_id))["job_id"]
+    following = await rows.connection.fetchval("SELECT id FROM task WHERE job_id = $1 AND step = 'b'", job)
+    async with opened(*[following] if is_known else []) as batcher:
+        (answer,) = await settled(batcher, Completion(lease, goes_on=True))
+    assert len(lost) == 1
+    assert (answer.verdict, answer.state) == (Verdict.SETTLED, "succeeded")
+    row = await rows.task(following)
+    assert (row["status"], row["lease_owner"]) == ("running", rows.terms.owner)
+    if is_known:
+        assert answer.next is None
+        assert row["epoch"] == 1
+    else:
+        assert answer.next is not None
+        assert (answer.next.lease.task_id, answer.next.lease.epoch, row["epoch"]) == (following, 2, 2)
+
+
+async def test_a_completion_goes_on_only_if_it_was_asked_to(opened: Open, rows: Rows) -> None:
+    going, staying = await leased(rows), await leased(rows)
+    async with opened() as batcher:
+        answers = await settled(batcher, Completion(going, goes_on=True), Completion(staying))
+    assert [answer.next is not None for answer in answers] == [True, False]
+    assert answers[0].next is not None
+    assert answers[0].next.lease.owner == rows.terms.owner
