@@ -28,6 +28,7 @@ from tests.support.bucket import Bucket
 from tests.support.containers import postgres_container, rabbitmq_container, s3_container
 from tests.support.databases import Databases
 from tests.support.not_here import reasons
+from tests.support.seeds import seed_of_this_commit
 
 holding.strict = True  # a connection that is held across outbound I/O fails the test
 if TYPE_CHECKING:
@@ -207,6 +208,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return next((n for n, path in enumerate(first) if item.nodeid.startswith(path)), len(first))
 
     items.sort(key=place)
+
+
+def pytest_report_header() -> str:
+    return f"random tests: LEASEHOLD_TEST_SEED={seed_of_this_commit()}"
 
 
 def pytest_collection_finish() -> None:

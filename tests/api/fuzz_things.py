@@ -35,6 +35,9 @@ class Things:
             step = {"id": "only", "worker_type": "external", "queue": QUEUE}
             self._post("/v1/templates", {"type": kind, "steps": [step]})
 
+    def close(self) -> None:
+        self._http.close()
+
     def _post(self, path: str, body: dict[str, Any] | None = None, **more: Any) -> Any:
         answer = self._http.post(path, json=body, **more) if body is not None else self._http.post(path, **more)
         assert answer.is_success, (path, answer.status_code, answer.text)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import secrets
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -28,6 +27,7 @@ from tests.api.conftest import Running, client_of, serving
 from tests.api.driver import finish_all
 from tests.api.media_api import MediaApi, problem
 from tests.api.test_conversion_result import convert
+from tests.support.seeds import seed_of_this_commit
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 ROOT = Path(__file__).parent.parent.parent
@@ -69,15 +69,6 @@ async def client(everything: Running, rows: Connection) -> AsyncIterator[httpx2.
         yield client
 
 
-async def seed_of_this_commit() -> str:
-    """Another one for each commit, the same for all who run it; any one where this is no checkout."""
-    git = await asyncio.create_subprocess_exec(
-        "git", "rev-parse", "HEAD", cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL
-    )
-    said, _ = await git.communicate()
-    return str(int(said[:8], 16) if git.returncode == 0 else secrets.randbelow(2**32))
-
-
 @pytest.fixture
 async def things(everything: Running, client: httpx2.AsyncClient, rows: Connection) -> dict[str, list[str]]:
     """What a client alone cannot make: see tests/api/fuzz_things.py."""
@@ -116,7 +107,7 @@ async def test_the_fuzzer_finds_nothing(
     everything: Running, rows: Connection, things: dict[str, list[str]], tmp_path: Path
 ) -> None:
     """Each commit looks elsewhere. LEASEHOLD_TEST_FUZZ_SEED says where; LEASEHOLD_TEST_FUZZ_ARGS adds to the command"""
-    seed = os.environ.get("LEASEHOLD_TEST_FUZZ_SEED") or await seed_of_this_commit()
+    seed = os.environ.get("LEASEHOLD_TEST_FUZZ_SEED") or str(await asyncio.to_thread(seed_of_this_commit))
     key = await create_key(rows, tenant_id="acme", client_id="fuzzer", scopes=SCOPES)
     answers = tmp_path / "answers.json"
     told = {

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import timedelta
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -127,3 +129,102 @@ async def test_a_reservation_that_was_lost_stores_nothing(rows: Connection) -> N
 
 def test_what_is_asked_cannot_be_confused_by_its_borders() -> None:
     assert idempotency.fingerprint(b"ab", b"c") != idempotency.fingerprint(b"a", b"bc")
+    assert idempotency.fingerprint(b"a") != idempotency.fingerprint(b"a", b"")
+    assert idempotency.fingerprint(b"a", b"b") == idempotency.fingerprint(b"a", b"b")
+
+
+async def reserved(rows: Connection, tenant: str = "acme", key: str = "k", asked: bytes = b"one") -> Reservation:
+    found = await idempotency.reserve(rows, tenant, key, asked)
+    assert isinstance(found, Reservation)
+    return found
+
+
+ELSE: dict[str, dict[str, Any]] = {
+    "another tenant's": {"tenant_id": "rival"},
+    "another key": {"key": "other"},
+    "a later reservation": {"locked_until": datetime(2999, 1, 1, tzinfo=UTC)},
+}
+
+
+@pytest.mark.parametrize("other", ELSE)
+async def test_only_the_reservation_itself_stores_or_frees_its_key(rows: Connection, other: str) -> None:
+    mine = await reserved(rows)
+    await reserved(rows, "rival", "k")
+    await reserved(rows, "acme", "other")
+    await reserved(rows, "rival", "other")
+    # All have one instant in common, so that nothing but the reservation's own name tells them apart.
+    await rows.execute("UPDATE idempotency SET locked_until = $1", mine.locked_until)
+    await rows.execute("DELETE FROM idempotency WHERE (tenant_id, key) IN (('rival', 'k'), ('acme', 'other'))")
+    forged = replace(mine, **ELSE[other])
+    with pytest.raises(Conflict):
+        await idempotency.store(rows, forged, 201, b"forged")
+    await idempotency.release(rows, forged)
+    left = await rows.fetch("SELECT tenant_id, key, status_code FROM idempotency ORDER BY 1, 2")
+    assert [tuple(row) for row in left] == [("acme", "k", None), ("rival", "other", None)]
+
+
+async def test_an_answer_that_is_stored_is_neither_replaced_nor_freed(rows: Connection) -> None:
+    mine = await reserved(rows)
+    await idempotency.store(rows, mine, 201, b"said")
+    with pytest.raises(Conflict):
+        await idempotency.store(rows, mine, 200, b"said otherwise")
+    await idempotency.release(rows, mine)
+    stored = await idempotency.reserve(rows, "acme", "k", b"one")
+    assert isinstance(stored, StoredAnswer)
+    assert (stored.status_code, stored.body) == (201, b"said")
+
+
+async def test_an_answer_outlasts_the_lock_of_its_request(rows: Connection) -> None:
+    await idempotency.store(rows, await reserved(rows), 201, b"said")
+    await rows.execute("UPDATE idempotency SET locked_until = clock_timestamp() - interval '1 hour'")
+    assert isinstance(await idempotency.reserve(rows, "acme", "k", b"one"), StoredAnswer)
+
+
+async def test_a_request_in_flight_keeps_its_key_for_a_minute_and_its_answer_for_a_day(rows: Connection) -> None:
+    clock = "SELECT clock_timestamp()"
+    before = await rows.fetchval(clock)
+    mine = await reserved(rows)
+    after = await rows.fetchval(clock)
+    minute, day = timedelta(seconds=60), timedelta(hours=24)
+    assert before + minute <= mine.locked_until <= after + minute
+    for _ in range(2):
+        with pytest.raises(Conflict):
+            await idempotency.reserve(rows, "acme", "k", b"one")
+    with pytest.raises(Invalid):
+        await idempotency.reserve(rows, "acme", "k", b"other")
+    before = await rows.fetchval(clock)
+    await idempotency.store(rows, mine, 201, b"said")
+    after = await rows.fetchval(clock)
+    assert before + day <= await rows.fetchval("SELECT expires_at FROM idempotency") <= after + day
+
+
+async def test_who_takes_over_a_dead_requests_key_asks_for_something_else(rows: Connection) -> None:
+    await reserved(rows)
+    await rows.execute("UPDATE idempotency SET locked_until = clock_timestamp() - interval '1 second'")
+    again = await reserved(rows, asked=b"other")
+    await idempotency.store(rows, again, 201, b"said")
+    with pytest.raises(Invalid):
+        await idempotency.reserve(rows, "acme", "k", b"one")
+    assert isinstance(await idempotency.reserve(rows, "acme", "k", b"other"), StoredAnswer)
+
+
+async def test_it_is_known_whether_a_key_has_an_answer(rows: Connection) -> None:
+    mine = await reserved(rows)
+    assert not await idempotency.is_answered(rows, "acme", "k")
+    await idempotency.store(rows, mine, 201, b"said")
+    assert await idempotency.is_answered(rows, "acme", "k")
+    assert not await idempotency.is_answered(rows, "rival", "k")
+    assert not await idempotency.is_answered(rows, "acme", "other")
+    await rows.execute("UPDATE idempotency SET expires_at = clock_timestamp() - interval '1 second'")
+    assert not await idempotency.is_answered(rows, "acme", "k")
+
+
+@pytest.mark.parametrize("key", ["x", "x" * 255, "a b", "!~"])
+async def test_a_key_has_up_to_255_printable_characters(rows: Connection, key: str) -> None:
+    await reserved(rows, key=key)
+
+
+@pytest.mark.parametrize("key", ["", " x", "x ", "x" * 256, "a\tb", "a\nb", "x\n", "\x7f", "é"])
+async def test_another_key_is_none(rows: Connection, key: str) -> None:
+    with pytest.raises(Invalid):
+        await idempotency.reserve(rows, "acme", key, b"one")

@@ -58,17 +58,54 @@ async def test_a_task_outside_is_done_and_the_run_goes_on_inside(
     await assert_history(Rows(rows), UUID(run))
 
 
-async def test_a_stale_epoch_changes_nothing(client: Client, rows: Connection, template: str) -> None:
+#: Each report of a worker about its task, with what it needs beside the lease.
+REPORTS: dict[str, dict[str, Any]] = {
+    "heartbeat": {}, "progress": {"percent": 1}, "complete": {"result": {"late": True}}, "fail": {"message": "late"},
+    "acknowledge-cancel": {}, "files": {"files": [{"name": "late.txt", "content_type": "text/plain", "size": 4}]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("cancelled", [False, True])
+@pytest.mark.parametrize("wrong", ["its own older epoch", "a later epoch", "another worker's name"])
+async def test_a_report_with_a_wrong_lease_is_refused_and_changes_nothing(
+    client: Client,
+    rows: Connection,
+    template: str,
+    wrong: str,
+    cancelled: bool,
+) -> None:
+    """One half of the lease is right each time: the same worker has claimed the task again, or it is the same epoch."""
     run = await client.start(template)
     first = await claim(client)
     await rows.execute("UPDATE task SET lease_until = clock_timestamp() WHERE id = $1", UUID(first["task_id"]))
     await sweeps.expire_leases(rows, [], 5)
-    second = await claim(client, "w2")
-    for verb in ("heartbeat", "complete", "fail", "acknowledge-cancel"):
-        problem(await settle(client, first, verb), 409, "lease_lost")
-    problem(await settle(client, first, "progress", percent=1), 409, "lease_lost")
+    second = await claim(client)
     assert second["epoch"] == first["epoch"] + 1
+    if cancelled:
+        assert (await client.post(f"/v1/runs/{run}/cancel")).json()["status"] == "cancel_requested"
+    held = {
+        "its own older epoch": first["held"],
+        "a later epoch": second["held"] | {"epoch": second["epoch"] + 1},
+        "another worker's name": second["held"] | {"worker_id": "w2"},
+    }[wrong]
+    before = await everything_of(rows, UUID(run))
+    for verb, body in REPORTS.items():
+        problem(await settle(client, second | {"held": held}, verb, **body), 409, "lease_lost")
+    assert await everything_of(rows, UUID(run)) == before
     assert step_of(await client.look(run), "outside")["state"] == "running"
+    if not cancelled:
+        assert (await settle(client, second, "complete")).status_code == 200
+
+
+async def everything_of(rows: Connection, run: UUID) -> list[Any]:
+    """The rows of a run: its job, tasks, events, progress, outputs, results and failures."""
+    by_job = [await rows.fetch(f"SELECT * FROM {table} WHERE job_id = $1 ORDER BY 1, 2", run)
+              for table in ("event", "output", "task")]  # fmt: skip
+    by_task = [
+        await rows.fetch(f"SELECT x.* FROM {table} x JOIN task t ON t.id = x.task_id WHERE t.job_id = $1", run)
+        for table in ("progress", "result", "failure")
+    ]
+    return [await rows.fetch("SELECT * FROM job WHERE id = $1", run), *by_job, *by_task]
 
 
 async def test_a_failed_attempt_outside_is_tried_again_as_the_template_says(client: Client, template: str) -> None:

@@ -69,6 +69,19 @@ async def test_what_is_asked_for_again_is_answered_again_and_made_once(client: C
         problem(wrong, 422, "idempotency_key_reused")
 
 
+async def test_a_key_that_was_used_for_one_thing_is_refused_for_another_of_its_kind(client: Client) -> None:
+    first = await world(client)
+    hook = await client.post("/v1/webhooks", url="https://127.0.0.4/")
+    schedule = await client.post("/v1/schedules", template="there", cron="0 * * * *")
+    second = {"run": await client.start("there"), "webhook": hook.json()["id"], "schedule": schedule.json()["id"]}
+    for operation, (path, body, _) in CREATES.items():
+        if path.format(**first) != path:
+            headers = {"Idempotency-Key": operation}
+            assert (await client.http.post(path.format(**first), json=body, headers=headers)).is_success
+            again = await client.http.post(path.format(**second), json=body, headers=headers)
+            problem(again, 422, "idempotency_key_reused")
+
+
 async def test_an_answer_stands_whatever_has_changed_since(client: Client) -> None:
     made = await client.http.post(
         "/v1/templates", json={"type": "new", "steps": STEPS}, headers={"Idempotency-Key": "t"}

@@ -142,28 +142,63 @@ async def test_an_overlap_is_what_the_policy_says(
         assert len(await runs_of(rows, schedule)) == 2
 
 
-@pytest.mark.parametrize(("catch_up", "made"), [("skip", 0), ("one", 1), ("all", 3)])
-async def test_missed_ticks_are_caught_up_as_the_policy_says(
-    client: Client, rows: Connection, catch_up: str, made: int
+NOW = utc("2026-06-01 12:00:00")
+
+
+def row_of(catch_up: str, seconds: float) -> dict[str, Any]:
+    return {"now": NOW, "catch_up": catch_up, "catch_up_seconds": seconds}
+
+
+@pytest.mark.parametrize(("catch_up", "wanted"), [("skip", []), ("one", [61]), ("all", [600, 300, 61])])
+@pytest.mark.parametrize("on_time", [[], [60], [60, 0]])
+def test_ticks_on_time_all_run_and_of_the_missed_ones_what_the_policy_says(
+    catch_up: str, wanted: list[int], on_time: list[int]
 ) -> None:
-    body = {"cron": "0 * * * *", "catch_up": catch_up, "catch_up_seconds": 4 * 3600, "overlap": "allow_all"}
-    schedule = (await make(client, **body))["id"]
+    """In seconds ago. A tick of a minute ago is on time; one older than the window is not caught up."""
+    due = [NOW - timedelta(seconds=ago) for ago in (601, 600, 300, 61, *on_time)]
+    found = schedules._ticks_to_run(row_of(catch_up, 600), due)
+    expected = on_time if catch_up == "one" and on_time else [*wanted, *on_time]
+    assert [(NOW - tick).total_seconds() for tick in found] == expected
+
+
+def test_a_window_of_nothing_catches_nothing_up() -> None:
+    due = [NOW - timedelta(seconds=ago) for ago in (61, 60)]
+    assert schedules._ticks_to_run(row_of("all", 0), due) == due[1:]
+
+
+@pytest.mark.parametrize(("catch_up", "made"), [("skip", []), ("one", [0.5]), ("all", [3.5, 2.5, 1.5, 0.5])])
+async def test_missed_ticks_are_caught_up_as_the_policy_says(
+    client: Client, rows: Connection, catch_up: str, made: list[float]
+) -> None:
+    """Ticks half an hour from now on both sides: none is on time, whenever this runs. In hours ago."""
     now = datetime.now(UTC)
-    hour = now.replace(minute=0, second=0, microsecond=0)
-    missed = [hour - timedelta(hours=n) for n in (9, 8, 7, 6, 5, 4, 3, 2, 1)]
-    await rows.execute("UPDATE schedule SET next_run_at = $2 WHERE id = $1", UUID(schedule), missed[0])
+    minute = (now + timedelta(minutes=30)).replace(second=0, microsecond=0)
+    body = {"cron": f"{minute.minute} * * * *", "catch_up": catch_up, "catch_up_seconds": 4 * 3600}
+    schedule = (await make(client, **body, overlap="allow_all"))["id"]
+    first = minute - timedelta(hours=10)
+    await rows.execute("UPDATE schedule SET next_run_at = $2 WHERE id = $1", UUID(schedule), first)
     await schedules.fire_due(rows, TEMPLATES, KEEP)
     ticks = [row["tick"] for row in await runs_of(rows, schedule)]
-    within = [tick for tick in [*missed, hour] if now - tick < timedelta(hours=4)]
-    on_time = [tick for tick in within if now - tick <= timedelta(minutes=1)]
-    if catch_up == "all":
-        assert ticks == within
-    elif catch_up == "one":
-        assert ticks == (on_time or within[-1:])
-    else:
-        assert ticks == on_time
-    assert made in (0, 1, 3)
-    assert await rows.fetchval("SELECT next_run_at > clock_timestamp() FROM schedule WHERE id = $1", UUID(schedule))
+    assert [(minute - tick) / timedelta(hours=1) - 0.5 for tick in ticks] == made
+    assert await rows.fetchval("SELECT next_run_at FROM schedule WHERE id = $1", UUID(schedule)) == minute
+
+
+async def test_more_missed_ticks_than_one_firing_takes_are_made_by_the_next_ones_and_none_twice(
+    client: Client, rows: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(schedules, "MAX_TICKS", 3)
+    now = datetime.now(UTC)
+    minute = (now + timedelta(minutes=30)).replace(second=0, microsecond=0)
+    body = {"cron": f"{minute.minute} * * * *", "catch_up": "all", "catch_up_seconds": 86_400}
+    schedule = (await make(client, **body, overlap="allow_all"))["id"]
+    missed = [minute - timedelta(hours=n) for n in range(10, 0, -1)]
+    await rows.execute("UPDATE schedule SET next_run_at = $2 WHERE id = $1", UUID(schedule), missed[0])
+    counts = []
+    for _ in range(4):
+        await schedules.fire_due(rows, TEMPLATES, KEEP)
+        counts.append(len(await runs_of(rows, schedule)))
+    assert counts == [4, 8, 10, 10]
+    assert [row["tick"] for row in await runs_of(rows, schedule)] == missed
 
 
 async def test_a_schedule_whose_runs_keep_failing_pauses_itself(client: Client, rows: Connection) -> None:

@@ -9,16 +9,20 @@ import hmac
 import json
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from time import time
 from typing import Any
+from uuid import UUID
 
 import pytest
 from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
 from leasehold.db.database import Connection
+from leasehold.pipelines.webhooks.pipeline import webhooks
 from leasehold.security.credentials import create_key
 from leasehold.security.sealing import Sealing, Unsealable
 from leasehold.settings import Settings
+from leasehold.transitions.webhooks import disable, dispatch
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.api.media_api import problem
@@ -96,6 +100,7 @@ async def test_a_run_that_ends_is_told_of_with_a_signature(client: Client, worke
     said = json.loads(body)
     assert (said["type"], said["data"]["id"], said["data"]["error"]["code"]) == ("run.failed", run, "broken")
     assert headers["webhook-signature"] == signed(hook["secret"], headers, body)
+    assert abs(int(headers["webhook-timestamp"]) - time()) < 300  # a receiver refuses what is older
     assert "secret" not in (await client.http.get("/v1/webhooks")).json()["webhooks"][0]
 
 
@@ -114,15 +119,16 @@ async def test_a_delivery_that_is_refused_is_tried_again_under_the_same_id(
                 break
             await asyncio.sleep(0.05)
     assert said[0]["attempt"] == 3
+    assert (await client.http.get("/v1/webhooks")).json()["webhooks"][0]["enabled"]  # only 410 ends a webhook
 
 
 async def test_secrets_rotate_without_a_gap(client: Client, worker: Worker, receiver: Receiver) -> None:
     hook = await subscribe(client, receiver.url)
-    newer = (await client.post(f"/v1/webhooks/{hook['id']}/rotate")).json()["secret"]
+    newer, newest = [(await client.post(f"/v1/webhooks/{hook['id']}/rotate")).json()["secret"] for _ in range(2)]
     await client.start()
     await receiver.hears(1)
-    headers, body = receiver.heard[0]
-    assert headers["webhook-signature"].split() == [signed(newer, headers, body), signed(hook["secret"], headers, body)]
+    headers, body = receiver.heard[0]  # the first secret is two rotations old: it signs nothing any more
+    assert headers["webhook-signature"].split() == [signed(newest, headers, body), signed(newer, headers, body)]
 
 
 async def test_an_address_that_is_gone_disables_its_webhook(client: Client, worker: Worker, receiver: Receiver) -> None:
@@ -134,6 +140,65 @@ async def test_an_address_that_is_gone_disables_its_webhook(client: Client, work
             await asyncio.sleep(0.05)
     assert "410" in (await client.http.get("/v1/webhooks")).json()["webhooks"][0]["disabled_because"]
     assert (await client.http.patch(f"/v1/webhooks/{hook['id']}", json={"enabled": True})).json()["enabled"]
+
+
+async def ended_run(client: Client) -> str:
+    run = await client.start()
+    assert (await client.post(f"/v1/runs/{run}/cancel")).is_success
+    return run
+
+
+async def deliveries(rows: Connection) -> list[tuple[str, str]]:
+    """(run, webhook) of each delivery that was written, the oldest first."""
+    await dispatch(rows, webhooks, 86_400)
+    found = await rows.fetch("SELECT params FROM job WHERE pipeline = 'webhook' ORDER BY id")
+    return [(row["params"]["event"]["data"]["id"], row["params"]["webhook_id"]) for row in found]
+
+
+async def test_a_disabled_webhook_is_told_of_nothing_until_it_is_enabled_again(
+    client: Client, receiver: Receiver, rows: Connection
+) -> None:
+    hook, other = await subscribe(client, receiver.url), await subscribe(client, receiver.url)
+    await disable(rows, UUID(hook["id"]), "rival", "it is not theirs")
+    first = await ended_run(client)
+    assert sorted(await deliveries(rows)) == sorted([(first, hook["id"]), (first, other["id"])])
+    await disable(rows, UUID(hook["id"]), "acme", "a test")
+    found = {one["id"]: one for one in (await client.http.get("/v1/webhooks")).json()["webhooks"]}
+    assert (found[hook["id"]]["enabled"], found[hook["id"]]["disabled_because"]) == (False, "a test")
+    assert found[other["id"]]["enabled"]
+    second = await ended_run(client)
+    assert (await deliveries(rows))[2:] == [(second, other["id"])]
+    again = (await client.http.patch(f"/v1/webhooks/{hook['id']}", json={"enabled": True})).json()
+    assert (again["enabled"], again["disabled_because"]) == (True, None)
+    third = await ended_run(client)
+    assert sorted((await deliveries(rows))[3:]) == sorted([(third, hook["id"]), (third, other["id"])])
+
+
+@pytest.mark.parametrize("end", ["disabled", "deleted"])
+async def test_a_delivery_that_was_written_before_its_webhook_ended_is_not_sent(
+    client: Client, receiver: Receiver, rows: Connection, runs_settings: Settings, end: str
+) -> None:
+    hook = await subscribe(client, receiver.url)
+    await ended_run(client)
+    assert len(await deliveries(rows)) == 1
+    if end == "disabled":
+        await client.http.patch(f"/v1/webhooks/{hook['id']}", json={"enabled": False})
+    else:
+        await client.http.delete(f"/v1/webhooks/{hook['id']}")
+    async with Worker(runs_settings), asyncio.timeout(30):
+        while (await rows.fetchval("SELECT status FROM job WHERE pipeline = 'webhook'")) != "succeeded":
+            await asyncio.sleep(0.02)
+    assert receiver.heard == []
+
+
+async def test_a_tenants_webhook_hears_of_its_own_runs_and_of_the_ends_that_it_asked_for(
+    client: Client, stranger: Client, receiver: Receiver, rows: Connection
+) -> None:
+    mine, theirs = await subscribe(client, receiver.url), await subscribe(stranger, receiver.url)
+    await subscribe(client, receiver.url, events=["run.succeeded", "run.failed"])
+    runs = [(await ended_run(client), mine["id"]), (await ended_run(stranger), theirs["id"])]
+    assert sorted(await deliveries(rows)) == sorted(runs)
+    assert sorted(await deliveries(rows)) == sorted(runs)  # another look makes no second one
 
 
 async def test_each_ended_run_makes_one_delivery_however_many_dispatch(

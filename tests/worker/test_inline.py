@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from leasehold.domain.ids import new_id
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
 from leasehold.worker.worker import Worker
@@ -160,3 +161,24 @@ async def test_many_jobs_at_once_each_run_once(worker: Worker, rows: Rows) -> No
     assert await rows.connection.fetchval("SELECT count(*) FROM event WHERE kind = 'completed'") == 400
     for one in new[::20]:
         await assert_history(rows, one.id)
+
+
+async def test_while_a_settlement_is_on_its_way_nobody_takes_the_task_for_one_that_runs_here(
+    worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PostgreSQL may have committed it, and the task may be due again: its hint must wait for the answer."""
+    runner = worker.parts.runner
+    heartbeat, settle = runner._heartbeat, runner._settlements.settle
+    seen: list[tuple[bool, bool, bool]] = []
+
+    async def looking(settlement: Any) -> Any:
+        task = settlement.lease.task_id
+        async with asyncio.timeout(SECONDS):
+            while not heartbeat.ownership_confirmed(elsewhere := new_id()):
+                await asyncio.sleep(0.01)
+        seen.append((heartbeat.holds(task), heartbeat.ownership_confirmed(task), heartbeat.holds(elsewhere)))
+        return await settle(settlement)
+
+    monkeypatch.setattr(runner._settlements, "settle", looking)
+    assert (await ended(rows, "flaky"))["status"] == "succeeded"
+    assert seen == [(True, False, False)] * 3  # a failure and two completions

@@ -1,0 +1,247 @@
+"""The duties of a worker, each by itself: one turn of it, and what the rows and the announcer say then."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any, cast
+from uuid import UUID
+
+import pytest
+
+from leasehold.broker.announcer import Announcer
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Pool, make_pool
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.domain.ids import new_id
+from leasehold.evaluation.templates import Templates
+from leasehold.settings import Settings
+from leasehold.storage.store import ObjectStore
+from leasehold.transitions import jobs
+from leasehold.worker.maintenance import relay as relaying
+from leasehold.worker.maintenance.admitter import Admitter
+from leasehold.worker.maintenance.duties import Duties
+from leasehold.worker.maintenance.relay import Relay
+from leasehold.worker.maintenance.takeover import Leadership, Takeover
+from tests.factories import ONE, Rows
+from tests.runs.work import pipelines as of_runs
+
+
+@dataclass
+class Heard:
+    """In the announcer's and the broker's place: keeps what a duty wants sent. `poison`: tasks that cannot be sent."""
+
+    tasks: list[UUID] = field(default_factory=list)
+    connected: bool = True
+    poison: set[UUID] = field(default_factory=set)
+
+    def announce(self, hints: Iterable[Announcement]) -> None:
+        self.tasks.extend(one.hint.task_id for one in hints)
+
+    async def publish(self, hints: Sequence[Announcement]) -> int:
+        if self.poison & {one.hint.task_id for one in hints}:
+            raise ValueError("a hint that cannot be encoded")
+        self.announce(hints)
+        return len(hints)
+
+
+@pytest.fixture
+def heard() -> Heard:
+    return Heard()
+
+
+@pytest.fixture
+def announcer(heard: Heard) -> Announcer:
+    return cast("Announcer", heard)
+
+
+@pytest.fixture
+async def pool(settings: Settings) -> AsyncIterator[Pool]:
+    async with make_pool(settings, "test", 4) as pool:
+        yield pool
+
+
+# --- the relay
+
+
+@pytest.fixture
+def relay(pool: Pool, heard: Heard) -> Relay:
+    found: Any = heard
+    return Relay(pool, found, found)
+
+
+async def late(rows: Rows) -> None:
+    """The committers of all hints have died."""
+    await rows.connection.execute("UPDATE outbox SET relay_at = clock_timestamp() - interval '10 ms'")
+
+
+async def test_the_relay_sends_what_was_not_sent_in_its_time_and_sends_it_once(
+    relay: Relay, heard: Heard, rows: Rows
+) -> None:
+    (told,) = await rows.submit()
+    await rows.connection.execute("UPDATE outbox SET relay_at = clock_timestamp() + interval '1 hour'")
+    await relay.turn()
+    assert heard.tasks == []  # its committer has a second to do it
+    await late(rows)
+    for _ in range(2):
+        assert await relay.turn() is None
+    assert heard.tasks == [told.hint.task_id]  # on its way: not again before ten seconds
+
+
+async def test_while_the_broker_is_away_the_relay_takes_nothing(relay: Relay, heard: Heard, rows: Rows) -> None:
+    await rows.submit()
+    await late(rows)
+    before = await rows.connection.fetch("SELECT * FROM outbox")
+    heard.connected = False
+    assert await relay.turn() is None
+    assert await rows.connection.fetch("SELECT * FROM outbox") == before
+    heard.connected = True
+    await relay.turn()
+    assert len(heard.tasks) == 1
+
+
+async def test_after_a_full_batch_the_relay_goes_on_at_once(
+    relay: Relay, heard: Heard, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relaying, "_BATCH", 2)
+    await rows.submit(count=3)
+    await late(rows)
+    assert [await relay.turn(), await relay.turn()] == [0.0, None]
+    assert len(set(heard.tasks)) == 3
+
+
+async def test_a_hint_that_cannot_be_sent_delays_no_other_and_is_dropped_in_the_end(
+    relay: Relay, heard: Heard, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(relaying, "STUCK_AFTER", 2)
+    first, bad, last = await rows.submit(count=3)
+    heard.poison = {bad.hint.task_id}
+    await late(rows)
+    await relay.turn()
+    assert sorted(heard.tasks) == sorted([first.hint.task_id, last.hint.task_id])
+    kept = "SELECT count(*) FROM outbox WHERE task_id = $1"
+    assert await rows.connection.fetchval(kept, bad.hint.task_id) == 1
+    await late(rows)
+    await relay.turn()
+    assert await rows.connection.fetchval(kept, bad.hint.task_id) == 0
+    assert (await rows.task(bad.hint.task_id))["status"] == "pending"  # a poll finds it
+
+
+# --- the admitter
+
+
+async def limited(rows: Rows, count: int, tenant: str = "t") -> list[jobs.NewJob]:
+    made = [jobs.NewJob(ONE, tenant, gates=[ConcurrencyLimit(tenant, "k", 1)]) for _ in range(count)]
+    async with rows.connection.transaction():
+        await jobs.submit(rows.connection, made)
+    return made
+
+
+async def ended(rows: Rows, job: jobs.NewJob) -> None:
+    await jobs.request_cancel(rows.connection, [job.id], job.tenant_id, reason="r", by="b")
+
+
+async def test_the_admitter_lets_the_next_job_in_when_one_has_left(
+    pool: Pool, announcer: Announcer, heard: Heard, rows: Rows
+) -> None:
+    first, second, _ = await limited(rows, 3)
+    admitter = Admitter(pool, announcer)
+    admitter.left(first.id)
+    await admitter.turn()
+    (held,) = heard.tasks  # nobody had let one in before
+    assert (await rows.task(held))["job_id"] == first.id
+    admitter.left(first.id)
+    await admitter.turn()
+    assert heard.tasks == [held]  # it has not ended
+    await ended(rows, first)
+    admitter.left(first.id)
+    await admitter.turn()
+    assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [first.id, second.id]
+    with pytest.raises(TimeoutError):  # nobody has left: it asks nothing
+        await asyncio.wait_for(admitter.turn(), 0.1)
+
+
+# --- the takeover
+
+
+def takeover(settings: Settings, pool: Pool, announcer: Announcer) -> tuple[Leadership, Takeover]:
+    leadership = Leadership(new_id(), 60.0)
+    return leadership, Takeover(settings, pool, leadership, announcer)
+
+
+async def test_only_the_leader_takes_over_and_it_announces_what_it_frees(
+    settings: Settings, pool: Pool, announcer: Announcer, heard: Heard, rows: Rows
+) -> None:
+    leads, leader = takeover(settings, pool, announcer)
+    follows, follower = takeover(settings, pool, announcer)
+    await leader.turn()
+    lease = (await rows.leased()).lease
+    await rows.lapse(lease.task_id)
+    await follower.turn()
+    assert (bool(leads), bool(follows)) == (True, False)
+    assert (await rows.task(lease.task_id))["status"] == "running"
+    leader._hurry_until = float("inf")  # a worker has just died: it looks at every turn
+    await leader.turn()
+    assert (await rows.task(lease.task_id))["status"] == "pending"
+    assert heard.tasks == [lease.task_id]
+
+
+# --- what the duties hand on
+
+
+@pytest.fixture
+def duties(settings: Settings, pool: Pool, announcer: Announcer) -> Duties:
+    store = ObjectStore.from_settings(settings)
+    return Duties(settings, new_id(), pool, store, announcer, Templates(of_runs()), None, ())
+
+
+async def turn_of(duties: Duties, name: str) -> None:
+    (duty,) = (one for one in duties.all() if one.name == name)
+    await duty._turn()
+
+
+async def test_a_duty_of_the_leader_is_left_alone_by_those_that_do_not_lead(duties: Duties, rows: Rows) -> None:
+    lease = (await rows.leased()).lease
+    await rows.connection.execute("UPDATE job SET deadline_at = clock_timestamp() - interval '1 s'")
+    await turn_of(duties, "deadlines")
+    assert (await rows.task(lease.task_id))["status"] == "running"
+    await turn_of(duties, "takeover")
+    await turn_of(duties, "deadlines")
+    assert (await rows.task(lease.task_id))["status"] == "cancelled"
+
+
+async def test_a_cancel_whose_grace_has_passed_is_ended(duties: Duties, rows: Rows) -> None:
+    claimed = await rows.leased()
+    await jobs.request_cancel(rows.connection, [claimed.job_id], "t", reason="r", by="b")
+    await turn_of(duties, "takeover")
+    await turn_of(duties, "cancels")
+    assert (await rows.job(claimed.job_id))["status"] == "cancel_requested"
+    await rows.connection.execute("UPDATE job SET cancel_by = clock_timestamp() - interval '1 s'")
+    await turn_of(duties, "cancels")
+    assert (await rows.job(claimed.job_id))["status"] == "cancelled"
+
+
+async def test_what_nobody_let_in_is_let_in_and_announced(duties: Duties, heard: Heard, rows: Rows) -> None:
+    first, second = await limited(rows, 2)
+    await turn_of(duties, "takeover")
+    await turn_of(duties, "admissions")
+    assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [first.id]
+    await ended(rows, first)
+    for _ in range(2):  # a turn that found no further limit begins anew
+        await turn_of(duties, "admissions")
+    assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [first.id, second.id]
+
+
+async def test_every_worker_fires_schedules_and_announces_their_runs(duties: Duties, heard: Heard, rows: Rows) -> None:
+    row = {
+        "id": new_id(), "tenant_id": "acme", "template": "scripted", "cron": "* * * * *", "timezone": "UTC",
+        "payload_template": {}, "scope": "tenant", "scope_id": "", "priority": 1, "overlap": "allow_all",
+        "catch_up": "one", "catch_up_seconds": 3600, "next_run_at": datetime.now(UTC) - timedelta(seconds=1),
+    }  # fmt: skip
+    places = ", ".join(f"${n}" for n in range(1, len(row) + 1))
+    await rows.connection.execute(f"INSERT INTO schedule ({', '.join(row)}) VALUES ({places})", *row.values())
+    await turn_of(duties, "schedules")
+    run = await rows.connection.fetchval("SELECT job_id FROM run WHERE schedule_id = $1", row["id"])
+    assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [run]
