@@ -22,9 +22,12 @@ OPENS: dict[str, str] = {
     "media:write": "createUploadUrl completeUpload deleteMedia",
     "media:read": "getMedia streamMediaEvents",
     "runs:write": """createRun createRuns cancelRun rerunRun retryRun createSchedule changeSchedule deleteSchedule
-        backfillSchedule runScheduleNow replayDeadLetter replayDeadLetters""",
+        backfillSchedule runScheduleNow""",
     "runs:read": """listRuns getRun streamRunEvents explainRun listSchedules getSchedule listTemplates
-        listTemplateVersions getTemplate listDeadLetters groupDeadLetters""",
+        listTemplateVersions getTemplate""",
+    "jobs:read": "listJobs getJob explainJob streamJobEvents listDeadLetters groupDeadLetters",
+    "jobs:operate": "cancelJob retryJob replayDeadLetter replayDeadLetters",
+    "jobs:delete": "deleteJob",
     "templates:write": "createTemplate enableTemplate",
     "external:work": """claimExternal heartbeatExternal progressExternal completeExternal failExternal
         acknowledgeCancelExternal announceExternalFiles""",
