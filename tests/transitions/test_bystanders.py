@@ -70,7 +70,7 @@ async def bystanders(rows: Rows) -> list[str]:
         ids += [str(job_id), str(lease.task_id)]
     await rows.connection.execute("UPDATE task SET lease_until = now() + interval '1 hour' WHERE status = 'running'")
     async with rows.connection.transaction():
-        hints = await rows.submit(gates=[ConcurrencyLimit("bystander", "tenant", at_most=1)])
+        hints = await rows.submit(limits=[ConcurrencyLimit("bystander", "tenant", at_most=1)])
     assert hints == []  # a job at a limit has no hint before it is admitted
     held = await rows.connection.fetchval("SELECT id FROM job WHERE held")
     ids += [str(held), str(await rows.connection.fetchval("SELECT id FROM task WHERE job_id = $1", held))]
