@@ -71,8 +71,8 @@ async def revive(
 ) -> CreatedRun | None:
     """Make the failed job pending again, inside the caller's transaction. None: the job is not failed any more.
 
-    Webhook deliveries about the failure that are not written yet are written first: afterwards the job's row no longer
-    says how it ended. Raises as `runs.revive`, and Conflict `pipeline_not_served`, `same_key_running`.
+    It first writes the webhook deliveries of the failure, because afterwards the job's row no longer shows the failure.
+    Raises as `runs.revive`, and Conflict `pipeline_not_served`, `same_key_running`.
     """
     hints = await dispatch_of(services, connection, found.id)
     if template_version is not None:
@@ -103,25 +103,25 @@ async def _revive_other(
     pipeline = services.job_kinds.pipeline(row["pipeline"])
     if pipeline is None:
         raise Conflict("pipeline_not_served", "This installation has the job's pipeline no more.")
-    second = _second_life(services, found)
-    params = row["params"] if second.params is None else second.params
-    places = [*second.limits, *await limits.declared(connection, tenant_id, pipeline, params)]
-    place = AdmissionTerms(places, row["exclusive_key"])
+    retry_terms = _terms_of_retry(services, found)
+    params = row["params"] if retry_terms.params is None else retry_terms.params
+    all_limits = [*retry_terms.limits, *await limits.declared(connection, tenant_id, pipeline, params)]
+    terms = AdmissionTerms(all_limits, row["exclusive_key"])
     try:
         async with connection.transaction():  # a savepoint
-            hints = await jobs.replay(connection, found.id, tenant_id, second.params, from_step, place)
+            hints = await jobs.replay(connection, found.id, tenant_id, retry_terms.params, from_step, terms)
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name not in runs.KEYS:
             raise
         raise Conflict("same_key_running", "Another job with the same key is unfinished.") from None
-    names = [(limit.tenant_id, limit.key) for limit in places]
+    names = [(limit.tenant_id, limit.key) for limit in all_limits]
     return None if hints is None else CreatedRun(found.id, hints, names)
 
 
-def _second_life(services: Services, found: Found) -> SecondLife:
-    before = found.kind.operations.before_retry
-    if before is None or found.kind.name == RUN:
+def _terms_of_retry(services: Services, found: Found) -> SecondLife:
+    before_retry = found.kind.operations.before_retry
+    if before_retry is None or found.kind.name == RUN:
         return SecondLife()
     queue: str = found.row["steps"][0]["queue"]
     job = FailedJob(found.caller.tenant_id, found.row["params"], queue.partition("@")[2] or None)
-    return before(services.settings, services.opened.get(found.kind.name), job)
+    return before_retry(services.settings, services.opened.get(found.kind.name), job)

@@ -104,7 +104,7 @@ def expire(
     prefix: _Prefix,
     after: Annotated[timedelta, typer.Option("--in", parser=_duration, metavar="DURATION", help="When it ends.")],
 ) -> None:
-    """Have a key end then, or when it would have ended anyway."""
+    """Set when a key ends. A key that would end earlier is not changed."""
     from leasehold.cli.keys import expire_one  # noqa: PLC0415 - each command loads only what it needs
 
     ends = run_or_exit(expire_one(environment(), prefix, after))
@@ -113,7 +113,7 @@ def expire(
 
 @keys.command("revoke")
 def revoke(prefix: _Prefix) -> None:
-    """End a key; API processes stop taking it within LEASEHOLD_API_KEY_CACHE_SECONDS."""
+    """End a key. API processes stop accepting it within LEASEHOLD_API_KEY_CACHE_SECONDS."""
     from leasehold.cli.keys import revoke_one  # noqa: PLC0415 - each command loads only what it needs
 
     run_or_exit(revoke_one(environment(), prefix))

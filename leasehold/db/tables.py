@@ -78,7 +78,8 @@ job = Table(
     Column("started_at", _INSTANT),
     Column("finished_at", _INSTANT),
     Column("deadline_at", _INSTANT),  # while the job is held: the deadline of its wait
-    # Not NULL: the deadline is computed from these two, the longest run after admission and the longest wait before it.
+    # The longest run after the admission, and the longest wait before it. If they are set, deadline_at follows from
+    # them.
     Column("timeout_seconds", Integer),
     Column("start_within_seconds", Integer),
     Column("expires_at", _INSTANT),
@@ -134,8 +135,8 @@ job = Table(
     postgresql_with={"fillfactor": "80"},
 )
 
-#: A client's own words about a job. A table of its own: a job without tags costs nothing, and a list by tag is a range
-#: of an index, newest first.
+#: A client's own tags of a job. They have a table of their own: so a job without tags costs nothing, and a list by tag
+#: reads one range of an index, newest first.
 job_tag = Table(
     "job_tag",
     metadata,

@@ -36,14 +36,14 @@ class Kind:
     `opens`: given the settings, an async context manager of what these endpoints share; they find it as
     `services_of(request).opened[name]`.
     `migrations`: a package (no attribute) of Alembic revisions with one head. `leasehold migrate` runs them after the
-    platform's, and the table `alembic_version_{name}` says at which one the database is.
+    platform's, and the table `alembic_version_{name}` stores the database's current revision.
     `stored`: no hook but an SQL query of one number: the bytes that the kind keeps for the tenant `$1` beside the
     outputs of its jobs. They count for what a tenant may store.
     `housekeeping`: a callable that returns what the leading worker forgets and tidies (leasehold.kinds.housekeeping).
     `scopes`: who may see and change the kind's jobs at /v1/jobs; None: nobody, there.
     `redacted`: the names of parameters that /v1/jobs never shows.
-    `parents`: by pipeline, a JSON pointer to the id, in the parameters, of the job for which such a job was made.
-    `signed_links`: whether /v1/jobs links to outputs; False: the kind's own endpoints alone do, and count it.
+    `parents`: by pipeline, a JSON pointer into the parameters of its jobs. It leads to the id of the job that caused
+    them. `signed_links`: whether /v1/jobs links to outputs; False: the kind's own endpoints alone do, and count it.
     `operations`: a callable that returns what the kind adds to cancels and retries (leasehold.kinds.operations).
     `questions`: a callable that returns what the exporter asks the database for this kind (leasehold.kinds.metrics).
     """

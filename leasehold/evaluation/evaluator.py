@@ -76,8 +76,7 @@ class Evaluator:
 
     async def check_schema(self, tenant_id: str, schema: dict[str, Any]) -> None:
         """Raises Invalid `invalid_request` when `schema` is not a JSON Schema 2020-12, Invalid `schema_too_complex`,
-        and what
-        `_ask` raises.
+        and what `_ask` raises.
         """
         encoded = orjson.dumps(schema)
         question = _Question(_name(encoded), encoded, [], self._terms.schema_max_size)

@@ -1,10 +1,8 @@
-"""Outages: one log line when an outage begins, one when it ends, and one a minute between, however many parts notice
+"""Logs outages: one line when an outage begins, one when it ends, and one a minute between, however many parts notice
 it.
 
-A process has one `Outage` for the database, one for the broker and one for the store. The code that meets an error
-calls
-`met` and logs nothing itself. The code that gets an answer calls `answered`, which costs a comparison while all is
-well.
+A process has one `Outage` for the database, one for the broker and one for the store. Code that meets an error calls
+`met` and logs nothing itself. Code that gets an answer calls `answered`, which costs one comparison while all is well.
 """
 
 from __future__ import annotations

@@ -154,8 +154,8 @@ async def revive(
     connection: Connection, new: NewRun, params: Mapping[str, Any] | None, from_step: str | None
 ) -> CreatedRun | None:
     """failed -> pending, for the run `new.id`. It waits at its scope and limits as a new run does. None: there is no
-    such failed run. Call it in a transaction. `new.params`: the parameters from now on; `params`: the same if they
-    differ from those before, else None.
+    such failed run. Call it in a transaction. `new.params`: the parameters from now on. `params`: None if they stay the
+    same, else equal to `new.params`.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`.
     """

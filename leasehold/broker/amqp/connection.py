@@ -1,7 +1,7 @@
 """A connection to RabbitMQ that reconnects by itself (`Link`), and a safe way to wait for RabbitMQ (`guarded`).
 
-aio-pika's RobustConnection does not serve: after a reconnect it restores every channel and starts over when one fails,
-so a single bad queue keeps all channels down.
+aio-pika's RobustConnection is not used: after a reconnect it restores every channel, and starts over when one of them
+fails. So a single bad queue would keep all channels down.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ async def guarded(seconds: float) -> AsyncIterator[None]:
     """Wait for the broker in the block. Raises TimeoutError after `seconds`, and BrokerUnavailable when the
     connection ends.
 
-    The client ends a wait on a dying connection with a bare CancelledError, which no `except Exception` catches. This
-    raises BrokerUnavailable instead, unless this task itself was cancelled. And when this task is cancelled at the
+    It corrects two faults of the client. When the connection dies, the client ends a wait with a bare CancelledError,
+    which no `except Exception` catches: `guarded` raises BrokerUnavailable instead. When this task is cancelled at the
     moment of the broker's answer, the client loses the cancellation (`asyncio.wait_for` before Python 3.12 swallows
-    it): this raises it.
+    it): `guarded` raises CancelledError.
     """
     task = asyncio.current_task()
     assert task is not None
-    before = task.cancelling()
+    cancellations_before = task.cancelling()
     async with asyncio.timeout(seconds):
         try:
             yield
         except asyncio.CancelledError as cancelled:
-            if task.cancelling() > before:
+            if task.cancelling() > cancellations_before:
                 raise
             raise BrokerUnavailable("the connection closed") from cancelled
-    if task.cancelling() > before:
+    if task.cancelling() > cancellations_before:
         raise asyncio.CancelledError
 
 
