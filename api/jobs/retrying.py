@@ -1,7 +1,7 @@
-"""A failed job runs again. `/v1/jobs`, `/v1/runs` and dead letters retry through `retry` and `revive`.
+"""Makes a failed job run again. The endpoints of `/v1/jobs`, `/v1/runs` and dead letters call `retry` or `revive`.
 
-A retry is charged as a submission, and the job waits where a new one waits: at its own limits, at the declared ones,
-and a run among the runs of its scope.
+A retry is charged as a submission. The job waits as a new job does: at its own limits and at the declared limits. A run
+also waits for the other runs of its scope.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ async def _revive_other(
     row, tenant_id = found.row, found.caller.tenant_id
     pipeline = services.job_kinds.pipeline(row["pipeline"])
     if pipeline is None:
-        raise Conflict("pipeline_not_served", "This installation has the job's pipeline no more.")
+        raise Conflict("pipeline_not_served", "This installation no longer has the job's pipeline.")
     retry_terms = _terms_of_retry(services, found)
     params = row["params"] if retry_terms.params is None else retry_terms.params
     all_limits = [*retry_terms.limits, *await limits.declared(connection, tenant_id, pipeline, params)]

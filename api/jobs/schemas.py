@@ -185,7 +185,7 @@ class EventItem(BaseModel):
 
 
 class EventPage(BaseModel):
-    """`next_after`: send it as `after` for the next page; none: there is no more by now."""
+    """`next_after`: send it as `after` for the next page; none: there are no further events yet."""
 
     events: list[EventItem]
     next_after: int | None

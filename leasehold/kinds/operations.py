@@ -1,4 +1,6 @@
-"""What clients and operators may do to the jobs of each kind of work: by which scopes, and what the kind adds."""
+"""The kinds of jobs as `/v1/jobs` uses them: which scopes may read and change their jobs, and what a kind adds to
+cancels and retries.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ class FailedJob:
 
 @dataclass(frozen=True, slots=True)
 class SecondLife:
-    """`params`: replace the job's; None: they stay. `limits`: where it waits, beside the declared limits."""
+    """How a failed job runs again. `params`: the new parameters; None: they stay. `limits`: the job's own limits,
+    beside the declared limits.
+    """
 
     params: Mapping[str, Any] | None = None
     limits: Sequence[ConcurrencyLimit] = ()
@@ -66,8 +70,8 @@ class JobKind:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """Which jobs a request may name. `tenant_id` None: those of all tenants. `pipelines`: those of kinds; `runs`: what
-    belongs to no kind, too.
+    """Which jobs a request may name. `tenant_id` None: the jobs of all tenants. `pipelines`: the pipelines of kinds.
+    `runs`: also runs, and jobs of pipelines that belong to no kind.
     """
 
     tenant_id: str | None
@@ -98,7 +102,7 @@ class JobKinds:
         #: The pipelines that belong to kinds.
         self.owned = tuple(sorted(self._by_pipeline))
         self._registry = pipelines
-        self.others = tuple(sorted(one.name for one in pipelines if one.name not in self._by_pipeline))
+        self.others = tuple(sorted(pipeline.name for pipeline in pipelines if pipeline.name not in self._by_pipeline))
 
     def of(self, pipeline: str, *, is_run: bool) -> JobKind:
         return self._by_name[RUN] if is_run else self._by_pipeline.get(pipeline, self._by_name[RUN])
@@ -112,12 +116,12 @@ class JobKinds:
 
     def sight(self, tenant_id: str | None, scopes: frozenset[str], *, write: bool, kind: str | None = None) -> Sight:
         """What a key with `scopes` may read, or change; `kind`: of this kind only."""
-        able = [
-            one
-            for one in self._by_name.values()
-            if one.scopes is not None
-            and (one.scopes.write if write else one.scopes.read) in scopes
-            and kind in (None, one.name)
+        allowed_kinds = [
+            job_kind
+            for job_kind in self._by_name.values()
+            if job_kind.scopes is not None
+            and (job_kind.scopes.write if write else job_kind.scopes.read) in scopes
+            and kind in (None, job_kind.name)
         ]
-        pipelines = tuple(sorted(name for one in able for name in one.pipelines))
-        return Sight(tenant_id, any(one.name == RUN for one in able), pipelines)
+        pipelines = tuple(sorted(name for job_kind in allowed_kinds for name in job_kind.pipelines))
+        return Sight(tenant_id, any(job_kind.name == RUN for job_kind in allowed_kinds), pipelines)

@@ -73,16 +73,17 @@ CROSS JOIN LATERAL (
 
 @dataclass(slots=True)
 class Room:
-    """The room of one limit. `places`: how many more jobs may be admitted and unfinished; `entries`: how many more may
-    be admitted this minute; None: any number. `admitted`: each tenant's admitted jobs, where tenants share the limit.
-    `reserved`: places for tenants without an admitted job only.
+    """The room of one limit. `places`: how many more jobs may be unfinished at once. `entries`: how many more may be
+    admitted this minute. None: any number. `admitted`: the number of each tenant's admitted jobs, if tenants share the
+    limit. `reserved`: how many places only a tenant without an admitted job may take.
     """
 
     places: int | None
     entries: int | None
     reserved: int = 0
     admitted: Counter[str] | None = None
-    #: A tenant was refused because it had its share. The tenants behind it in turn have no smaller share.
+    #: A tenant was refused because it has its share of the places. Tenants come in turn, the one with the fewest
+    #: admitted jobs first: so all later tenants would be refused, too.
     refused_share: bool = False
 
     @property
@@ -108,8 +109,8 @@ class Room:
 async def rooms_of(
     connection: Connection, names: Sequence[ConcurrencyLimitName], ended: Sequence[UUID] | None
 ) -> Mapping[ConcurrencyLimitName, Room]:
-    """Lock the limits and count the room of each. `ended`: jobs that may have ended since; None: any job may have. A
-    limit without a row has room for any number.
+    """Lock the limits and count the room of each. First forget finished jobs: those among `ended`, or with None all
+    that the limits still count. A limit without a row has room for any number.
     """
     columns = limit_columns(names)
     limits = await connection.fetch(_LOCK, *columns)
