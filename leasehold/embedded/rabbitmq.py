@@ -26,7 +26,7 @@ DISK, MEMORY = "50MB", "512MB"
 ERLANG_FLAGS = "+S 2:2 +SDcpu 1:1 +SDio 4 +sbwt none +sbwtdcpu none +sbwtdio none"
 
 # The node's own name must resolve even without /etc/hosts, for example in a bare chroot.
-NAMES = '{lookup, [file, native]}.\n{host, {127,0,0,1}, ["localhost"]}.\n'
+HOST_NAMES = '{lookup, [file, native]}.\n{host, {127,0,0,1}, ["localhost"]}.\n'
 
 PLAIN = "listeners.tcp.1 = 127.0.0.1:{amqp}\n"
 ENCRYPTED = """\
@@ -206,7 +206,7 @@ class RabbitMQ:
         text += "".join(f"{line}\n" for line in self._settings)
         self._run_as.file(self.directory / "rabbitmq.conf", text)
         self._run_as.file(self.directory / "enabled_plugins", "[rabbitmq_management].\n")
-        self._run_as.file(self.directory / "inetrc", NAMES)
+        self._run_as.file(self.directory / "inetrc", HOST_NAMES)
 
     def _listeners(self) -> str:
         if self._tls is None:

@@ -64,7 +64,7 @@ def queues_of(tenant_id: str, pipeline: Pipeline, pin: str | None = None) -> dic
 class Admission:
     """The limits of this installation, one object for each process. It remembers for a moment what each tenant uses.
 
-    `kinds`: what they keep for a tenant counts, too.
+    `kinds`: the bytes that these kinds of work keep for a tenant count as stored bytes, too.
     """
 
     def __init__(self, settings: Settings, kinds: Iterable[Kind]) -> None:

@@ -1,4 +1,4 @@
-"""Unfinished uploads: the bytes that a tenant may have of them, and the removal of those that nobody completes.
+"""Limits the bytes of a tenant's unfinished uploads, and removes uploads that no client completes.
 
 A client sends straight to the object store, so the API must inspect the store to learn what arrived. Each key that a
 client may write to has a row before it has an object. The sweeper inspects the keys (`inspect`), and keeps a row until
@@ -26,7 +26,7 @@ from leasehold.transitions.quarantine import not_in
 
 log = structlog.get_logger(__name__)
 
-#: The duty that inspects them.
+#: The name of the duty that inspects uploads, in the quarantine.
 UPLOADS = "uploads"
 #: Seconds between two inspections of an object that may still change.
 INSPECTION_SECONDS = 60
@@ -37,7 +37,7 @@ SLOWEST = timedelta(days=1)
 _RETRY_SECONDS = 60.0
 _NO_ATTEMPT = (None, None)
 #: No writer of the platform needs longer for one object.
-_PARTS_LIVE = timedelta(hours=1)
+_LONGEST_WRITE = timedelta(hours=1)
 #: The prefix of the outputs of jobs. The bucket may hold objects of others.
 _JOBS = "jobs/"
 
@@ -63,8 +63,8 @@ SELECT key, tenant_id, open, most AS at_most, writable_until + $1::interval < cl
        forget_at < clock_timestamp() AS over
 FROM upload WHERE look_at < statement_timestamp() AND {not_in(UPLOADS, "key", "text")} ORDER BY look_at LIMIT $2
 """
-# While the client may send, an upload counts with the larger of its declared and its stored bytes; then with the
-# stored.
+# While the client may send, an upload counts with the larger of its declared and its stored bytes. After that it counts
+# with its stored bytes.
 _INSPECTED = """
 -- upload_looked
 UPDATE upload SET
@@ -184,7 +184,7 @@ async def inspect(connections: Acquire, store: ObjectStore, upload: Due, on_too_
 async def give_up_parts(store: ObjectStore, prefixes: Iterable[str] = ()) -> None:
     """Abort the multipart uploads of dead writers, for the outputs of jobs and below `prefixes`."""
     for prefix in (*prefixes, _JOBS):
-        if aborted := await store.abort_uploads(prefix, older_than=_PARTS_LIVE):
+        if aborted := await store.abort_uploads(prefix, older_than=_LONGEST_WRITE):
             log.warning("multipart uploads of dead writers were aborted", prefix=prefix, uploads=aborted)
 
 

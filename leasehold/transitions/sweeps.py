@@ -25,8 +25,8 @@ from leasehold.transitions.workers import owner_is_dead
 LEASES, CANCELS, DEADLINES = "leases", "cancels", "deadlines"
 RETENTION = "retention"
 
-# Here and below a statement of its own locks the jobs. A statement that waited for a lock, or locked just after another
-# transaction ended, would read the job's steps as they were before, and leave a new step open in a job that ended.
+# In this module a first statement locks the jobs, and a second one changes them. A single statement could wait for the
+# lock, and then still see the job's steps from before the wait. It would leave a new step open in a job that has ended.
 # The last parameter is a single job, or NULL: all that are due.
 _LOCK_JOBS_OF_LOST = f"""
 -- expire_leases_lock
@@ -41,7 +41,7 @@ ORDER BY j.id
 FOR UPDATE SKIP LOCKED
 """
 
-# $1 dead owners, $2 losses that are too many, $3 the locked jobs
+# $1 dead owners, $2 the number of losses at which a task fails, $3 the locked jobs
 EXPIRE_LEASES = (
     f"""
 -- expire_leases

@@ -97,17 +97,17 @@ class Heartbeat:
         """
         held = HeldLease(lease, monotonic() + seconds)
         with self._lock:
-            before = self._held.get(lease.task_id)
-            is_newest = before is None or before.lease.epoch <= lease.epoch
+            older = self._held.get(lease.task_id)
+            is_newest = older is None or older.lease.epoch <= lease.epoch
             held.lost = not is_newest or not held.trusted()
             if is_newest:
                 self._held[lease.task_id] = held
         if held.lost:
             metrics.LOST.inc()
             log.warning("lease lost")
-        if is_newest and before is not None and not before.lost:  # a newer claim proves that the older lease ended
-            before.lost = True
-            before.notify_lost()
+        if is_newest and older is not None and not older.lost:  # a newer claim proves that the older lease ended
+            older.lost = True
+            older.notify_lost()
         return held
 
     def drop(self, held: HeldLease) -> None:
@@ -130,7 +130,7 @@ class Heartbeat:
 
     def ownership_confirmed(self, task_id: UUID) -> bool:
         """Whether the answer of `holds` is reliable. It is not while the database is away: then the worker's presence
-        has ended, and other workers may take its tasks before it hears of that. It is not while the task is being
+        has ended, and other workers may take its tasks before it notices. It is not while the task is being
         settled either: after the commit the task may be due again.
         """
         with self._lock:
@@ -168,7 +168,7 @@ class Heartbeat:
                 await self._renew()
             requested_at = monotonic()
             await self._read_cancels()
-            # Not the time of the answer: a process that stood still reads an answer of long ago.
+            # Record the time of the request: a process that was stopped meanwhile may read a very old answer.
             self._answered_at = requested_at
             outages.DATABASE.answered()
         except TRY_AGAIN as error:
