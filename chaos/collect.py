@@ -117,7 +117,10 @@ async def _uploads(it: Installation) -> list[str]:
         aws_access_key_id=settings.s3_access_key.get_secret_value(),
         aws_secret_access_key=settings.s3_secret_key.get_secret_value(),
     ) as s3:  # fmt: skip
-        found = await s3.list_multipart_uploads(Bucket=it.bucket)
+        try:
+            found = await s3.list_multipart_uploads(Bucket=it.bucket)
+        except s3.exceptions.NoSuchUpload:  # so rclone says that there is none
+            return []
         return [upload["Key"] for upload in found.get("Uploads", [])]
 
 

@@ -45,6 +45,7 @@ class Report:
     fired: Counter[str] = field(default_factory=Counter)
     effects: Counter[str] = field(default_factory=Counter)  # what the fired blows did, in their own units
     jobs: Counter[str] = field(default_factory=Counter)  # "kind status"
+    answers: Counter[str] = field(default_factory=Counter)  # "kind answer", of requests
     verdicts: list[Verdict] = field(default_factory=list)
     spans: list[Span] = field(default_factory=list)
 
@@ -89,6 +90,7 @@ class Report:
             "effects": dict(sorted(self.effects.items())),
             "never_fired": self.never_fired,
             "jobs": dict(sorted(self.jobs.items())),
+            "answers": dict(sorted(self.answers.items())),
             "verdicts": {verdict.number: verdict.as_json() for verdict in self.verdicts},
         }
 
@@ -125,6 +127,7 @@ async def run(servers: Servers, plan: Plan, *, mutate: str = "", keep: Path | No
             shutil.copytree(it.directory, keep / f"{mutate or plan.seed}", dirs_exist_ok=True)
     report.rest_seconds = history.rest_seconds
     report.jobs = Counter(f"{job['pipeline']} {job['status']}" for job in history.jobs)
+    report.answers = Counter(f"{request.kind} {request.answer}" for request in history.requests)
     report.seconds = time.monotonic() - began
     return report
 

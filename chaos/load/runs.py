@@ -16,6 +16,8 @@ from leasehold.domain.states import JOB_TERMINAL
 _DOOR = "POST /v1/runs"
 SCOPE = "chaos"
 _BATCH = 4
+#: How long a client waits for a run to fail, which the faults may hold up.
+_TO_FAIL_SECONDS = 60.0
 #: How many runs are sent without a key, and only once: nobody may repeat those.
 _KEYLESS = 0.2
 
@@ -113,7 +115,7 @@ def mender(diary: Diary) -> Ask:
     async def ask(tenant: str) -> None:
         client, surface = diary.client(tenant), next(surfaces)
         job = await start(diary, client, tenant, mendable.name, {"text": BROKEN}, kind="broken")
-        if not job or await until(client, job, "failed") != "failed":
+        if not job or await until(client, job, "failed", seconds=_TO_FAIL_SECONDS) != "failed":
             return
         path = await _letter_of(client, job) if surface == "dead-letters" else f"/v1/{surface}/{job}/retry"
         if not path:
