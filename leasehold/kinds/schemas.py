@@ -1,4 +1,6 @@
-"""The schemas that kinds of work bring."""
+"""Lists the database schemas of an installation: the platform's, and those of kinds of work with tables and migrations
+of their own. `leasehold migrate`, `/readyz` and the self-check use it.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +14,9 @@ from leasehold.domain.kind import Kind
 
 
 def schemas_of(kinds: Iterable[Kind]) -> tuple[Schema, ...]:
-    """The platform's, then those of `kinds`, whose tables may refer to the platform's.
+    """The platform's schema, then those of `kinds`, whose tables may refer to the platform's tables.
 
-    Raises DeclarationError where there is no such package.
+    Raises DeclarationError if a package of migrations does not exist.
     """
     return (CORE, *(_schema(kind.name, kind.migrations) for kind in kinds if kind.migrations is not None))
 

@@ -103,8 +103,8 @@ async def open_upload(
 
     Call it in a transaction. `counted`: the bytes it counts until the first inspection. `at_most`: a larger object is
     deleted. `seconds`: how long the client may begin to send. `exact`: the store accepts exactly `counted` bytes.
-    `attempt`: the task and epoch that the upload ends with (external_files.py). `room`: this process's counts; with
-    them a tenant that is far from its bound needs no lock. Raises TooMany `upload_quota_exceeded`.
+    `attempt`: the task and epoch with which the upload ends (external_files.py). `room`: the counts of this process.
+    With them, a tenant that is far from its bound needs no lock. Raises TooMany `upload_quota_exceeded`.
     """
     size = max(counted, LEAST_COUNTED)
     if room is None or not await room.is_far(connection, tenant_id, size):

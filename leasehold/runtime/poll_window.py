@@ -29,7 +29,7 @@ class PollWindow:
 
     def __init__(self, clock: Callable[[], float] = monotonic, whole_every: float = WHOLE_EVERY_SECONDS) -> None:
         self._clock = clock
-        self._read_from: float | None = None  # no row that was due before this time is left, as far as polls saw
+        self._read_from: float | None = None  # polls have seen no waiting row that was due before this time
         self._whole = Pauses(share=WHOLE_SHARE, at_least=whole_every, at_most=WHOLE_AT_LEAST_EVERY_SECONDS, clock=clock)
 
     def back(self) -> float | None:
@@ -40,7 +40,7 @@ class PollWindow:
 
     def polled(self, started_at: float, *, whole: bool, oldest: float | None, overdue: float) -> None:
         """Record a poll that ran from `started_at` until now. It left rows that were due for less than `overdue`
-        seconds to their hints. `oldest`: seconds that the oldest row that it read had been due; None: it read no row.
+        seconds to their hints. `oldest`: for how many seconds the oldest row was due; None: it read no row.
         """
         if whole:
             self._whole.done(started_at)

@@ -38,7 +38,7 @@ _SPECIAL_V4 = tuple(
     )
 )
 
-#: Public by the registries, but a cloud answers them from inside, for its own machines.
+#: The registries call these public. But inside of a cloud, the cloud's own services answer at them.
 _CLOUDS_V4 = tuple(
     IPv4Network(text)
     for text in (

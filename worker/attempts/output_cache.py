@@ -11,7 +11,9 @@ MAX_BYTES = 32 * 1024 * 1024
 
 
 class OutputCache:
-    """Keyed by object key and digest, so a lookup never answers other bytes that were committed under the same key."""
+    """The cached outputs by object key and digest. If other bytes are committed under the same key, their digest
+    differs: so a lookup never returns wrong bytes.
+    """
 
     def __init__(self, max_bytes: int = MAX_BYTES) -> None:
         self._max_bytes = max_bytes

@@ -31,7 +31,7 @@ _MALLOC = "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=33554432:glibc.mal
 #: Two malloc arenas: with an arena for each thread, each would reserve 64 MiB of the limited address space. Huge pages:
 #: a child faults all its memory in anew, and with small pages that takes a tenth of a picture's time. No telemetry: the
 #: ONNX runtime would start a thread for it.
-_SET = {
+_FIXED_VARIABLES = {
     "HOME": "/nonexistent",
     "MALLOC_ARENA_MAX": "2",
     "GLIBC_TUNABLES": _MALLOC,
@@ -59,7 +59,7 @@ class Recipe:
 
 
 def scrubbed_environment() -> dict[str, str]:
-    return _DEFAULTS | {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | _SET
+    return _DEFAULTS | {name: os.environ[name] for name in _PASSED_ON if name in os.environ} | _FIXED_VARIABLES
 
 
 class Zygote:
@@ -107,8 +107,8 @@ class Zygote:
 
     @property
     def alive(self) -> bool:
-        """Whether the zygote lives, by the kernel's answer: at its death its files close before its children are
-        killed.
+        """Whether the zygote lives. The kernel answers this by the state of the control socket: when a zygote dies, its
+        socket closes before its children are killed.
         """
         return not hung_up(self._control)
 

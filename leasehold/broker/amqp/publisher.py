@@ -1,5 +1,6 @@
-"""The publishing half: persistent, mandatory messages, many in flight. True only for a hint that RabbitMQ confirmed;
-False for every doubt.
+"""Publishes hints to RabbitMQ as persistent, mandatory messages, with many in flight at once.
+
+`publish` answers True only for a hint that RabbitMQ confirmed, and False in every doubt: then the relay sends the hint.
 """
 
 from __future__ import annotations
