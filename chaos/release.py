@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import compileall
 import os
 import sys
 import zipfile
@@ -26,6 +27,7 @@ class Release:
     def _unpack(self) -> None:
         with zipfile.ZipFile(_WHEEL) as wheel:
             wheel.extractall(self.directory)
+        compileall.compile_dir(self.directory, quiet=1, workers=2)  # as pip does, or every process would
         (self.directory / "chaos").symlink_to(_ROOT / "chaos")
 
     def command(self, module: str) -> list[str]:

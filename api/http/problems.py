@@ -60,11 +60,6 @@ STATUS_OF: dict[type[RequestError], HTTPStatus] = {
 #: Seconds after which a client may try again during an outage of the database or the store.
 RETRY_AFTER = 2
 
-_DATABASE_AWAY: tuple[type[BaseException], ...] = (
-    *TRY_AGAIN,
-    asyncpg.InsufficientResourcesError,
-)
-
 #: The errors by which PostgreSQL refuses a NUL character in text, and in JSON.
 NOT_STORABLE = (asyncpg.CharacterNotInRepertoireError, asyncpg.UntranslatableCharacterError)
 
@@ -138,7 +133,7 @@ def _problem_of_library_error(error: Exception) -> Problem:
 
 def is_database_away(error: BaseException) -> bool:
     """Whether the same request may succeed once PostgreSQL answers again."""
-    return isinstance(error, _DATABASE_AWAY)
+    return isinstance(error, TRY_AGAIN)
 
 
 def _unavailable(code: str, detail: str) -> Problem:

@@ -10,7 +10,8 @@ import asyncpg
 
 _T = TypeVar("_T")
 
-#: A lost connection, a server that shuts down or is read-only (demoted), a deadlock or serialisation failure.
+#: A lost connection; a server that shuts down, is read-only (demoted), or lacks disk, memory or connections, or whose
+#: disk fails; a deadlock or serialisation failure.
 TRY_AGAIN: tuple[type[BaseException], ...] = (
     OSError,
     TimeoutError,
@@ -19,7 +20,8 @@ TRY_AGAIN: tuple[type[BaseException], ...] = (
     asyncpg.PostgresConnectionError,
     asyncpg.OperatorInterventionError,
     asyncpg.CannotConnectNowError,
-    asyncpg.TooManyConnectionsError,
+    asyncpg.InsufficientResourcesError,
+    asyncpg.PostgresIOError,
     asyncpg.ReadOnlySQLTransactionError,
     asyncpg.DeadlockDetectedError,
     asyncpg.SerializationError,
