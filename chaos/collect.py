@@ -8,21 +8,19 @@ import json
 import os
 import tempfile
 from dataclasses import asdict
-from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import aio_pika
 import asyncpg
-import httpx2
 from aiobotocore.session import get_session
 
 from chaos import audit, journal
 from chaos.history import History, Order, Row, StoredObject, Terms
 from chaos.load import PICTURE_TYPE, WORDS, Load, picture
 from chaos.pipelines import KINDS, tried
-from chaos.settings import LEASE_SECONDS, MAX_LOSSES, SUBSCRIBER, SWEEP_SECONDS, TENANTS, TRUST_MARGIN_SECONDS
+from chaos.settings import LEASE_SECONDS, MAX_LOSSES, SUBSCRIBER, SWEEP_SECONDS, TRUST_MARGIN_SECONDS
 from chaos.stack import CLIENT, Installation
 from chaos.steps import text_of
 from leasehold.broker.base import BANDS
@@ -32,9 +30,6 @@ from leasehold.pipelines.media import steps as media_steps
 from leasehold.pipelines.media.pipeline import MediaParams
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions.settlements import MAX_CRASHES
-
-#: How often a look at another tenant's media is made again when it is answered "try again".
-_TRIES = 10
 
 _OF_HANDLERS = ("begin", "tick", "end", "stop")
 _TABLES = {
@@ -188,30 +183,6 @@ async def dead_letters(it: Installation) -> list[str]:
         while (message := await queue.get(fail=False)) is not None:
             found.append(message.body.decode(errors="replace"))
     return found
-
-
-async def probe_tenants(it: Installation) -> list[tuple[str, int]]:
-    """Ask for each tenant's media with the other's key."""
-    async with it.connection() as connection:
-        rows = await connection.fetch("SELECT id, tenant_id FROM media ORDER BY id LIMIT 6")
-    url = f"http://127.0.0.1:{next(iter(it.ports.values()))}"
-    probes = []
-    async with httpx2.AsyncClient(timeout=10) as http:
-        for row in rows:
-            other = next(tenant for tenant in TENANTS if tenant != row["tenant_id"])
-            status = await _looked(http, f"{url}/media/{row['id']}", it.keys[other])
-            probes.append((f"{row['tenant_id']}'s media {row['id']} with {other}'s key", status))
-    return probes
-
-
-async def _looked(http: httpx2.AsyncClient, url: str, key: str) -> int:
-    """The answer's status; "try again" is no answer yet, and an API may still have to notice that all is mended."""
-    for _ in range(_TRIES):
-        answer = await http.get(url, headers={"Authorization": f"Bearer {key}"})
-        if answer.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
-            break
-        await asyncio.sleep(0.5)
-    return answer.status_code
 
 
 async def leftovers(it: Installation, codes: dict[str, int | None]) -> list[tuple[str, list[str]]]:

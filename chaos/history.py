@@ -151,7 +151,7 @@ class History:
     expected_bytes: dict[tuple[str, str, str], str] = field(default_factory=dict)  # pipeline, output, words: sha256
     streams: dict[str, list[tuple[int, list[int]]]] = field(default_factory=dict)  # job: (cursor, what came after)
     schedules: list[Row] = field(default_factory=list)
-    probes: list[tuple[str, int]] = field(default_factory=list)  # what was asked with a foreign key, the status
+    probes: list[tuple[str, str, int]] = field(default_factory=list)  # with foreign keys: the kind, what, the status
     overdue: list[list[str]] = field(default_factory=list)  # of each look after the faults: leases past all patience
     queued: dict[str, int] = field(default_factory=dict)  # what the queues held at rest, ready
     returned: dict[str, int] = field(default_factory=dict)  # what came back when the workers left: was unacknowledged

@@ -19,6 +19,7 @@ from chaos.history import History
 from chaos.load import Load
 from chaos.mutations import CAUGHT_BY
 from chaos.plan import Plan
+from chaos.probes import probe_tenants
 from chaos.servers import Servers
 from chaos.settings import SWEEP_SECONDS
 from chaos.spans import Span, spans_of
@@ -172,7 +173,7 @@ async def _last_looks(it: Installation, history: History) -> None:
     async with asyncio.timeout(_REST_SECONDS):
         await asyncio.gather(*(slot.until_up('"serving"') for slot in it.workers))
         await asyncio.gather(*(_answers(port) for port in it.ports.values()))
-    history.probes = await collect.probe_tenants(it)
+    history.probes = await probe_tenants(it)
     if it.amqp_url:
         history.queued = await _emptied(it)
     codes = await it.stop()

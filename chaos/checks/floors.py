@@ -29,14 +29,14 @@ _PER_SECOND: dict[str, dict[str, float]] = {
     "I18": {"tick": 0.2},
     "I19": {"end of a run": 0.2, "message": 0.2},
     "I20": {"numbers of a job": 3, "stream": 0.1},
-    "I21": {"task": 8, "event": 20, "media": 0.15},
+    "I21": {"task": 8, "event": 20, "media": 0.15, "output": 2, "run": 0.2},
 }
 _WITH_BROKER = {"I9": {"ACK": 3.0}, "I10": {"hint dropped": 5.0}}
 #: Whatever the plan.
 _ALWAYS: dict[str, dict[str, int]] = {
     "I7": {"look at leases": 1},
     "I10": {"outbox at rest": 1},
-    "I21": {"foreign probe": 1},
+    "I21": {f"foreign {kind}": 1 for kind in ("media", "job", "run", "schedule", "webhook")},
     "I24": {"process": 5, "directory": 1, "sessions": 1, "locks": 1},
 }
 _ALWAYS_WITH_BROKER = {"I11": {"queue ready": 3, "queue held": 3}}

@@ -40,16 +40,19 @@ def i19(history: History) -> Iterator[Seen]:
 
 
 def i21(history: History) -> Iterator[Seen]:
-    """The tenant is the same in job, task, event and media, and another tenant's media cannot be seen."""
-    rows = {"task": history.tasks, "event": history.events, "media": history.media}
+    """The tenant is the same in a job and in every row of it, and no door shows another tenant's thing of any kind."""
+    rows = {
+        "task": history.tasks, "event": history.events, "media": history.media, "output": history.outputs,
+        "run": history.run_rows, "conversion": history.conversions, "generation": history.generations,
+    }  # fmt: skip
     for kind, found in rows.items():
         for row in found:
             job = history.job_by_id.get(row["job_id"] or "")
             if job is not None:
                 says = f"job {job['id']} is {job['tenant_id']}'s and has a {kind} of {row['tenant_id']}"
                 yield seen(kind, says, good=row["tenant_id"] == job["tenant_id"])
-    for asked, status in history.probes:
-        yield seen("foreign probe", f"{asked} was answered with {status}", good=status == HTTPStatus.NOT_FOUND)
+    for kind, asked, status in history.probes:
+        yield seen(f"foreign {kind}", f"{asked} was answered with {status}", good=status == HTTPStatus.NOT_FOUND)
 
 
 def i24(history: History) -> Iterator[Seen]:

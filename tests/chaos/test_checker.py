@@ -412,8 +412,20 @@ def a_row_of_another_tenant(history: History) -> None:
     history.tasks[0]["tenant_id"] = "blue"
 
 
+def an_output_of_another_tenant(history: History) -> None:
+    history.outputs[0]["tenant_id"] = "blue"
+
+
+def a_run_of_another_tenant(history: History) -> None:
+    history.run_rows[0]["tenant_id"] = "blue"
+
+
+def a_generation_of_another_tenant(history: History) -> None:
+    history.generations[0]["tenant_id"] = "blue"
+
+
 def a_foreign_media_that_was_shown(history: History) -> None:
-    history.probes.append(("red's media with blue's key", 200))
+    history.probes.append(("media", "red's media with blue's key", 200))
 
 
 def a_client_that_saw_less_than_the_ledger_has(history: History) -> None:
@@ -482,7 +494,10 @@ WAYS: dict[str, list[Callable[[History], None]]] = {
         a_gap_in_the_events, an_event_that_a_client_missed, a_client_that_saw_less_than_the_ledger_has,
         a_client_that_saw_nothing,
     ],
-    "I21": [a_row_of_another_tenant, a_foreign_media_that_was_shown],
+    "I21": [
+        a_row_of_another_tenant, an_output_of_another_tenant, a_run_of_another_tenant, a_generation_of_another_tenant,
+        a_foreign_media_that_was_shown,
+    ],
     "I22": [
         a_generation_that_was_bought_twice, a_generation_that_succeeded_and_was_never_bought,
         an_order_that_is_polled_for_ever,

@@ -1,0 +1,69 @@
+"""Asking for each tenant's things with another tenant's key, at every door that names a thing."""
+
+from __future__ import annotations
+
+import asyncio
+from http import HTTPStatus
+
+import httpx2
+
+from chaos.settings import TENANTS
+from chaos.stack import Installation
+from leasehold.security.credentials import create_key
+
+#: How often a question is asked again when it is answered "try again".
+_TRIES = 10
+#: Of each kind so many of each tenant's things are asked for.
+_OF_EACH = 2
+_SCOPES = (
+    "media:read", "media:write", "runs:read", "runs:write", "jobs:read", "jobs:operate", "jobs:delete",
+    "conversion:read", "conversion:write", "generation:read", "generation:write", "webhooks:write",
+)  # fmt: skip
+#: What there is of each kind, and the doors to it.
+_DOORS = {
+    "media": ("SELECT id, tenant_id FROM media", ("GET /media/{}", "GET /media/{}/events", "DELETE /media/{}")),
+    "job": ("SELECT id, tenant_id FROM job", ("GET /v1/jobs/{}", "POST /v1/jobs/{}/cancel", "DELETE /v1/jobs/{}")),
+    "run": (
+        "SELECT job_id AS id, tenant_id FROM run",
+        ("GET /v1/runs/{}", "GET /v1/runs/{}/events", "POST /v1/runs/{}/cancel"),
+    ),
+    "schedule": ("SELECT id, tenant_id FROM schedule", ("GET /v1/schedules/{}", "DELETE /v1/schedules/{}")),
+    "webhook": ("SELECT id, tenant_id FROM webhook", ("DELETE /v1/webhooks/{}",)),
+    "conversion": ("SELECT job_id AS id, tenant_id FROM conversion", ("GET /api/v1/jobs/{}",)),
+}
+
+
+async def probe_tenants(it: Installation) -> list[tuple[str, str, int]]:
+    """Of each question: the kind of thing, the question in words, and the status of the answer."""
+    keys, things = {}, {}
+    async with it.connection() as connection:
+        for tenant in TENANTS:
+            made = await create_key(connection, tenant_id=tenant, client_id="prober", scopes=list(_SCOPES))
+            keys[tenant] = made.text
+        for kind, (statement, _) in _DOORS.items():
+            things[kind] = await connection.fetch(
+                f"SELECT id::text, tenant_id FROM (SELECT *, row_number() OVER (PARTITION BY tenant_id) AS nth"
+                f" FROM ({statement}) AS thing) AS numbered WHERE nth <= $1",
+                _OF_EACH,
+            )
+    url = f"http://127.0.0.1:{next(iter(it.ports.values()))}"
+    probes = []
+    async with httpx2.AsyncClient(timeout=10) as http:
+        for kind, (_, doors) in _DOORS.items():
+            for thing in things[kind]:
+                other = TENANTS[(TENANTS.index(thing["tenant_id"]) + 1) % len(TENANTS)]
+                for door in doors:
+                    method, _, path = door.format(thing["id"]).partition(" ")
+                    status = await _answer(http, method, f"{url}{path}", keys[other])
+                    probes.append((kind, f"{door.format(thing['id'])} of {thing['tenant_id']} by {other}", status))
+    return probes
+
+
+async def _answer(http: httpx2.AsyncClient, method: str, url: str, key: str) -> int:
+    """The answer's status. "Try again" is no answer: an API may still have to notice that all is mended."""
+    for _ in range(_TRIES):
+        answer = await http.request(method, url, headers={"Authorization": f"Bearer {key}"})
+        if answer.status_code != HTTPStatus.SERVICE_UNAVAILABLE:
+            break
+        await asyncio.sleep(0.5)
+    return answer.status_code
