@@ -19,6 +19,8 @@ from leasehold.domain.states import JOB_TERMINAL, JobState
 Row = dict[str, Any]
 #: A process that writes no line for longer is taken to stand still for the rest of that time.
 _STILL_SECONDS = 0.5
+#: A run's load commits many times a second: so long without is an outage.
+_SILENT_SECONDS = 1.0
 _CLOSED = JOB_TERMINAL | {JobState.CANCEL_REQUESTED}
 
 
@@ -246,6 +248,15 @@ class History:
             if change.of == "job" and change.row["status"] in JOB_TERMINAL:
                 ended.setdefault(change.row["id"], change.at)
         return ended
+
+    def silence(self, since: float, until: float) -> float:
+        """Seconds of that time in which the database committed nothing for long: nobody could end anything by it."""
+        moments = [since, *self._commits[bisect_right(self._commits, since) : bisect_left(self._commits, until)], until]
+        return sum(later - earlier for earlier, later in pairwise(moments) if later - earlier > _SILENT_SECONDS)
+
+    @cached_property
+    def _commits(self) -> list[float]:
+        return sorted(change.at for change in self.changes)
 
     def worked(self, process: str, since: float, until: float) -> float:
         """Seconds of that time in which the process, by its journal, certainly did not stand still."""

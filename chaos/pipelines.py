@@ -10,7 +10,7 @@ from datetime import timedelta
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 from leasehold.domain.registry import Pipelines
 from leasehold.pipelines import shipped
 
@@ -52,6 +52,8 @@ short = _pipeline(
 )
 #: Longer than a chaos run's leases.
 long = _pipeline("long", _step("wait"), _step("tell", "wait"))
+#: Less than its first step takes: a cancel has to end it.
+long.terms = RunTerms(grace=timedelta(seconds=2))
 #: Two branches, and a step that needs both.
 fork = _pipeline("fork", _step("top"), _step("left", "top"), _step("right", "top"), _step("join", "left", "right"))
 #: Gives its lease back once and comes again.

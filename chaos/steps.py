@@ -38,7 +38,7 @@ from leasehold.domain.verdicts import Done, FanOut, Snooze
 from leasehold.domain.work import Work
 
 _BRIEF = 0.05
-_LONG = 3.0
+_LONG = 7.0
 #: So often a handler says that it goes on: a worker that has lost its lease must stop it.
 _TICK = 0.2
 _GATED = 0.5

@@ -37,16 +37,17 @@ def _not_stopped(history: History, asked: Change) -> Iterator[str]:
     ended = history.ended_at.get(job["id"])
     if ended is None:
         yield f"{job['pipeline']} {job['id']} was asked to stop and has not ended"
-    elif ended > asked.at + most:
+    elif ended - asked.at - history.silence(asked.at, ended) > most:
         late = f"{ended - asked.at:.1f} s after it was asked to stop, {most:.0f} s are allowed"
         yield f"{job['pipeline']} {job['id']} ended {late}"
     for run in history.handler_runs:
         task = history.task_by_id.get(run.task)
         if task is None or task["job_id"] != job["id"] or not task["cancelable"] or run.begin > asked.at:
             continue
-        # The heartbeat hears of the cancel. If it hears nothing, the trust in the lease ends.
+        # The heartbeat hears of the cancel, and the handler is ended after the grace. If the heartbeat hears nothing,
+        # the trust in the lease ends.
         seconds = history.worked(run.process, asked.at, run.last)
-        if seconds > history.terms.lease_seconds:
+        if seconds > most:
             yield f"{history.name_of(run.task)} worked on for {seconds:.1f} s after its job was asked to stop"
 
 

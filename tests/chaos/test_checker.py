@@ -154,9 +154,15 @@ def of_the_stopped(history: History, of: str, status: str) -> int:
     )
 
 
+def commit_for(history: History, seconds: int) -> None:
+    """The database is there: something is committed all the time."""
+    row = {"tenant_id": "red", "key": "other", "job_id": "other", "admitted_at": None}
+    history.changes += [Change(1000 + nth, T0 + nth / 2, "o", "", "gate_job", None, row) for nth in range(2 * seconds)]
+
+
 def a_running_job_that_was_cancelled_and_went_on(history: History) -> None:
     said = next(line for line in history.journal if line["task"] == "task-ran")
-    history.journal += [said | {"what": "tick", "at": T0 + 2.3 + 0.2 * nth} for nth in range(30)]
+    history.journal += [said | {"what": "tick", "at": T0 + 2.3 + 0.2 * nth} for nth in range(180)]
 
 
 def a_running_job_that_was_cancelled_and_never_ended(history: History) -> None:
@@ -164,6 +170,7 @@ def a_running_job_that_was_cancelled_and_never_ended(history: History) -> None:
 
 
 def a_running_job_that_ended_long_after_its_cancel(history: History) -> None:
+    commit_for(history, 40)
     change(history, of_the_stopped(history, "job", "cancelled"), at=T0 + 2.05 + 34.1)
 
 
@@ -533,6 +540,12 @@ def test_a_worker_that_stood_still_may_write_a_line_when_it_goes_on() -> None:
     history.journal = [line for line in history.journal if line["task"] == "task-first"]
     history.journal[-1]["at"] = T0 + 600.0
     assert "I8" not in found(history)
+
+
+def test_a_job_may_end_later_while_the_database_is_away() -> None:
+    history = sound()
+    change(history, of_the_stopped(history, "job", "cancelled"), at=T0 + 2.05 + 34.1)
+    assert "I15" not in found(history)
 
 
 def test_a_limit_has_room_again_when_a_job_has_left_and_a_minute_has_passed() -> None:
