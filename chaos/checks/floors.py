@@ -10,10 +10,15 @@ from collections.abc import Iterable
 
 from chaos.plan import Plan
 
+_DOORS = {
+    f"key at {door}": 0.05
+    for door in ("POST /v1/runs", "POST /v1/runs/batch", "POST /api/v1/jobs", "POST /v1/images/generations",
+                 "POST /upload-url", "POST /complete-upload")
+}  # fmt: skip
 #: Invariant -> kind -> observations in a second of load.
 _PER_SECOND: dict[str, dict[str, float]] = {
     "I1": {"accepted job": 3, "schedule": 0.2},
-    "I2": {"picture": 0.15, "job": 3},
+    "I2": {"picture": 0.1, "job": 3, "repeated answer": 0.3, **_DOORS},
     "I3": {"step": 8},
     "I4": {"change of state": 20, "job": 3, "step": 8},
     "I5": {"claim": 5, "step": 8},
@@ -23,13 +28,15 @@ _PER_SECOND: dict[str, dict[str, float]] = {
     "I10": {"hint written": 5},
     "I12": {"output": 3, "reference": 2},
     "I13": {"object": 3},
-    "I15": {"cancelled job": 0.1},
+    "I15": {"cancelled job": 0.05, "running job": 0.05},
     "I16": {"start": 2},
     "I17": {"step": 8, "job made to fail": 0.4},
     "I18": {"tick": 0.2},
     "I19": {"end of a run": 0.2, "message": 0.2},
     "I20": {"numbers of a job": 3, "stream": 0.1},
     "I21": {"task": 8, "event": 20, "media": 0.15, "output": 2, "run": 0.2},
+    "I22": {"generation": 0.05, "order": 0.05},
+    "I23": {"admission to a limit": 0.1, "admission at a rate": 0.05},
 }
 _WITH_BROKER = {"I9": {"ACK": 3.0}, "I10": {"hint dropped": 5.0}}
 #: Whatever the plan.
