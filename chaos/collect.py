@@ -35,7 +35,7 @@ _OF_HANDLERS = ("begin", "tick", "end", "stop")
 _TABLES = {
     "jobs": "SELECT * FROM job", "tasks": "SELECT * FROM task", "events": "SELECT * FROM event",
     "outputs": "SELECT * FROM output", "results": "SELECT * FROM result",
-    "failures": "SELECT * FROM failure", "media": "SELECT * FROM media",
+    "failures": "SELECT * FROM failure", "media": "SELECT * FROM media", "upload_rows": "SELECT * FROM upload",
     "conversions": "SELECT * FROM conversion", "generations": "SELECT * FROM generation",
     "outbox": "SELECT * FROM outbox",
     "run_rows": "SELECT * FROM run", "schedules": "SELECT * FROM schedule",

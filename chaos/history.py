@@ -132,6 +132,7 @@ class History:
     results: list[Row] = field(default_factory=list)
     failures: list[Row] = field(default_factory=list)
     media: list[Row] = field(default_factory=list)
+    upload_rows: list[Row] = field(default_factory=list)
     conversions: list[Row] = field(default_factory=list)
     generations: list[Row] = field(default_factory=list)
     outbox: list[Row] = field(default_factory=list)

@@ -52,10 +52,17 @@ def i13(history: History) -> Iterator[Seen]:
     """No object lacks a row: it is a committed output, an upload, or what an unsuccessful job will take with it."""
     named = {output["key"] for output in history.outputs} | {media["original_key"] for media in history.media}
     named |= {key for job in history.jobs for key in job["inputs"].values()}
+    # What an API stored for a job that it could not submit any more: housekeeping looks at each upload in time.
+    named |= {upload["key"] for upload in history.upload_rows}
     unsuccessful = tuple(job["output_prefix"] + "/" for job in history.jobs if job["status"] != "succeeded")
     for key in sorted(history.objects):
-        known = key in named or key.startswith((*unsuccessful, _PROBES))
+        known = key in named or key.startswith((*unsuccessful, *_prefixes(history), _PROBES))
         yield seen("object", f"nobody knows the object {key}", good=known)
+
+
+def _prefixes(history: History) -> list[str]:
+    """Of uploads of several objects: their key ends with a slash."""
+    return [upload["key"] for upload in history.upload_rows if upload["key"].endswith("/")]
 
 
 def i14(history: History) -> Iterator[Seen]:

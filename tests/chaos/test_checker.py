@@ -168,8 +168,8 @@ def a_running_job_that_was_cancelled_and_never_ended(history: History) -> None:
 
 
 def a_running_job_that_ended_long_after_its_cancel(history: History) -> None:
-    commit_for(history, 40)
-    change(history, of_the_stopped(history, "job", "cancelled"), at=T0 + 2.05 + 34.1)
+    commit_for(history, 60)
+    change(history, of_the_stopped(history, "job", "cancelled"), at=T0 + 2.05 + 45.0)
 
 
 def a_step_that_started_after_its_running_job_was_cancelled(history: History) -> None:
@@ -542,8 +542,17 @@ def test_a_worker_that_stood_still_may_write_a_line_when_it_goes_on() -> None:
 
 def test_a_job_may_end_later_while_the_database_is_away() -> None:
     history = sound()
-    change(history, of_the_stopped(history, "job", "cancelled"), at=T0 + 2.05 + 34.1)
+    change(history, of_the_stopped(history, "job", "cancelled"), at=T0 + 2.05 + 45.0)
     assert "I15" not in found(history)
+
+
+def test_what_an_api_stored_before_it_died_is_known_by_its_upload() -> None:
+    for key in ("jobs/none/input/model", "jobs/none/"):
+        history = sound()
+        history.objects["jobs/none/input/model"] = StoredObject(1, SHA)
+        assert "I13" in found(history)
+        history.upload_rows.append({"key": key})
+        assert "I13" not in found(history)
 
 
 def test_a_limit_has_room_again_when_a_job_has_left_and_a_minute_has_passed() -> None:
