@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from mutants import state
 from mutants.choosing import Choosing
+from mutants.equivalents import equivalents
 from mutants.judge import Judgement
 from mutants.measure import measure
 from mutants.mutant import Mutant
@@ -60,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         asyncio.run(run(waiting, choosing, kept.add, asked.places))
     if asked.record:
         noticed = {one.id: one.by for one in kept.judgements.values() if one.verdict == "killed" and "::" in one.by}
-        state.record(state.killers() | noticed)
+        ids = {mutant.id for mutant in mutants()}
+        state.record({one: test for one, test in (state.killers() | noticed).items() if one in ids})
     return report(found, kept.judgements)
 
 
@@ -69,8 +71,9 @@ def _waits(judgement: Judgement | None, again: str | None) -> bool:
 
 
 def report(found: Sequence[Mutant], judgements: dict[str, Judgement]) -> int:
-    """Print the survivors and the counts. The exit code: 1 where a mutant survived."""
-    judged = [(mutant, judgements[mutant.id]) for mutant in found if mutant.id in judgements]
+    """Print the survivors and the counts, without those that change nothing. The exit code: 1 where one survived."""
+    known = equivalents()
+    judged = [(mutant, judgements[mutant.id]) for mutant in found if mutant.id in judgements and mutant.id not in known]
     survived = [(mutant, judgement) for mutant, judgement in judged if judgement.verdict in ("survived", "untested")]
     for mutant, judgement in survived:
         print(f"{judgement.verdict}: {mutant.title} ({judgement.ran} of {judgement.of} tests)")  # noqa: T201 - its output
