@@ -65,8 +65,8 @@ _PRESENCE_SECONDS = 5.0
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """`ready`: the queues that the worker may serve at once. `warming` yields all that it may serve, when the fences
-    around its children are known. `loops`: to be run as tasks, each with its name.
+    """`ready`: the queues that the worker may serve at once. `warming`: a task that ends when the children have
+    started; its result is all queues that the worker may serve. `loops`: functions to run as tasks, by name.
     """
 
     pool: Pool

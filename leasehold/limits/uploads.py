@@ -76,7 +76,9 @@ WHERE key = $1 AND look_at < clock_timestamp()
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An upload that is due for an inspection. `dead`: no client may begin to send. `over`: no transfer can arrive."""
+    """An upload that is due for an inspection. `dead`: its URL has expired, so no client can begin to send. `over`:
+    also a transfer that began in time can no longer arrive.
+    """
 
     key: str
     tenant_id: str

@@ -136,7 +136,7 @@ async def purchase(connection: Connection, job_id: UUID, tenant_id: str) -> Purc
 #: The public statuses in which a server is busy.
 UNDER_WAY = frozenset({"processing", "polling"})
 
-# The public status, as `status_word` in leasehold/api/generation/view.py. A generation that waits for its server is
+# The public status, as `status_text` in leasehold/api/generation/view.py. A generation that waits for its server is
 # pending, too.
 STATUS = """
 CASE j.status

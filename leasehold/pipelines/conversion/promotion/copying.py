@@ -46,7 +46,7 @@ class Promoter:
     async def promote(self, turn: Turn, traces: Sequence[Trace], copies: Sequence[Copy]) -> None:
         """Undo the `traces` of earlier calls, claim the keys, copy, and record that the job is promoted.
 
-        Raises Conflict or BadGateway. Then the call has done nothing, or its copies are undone, if not now then by the
+        Raises Conflict or BadGateway. Then the call has done nothing, or its copies are undone: now, or later by the
         leading worker.
         """
         if not await self.undo(traces):
