@@ -31,6 +31,7 @@ from bench import (
     start,
     steady,
     submit,
+    surface,
     tables,
     throughput,
     waiting,
@@ -63,6 +64,7 @@ FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "runs": runs.measure,
     "snapshot": snapshot.measure,
     "tables": tables.measure,
+    "surface": surface.measure,
     "steady": steady.measure,
     "recovery": recovery.measure,
     "peers": peers.measure,
@@ -71,7 +73,7 @@ FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "hostile": hostile.measure,
 }
 #: Not without being asked for: they install others' packages, or take a quarter of an hour and more.
-ASKED_FOR = {"peers", "delays", "pictures", "steady", "tables", "hostile"}
+ASKED_FOR = {"peers", "delays", "pictures", "steady", "tables", "surface", "hostile"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

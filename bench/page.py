@@ -33,6 +33,7 @@ MEASURED = {
     "steady": _CORE,
     "tables": ("leasehold/db", "leasehold/transitions", "migrations"),
     "growth": ("leasehold/db", "leasehold/transitions", "migrations"),
+    "surface": ("leasehold/db", "migrations"),
     "image": ("leasehold/pipelines/media", "leasehold/storage", "worker"),
     "pictures": ("leasehold/pipelines/media", "leasehold/storage", "worker"),
     "conversion": ("leasehold/pipelines/conversion", "api/conversion", "worker/sandbox", "worker/attempts"),

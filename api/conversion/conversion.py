@@ -75,7 +75,7 @@ _SLOW = Problem(
     summary="Send a model to convert",
     description="A multipart form: `model`, `ref_images[]`, `user_id`, `tenant_id`, `model_id`, `version`, "
     "`platform`, `enable_evaluate`, `enable_sim_fp`, `enable_sim_fixed`, `enable_sim_hw`, and `preprocessing` (JSON: "
-    "`mean`, `scale`, `layout`).",
+    "`mean`, `scale`, `layout`) and `tags` (a JSON object of texts).",
     status_code=201,
     openapi_extra=multipart(FORM, ["model", "user_id", "model_id", "version", "platform"]),
     responses=problems({
@@ -84,7 +84,8 @@ _SLOW = Problem(
         HTTPStatus.CONFLICT: "`job_in_progress`: `job_id` and `Location` name the user's unfinished job",
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "`tflite_unsupported`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `model_missing`, `unsupported_format`, `too_large`, "
-        "`bad_reference_images`, `hardware_simulation_unavailable`, `idempotency_key_reused`",
+        "`bad_reference_images`, `hardware_simulation_unavailable`, `idempotency_key_reused`, "
+        "`invalid_tags`",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `upload_quota_exceeded`",
         HTTPStatus.BAD_GATEWAY: "`store_unavailable`",
     }),
@@ -189,6 +190,7 @@ def _new_conversion(
         trace=trace,
         id=job_id,
         exclusive_key=form.user_id,
+        tags=form.tags,
     )
     input_record = {
         "filename": form.file_name,

@@ -21,6 +21,7 @@ from leasehold.api.http.file_names import clean_file_name
 from leasehold.api.http.multipart import Begin, Data, End, events
 from leasehold.db.idempotency import fingerprint
 from leasehold.domain.errors import Invalid, RequestError, StoreError, Unsupported
+from leasehold.domain.tags import check_tags
 from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.pipeline import ConversionParams, Platform, Toolchain
 from leasehold.pipelines.media.kinds import sniff
@@ -67,6 +68,7 @@ FORM: dict[str, Any] = {
     "version": {"type": "string", "pattern": "^[0-9a-fA-F]{4}$"},
     "platform": {"type": "string", "enum": list(get_args(Platform))},
     "preprocessing": {"type": "string", "contentMediaType": "application/json"},
+    "tags": {"type": "string", "contentMediaType": "application/json"},
     "enable_evaluate": _FLAG,
     "enable_sim_fp": _FLAG,
     "enable_sim_fixed": _FLAG,
@@ -84,6 +86,7 @@ class StoredForm:
     file_name: str
     model_bytes: int
     images: int
+    tags: dict[str, str]
     fingerprint: bytes  # over all fields and files, for the idempotency key
 
 
@@ -194,7 +197,7 @@ class _Form:
         params, user_id = _params(self._fields, self._toolchain), _text(self._fields, "user_id")
         if user_id is None:
             raise Invalid("invalid_request", "The form needs a user_id.")
-        owner_tenant = _text(self._fields, "tenant_id")
+        owner_tenant, tags = _text(self._fields, "tenant_id"), _tags(self._fields)
         if self._images:
             await self._references.write(bytes(2 * _TAR_BLOCK))
         model, references = await self._model.finish(), await self._references.finish()
@@ -205,6 +208,7 @@ class _Form:
             self._file_name,
             model.sha256,
             references.sha256,
+            *([orjson.dumps(tags, option=orjson.OPT_SORT_KEYS).decode()] if tags else ()),
         ]
         return StoredForm(
             params,
@@ -213,6 +217,7 @@ class _Form:
             clean_file_name(self._file_name),
             model.size,
             self._images,
+            tags,
             fingerprint(b"POST /api/v1/jobs", *(part.encode() for part in hashed)),
         )
 
@@ -228,6 +233,16 @@ def _check_file_name(file_name: str, *, accepts_tflite: bool) -> None:
             )
     elif not name.endswith(".onnx"):
         raise Invalid("unsupported_format", "The model's file name ends in .onnx.")
+
+
+def _tags(fields: dict[str, str]) -> dict[str, str]:
+    try:
+        tags = orjson.loads(fields.get("tags") or b"{}")
+    except ValueError:
+        tags = None
+    if not isinstance(tags, dict) or not all(isinstance(value, str) for value in tags.values()):
+        raise Invalid("invalid_tags", "The field tags is a JSON object of texts.")
+    return dict(check_tags(tags))
 
 
 def _params(fields: dict[str, str], toolchain: Toolchain) -> ConversionParams:

@@ -28,6 +28,7 @@ from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import follow_up
+from leasehold.api.http.tags import asked
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
@@ -112,7 +113,7 @@ async def _create(
     terms = _terms(services.opened["generation"], order, credential)
     sealed = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
     params = _params(services.settings, kind, order, terms, sealed)
-    request_hash = fingerprint(kind.encode(), order.model_dump_json().encode())
+    request_hash = fingerprint(kind.encode(), asked(order))
     new_generation = _new_generation(
         services.settings, caller, order, params, request_hash, terms, identity_of(request).trace
     )
@@ -202,6 +203,7 @@ def _new_generation(
         id=job_id,
         limits=own_limits(settings, caller.tenant_id, order.server_id, terms),
         pin=order.server_id,
+        tags=order.tags,
     )
     return NewGeneration(job, order.task_id or str(job_id), params.kind, server, request_hash)
 

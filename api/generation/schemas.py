@@ -8,6 +8,7 @@ from uuid import UUID
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from leasehold.api.http.tags import Tags
 from leasehold.domain.json_values import Flag, JsonNumber, Number
 
 MAX_PROMPT_CHARACTERS = 10_000
@@ -75,6 +76,7 @@ class GenerationRequest(BaseModel):
     extra: Annotated[dict[str, Any] | None, AfterValidator(_check_size)] = Field(
         None, description="Further fields, passed to the provider as they are."
     )
+    tags: Tags = {}
 
 
 class TaskQuery(BaseModel):

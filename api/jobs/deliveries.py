@@ -15,4 +15,5 @@ async def dispatch_of(services: Services, connection: Connection, job_id: UUID) 
     pipeline = services.templates.pipelines.find("webhook")
     if pipeline is None:
         return []
-    return await webhooks.dispatch(connection, pipeline, services.settings.retention_days * 86_400, job_id=job_id)
+    keep_seconds = services.settings.retention_days * 86_400
+    return await webhooks.dispatch(connection, pipeline, keep_seconds, services.job_kinds.subjects, job_id=job_id)

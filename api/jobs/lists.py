@@ -5,6 +5,7 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
@@ -22,6 +23,7 @@ from leasehold.db import job_lists
 from leasehold.db.job_lists import MAX_READ, MAX_SEARCHED, Listing, Page, Scope
 from leasehold.domain.job_filter import MAX_CHARACTERS, JobFilter, parse
 
+Counting = Annotated[bool, Query(description="Also count: exact up to 10,000, above that an estimate.")]
 router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=CallerFirst)
 
 
@@ -42,7 +44,7 @@ async def list_jobs(
     request: Request,
     caller: Annotated[Caller, Depends(Require(JOBS_READ))],
     q: Annotated[str, Query(max_length=MAX_CHARACTERS, description="A filter.")] = "",
-    count: Annotated[bool, Query(description="Also count: exact up to 10,000, above that an estimate.")] = False,  # noqa: FBT002 - a query parameter
+    count: Counting = False,  # noqa: FBT002 - a query parameter
     cursor: IdCursor = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
@@ -79,7 +81,8 @@ def _answer(services: Services, wanted: JobFilter, page: Page) -> dict[str, obje
     for key in ("payload", "text"):
         if key in wanted.positions:
             searched = {"searched_back_to": page.ended_at["created_at"]}
-            return {"jobs": items, "next_cursor": cursor_of(page.ended_at["id"])} | searched
+            at_this_job = UUID(int=page.ended_at["id"].int + 1)  # it was not searched: the next page begins with it
+            return {"jobs": items, "next_cursor": cursor_of(at_this_job)} | searched
     key = min(wanted.positions, key=lambda name: wanted.positions[name], default="")
     raise wanted.refused(
         key,

@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from leasehold.api.http.tags import Tags
 from leasehold.domain.json_values import JsonNumber
 from leasehold.pipelines.media.variants import VariantName
 
@@ -67,6 +68,7 @@ class CompleteRequest(BaseModel):
     step_priority: dict[Literal["resize", "compress", "webp"], Literal["high", "normal", "low"]] = Field(
         {}, description="The priorities of steps that differ from the picture's."
     )
+    tags: Tags = {}
 
 
 class Accepted(BaseModel):

@@ -215,6 +215,7 @@ async def _take_in(
         step_priority={step: BANDS.index(band) for step, band in done.step_priority.items()},
         keep_seconds=_kept_seconds(services.settings),
         trace=trace | {"media_id": str(picture.id)},
+        tags=done.tags,
     )
     async with (
         services.pool.acquire() as connection,

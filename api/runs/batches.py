@@ -147,6 +147,7 @@ async def _checked_runs(
             keep_seconds=services.settings.retention_days * 86_400,
             dedupe_key=None if item.dedupe is None else item.dedupe.key,
             start_within=seconds_or_none(body.start_within_seconds),
+            tags=item.tags,
         )
         async for item, item_params in paced(list(zip(body.runs, params, strict=True)))
     ]

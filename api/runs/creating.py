@@ -23,6 +23,7 @@ from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.quick import QuickRoute
 from leasehold.api.http.responses import encoded, follow_up_run, json_response
+from leasehold.api.http.tags import asked
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
@@ -104,7 +105,7 @@ async def _create_alone(
         limit_headers.update(paid.fields)
         return Answer(HTTPStatus.ACCEPTED, accepted_body(new))
 
-    request_hash = fingerprint(b"POST /v1/runs", body.model_dump_json().encode())
+    request_hash = fingerprint(b"POST /v1/runs", asked(body))
     answer = await retry_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work))
     for run, effects in created:
         await follow_up_run(services, effects)
@@ -160,6 +161,7 @@ async def _checked_run(
             keep_seconds=services.settings.retention_days * 86_400,
             dedupe_key=None if body.dedupe is None else body.dedupe.key,
             start_within=seconds_or_none(body.start_within_seconds),
+            tags=body.tags,
         )
     except RequestError as error:
         return error

@@ -9,6 +9,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
+from leasehold.api.http.tags import Tags
 from leasehold.db.job_reads import Row
 from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.json_values import MAX_SMALLINT, JsonInstant, JsonNumber
@@ -66,12 +67,14 @@ class RunRequest(_Request):
     scheduled_at: Instant | None = Field(None, description="The run starts at this time or later.")
     start_within_seconds: StartWithin = None
     dedupe: Dedupe | None = None
+    tags: Tags = {}
 
 
 class BatchItem(_Request):
     payload: dict[str, JsonValue] = Field(default_factory=dict)
     scope_id: ScopeId = ""
     dedupe: Dedupe | None = None
+    tags: Tags = {}
 
 
 #: Runs in one batch.

@@ -1,40 +1,48 @@
-"""/v1/webhooks: subscriptions to the ends of runs. The deliveries are signed as Standard Webhooks defines.
+"""/v1/webhooks: subscriptions to the ends of jobs. The deliveries are signed as Standard Webhooks defines.
 
 The secret of a webhook is stored sealed, in its own row. It is in an answer only when it is new.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated, Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, Self, TypeAlias
 from uuid import UUID
 
 import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from leasehold.api.auth.security import WEBHOOKS_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
-from leasehold.api.http.openapi import problems
-from leasehold.api.http.responses import encoded, json_response
+from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
+from leasehold.api.http.responses import encoded, follow_up, json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
+from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.db.idempotency import fingerprint
 from leasehold.db.job_reads import Row
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.ids import new_id
 from leasehold.domain.json_values import Flag
+from leasehold.limits.admission import queues_of
 from leasehold.limits.bounds import make_room
 from leasehold.security.egress import Egress, EgressRefused
 from leasehold.security.sealing import Sealing
 from leasehold.security.signing import new_secret, shown
-from leasehold.transitions import webhooks
+from leasehold.transitions import jobs, webhooks
+from leasehold.transitions.jobs import NewJob
 
 router = APIRouter(tags=["webhooks"], prefix="/v1/webhooks", route_class=CallerFirst)
 Owner = Annotated[Caller, Depends(Require(WEBHOOKS_WRITE))]
-Event: TypeAlias = Literal["run.succeeded", "run.failed", "run.cancelled", "run.expired"]
+Event: TypeAlias = Literal[
+    "run.succeeded", "run.failed", "run.cancelled", "run.expired",
+    "job.succeeded", "job.failed", "job.cancelled", "job.expired",
+]  # fmt: skip
 
 _SECRETS = 2  # the new secret and, until the next rotation, the one before
 _MISSING = {HTTPStatus.NOT_FOUND: "`webhook_not_found`"}
@@ -46,14 +54,24 @@ class NewWebhook(BaseModel):
 
     url: str = Field(max_length=2000)
     events: list[Event] = Field(
-        ["run.succeeded", "run.failed", "run.cancelled", "run.expired"], min_length=1, max_length=4
+        ["run.succeeded", "run.failed", "run.cancelled", "run.expired"], min_length=1, max_length=8
     )
 
 
 class Changes(BaseModel):
-    model_config = ConfigDict(extra="forbid")
+    """What is left out stays. A webhook that was disabled is enabled again only by `enabled`."""
 
-    enabled: Flag
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"minProperties": 1})
+
+    enabled: Flag = True
+    url: str = Field("", max_length=2000)
+    events: list[Event] = Field([], min_length=1, max_length=8)
+
+    @model_validator(mode="after")
+    def _changes_something(self) -> Self:
+        if not self.model_fields_set:
+            raise ValueError("name at least one of enabled, url and events")
+        return self
 
 
 def _answer(row: Row) -> dict[str, Any]:
@@ -72,8 +90,9 @@ async def _check(services: Services, url: str) -> None:
 @router.post(
     "",
     operation_id="createWebhook",
-    summary="Subscribe a URL to the ends of runs",
-    description="The answer has the secret, which no later answer repeats.",
+    summary="Subscribe a URL to the ends of jobs",
+    description="`run.*` tells of runs, `job.*` of jobs of every kind. The answer has the secret, "
+    "which no later answer repeats.",
     status_code=201,
     responses=problems(_REFUSED | {HTTPStatus.CONFLICT: "`too_many_webhooks`"}),
 )
@@ -104,7 +123,7 @@ async def create_webhook(
     request_hash = fingerprint(b"POST /v1/webhooks", body.model_dump_json().encode())
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     async with services.pool.acquire() as connection:
-        await webhooks.watch(connection, caller.tenant_id)
+        await webhooks.watch(connection, caller.tenant_id, services.job_kinds.subjects)
     return await _with_secret(services, caller, answer)
 
 
@@ -125,18 +144,30 @@ async def list_webhooks(request: Request, caller: Owner) -> Response:
 
 
 @router.patch(
-    "/{webhook_id}", operation_id="changeWebhook", summary="Enable or disable a webhook", responses=problems(_MISSING)
+    "/{webhook_id}",
+    operation_id="changeWebhook",
+    summary="Change the URL or the events of a webhook, enable or disable it",
+    description="Deliveries that are not yet made go to the new URL.",
+    responses=problems(_MISSING | _REFUSED),
 )
 async def change_webhook(request: Request, webhook_id: UUID, body: Changes, caller: Owner) -> Response:
-    async with services_of(request).pool.acquire() as connection:
+    services, given = services_of(request), body.model_fields_set
+    if "url" in given:
+        await _check(services, body.url)
+    async with services.pool.acquire() as connection:
         row = await connection.fetchrow(
-            "UPDATE webhook SET enabled = $3, disabled_because = NULL WHERE id = $1 AND tenant_id = $2 RETURNING *",
+            "UPDATE webhook SET enabled = coalesce($3, enabled), url = coalesce($4, url),"
+            " events = coalesce($5, events),"
+            " disabled_because = CASE WHEN $3::bool IS NULL THEN disabled_because END"
+            " WHERE id = $1 AND tenant_id = $2 RETURNING *",
             webhook_id,
             caller.tenant_id,
-            body.enabled,
+            body.enabled if "enabled" in given else None,
+            body.url if "url" in given else None,
+            sorted(set(body.events)) if "events" in given else None,
         )
         if row is not None and row["enabled"]:
-            await webhooks.watch(connection, caller.tenant_id)
+            await webhooks.watch(connection, caller.tenant_id, services.job_kinds.subjects)
     return json_response(_answer(_existing(row)))
 
 
@@ -203,7 +234,8 @@ async def list_deliveries(
         _existing(await webhooks.find(connection, webhook_id, caller.tenant_id))
         rows = await connection.fetch(
             "SELECT j.id, j.status, j.created_at, j.finished_at, j.error, j.params->'event'->>'type' AS event,"
-            " j.params->'event'->'data'->>'id' AS run_id, t.attempt, t.available_at AS next_try_at"
+            " j.params->'event'->'data'->>'id' AS run_id,"
+            " j.params->'event'->'data'->>'id' AS job_id, t.attempt, t.available_at AS next_try_at"
             " FROM job j JOIN task t ON t.job_id = j.id WHERE j.tenant_id = $1 AND j.pipeline = 'webhook'"
             " AND j.params->>'webhook_id' = $2 ORDER BY j.id DESC LIMIT $3",
             caller.tenant_id,
@@ -211,3 +243,84 @@ async def list_deliveries(
             limit,
         )
     return json_response({"deliveries": [dict(row) for row in rows]})
+
+
+_SENDS = {
+    "status_code": 202,
+    "responses": problems({
+        HTTPStatus.NOT_FOUND: "`webhook_not_found`, `delivery_not_found`",
+        HTTPStatus.CONFLICT: "`webhook_disabled`: enable it first",
+        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
+    }),
+}  # fmt: skip
+
+
+@router.post("/{webhook_id}/test", operation_id="testWebhook", summary="Send a message to try a webhook", **_SENDS)  # type: ignore[arg-type]  # what both routes share
+async def send_test(
+    request: Request, webhook_id: UUID, caller: Owner, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """The message has the type `webhook.test`. It is signed, tried again and listed as every delivery."""
+
+    async def params(_connection: Connection) -> dict[str, Any]:
+        return {"event": webhooks.message("webhook.test", datetime.now(UTC), {"id": str(webhook_id)})}
+
+    return await _send(services_of(request), caller, webhook_id, b"test", idempotency_key, params)
+
+
+@router.post(
+    "/{webhook_id}/deliveries/{delivery_id}/redeliver",
+    operation_id="redeliverWebhook",
+    summary="Deliver a message again",
+    **_SENDS,  # type: ignore[arg-type]  # as above
+)
+async def redeliver(
+    request: Request, webhook_id: UUID, delivery_id: UUID, caller: Owner, idempotency_key: IdempotencyKey = None
+) -> Response:
+    """The same message with the same `webhook-id`, to the URL that the webhook has now."""
+
+    async def params(connection: Connection) -> dict[str, Any]:
+        sent = await connection.fetchval(
+            "SELECT params FROM job WHERE id = $1 AND tenant_id = $2 AND pipeline = 'webhook'"
+            " AND params ->> 'webhook_id' = $3",
+            delivery_id,
+            caller.tenant_id,
+            str(webhook_id),
+        )
+        if sent is None:
+            raise NotFound("delivery_not_found", "There is no such delivery.")
+        return {"event": sent["event"], "message": sent.get("message") or str(delivery_id)}
+
+    return await _send(services_of(request), caller, webhook_id, delivery_id.bytes, idempotency_key, params)
+
+
+async def _send(
+    services: Services,
+    caller: Caller,
+    webhook_id: UUID,
+    what: bytes,
+    idempotency_key: str | None,
+    params: Callable[[Connection], Awaitable[dict[str, Any]]],
+) -> Response:
+    """Write a delivery that a client asks for. It is charged as a submission: a client could ask without end."""
+    pipeline = services.templates.pipelines.find("webhook")
+    hints: list[Announcement] = []
+
+    async def work(connection: Connection) -> Answer:
+        row = _existing(await webhooks.find(connection, webhook_id, caller.tenant_id))
+        if not row["enabled"] or pipeline is None:
+            raise Conflict("webhook_disabled", "The webhook is disabled.")
+        more = await params(connection)
+        new = NewJob(
+            pipeline,
+            caller.tenant_id,
+            params={"webhook_id": str(webhook_id)} | more,
+            keep_seconds=services.settings.retention_days * 86_400,
+        )
+        async with services.admission.submitting(connection, caller.payer, queues_of(caller.tenant_id, pipeline)):
+            hints.extend(await jobs.submit(connection, [new]))
+        return Answer(HTTPStatus.ACCEPTED, encoded({"id": new.id}))
+
+    request_hash = fingerprint(b"POST /v1/webhooks/send", webhook_id.bytes, what)
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
+    await follow_up(services, hints)
+    return json_response(answer.body, answer.status_code)

@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from leasehold.cli import jobs
-from leasehold.cli.answers import AsJson, api_client, console, parsed, show, table
+from leasehold.cli.answers import AsJson, api_client, console, failure, parsed, show, table
 from leasehold.cli.api_client import ApiClient
 from leasehold.cli.jobs import show_explanation
 
@@ -31,6 +31,7 @@ def submit(
     scope: Annotated[str, typer.Option(help="What the run is for, such as user.")] = "tenant",
     scope_id: Annotated[str, typer.Option(help="Which of them.")] = "",
     priority: Annotated[str, typer.Option(help="high, normal or low.")] = "normal",
+    tag: Annotated[list[str] | None, typer.Option(help="NAME=VALUE; may be given several times.")] = None,
     follow: Annotated[bool, typer.Option("--watch", help="Wait for the end.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -41,6 +42,7 @@ def submit(
         "scope": scope,
         "scope_id": scope_id,
         "priority": priority,
+        "tags": dict(_tag(text) for text in tag or ()),
     }
     with api_client() as client:
         created = client.post("/v1/runs", body)
@@ -48,6 +50,13 @@ def submit(
         show(created, as_json, lambda: console.print(created["id"], highlight=False))
     if follow:
         watch(created["id"], as_json)
+
+
+def _tag(text: str) -> tuple[str, str]:
+    name, sign, value = text.partition("=")
+    if not sign:
+        raise failure(f"write a tag as NAME=VALUE, not {text}")
+    return name, value
 
 
 def watch(run: RunId, as_json: AsJson = False) -> None:

@@ -15,13 +15,12 @@ from uuid import UUID
 from leasehold.domain.cron import FIRST, LAST
 from leasehold.domain.errors import Invalid
 from leasehold.domain.states import JobState
+from leasehold.domain.tags import NAME
 
 #: Characters of a filter, and its terms.
 MAX_CHARACTERS, MAX_TERMS = 1000, 20
 _WORD = re.compile(r"[a-z][a-z0-9_-]{0,62}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
-#: The name of a tag.
-TAG_NAME = re.compile(r"[a-z][a-z0-9_-]{0,63}")
+_ANY_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,199}")
 _AGE = re.compile(r"([0-9]{1,6})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 #: A key before a colon: `kind`, `tag.customer`, `payload./a/b`. Anything else that has a colon is text.
@@ -191,7 +190,7 @@ class _Building:
 
     def _add_tag(self, term: _Term) -> None:
         name = term.detail or ""
-        if not TAG_NAME.fullmatch(name):
+        if not NAME.fullmatch(name):
             raise InvalidFilter(term.at, "Write a tag as `tag.NAME:VALUE`; a name begins with a small letter.")
         if self._tags.setdefault(name, term.value) != term.value:
             raise InvalidFilter(term.at, f"No job has two values of the tag {name}.")
@@ -200,9 +199,9 @@ class _Building:
         """An age counts back from now, so that `>2h` is before that instant; a date does not."""
         sign, rest = _comparison(term)
         age = _AGE.fullmatch(rest)
-        instant = _instant(term, rest) if age is None else self._now - _length(age)
+        instant = _instant(term, rest) if age is None else _before(self._now, _length(age))
         is_before = (sign == ">") == (age is not None)
-        self._set(term, "created_before" if is_before else "created_after", max(instant, FIRST))
+        self._set(term, "created_before" if is_before else "created_after", instant)
 
     def _add_range(self, term: _Term) -> None:
         sign, rest = _comparison(term)
@@ -224,6 +223,10 @@ def _comparison(term: _Term) -> tuple[str, str]:
 
 def _length(match: re.Match[str]) -> timedelta:
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
+
+
+def _before(now: datetime, length: timedelta) -> datetime:
+    return FIRST if length >= now - FIRST else now - length
 
 
 def _instant(term: _Term, text: str) -> datetime:
@@ -270,10 +273,10 @@ def _id(term: _Term) -> UUID:
 _READERS: dict[str, Callable[[_Term], object]] = {
     "kind": _named(_WORD),
     "status": _status,
-    "queue": _named(_NAME),
-    "template": _named(_NAME),
-    "tenant": _named(_NAME),
-    "code": _named(_NAME),
+    "queue": _named(_ANY_NAME),
+    "template": _named(_ANY_NAME),
+    "tenant": _named(_ANY_NAME),
+    "code": _named(_ANY_NAME),
     "worker": _id,
     "schedule": _id,
 }

@@ -17,6 +17,7 @@ from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.registry import Pipelines
 from leasehold.kinds.loading import load
 from leasehold.settings import Settings
+from leasehold.transitions.webhooks import Subjects
 
 #: Jobs of templates, and of pipelines that belong to no kind.
 RUN = "run"
@@ -83,10 +84,17 @@ class Sight:
         return not self.runs and not self.pipelines
 
 
+def subjects_of(kinds: Iterable[Kind]) -> Subjects:
+    """The jobs that webhooks tell of."""
+    of_kinds = [(kind.name, pipeline) for kind in kinds for pipeline in kind.pipelines]
+    own = frozenset(pipeline.name for _, pipeline in of_kinds if pipeline.terms.unlimited)
+    return Subjects({pipeline.name: name for name, pipeline in of_kinds}, own)
+
+
 class JobKinds:
     """All kinds of jobs of an installation. `others`: the pipelines of the registry that belong to no kind."""
 
-    def __init__(self, kinds: Iterable[Kind], pipelines: Pipelines, runs: Scopes) -> None:
+    def __init__(self, kinds: Sequence[Kind], pipelines: Pipelines, runs: Scopes) -> None:
         self._by_name = {RUN: JobKind(RUN, scopes=runs)}
         for kind in kinds:
             self._by_name[kind.name] = JobKind(
@@ -102,6 +110,7 @@ class JobKinds:
         #: The pipelines that belong to kinds.
         self.owned = tuple(sorted(self._by_pipeline))
         self._registry = pipelines
+        self.subjects = subjects_of(kinds)
         self.others = tuple(sorted(pipeline.name for pipeline in pipelines if pipeline.name not in self._by_pipeline))
 
     def of(self, pipeline: str, *, is_run: bool) -> JobKind:

@@ -7,7 +7,7 @@ They count jobs of every kind that a tenant submits: runs, pictures, conversions
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -31,13 +31,39 @@ class Submitted:
     limits: Sequence[ConcurrencyLimitName]
 
 
+@dataclass(frozen=True, slots=True)
+class TenantRules:
+    """What a tenant's new jobs need. `limits`: the rows of declared limits; `watched`: the tenant has a webhook."""
+
+    limits: Sequence[Any]
+    watched: bool
+
+
+_TENANT_RULES = """
+-- run_surroundings
+SELECT asked.tenant_id,
+       EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = asked.tenant_id AND w.enabled) AS watched,
+       (SELECT coalesce(jsonb_agg(g), '[]')
+        FROM (SELECT tenant_id, key, at_most, per_minute FROM gate
+              WHERE declared AND tenant_id IN (asked.tenant_id, $2)) AS g) AS limits
+FROM unnest($1::text[]) AS asked(tenant_id)
+"""
+
+
+async def tenant_rules(connection: Connection, tenants: Collection[str]) -> dict[str, TenantRules]:
+    rows = await connection.fetch(_TENANT_RULES, list(tenants), EVERYBODY)
+    return {row["tenant_id"]: TenantRules(row["limits"], row["watched"]) for row in rows}
+
+
 async def submit(connection: Connection, job: NewJob) -> Submitted:
     """- -> pending, for a job that is no run. It waits at its own limits, and at the declared limits that are for it.
 
     Needs the caller's transaction.
     """
-    limits = [*job.limits, *await declared(connection, job.tenant_id, job.pipeline, job.params)]
-    hints = await jobs.submit(connection, [replace(job, limits=limits)])
+    rules = (await tenant_rules(connection, {job.tenant_id}))[job.tenant_id]
+    limits = [*job.limits, *applicable_limits(rules.limits, job.tenant_id, job.pipeline, job.params)]
+    notify = rules.watched and not job.pipeline.terms.unlimited
+    hints = await jobs.submit(connection, [replace(job, limits=limits, notify=notify)])
     return Submitted(hints, [(limit.tenant_id, limit.key) for limit in limits])
 
 
@@ -45,12 +71,8 @@ async def declared(
     connection: Connection, tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]
 ) -> list[ConcurrencyLimit]:
     """The declared limits that are for such a job."""
-    rows = await connection.fetch(
-        "SELECT tenant_id, key, at_most, per_minute FROM gate WHERE declared AND tenant_id IN ($1, $2)",
-        tenant_id,
-        EVERYBODY,
-    )
-    return applicable_limits(rows, tenant_id, pipeline, params)
+    rules = (await tenant_rules(connection, {tenant_id}))[tenant_id]
+    return applicable_limits(rules.limits, tenant_id, pipeline, params)
 
 
 def applicable_limits(

@@ -17,7 +17,7 @@ import orjson
 
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection, unindexed
-from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
 from leasehold.evaluation.templates import TemplateVersion
@@ -25,6 +25,7 @@ from leasehold.runtime.pacing import paced
 from leasehold.transitions import concurrency, jobs, limits
 from leasehold.transitions.endings import JobEnded
 from leasehold.transitions.jobs import AdmissionTerms, NewJob, RunOf
+from leasehold.transitions.limits import TenantRules
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,7 @@ class NewRun:
     keep_seconds: int | None = None
     dedupe_key: str | None = None  # at most one unfinished run of the template has it
     start_within: timedelta | None = None  # instead of the template's
+    tags: Mapping[str, str] = field(default_factory=dict)
     id: UUID = field(default_factory=new_id)
 
 
@@ -85,7 +87,7 @@ async def create_together(connection: Connection, new: Sequence[NewRun]) -> Crea
     """
     assert all(run.template_version.independent for run in new)
     try:
-        return await _together(connection, new, await _tenant_rules(connection, {run.tenant_id for run in new}))
+        return await _together(connection, new, await limits.tenant_rules(connection, {run.tenant_id for run in new}))
     except asyncpg.UniqueViolationError as error:
         if error.constraint_name != _DEDUPE:
             raise
@@ -96,7 +98,7 @@ async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tup
     """As `create_together`, without a transaction, for the runs without a declared limit only. Returns for each run
     whether it was written, and the hints.
     """
-    by_tenant = await _tenant_rules(connection, {run.tenant_id for run in new})
+    by_tenant = await limits.tenant_rules(connection, {run.tenant_id for run in new})
     unlimited = [not _declared_limits(by_tenant[run.tenant_id], run) for run in new]
     if not any(unlimited):
         return unlimited, []
@@ -105,9 +107,7 @@ async def create_unlimited(connection: Connection, new: Sequence[NewRun]) -> tup
     return unlimited, created.hints
 
 
-async def _together(
-    connection: Connection, new: Sequence[NewRun], by_tenant: Mapping[str, _TenantRules]
-) -> CreatedRuns:
+async def _together(connection: Connection, new: Sequence[NewRun], by_tenant: Mapping[str, TenantRules]) -> CreatedRuns:
     new_jobs = []
     async for run in paced(new):
         rules = by_tenant[run.tenant_id]
@@ -132,6 +132,7 @@ def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, e
         dedupe_key=new.dedupe_key,
         start_within=new.start_within,
         notify=notify,
+        tags=new.tags,
         run=RunOf(template.type, template.version, new.scope, new.scope_id, new.schedule_id, new.tick, new.rerun_of),
     )
 
@@ -142,7 +143,7 @@ async def create(connection: Connection, new: NewRun) -> CreatedRun:
     Raises Conflict `same_scope_running` (reject_same_scope) with the other run's id in its message, and Duplicate. A
     tick that has its run already raises asyncpg.UniqueViolationError.
     """
-    rules = (await _tenant_rules(connection, {new.tenant_id}))[new.tenant_id]
+    rules = (await limits.tenant_rules(connection, {new.tenant_id}))[new.tenant_id]
     admission = await _admission_of(connection, new, rules)
     job = _job(new, admission.terms.limits, notify=rules.watched, exclusive=admission.terms.exclusive_key)
     async with _translate_conflicts(connection, new, admission.terms):
@@ -167,7 +168,9 @@ async def revive(
     if failed is None:
         return None
     new = replace(new, dedupe_key=failed["dedupe_key"])
-    admission = await _admission_of(connection, new, (await _tenant_rules(connection, {new.tenant_id}))[new.tenant_id])
+    admission = await _admission_of(
+        connection, new, (await limits.tenant_rules(connection, {new.tenant_id}))[new.tenant_id]
+    )
     async with _translate_conflicts(connection, new, admission.terms):
         hints = await jobs.replay(connection, new.id, new.tenant_id, params, from_step, admission.terms)
     return None if hints is None else admission.created(new.id, hints)
@@ -188,7 +191,7 @@ class _Admission:
         return CreatedRun(run_id, hints, names, self.replaced, self.ended)
 
 
-async def _admission_of(connection: Connection, new: NewRun, rules: _TenantRules) -> _Admission:
+async def _admission_of(connection: Connection, new: NewRun, rules: TenantRules) -> _Admission:
     """The admission of a run by its template's concurrency rule. `replace_same_scope` cancels the older runs."""
     rule = new.template_version.pipeline.terms.concurrency
     scope_digest = _same_scope(new)
@@ -296,29 +299,5 @@ async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit)
     return older, cancellation.ended
 
 
-@dataclass(frozen=True, slots=True)
-class _TenantRules:
-    """What a tenant's new runs need. `limits`: the rows of declared limits; `watched`: the tenant has a webhook."""
-
-    limits: Sequence[Any]
-    watched: bool
-
-
-_TENANT_RULES = """
--- run_surroundings
-SELECT asked.tenant_id,
-       EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = asked.tenant_id AND w.enabled) AS watched,
-       (SELECT coalesce(jsonb_agg(g), '[]')
-        FROM (SELECT tenant_id, key, at_most, per_minute FROM gate
-              WHERE declared AND tenant_id IN (asked.tenant_id, $2)) AS g) AS limits
-FROM unnest($1::text[]) AS asked(tenant_id)
-"""
-
-
-async def _tenant_rules(connection: Connection, tenants: Collection[str]) -> dict[str, _TenantRules]:
-    rows = await connection.fetch(_TENANT_RULES, list(tenants), EVERYBODY)
-    return {row["tenant_id"]: _TenantRules(row["limits"], row["watched"]) for row in rows}
-
-
-def _declared_limits(rules: _TenantRules, new: NewRun) -> list[ConcurrencyLimit]:
+def _declared_limits(rules: TenantRules, new: NewRun) -> list[ConcurrencyLimit]:
     return limits.applicable_limits(rules.limits, new.tenant_id, new.template_version.pipeline, new.params)

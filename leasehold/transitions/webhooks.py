@@ -1,10 +1,12 @@
-"""Webhooks of runs that ended: each run gets a delivery job for each webhook that subscribes to it. One transaction
-writes the delivery jobs and clears the run's `notify`.
+"""Webhooks of jobs that ended: each job gets a delivery job for each webhook and event that subscribes to it. One
+transaction writes the delivery jobs and clears the job's `notify`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
 from typing import Any
 from uuid import UUID
 
@@ -19,11 +21,23 @@ from leasehold.transitions.quarantine import each, not_in
 #: The duty's name in the quarantine.
 DUTY = "webhooks"
 
-# Runs that ended and whose webhooks have no delivery yet. $2 one run alone, or NULL.
+
+@dataclass(frozen=True, slots=True)
+class Subjects:
+    """The jobs that webhooks tell of. `kinds`: the kind of each pipeline that has one; all others are runs. `own`: the
+    platform's own pipelines, of whose jobs no webhook tells.
+    """
+
+    kinds: Mapping[str, str] = field(default_factory=dict)
+    own: frozenset[str] = frozenset({"webhook"})
+
+
+# Jobs that ended and whose webhooks have no delivery yet. $2 one job alone, or NULL.
 _ENDED = f"""
 -- webhooks_due
-SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, r.template, r.version, r.scope, r.scope_id
-FROM job j JOIN run r ON r.job_id = j.id
+SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
+       (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = j.id) AS tags
+FROM job j LEFT JOIN run r ON r.job_id = j.id
 WHERE j.notify AND j.finished_at IS NOT NULL
   AND ($2::uuid IS NULL OR j.id = $2) AND {not_in(DUTY, "j.id")}
 ORDER BY j.finished_at LIMIT $1
@@ -34,13 +48,13 @@ _WATCHING = "SELECT id, tenant_id, events FROM webhook WHERE enabled AND tenant_
 
 _CLEAR_NOTIFY = "UPDATE job SET notify = false WHERE id = ANY($1::uuid[])"
 
-# Unfinished runs of a tenant, by id, that were submitted before the tenant had a webhook.
+# Unfinished jobs of a tenant, by id, that were submitted before the tenant had a webhook. $4: pipelines to leave out.
 _WATCH = """
 -- webhooks_watch
 WITH found AS MATERIALIZED (
     SELECT j.id FROM job j
     WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND j.id > $2 AND NOT j.notify
-      AND EXISTS (SELECT 1 FROM run r WHERE r.job_id = j.id)
+      AND NOT (j.pipeline = ANY($4::text[]) AND NOT EXISTS (SELECT 1 FROM run r WHERE r.job_id = j.id))
     ORDER BY j.id LIMIT $3 FOR UPDATE OF j
 ), watched AS (
     UPDATE job j SET notify = true FROM found WHERE j.id = found.id
@@ -51,20 +65,26 @@ SELECT id FROM found ORDER BY id DESC LIMIT 1
 _BATCH = 500
 
 
-async def watch(connection: Connection, tenant_id: str) -> None:
-    """Notify the tenant's webhook of the end of older runs, too. Call it once the webhook is committed, outside a
+async def watch(connection: Connection, tenant_id: str, subjects: Subjects = Subjects()) -> None:
+    """Notify the tenant's webhook of the end of older jobs, too. Call it once the webhook is committed, outside a
     transaction: it locks rows a few at a time.
     """
     last: UUID | None = UUID(int=0)
     while last is not None:
-        last = await connection.fetchval(_WATCH, tenant_id, last, _BATCH)
+        last = await connection.fetchval(_WATCH, tenant_id, last, _BATCH, sorted(subjects.own))
 
 
 async def dispatch(
-    connection: Connection, pipeline: Pipeline, keep_seconds: int, limit: int = 100, job_id: UUID | None = None
+    connection: Connection,
+    pipeline: Pipeline,
+    keep_seconds: int,
+    subjects: Subjects = Subjects(),
+    *,
+    limit: int = 100,
+    job_id: UUID | None = None,
 ) -> list[Announcement]:
-    """Write a delivery for each ended run, or for `job_id` alone, and each webhook that subscribes to it. Returns hints
-    to be published. A run whose deliveries cannot be written holds back no other run.
+    """Write the deliveries of each ended job, or of `job_id` alone. Returns hints to be published. A job whose
+    deliveries cannot be written holds back no other job.
     """
 
     async def take(only: object | None) -> list[asyncpg.Record]:
@@ -73,10 +93,11 @@ async def dispatch(
     async def write_deliveries(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
         watching = await connection.fetch(_WATCHING, sorted({row["tenant_id"] for row in ended}))
         deliveries = [
-            _delivery(pipeline, hook["id"], row, keep_seconds)
+            NewJob(pipeline, row["tenant_id"], params=params, keep_seconds=keep_seconds)
             for row in ended
             for hook in watching
-            if hook["tenant_id"] == row["tenant_id"] and f"run.{row['status']}" in hook["events"]
+            if hook["tenant_id"] == row["tenant_id"]
+            for params in _deliveries(hook, row, subjects)
         ]
         hints = await submit(connection, deliveries) if deliveries else []
         await connection.execute(_CLEAR_NOTIFY, [row["id"] for row in ended])
@@ -85,19 +106,26 @@ async def dispatch(
     return await each(connection, DUTY, take, write_deliveries, key=lambda row: row["id"])
 
 
-def _delivery(pipeline: Pipeline, webhook_id: UUID, row: Any, keep_seconds: int) -> NewJob:
-    data = {
-        "id": str(row["id"]),
-        "template": row["template"],
-        "version": row["version"],
-        "scope": row["scope"],
-        "scope_id": row["scope_id"],
-        "status": row["status"],
-        "error": row["error"],
-    }
-    event = {"type": f"run.{row['status']}", "timestamp": row["finished_at"].isoformat(), "data": data}
-    params = {"webhook_id": str(webhook_id), "event": event}
-    return NewJob(pipeline, row["tenant_id"], params=params, keep_seconds=keep_seconds)
+def _deliveries(hook: Any, row: Any, subjects: Subjects) -> list[dict[str, Any]]:
+    """The parameters of the deliveries about one job to one webhook: of `run.*` for runs, and of `job.*`."""
+    is_run = row["template"] is not None
+    if not is_run and row["pipeline"] in subjects.own:
+        return []
+    data = {"id": str(row["id"]), "status": row["status"], "error": row["error"]}
+    run = {name: row[name] for name in ("template", "version", "scope", "scope_id")} if is_run else {}
+    kind = "run" if is_run else subjects.kinds.get(row["pipeline"], "run")
+    of_job = {"kind": kind, "template": row["template"] or row["pipeline"], "tags": row["tags"] or {}}
+    said = {f"job.{row['status']}": run | of_job | data} | ({f"run.{row['status']}": run | data} if is_run else {})
+    return [
+        {"webhook_id": str(hook["id"]), "event": message(name, row["finished_at"], content)}
+        for name, content in sorted(said.items())
+        if name in hook["events"]
+    ]
+
+
+def message(name: str, at: datetime, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a webhook receives, as the specification of Standard Webhooks has it."""
+    return {"type": name, "timestamp": at.isoformat(), "data": data}
 
 
 async def disable(connection: Connection, webhook_id: UUID, tenant_id: str, reason: str) -> None:

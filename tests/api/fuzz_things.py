@@ -80,6 +80,11 @@ class Things:
     def webhook(self) -> str:
         return str(self._post("/v1/webhooks", {"url": HOOK})["id"])
 
+    def delivery(self) -> Subject:
+        hook = self.webhook()
+        sent = self._post(f"/v1/webhooks/{hook}/test")
+        return Subject(path={"webhook_id": hook, "delivery_id": str(sent["id"])})
+
     def limit(self) -> str:
         tenant = f"lifted-{uuid4()}"
         assert self._http.put("/v1/limits", json={"tenant_id": tenant, "key": "tenant", "at_most": 1}).is_success
@@ -172,6 +177,7 @@ def _after(make: Callable[[Things], object], **body: Any) -> Making:
 _LASTS = frozenset({
     "getRun", "explainRun", "rerunRun", "streamRunEvents", "getSchedule", "changeSchedule", "runScheduleNow",
     "backfillSchedule", "streamConversionEvents", "changeWebhook", "rotateWebhookSecret", "listDeliveries",
+    "redeliverWebhook",
     "getJob", "explainJob", "streamJobEvents",
     "queryImages", "queryVideo", "postImagesQuery", "postVideoQuery", "streamImagesEvents", "streamVideoEvents",
 })  # fmt: skip
@@ -215,7 +221,9 @@ _PATHS: dict[str, Making] = {
     "replayDeadLetter": _path("task_id", lambda things: str(things.failed()["task_id"]), from_step="only"),
     "drainWorker": _path("worker_id", lambda things: things.made("workers")),
     "liftLimit": lambda things: Subject(path={"tenant_id": things.limit(), "key": "tenant"}),
-    "changeWebhook": _path("webhook_id", Things.webhook),
+    "changeWebhook": _path("webhook_id", Things.webhook, url=HOOK),
+    "testWebhook": _path("webhook_id", Things.webhook),
+    "redeliverWebhook": lambda things: things.delivery(),
     "deleteWebhook": _path("webhook_id", Things.webhook),
     "rotateWebhookSecret": _path("webhook_id", Things.webhook),
     "listDeliveries": _path("webhook_id", Things.webhook),

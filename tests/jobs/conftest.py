@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,8 @@ class Maker:
         return UUID(answer.json()["job_id"])
 
     async def _conversion(self, **more: Any) -> UUID:
-        form = {"user_id": str(uuid4()), "model_id": "1", "version": "0001", "platform": "720"} | more
+        tags = {"tags": json.dumps(more.pop("tags"))} if "tags" in more else {}
+        form = {"user_id": str(uuid4()), "model_id": "1", "version": "0001", "platform": "720"} | tags | more
         answer = await self.client.post("/api/v1/jobs", data=form, files={"model": ("m.onnx", b"x")})
         assert answer.status_code == 201, answer.text
         return UUID(answer.json()["job_id"])

@@ -22,6 +22,7 @@ from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.jobs import jobs_ended
+from leasehold.kinds.operations import subjects_of
 from leasehold.limits import downloads, external_files, rates
 from leasehold.limits.admission import Admission
 from leasehold.runtime.duty_cycle import Pauses
@@ -66,6 +67,7 @@ class Duties:
         self._templates = templates
         self._admission = Admission(settings, kinds)
         self._deliveries = deliveries
+        self._subjects = subjects_of(kinds)
         self._keep_seconds = settings.retention_days * 86_400
         self._last_limit: ConcurrencyLimitName = ("", "")
         self._leadership = Leadership(worker, 3 * settings.sweep_seconds)
@@ -172,7 +174,9 @@ class Duties:
 
     async def _dispatch_webhooks(self, deliveries: Pipeline) -> None:
         async with self._frequent() as connection:
-            self._announcer.announce(await webhooks.dispatch(connection, deliveries, self._keep_seconds))
+            self._announcer.announce(
+                await webhooks.dispatch(connection, deliveries, self._keep_seconds, self._subjects)
+            )
 
     async def _keep_event_days(self, connection: Connection) -> None:
         await history.keep_event_days(connection, ahead=7, behind=self._settings.retention_days + 1)

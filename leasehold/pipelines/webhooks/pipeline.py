@@ -18,12 +18,15 @@ _RETRY_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000,
 
 
 class Delivery(BaseModel):
-    """The parameters of a delivery. `event`: the JSON to send."""
+    """The parameters of a delivery. `event`: the JSON to send. `message`: the delivery that sent the same message first.
+    None: this delivery.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     webhook_id: UUID
     event: dict[str, Any]
+    message: UUID | None = None
 
 
 webhooks = Pipeline(

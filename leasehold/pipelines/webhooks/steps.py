@@ -63,7 +63,7 @@ async def _snoozed(attempt: Attempt) -> Snooze:
 
 
 async def _send(delivery_context: DeliveryContext, attempt: Attempt, row: Any, body: bytes) -> Answer:
-    message_id, now = f"msg_{attempt.job_id}", int(time())
+    message_id, now = f"msg_{attempt.params.message or attempt.job_id}", int(time())
     secrets = [delivery_context.sealing.open(secret) for secret in row["secrets"]]
     headers = {
         "content-type": "application/json",

@@ -14,6 +14,7 @@ from leasehold.domain.errors import Invalid
 from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline, Step, pinned_queue
 from leasehold.domain.states import JobState, TaskState
+from leasehold.domain.tags import check_tags
 
 #: Queues of external workers begin so. PostgreSQL writes no hints for them, and each belongs to a tenant.
 EXTERNAL = "ext:"
@@ -77,6 +78,7 @@ class NewJob:
     notify: bool = False  # a webhook subscribes to the end of the job
     pin: str | None = None  # only workers with this label run it: LEASEHOLD_WORKER_LABELS
     run: RunOf | None = None
+    tags: Mapping[str, str] = field(default_factory=dict)  # the client's own words, at most 8 (domain/tags.py)
 
 
 def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -84,31 +86,35 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
     by_clock = new.deadline_at is None  # PostgreSQL computes the deadline
     first_tasks = [task for task in tasks if task["status"] in ("pending", "waiting")]
     waits_for_external = bool(first_tasks) and all(task["queue"].startswith(EXTERNAL) for task in first_tasks)
-    return {
-        "id": new.id,
-        "tenant_id": new.tenant_id,
-        "pipeline": new.pipeline.name,
-        "pipeline_version": new.pipeline.version,
-        "status": JobState.WAITING_WORKER if waits_for_external else JobState.PENDING,
-        "priority": new.priority,
-        "steps": sum(task["status"] != "skipped" for task in tasks),
-        "keep_seconds": new.keep_seconds,
-        "params": new.params,
-        "inputs": new.inputs,
-        "output_prefix": new.output_prefix or f"jobs/{new.id}/output",
-        "trace": _hint_headers(new),
-        "deadline_at": new.deadline_at,
-        "not_before": new.not_before,
-        "timeout_seconds": _whole_seconds(terms.timeout) if by_clock else None,
-        "start_within_seconds": _whole_seconds(new.start_within or terms.start_within) if by_clock else None,
-        "external": sum(step.external for step in new.pipeline.steps),
-        "gated": bool(new.limits),
-        "notify": new.notify,
-        "exclusive_key": new.exclusive_key,
-        "dedupe_key": new.dedupe_key,
-        "cancelable": terms.cancelable,
-        "grace_seconds": int(terms.grace.total_seconds()),
-    } | (new.run.record() if new.run is not None else {})
+    return (
+        {
+            "id": new.id,
+            "tenant_id": new.tenant_id,
+            "pipeline": new.pipeline.name,
+            "pipeline_version": new.pipeline.version,
+            "status": JobState.WAITING_WORKER if waits_for_external else JobState.PENDING,
+            "priority": new.priority,
+            "steps": sum(task["status"] != "skipped" for task in tasks),
+            "keep_seconds": new.keep_seconds,
+            "params": new.params,
+            "inputs": new.inputs,
+            "output_prefix": new.output_prefix or f"jobs/{new.id}/output",
+            "trace": _hint_headers(new),
+            "deadline_at": new.deadline_at,
+            "not_before": new.not_before,
+            "timeout_seconds": _whole_seconds(terms.timeout) if by_clock else None,
+            "start_within_seconds": _whole_seconds(new.start_within or terms.start_within) if by_clock else None,
+            "external": sum(step.external for step in new.pipeline.steps),
+            "gated": bool(new.limits),
+            "notify": new.notify,
+            "exclusive_key": new.exclusive_key,
+            "dedupe_key": new.dedupe_key,
+            "cancelable": terms.cancelable,
+            "grace_seconds": int(terms.grace.total_seconds()),
+        }
+        | (new.run.record() if new.run is not None else {})
+        | ({"tags": check_tags(new.tags)} if new.tags else {})
+    )
 
 
 def _whole_seconds(duration: timedelta | None) -> int | None:

@@ -27,8 +27,7 @@ WITH locked AS MATERIALIZED (
                 (SELECT max(e.at) FROM history e WHERE e.job_id = j.id AND e.kind = 'replayed'),
                 (SELECT r.scheduled_at FROM run r WHERE r.job_id = j.id),
                 j.created_at) END,
-        notify = EXISTS (SELECT 1 FROM run r JOIN webhook w ON w.tenant_id = r.tenant_id AND w.enabled
-                         WHERE r.job_id = j.id),
+        notify = EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = j.tenant_id AND w.enabled),
         event_seq = j.event_seq + (SELECT count(*)::int FROM revived)
     FROM locked WHERE j.id = locked.id
     RETURNING j.id, j.tenant_id, j.trace, j.event_seq - (SELECT count(*)::int FROM revived) AS seq

@@ -7,7 +7,8 @@ WITH new_job AS MATERIALIZED (
         deadline_at timestamptz, not_before timestamptz, timeout_seconds int, start_within_seconds int,
         external smallint, gated bool,
         notify bool, exclusive_key text, dedupe_key text, cancelable bool, grace_seconds int,
-        template text, version smallint, scope text, scope_id text, schedule_id uuid, tick timestamptz, rerun_of uuid)
+        template text, version smallint, scope text, scope_id text, schedule_id uuid, tick timestamptz, rerun_of uuid,
+        tags jsonb)
 ), new_task AS MATERIALIZED (
     -- $2, the tasks as JSON records.
     SELECT * FROM jsonb_to_recordset($2::jsonb) AS t(
@@ -31,6 +32,10 @@ WITH new_job AS MATERIALIZED (
     INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id, scheduled_at, schedule_id, tick, rerun_of)
     SELECT id, tenant_id, template, version, scope, scope_id, not_before, schedule_id, tick, rerun_of
     FROM new_job WHERE template IS NOT NULL
+), tags AS (
+    -- Without tags a job costs nothing here.
+    INSERT INTO job_tag (job_id, name, tenant_id, value)
+    SELECT j.id, t.key, j.tenant_id, t.value FROM new_job j, jsonb_each_text(j.tags) AS t WHERE j.tags IS NOT NULL
 ), tasks AS (
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,
                       max_attempts, handler, timeout_seconds, cancelable, available_at, finished_at)

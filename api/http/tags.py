@@ -1,0 +1,36 @@
+"""The member `tags` of requests that submit jobs."""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeAlias
+
+from pydantic import AfterValidator, BaseModel, Field
+
+from leasehold.domain.errors import Invalid
+from leasehold.domain.tags import MAX_TAG_CHARACTERS, MAX_TAGS, NAME_PATTERN, check_tags
+
+
+def _checked(tags: dict[str, str]) -> dict[str, str]:
+    try:
+        check_tags(tags)
+    except Invalid as error:
+        raise ValueError(error.message) from None
+    return tags
+
+
+Tags: TypeAlias = Annotated[
+    dict[str, Annotated[str, Field(min_length=1, max_length=MAX_TAG_CHARACTERS)]],
+    Field(
+        max_length=MAX_TAGS,
+        description="Your own words about the job; `GET /v1/jobs?q=tag.NAME:VALUE` finds it by them.",
+        json_schema_extra={"propertyNames": {"pattern": NAME_PATTERN}},
+    ),
+    AfterValidator(_checked),
+]
+
+
+def asked(body: BaseModel) -> bytes:
+    """The request as JSON, for its fingerprint. Without tags it is that of releases before there were tags, so that a
+    repetition is still known as one.
+    """
+    return body.model_dump_json(exclude=None if getattr(body, "tags", None) else {"tags"}).encode()

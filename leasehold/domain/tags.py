@@ -1,0 +1,26 @@
+"""Tags: a client's own words about a job, by which it is found (`tag.customer:7`)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from leasehold.domain.errors import Invalid
+
+#: Tags of a job; characters of a name, and of a value.
+MAX_TAGS, MAX_TAG_CHARACTERS = 8, 64
+#: The name of a tag.
+NAME_PATTERN = r"^[a-z][a-z0-9_-]{0,63}$"
+NAME = re.compile(NAME_PATTERN, re.ASCII)
+
+
+def check_tags(tags: Mapping[str, str]) -> Mapping[str, str]:
+    """The tags. Raises Invalid `invalid_tags`."""
+    if len(tags) > MAX_TAGS:
+        raise Invalid("invalid_tags", f"A job has at most {MAX_TAGS} tags.")
+    for name, value in tags.items():
+        if not NAME.fullmatch(name):
+            raise Invalid("invalid_tags", f"The name of a tag must match {NAME_PATTERN}.")
+        if not 1 <= len(value) <= MAX_TAG_CHARACTERS:
+            raise Invalid("invalid_tags", f"The value of a tag has 1 to {MAX_TAG_CHARACTERS} characters.")
+    return tags

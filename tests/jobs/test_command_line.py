@@ -1,0 +1,69 @@
+"""`leasehold jobs`: the same surface, on the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from leasehold.cli.main import app
+from leasehold.db.database import Connection
+from leasehold.security.credentials import create_key
+from tests.api.conftest import Running
+from tests.jobs.conftest import TENANT_SCOPES, Maker
+
+Cli = Callable[..., Awaitable[Result]]
+
+
+@pytest.fixture
+async def cli(running: Running, rows: Connection) -> Cli:
+    key = await create_key(rows, tenant_id="acme", client_id="cli", scopes=TENANT_SCOPES)
+    environment = {"LEASEHOLD_URL": running.url, "LEASEHOLD_API_KEY": key.text, "COLUMNS": "200"}
+
+    async def call(*arguments: str) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, app, ["jobs", *arguments], env=environment)
+
+    return call
+
+
+async def said(cli: Cli, *arguments: str) -> Any:
+    result = await cli(*arguments, "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+async def test_a_failed_picture_is_found_explained_and_retried(cli: Cli, maker: Maker) -> None:
+    job_id = str(await maker.make("media", tags={"order": "7"}))
+    await maker.fail(await maker.make("run"))
+    assert [job["id"] for job in (await said(cli, "list", "kind:media", "tag.order:7"))["jobs"]] == [job_id]
+    counted = await cli("list", "--count")
+    assert "2 match" in counted.stdout
+    assert (await said(cli, "explain", job_id))["reasons"]
+    assert (await said(cli, "events", job_id))["events"][0]["kind"] == "submitted"
+    claimed = await maker.claim((await maker.rows.fetchrow("SELECT id FROM job WHERE pipeline = 'media'"))["id"])
+    assert str(claimed.lease.owner) in (await cli("get", job_id)).stdout
+
+
+async def test_a_job_is_retried_cancelled_and_deleted(cli: Cli, maker: Maker) -> None:
+    job_id = await maker.make("media")
+    await maker.fail(job_id)
+    shown = await cli("get", str(job_id))
+    assert "broken: It did not work." in shown.stdout
+    assert (await cli("retry", str(job_id), "--from-step", "resize")).stdout == "pending\n"
+    assert (await cli("cancel", str(job_id), "--reason", "enough")).stdout == "cancelled\n"
+    assert (await cli("delete", str(job_id))).stdout == "deleted\n"
+    gone = await cli("get", str(job_id))
+    assert (gone.exit_code, "job_deleted" in gone.stderr) == (1, True)
+
+
+async def test_a_wrong_filter_is_pointed_at_before_anybody_is_asked(cli: Cli) -> None:
+    result = await cli("list", "kind:media", "statuss:failed")
+    assert result.exit_code == 1
+    first, second, third = result.stderr.splitlines()[:3]
+    assert (first, second) == ("kind:media statuss:failed", "           ^")
+    assert "There is no term `statuss:`" in third

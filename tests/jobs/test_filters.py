@@ -1,0 +1,187 @@
+"""Each term of the filter finds its jobs and no others, in bounded reads, within the tenant."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx2
+import pytest
+
+from leasehold.db import job_lists
+from leasehold.db.database import Connection
+from leasehold.db.job_lists import Listing, Scope
+from leasehold.domain.ids import new_id
+from leasehold.domain.job_filter import JobFilter, parse
+from leasehold.domain.states import JobState
+from tests.api.media_api import problem
+from tests.jobs.conftest import KINDS, TENANT_SCOPES, MakeClient, Maker
+from tests.jobs.test_jobs import ids
+from tests.unit.test_job_filter import NOW
+
+WORKER = str(uuid4())
+#: A term of every sort; each with a status, a template or a kind beside it, below.
+TERMS = (
+    "", "status:failed", "status:cancelled", "status:running", "status:succeeded", "queue:q", "template:outside",
+    "code:broken", "tag.customer:7", "created:<1h", "created:>1h", "waited:>1s", "duration:>1s", f"worker:{WORKER}",
+    f"schedule:{uuid4()}", "payload./n:1", "text", str(uuid4()),
+)  # fmt: skip
+
+
+async def test_each_term_finds_its_jobs(
+    maker: Maker, client: httpx2.AsyncClient, client_with: MakeClient, rows: Connection
+) -> None:
+    made = {kind: str(await maker.make(kind)) for kind in KINDS}
+    tagged = str(await maker.make("run", tags={"customer": "7", "region": "eu"}, payload={"a": {"b/c": 7}, "on": True}))
+    other = str(await maker.make("run", tags={"customer": "70"}, scope_id="Paris", priority="low"))
+    await maker.fail(UUID(tagged), "step_timeout")
+    claimed = await maker.claim(UUID(made["media"]))
+    await rows.execute(
+        "UPDATE job SET created_at = created_at - interval '1 hour', started_at = created_at WHERE id = $1", UUID(other)
+    )
+    everything = {*made.values(), tagged, other}
+    cases = {
+        "": everything,
+        "kind:run": {made["run"], tagged, other},
+        "template:outside status:failed": {tagged},
+        "template:outside": {made["run"], tagged, other},
+        "template:media": {made["media"]},
+        "queue:q": {made["run"], tagged, other},
+        "queue:webhooks": {made["webhook"]},
+        "code:step_timeout": {tagged},
+        "code:step_timeout kind:media": set(),
+        "tag.customer:7": {tagged},
+        "tag.customer:7 tag.region:eu": {tagged},
+        "tag.customer:7 tag.region:us": set(),
+        "tag.customer:70": {other},
+        "created:<30m": everything - {other},
+        "created:>30m": set(),
+        "created:>0s": everything,
+        "created:>2026-01-01": everything,
+        "created:<2026-01-01": set(),
+        "waited:>30m": set(),
+        "duration:>30m": {other},
+        f"worker:{claimed.lease.owner}": {made["media"]},
+        "payload./a/b~1c:7": {tagged},
+        "payload./on:true": {tagged},
+        "payload./a/b~1c:8": set(),
+        '"did not work"': {tagged},
+        "paris": {other},
+        other: {other},
+        f"{other} kind:media": set(),
+        f"schedule:{uuid4()}": set(),
+        "tenant:acme kind:media": {made["media"]},
+        "tenant:other": set(),
+    }
+    stranger = await client_with(*TENANT_SCOPES, tenant="other")
+    for q, found in cases.items():
+        assert set(await ids(client, q)) == found, q
+        assert await ids(stranger, q) == [], q
+        answer = await client.get("/v1/jobs", params={"q": q, "count": True})
+        assert answer.json()["count"] == {"n": len(found), "exact": True}, q
+
+
+async def test_every_kind_takes_tags(maker: Maker, client: httpx2.AsyncClient) -> None:
+    made = {str(await maker.make(kind, tags={"order": "4711"})) for kind in KINDS if kind != "webhook"}
+    assert set(await ids(client, "tag.order:4711")) == made
+    batch = {"template": "outside", "runs": [{"tags": {"n": "1"}}, {"tags": {"n": "2"}}, {}]}
+    batched = (await client.post("/v1/runs/batch", json=batch)).json()["ids"]
+    assert [await ids(client, f"tag.n:{n}") for n in (1, 2)] == [[batched[0]], [batched[1]]]
+
+
+@pytest.mark.parametrize(
+    "tags",
+    [{"A": "1"}, {"a": ""}, {"a": "x" * 65}, {"a" * 65: "1"}, {"a": 1}, {"é": "1"}, {f"t{n}": "1" for n in range(9)}],
+)
+async def test_wrong_tags_are_refused(client: httpx2.AsyncClient, tags: dict[str, Any]) -> None:
+    problem(await client.post("/v1/runs", json={"template": "t", "tags": tags}), 422, "invalid_request")
+
+
+async def test_an_error_names_its_character(client: httpx2.AsyncClient) -> None:
+    for q, position in (("kind:media statuss:failed", 12), ("kind:nothing", 1)):
+        said = problem(await client.get("/v1/jobs", params={"q": q}), 422, "invalid_filter")
+        assert said["errors"][0]["position"] == position
+
+
+async def test_a_filter_that_would_read_too_much_says_so(
+    maker: Maker, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [str(await maker.make("run")) for _ in range(5)]
+    monkeypatch.setattr(job_lists, "MAX_READ", 3 * 3)
+    for q, position in (("kind:run duration:>1h", 1), ("waited:>1h", 1)):
+        said = problem(await client.get("/v1/jobs", params={"q": q}), 422, "filter_too_broad")
+        assert said["errors"][0]["position"] == position
+    page = (await client.get("/v1/jobs", params={"q": "waited:<1h", "limit": 3})).json()
+    assert [job["id"] for job in page["jobs"]] == made[:1:-1]  # a page that is full reads no further
+    assert (await client.get("/v1/jobs", params={"q": "waited:>1h", "count": True})).status_code == 422
+
+
+async def test_a_search_says_how_far_it_came_and_goes_on(
+    maker: Maker, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = [str(await maker.make("run", payload={"n": n})) for n in range(5)]
+    monkeypatch.setattr(job_lists, "MAX_SEARCHED", 2)
+    for n, job_id in enumerate(made):
+        assert await search(client, f"payload./n:{n}") == ([job_id], 3)
+    assert await search(client, "nothing") == ([], 3)
+
+
+async def search(client: httpx2.AsyncClient, q: str) -> tuple[list[str], int]:
+    """What all pages found, and how many there were."""
+    found, cursor, pages = [], {}, 0
+    while True:
+        body = (await client.get("/v1/jobs", params={"q": q} | cursor)).json()
+        found += [job["id"] for job in body["jobs"]]
+        pages += 1
+        if body["next_cursor"] is None:
+            return found, pages
+        assert body["searched_back_to"]
+        cursor = {"cursor": body["next_cursor"]}
+
+
+def filters() -> list[JobFilter]:
+    beside = ("", " status:failed", " kind:media", " template:t", " queue:q", " created:<1h")
+    texts = {f"{term}{more}".strip() for term in TERMS for more in beside}
+    return [parse(text, NOW) for text in sorted(texts) if text.count("status:") < 2 and text.count("queue:") < 2
+            and text.count("template:") < 2 and text.count("created:") < 2]  # fmt: skip
+
+
+SCOPES = (
+    Scope("acme", ("conversion", "media"), runs=True, others=("noop",), owned=("conversion", "media", "webhook")),
+    Scope("acme", ("media",), runs=False, others=("noop",), owned=("conversion", "media", "webhook")),
+)
+
+
+def test_every_statement_names_the_tenant_wherever_it_finds_jobs() -> None:
+    """Generated: all terms, beside one another. What drives the walk names the tenant itself, and so does each job."""
+    statements = [
+        statement
+        for scope in SCOPES
+        for wanted in filters()
+        for before in (None, new_id())
+        for listing in [Listing(scope, wanted, before)]
+        for statement in (listing.page(50), listing.count(), listing.estimate())
+    ]
+    assert len(statements) > 900
+    for statement in statements:
+        assert statement.values[0] == "acme"
+        assert "j.tenant_id = $1::text" in statement.text
+        for table, alias in re.findall(r"FROM (job|run|job_tag|task) (x|t) WHERE", statement.text):
+            if f"{alias}.job_id = j.id" in statement.text and alias == "t":
+                continue
+            assert f"{alias}.tenant_id = $1::text" in statement.text, (table, statement.text)
+
+
+async def test_postgresql_takes_every_statement(rows: Connection) -> None:
+    """Generated: also those of an operator, with no tenant."""
+    scopes = (*SCOPES, Scope(None, ("media",), runs=True, others=(), owned=("media", "webhook")))
+    for scope in scopes:
+        for wanted in filters():
+            listing = Listing(scope, wanted, new_id())
+            for statement in (listing.page(50), listing.count(), listing.estimate()):
+                await rows.prepare(statement.text)
+
+
+def test_every_status_is_a_term() -> None:
+    assert {parse(f"status:{state}", NOW).status for state in JobState} == set(JobState)

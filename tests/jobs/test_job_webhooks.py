@@ -1,0 +1,121 @@
+"""`job.*` webhooks tell of jobs of every kind; a webhook is tried, edited, and delivers again."""
+
+from __future__ import annotations
+
+from typing import Any
+from uuid import UUID
+
+import httpx2
+
+from leasehold.db.database import Connection
+from leasehold.kinds.operations import subjects_of
+from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
+from leasehold.transitions import webhooks
+from tests.api.conftest import Running
+from tests.api.media_api import problem
+from tests.jobs.conftest import KINDS, MakeClient, Maker
+
+EVENTS = ["job.succeeded", "job.failed", "job.cancelled", "job.expired"]
+HOOK = "http://127.0.0.1/hook"
+
+
+async def subscribe(client: httpx2.AsyncClient, *events: str) -> str:
+    answer = await client.post("/v1/webhooks", json={"url": HOOK, "events": events or EVENTS})
+    assert answer.status_code == 201, answer.text
+    return str(answer.json()["id"])
+
+
+async def told(running: Running, rows: Connection) -> list[dict[str, Any]]:
+    """The events of all deliveries, once a worker has dispatched."""
+    await webhooks.dispatch(rows, deliveries, 60, subjects_of(running.services.kinds))
+    found = await rows.fetch("SELECT params FROM job WHERE pipeline = 'webhook' AND params ? 'event' ORDER BY id")
+    return [row["params"]["event"] for row in found]
+
+
+async def test_every_kind_s_end_is_told(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    """Also of jobs that were there before the webhook, and of each end of a job that is retried."""
+    before = [await maker.make(kind, tags={"n": "1"}) for kind in KINDS if kind != "webhook"]
+    await subscribe(client)
+    after = [await maker.make(kind) for kind in KINDS if kind != "webhook"]
+    for job_id in (*before, *after):
+        await maker.fail(job_id)
+        await client.post(f"/v1/jobs/{job_id}/retry")
+        await client.post(f"/v1/jobs/{job_id}/cancel")
+    await rows.execute("UPDATE task SET available_at = clock_timestamp()")
+    events = await told(running, rows)
+    said = {(event["type"], event["data"]["id"], event["data"]["kind"]) for event in events}
+    kinds = [kind for kind in KINDS if kind != "webhook"]
+    wanted = {
+        (name, str(job_id), kind)
+        for jobs in (before, after)
+        for job_id, kind in zip(jobs, kinds, strict=True)
+        for name in ("job.failed", "job.cancelled")
+    }
+    assert said == wanted
+    assert len(events) == len(wanted)
+    assert {str(event["data"]["tags"]) for event in events} == {"{'n': '1'}", "{}"}
+
+
+async def test_a_delivery_s_own_end_is_told_to_nobody(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    """Else each delivery would make another, for ever."""
+    hook = await subscribe(client)
+    await client.post(f"/v1/webhooks/{hook}/test")
+    await client.patch(f"/v1/webhooks/{hook}", json={"enabled": True})  # looks for jobs that are not told of yet
+    (job_id,) = [row["id"] for row in await rows.fetch("SELECT id FROM job WHERE pipeline = 'webhook'")]
+    await maker.fail(job_id)
+    assert (await client.post(f"/v1/jobs/{job_id}/retry")).status_code == 202
+    await maker.fail(job_id)
+    assert [event["type"] for event in await told(running, rows)] == ["webhook.test"]
+
+
+async def test_a_run_is_told_by_both_names_to_who_asked_for_both(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    await subscribe(client, "run.failed", "job.failed")
+    await maker.fail(await maker.make("run"))
+    assert sorted(event["type"] for event in await told(running, rows)) == ["job.failed", "run.failed"]
+
+
+async def test_a_webhook_is_edited(client: httpx2.AsyncClient) -> None:
+    hook = await subscribe(client)
+    changed = (await client.patch(f"/v1/webhooks/{hook}", json={"url": f"{HOOK}/2", "events": ["job.failed"]})).json()
+    assert (changed["url"], changed["events"], changed["enabled"]) == (f"{HOOK}/2", ["job.failed"], True)
+    problem(await client.patch(f"/v1/webhooks/{hook}", json={"url": "ftp://x"}), 422, "url_malformed")
+    problem(await client.patch(f"/v1/webhooks/{hook}", json={}), 422, "invalid_request")
+    problem(await client.patch(f"/v1/webhooks/{hook}", json={"events": []}), 422, "invalid_request")
+    await client.patch(f"/v1/webhooks/{hook}", json={"enabled": False})
+    still = (await client.patch(f"/v1/webhooks/{hook}", json={"url": HOOK})).json()
+    assert (still["url"], still["enabled"]) == (HOOK, False)
+    problem(await client.post(f"/v1/webhooks/{hook}/test"), 409, "webhook_disabled")
+
+
+async def test_a_message_is_delivered_again_as_the_same_message(
+    client: httpx2.AsyncClient, client_with: MakeClient, rows: Connection
+) -> None:
+    hook = await subscribe(client)
+    first = (await client.post(f"/v1/webhooks/{hook}/test")).json()["id"]
+    again = (await client.post(f"/v1/webhooks/{hook}/deliveries/{first}/redeliver")).json()["id"]
+    third = (await client.post(f"/v1/webhooks/{hook}/deliveries/{again}/redeliver")).json()["id"]
+    params = {str(row["id"]): row["params"] for row in await rows.fetch("SELECT id, params FROM job")}
+    assert params[again]["message"] == params[third]["message"] == first
+    assert params[first]["event"] == params[third]["event"]
+    assert params[first]["event"]["type"] == "webhook.test"
+    listed = (await client.get(f"/v1/webhooks/{hook}/deliveries")).json()["deliveries"]
+    assert [one["id"] for one in listed] == [third, again, first]
+    other = await subscribe(client)
+    for path in (f"{other}/deliveries/{first}", f"{hook}/deliveries/{UUID(int=1)}"):
+        problem(await client.post(f"/v1/webhooks/{path}/redeliver"), 404, "delivery_not_found")
+    stranger = await client_with("webhooks:write", tenant="other")
+    problem(await stranger.post(f"/v1/webhooks/{hook}/deliveries/{first}/redeliver"), 404, "webhook_not_found")
+
+
+async def test_a_repeated_request_sends_once(client: httpx2.AsyncClient, rows: Connection) -> None:
+    hook = await subscribe(client)
+    key = {"Idempotency-Key": "k"}
+    answers = [(await client.post(f"/v1/webhooks/{hook}/test", headers=key)).json() for _ in range(2)]
+    assert answers[0] == answers[1]
+    assert await rows.fetchval("SELECT count(*) FROM job") == 1
