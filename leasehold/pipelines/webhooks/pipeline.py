@@ -18,7 +18,7 @@ _RETRY_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000,
 
 
 class Delivery(BaseModel):
-    """The parameters of a delivery. `event`: the JSON to send. `message`: the delivery that sent the same message first.
+    """The parameters of a delivery. `event`: the JSON to send. `message`: the delivery that sent the message first.
     None: this delivery.
     """
 
