@@ -65,7 +65,7 @@ class Changes(BaseModel):
 
     enabled: Flag = True
     url: str = Field("", max_length=2000)
-    events: list[Event] = Field([], min_length=1, max_length=8)
+    events: list[Event] = Field(default_factory=list, min_length=1, max_length=8)
 
     @model_validator(mode="after")
     def _changes_something(self) -> Self:

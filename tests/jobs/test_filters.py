@@ -38,7 +38,9 @@ async def test_each_term_finds_its_jobs(
     await maker.fail(UUID(tagged), "step_timeout")
     claimed = await maker.claim(UUID(made["media"]))
     await rows.execute(
-        "UPDATE job SET created_at = created_at - interval '1 hour', started_at = created_at WHERE id = $1", UUID(other)
+        "UPDATE job SET created_at = created_at - interval '1 hour', started_at = created_at - interval '1 hour'"
+        " WHERE id = $1",
+        UUID(other),
     )
     everything = {*made.values(), tagged, other}
     cases = {
