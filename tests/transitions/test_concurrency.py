@@ -1,0 +1,104 @@
+"""Concurrency limits at their rows: who waits, who is let in, and what is forgotten, beside neighbours."""
+
+from __future__ import annotations
+
+from uuid import UUID
+
+import pytest
+
+from leasehold.domain.concurrency_limit import ConcurrencyLimit
+from leasehold.transitions import concurrency, settlements
+from leasehold.transitions.settlements import Completion
+from tests.factories import ONE, Rows
+
+#: Of another tenant with the same key, and of another key.
+NEIGHBOURS = (("u", "k"), ("t", "l"))
+
+
+async def wait_at(rows: Rows, *limits: ConcurrencyLimit, tenant: str = "t", count: int = 1) -> list[UUID]:
+    """New jobs that wait at the limits, the oldest first."""
+    before = {row["id"] for row in await rows.connection.fetch("SELECT id FROM job")}
+    async with rows.connection.transaction():
+        await rows.submit(ONE, count, tenant, limits=list(limits))
+    made = await rows.connection.fetch("SELECT id FROM job ORDER BY id")
+    return [row["id"] for row in made if row["id"] not in before]
+
+
+async def held(rows: Rows) -> set[UUID]:
+    return {row["id"] for row in await rows.connection.fetch("SELECT id FROM job WHERE held")}
+
+
+async def finish(rows: Rows) -> None:
+    """Everything that can run has run."""
+    while claimed := await rows.claim_all():
+        await settlements.complete(rows.connection, [Completion(one.lease) for one in claimed])
+
+
+async def named(rows: Rows, table: str) -> set[tuple[str, str]]:
+    return {(row[0], row[1]) for row in await rows.connection.fetch(f"SELECT tenant_id, key FROM {table}")}
+
+
+async def test_room_is_counted_for_each_limit_by_itself(rows: Rows) -> None:
+    """What is inside at another tenant's limit, or at another key, takes no room here."""
+    for tenant, key in NEIGHBOURS:
+        await wait_at(rows, ConcurrencyLimit(tenant, key, at_most=3), tenant=tenant, count=3)
+        await concurrency.admit(rows.connection, [(tenant, key)])
+    assert await held(rows) == set()
+    first, second, third = await wait_at(rows, ConcurrencyLimit("t", "k", at_most=2), count=3)
+    await concurrency.admit(rows.connection, [("t", "k")])
+    assert await held(rows) == {third}
+    await concurrency.admit(rows.connection, [("t", "k"), *NEIGHBOURS])
+    assert await held(rows) == {third}
+    await finish(rows)
+    await concurrency.admit(rows.connection, [("t", "k")], [first, second])
+    assert await held(rows) == set()
+
+
+async def test_a_rate_is_counted_for_each_limit_by_itself(rows: Rows) -> None:
+    for tenant, key in NEIGHBOURS:
+        await wait_at(rows, ConcurrencyLimit(tenant, key, per_minute=3), tenant=tenant, count=3)
+        await concurrency.admit(rows.connection, [(tenant, key)])
+    await wait_at(rows, ConcurrencyLimit("t", "k", per_minute=2), count=3)
+    assert len(await concurrency.admit(rows.connection, [("t", "k")])) == 2
+    await finish(rows)
+    assert await concurrency.admit(rows.connection, [("t", "k")]) == []  # who has ended was still let in this minute
+
+
+async def test_who_has_not_ended_keeps_its_place(rows: Rows) -> None:
+    """Only jobs that have ended leave, whichever the caller says may have."""
+    first, second = await wait_at(rows, ConcurrencyLimit("t", "k", at_most=1), count=2)
+    await concurrency.admit(rows.connection, [("t", "k")])
+    assert await concurrency.admit(rows.connection, [("t", "k")], [first, second]) == []
+    assert await concurrency.admit(rows.connection, [("t", "k")]) == []
+    assert await held(rows) == {second}
+    assert sorted(await concurrency.limits_of(rows.connection, [first])) == [("t", "k")]
+
+
+async def test_of_the_jobs_that_ended_only_those_that_are_named_leave(rows: Rows) -> None:
+    """A caller that knows who ended does not have all the others read."""
+    first, second, *_ = await wait_at(rows, ConcurrencyLimit("t", "k", at_most=2), count=4)
+    await concurrency.admit(rows.connection, [("t", "k")])
+    await finish(rows)
+    assert len(await concurrency.admit(rows.connection, [("t", "k")], [first])) == 1
+    assert second in {row["job_id"] for row in await rows.connection.fetch("SELECT job_id FROM gate_job")}
+
+
+@pytest.mark.parametrize(("seconds", "stays"), [(59, True), (61, False)])
+async def test_a_job_that_ended_is_forgotten_after_a_minute_and_its_limit_with_it(
+    rows: Rows, seconds: int, stays: bool
+) -> None:
+    await wait_at(rows, ConcurrencyLimit("t", "k", at_most=1))
+    await wait_at(rows, ConcurrencyLimit("t", "l", at_most=0))  # waits, and stays
+    await concurrency.admit(rows.connection, [("t", "k")])
+    await finish(rows)
+    await rows.connection.execute(
+        "UPDATE job SET finished_at = clock_timestamp() - make_interval(secs => $1) WHERE finished_at IS NOT NULL",
+        seconds,
+    )
+    await rows.connection.execute(
+        "INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('t', 'declared', 1, true), ('u', 'k', 1, false)"
+    )
+    await concurrency.forget_unused_limits(rows.connection)
+    expected = {("t", "l")} | ({("t", "k")} if stays else set())
+    assert await named(rows, "gate_job") == expected
+    assert await named(rows, "gate") == expected | {("t", "declared")}
