@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +16,7 @@ from leasehold.db.database import Connection, connect
 from leasehold.domain.lease import Lease
 from leasehold.exporter import jobs as counted
 from leasehold.settings import Settings
-from leasehold.transitions import jobs
+from leasehold.transitions import claims, jobs
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing, Verdict
 from leasehold.worker.leases import settlement_batcher
 from leasehold.worker.leases.settlement_batcher import Acknowledgement, Answer, Release, Settlement, SettlementBatcher
@@ -128,11 +128,18 @@ async def test_what_was_lost_is_not_acknowledged_as_a_cancel(opened: Open, rows:
     assert (await rows.task(lease.task_id))["status"] == "running"
 
 
+Meanwhile = Callable[[], Awaitable[object]]
+
+
+async def _nothing() -> None:
+    return
+
+
 class Deaf:
     """A connection whose first answer is lost, after PostgreSQL has committed what was asked."""
 
-    def __init__(self, connection: Connection, lost: list[str]) -> None:
-        self._connection, self._lost = connection, lost
+    def __init__(self, connection: Connection, lost: list[str], meanwhile: Meanwhile = _nothing) -> None:
+        self._connection, self._lost, self._meanwhile = connection, lost, meanwhile
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._connection, name)
@@ -141,6 +148,7 @@ class Deaf:
         answer = await self._connection.fetch(statement, *arguments)
         if not self._lost:
             self._lost.append(statement)
+            await self._meanwhile()
             raise ConnectionError
         return answer
 
@@ -171,6 +179,25 @@ async def test_a_completion_whose_answer_was_lost_still_hands_over_the_step_that
     else:
         assert answer.next is not None
         assert (answer.next.lease.task_id, answer.next.lease.epoch, row["epoch"]) == (following, 2, 2)
+
+
+async def test_what_a_hint_has_claimed_is_not_claimed_again_for_a_completion_that_did_not_ask_to_go_on(
+    opened: Open, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The claim's answer is on its way: the worker does not hold the step yet, and will run it."""
+    lease = await leased(rows)
+    job = (await rows.task(lease.task_id))["job_id"]
+    following = await rows.connection.fetchval("SELECT id FROM task WHERE job_id = $1 AND step = 'b'", job)
+    lost: list[str] = []
+
+    async def deaf(*arguments: Any) -> Any:
+        return Deaf(await connect(*arguments), lost, lambda: claims.claim(rows.connection, rows.terms, [following]))
+
+    monkeypatch.setattr(settlement_batcher, "connect", deaf)
+    async with opened() as batcher:
+        (answer,) = await settled(batcher, Completion(lease))
+    row = await rows.task(following)
+    assert (len(lost), answer.next, row["status"], row["epoch"]) == (1, None, "running", 1)
 
 
 async def test_a_completion_goes_on_only_if_it_was_asked_to(opened: Open, rows: Rows) -> None:
