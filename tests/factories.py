@@ -114,7 +114,9 @@ async def assert_histories(connection: asyncpg.Connection[asyncpg.Record]) -> No
 
 
 async def assert_sums(connection: asyncpg.Connection[asyncpg.Record]) -> None:
-    """What a job counts is what its steps are, in every job; and a step waits for as many as it needs."""
+    """What a job counts is what its steps are, in every job; and a step waits for as many as it needs (a held
+    job's first steps for one: its limits).
+    """
     wrong = await connection.fetch("""
         SELECT j.id, j.status, j.leased, steps.running, j.steps_left, steps.missing, steps.open,
                j.finished_at, j.expires_at, j.keep_seconds
@@ -132,8 +134,8 @@ async def assert_sums(connection: asyncpg.Connection[asyncpg.Record]) -> None:
     """)
     assert not wrong, [dict(row) for row in wrong]
     waits = await connection.fetch("""
-        SELECT c.id, c.step, c.waiting_on, needed.n FROM task c CROSS JOIN LATERAL (
-            SELECT count(*) AS n FROM task p
+        SELECT c.id, c.step, c.waiting_on, needed.n FROM task c JOIN job j ON j.id = c.job_id CROSS JOIN LATERAL (
+            SELECT greatest(count(*), j.held::int) AS n FROM task p
             WHERE p.job_id = c.job_id AND c.id = ANY(p.unblocks) AND p.status NOT IN ('succeeded', 'skipped')
         ) AS needed
         WHERE c.status = 'blocked' AND c.waiting_on <> needed.n

@@ -28,7 +28,7 @@ from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import follow_up
-from leasehold.api.http.tags import asked
+from leasehold.api.http.tags import json_of_request
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
@@ -113,7 +113,7 @@ async def _create(
     terms = _terms(services.opened["generation"], order, credential)
     sealed = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
     params = _params(services.settings, kind, order, terms, sealed)
-    request_hash = fingerprint(kind.encode(), asked(order))
+    request_hash = fingerprint(kind.encode(), json_of_request(order))
     new_generation = _new_generation(
         services.settings, caller, order, params, request_hash, terms, identity_of(request).trace
     )

@@ -29,7 +29,7 @@ Tags: TypeAlias = Annotated[
 ]
 
 
-def asked(body: BaseModel) -> bytes:
+def json_of_request(body: BaseModel) -> bytes:
     """The request as JSON, for its fingerprint. Without tags it is that of releases before there were tags, so that a
     repetition is still known as one.
     """

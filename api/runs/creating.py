@@ -23,7 +23,7 @@ from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.quick import QuickRoute
 from leasehold.api.http.responses import encoded, follow_up_run, json_response
-from leasehold.api.http.tags import asked
+from leasehold.api.http.tags import json_of_request
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.metrics import SUBMITTED
 from leasehold.api.process.services import Services, services_of
@@ -105,7 +105,7 @@ async def _create_alone(
         limit_headers.update(paid.fields)
         return Answer(HTTPStatus.ACCEPTED, accepted_body(new))
 
-    request_hash = fingerprint(b"POST /v1/runs", asked(body))
+    request_hash = fingerprint(b"POST /v1/runs", json_of_request(body))
     answer = await retry_duplicates(lambda: once(services.pool, caller.tenant_id, idempotency_key, request_hash, work))
     for run, effects in created:
         await follow_up_run(services, effects)

@@ -40,7 +40,7 @@ def i19(history: History) -> Iterator[Seen]:
 
 
 def i21(history: History) -> Iterator[Seen]:
-    """The tenant is the same in a job and in every row of it, and no door shows another tenant's thing of any kind."""
+    """The tenant is the same in a job and in all its rows, and no endpoint shows another tenant's thing of any kind."""
     rows = {
         "task": history.tasks, "event": history.events, "media": history.media, "output": history.outputs,
         "run": history.run_rows, "conversion": history.conversions, "generation": history.generations,

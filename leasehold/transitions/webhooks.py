@@ -115,10 +115,10 @@ def _deliveries(hook: Any, row: Any, subjects: Subjects) -> list[dict[str, Any]]
     run = {name: row[name] for name in ("template", "version", "scope", "scope_id")} if is_run else {}
     kind = "run" if is_run else subjects.kinds.get(row["pipeline"], "run")
     of_job = {"kind": kind, "template": row["template"] or row["pipeline"], "tags": row["tags"] or {}}
-    said = {f"job.{row['status']}": run | of_job | data} | ({f"run.{row['status']}": run | data} if is_run else {})
+    contents = {f"job.{row['status']}": run | of_job | data} | ({f"run.{row['status']}": run | data} if is_run else {})
     return [
         {"webhook_id": str(hook["id"]), "event": message(name, row["finished_at"], content)}
-        for name, content in sorted(said.items())
+        for name, content in sorted(contents.items())
         if name in hook["events"]
     ]
 
