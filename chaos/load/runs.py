@@ -9,7 +9,7 @@ from itertools import cycle
 
 from chaos.load.client import AGAIN_SECONDS, PATIENCE, Client, Outcome
 from chaos.load.diary import Ask, Diary
-from chaos.pipelines import BROKEN, MENDED, STOPPABLE, mendable, short
+from chaos.pipelines import BROKEN, MENDED, STOPPABLE, mendable, short, wrong
 from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.states import JOB_TERMINAL
 
@@ -18,6 +18,8 @@ SCOPE = "chaos"
 _BATCH = 4
 #: How long a client waits for a run to fail, which the faults may hold up.
 _TO_FAIL_SECONDS = 60.0
+#: How many runs are followed.
+_FOLLOWED = 0.2
 #: How many runs are sent without a key, and only once: nobody may repeat those.
 _KEYLESS = 0.2
 
@@ -40,11 +42,11 @@ async def start(
 
 
 def starter(diary: Diary, pipeline: Pipeline) -> Ask:
-    """Some of its runs are followed to their end, with cuts."""
+    """Some of its runs are followed to their end, with cuts; not those that are replayed later, and so end twice."""
 
     async def ask(tenant: str) -> None:
         client = diary.client(tenant)
-        followed = diary.rng.random() < 0.2  # noqa: PLR2004 - enough of them
+        followed = diary.rng.random() < _FOLLOWED and pipeline is not wrong
         job = await start(diary, client, tenant, pipeline.name, diary.words())
         if job and followed:
             diary.streams[job] = await client.follow(f"/v1/runs/{job}/events")
@@ -140,7 +142,7 @@ def replayer(diary: Diary) -> Ask:
     """All dead letters of a template at once, which fail again."""
 
     async def ask(tenant: str) -> None:
-        body = {"template": "wrong", "limit": 2}
+        body = {"template": wrong.name, "limit": 2}
         outcome = await diary.client(tenant).ask("POST", "/v1/dead-letters/replay", body)
         diary.note("replayed", tenant, f"replayed {diary.key()}", outcome, door="POST /v1/dead-letters/replay")
 

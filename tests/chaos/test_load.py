@@ -14,9 +14,10 @@ from chaos.load import PAUSES, Load, client
 from chaos.load.client import Client
 from chaos.load.diary import Ask, Diary
 from chaos.load.orders import model
-from chaos.load.runs import start
-from chaos.pipelines import KINDS, LARGE_BYTES, gated, paced, tried
+from chaos.load.runs import start, starter
+from chaos.pipelines import KINDS, LARGE_BYTES, gated, paced, short, tried, wrong
 from chaos.stack import Installation
+from leasehold.domain.pipeline import Pipeline
 from leasehold.storage.store import SINGLE_PUT_BYTES
 from tests.generation.simulator.http import HangUp, HttpServer, Reply, Request
 
@@ -113,6 +114,24 @@ async def test_a_run_is_written_down_with_its_key_which_is_its_scope(http: httpx
     (request,) = diary.requests
     assert (job, request.job, request.door, request.answer) == ("run-1", "run-1", "POST /v1/runs", "accepted")
     assert {sent.json["scope_id"] for sent in api.requests} == {request.key} == {*api.keys}
+
+
+@pytest.mark.parametrize(("pipeline", "is_followed"), [(short, True), (wrong, False)])
+async def test_a_run_that_ends_twice_is_not_followed(pipeline: Pipeline, is_followed: bool) -> None:
+    asked: list[str] = []
+
+    async def answer(request: Request) -> Reply:
+        asked.append(request.method)
+        return DONE if request.method == "POST" else Reply(204, body=b"")
+
+    async with HttpServer(answer) as server:
+        diary = Diary(_installation(server.url), 1)
+        ask = starter(diary, pipeline)
+        for nth in range(30):
+            diary.deal(f"test {nth}")
+            await ask("red")
+        await diary.close()
+    assert ("GET" in asked) is is_followed
 
 
 def test_every_kind_of_work_is_asked_for() -> None:
