@@ -55,5 +55,7 @@ SPARED = {
     "uploadSourceImages": "the load's generations have no source images",
     "announceExternalFiles": "the load's external steps make no files",
     "promoteConversion": "the load has nowhere to promote to",
+    "testWebhook": "the load's webhooks get messages enough",
+    "redeliverWebhook": "as testWebhook",
     "drainWorker": "F10 drains workers by signal",
 }

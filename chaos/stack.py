@@ -70,7 +70,7 @@ class Installation:
         self.heard: list[Heard] = []
         self.sessions: list[Session] = []
         self._amqp_url = ""
-        self._mutate = mutate
+        self.mutate = mutate
         self._open = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
@@ -215,7 +215,7 @@ class Installation:
     async def _start(self) -> None:
         for name in (*self.plan.workers, *APIS):
             self.slots[name] = Slot(
-                name, directory=self.directory, environment=self._environment(name), mutate=self._mutate
+                name, directory=self.directory, environment=self._environment(name), mutate=self.mutate
             )
             if self.plan.begins_with_release:
                 self.slots[name].release = await self.servers.release()

@@ -227,7 +227,7 @@ class Guarded(HttpToolsProtocol):
 def guarded(settings: Settings) -> type[Guarded]:
     """A protocol class for one server: its connections share the limits and the sets below."""
     shared = {
-        "most": settings.api_connections,
+        "at_most": settings.api_connections,
         "head_seconds": settings.api_header_seconds,
         "open": set(),
         "quiet": OrderedDict(),

@@ -304,6 +304,7 @@ async def _send(
     """Write a delivery that a client asks for. It is charged as a submission: a client could ask without end."""
     pipeline = services.templates.pipelines.find("webhook")
     hints: list[Announcement] = []
+    limit_headers: dict[str, str] = {}
 
     async def work(connection: Connection) -> Answer:
         row = _existing(await webhooks.find(connection, webhook_id, caller.tenant_id))
@@ -316,11 +317,13 @@ async def _send(
             params={"webhook_id": str(webhook_id)} | more,
             keep_seconds=services.settings.retention_days * 86_400,
         )
-        async with services.admission.submitting(connection, caller.payer, queues_of(caller.tenant_id, pipeline)):
+        queues = queues_of(caller.tenant_id, pipeline)
+        async with services.admission.submitting(connection, caller.payer, queues) as paid:
             hints.extend(await jobs.submit(connection, [new]))
+        limit_headers.update(paid.fields)
         return Answer(HTTPStatus.ACCEPTED, encoded({"id": new.id}))
 
     request_hash = fingerprint(b"POST /v1/webhooks/send", webhook_id.bytes, what)
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     await follow_up(services, hints)
-    return json_response(answer.body, answer.status_code)
+    return json_response(answer.body, answer.status_code, limit_headers)

@@ -15,7 +15,9 @@ import httpx2
 PATIENCE = 40.0
 ANSWER_SECONDS = 6.0
 #: Longer than a run's faults: who follows to the end must see every event (I20).
-_FOLLOW_SECONDS = 120.0
+FOLLOW_SECONDS = 120.0
+#: Of a mutant's run, which loses jobs: nobody waits for what will never come.
+MUTANT_FOLLOW_SECONDS = 15.0
 AGAIN_SECONDS = 0.3
 _IN_FLIGHT = "idempotency_key_in_flight"
 Body = Mapping[str, Any]
@@ -48,9 +50,12 @@ class Outcome:
 
 
 class Client:
-    """One tenant's client. Each try goes to the next of the APIs."""
+    """One tenant's client. Each try goes to the next of the APIs. `follow_seconds`: how long it follows one job."""
 
-    def __init__(self, http: httpx2.AsyncClient, urls: list[str], api_key: str) -> None:
+    def __init__(
+        self, http: httpx2.AsyncClient, urls: list[str], api_key: str, follow_seconds: float = FOLLOW_SECONDS
+    ) -> None:
+        self._follow_seconds = follow_seconds
         self._http = http
         self._urls = urls
         self._authorization = {"Authorization": f"Bearer {api_key}"}
@@ -127,7 +132,7 @@ class Client:
         """Read a job's events in pieces of `most`, resuming. Returns each cursor with the numbers after it."""
         pieces: list[tuple[int, list[int]]] = []
         cursor, over = 0, False
-        until = time.monotonic() + _FOLLOW_SECONDS
+        until = time.monotonic() + self._follow_seconds
         while not over and time.monotonic() < until:
             seen: list[int] = []
             try:

@@ -12,7 +12,7 @@ from typing import Any
 import httpx2
 
 from chaos.history import Bound, ExternalLease, Request
-from chaos.load.client import ANSWER_SECONDS, Client, Outcome
+from chaos.load.client import ANSWER_SECONDS, FOLLOW_SECONDS, MUTANT_FOLLOW_SECONDS, Client, Outcome
 from chaos.stack import Installation
 from leasehold.domain.ids import new_id
 
@@ -51,7 +51,8 @@ class Diary:
 
     def client(self, tenant: str) -> Client:
         urls = [f"http://127.0.0.1:{port}" for port in self.it.ports.values()]
-        return Client(self._http, self.rng.sample(urls, len(urls)), self.it.keys[tenant])
+        follow_seconds = MUTANT_FOLLOW_SECONDS if self.it.mutate else FOLLOW_SECONDS
+        return Client(self._http, self.rng.sample(urls, len(urls)), self.it.keys[tenant], follow_seconds)
 
     def key(self) -> str:
         return new_id().hex

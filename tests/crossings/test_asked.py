@@ -190,6 +190,10 @@ async def test_two_at_once_are_answered_as_in_one_order_or_the_other(stage: Stag
 ACTS = {verb: next((state for state in STATES if ">" in row[state]), "running") for verb, row in EXPECTED.items()}
 
 
+#: `jobs:operate` opens these two, for the kinds that the key's other scopes allow: a run's dead letter is not there.
+UNSEEN = {"replay": 404, "bulk": 202}
+
+
 async def test_without_the_scope_and_with_a_revoked_key_nothing_happens(stage: Stage) -> None:
     async def judge(verb: str) -> object | None:
         scope, ask = VERBS[verb]
@@ -200,7 +204,7 @@ async def test_without_the_scope_and_with_a_revoked_key_nothing_happens(stage: S
             lesser, revoked = await stage.key(tenant.name, others), await stage.key(tenant.name)
             async with stage.pool.acquire() as c:
                 await revoke_key(c, revoked.prefix)
-            for key, status in ((lesser, 403), (revoked, 401)):
+            for key, status in ((lesser, UNSEEN.get(verb, 403)), (revoked, 401)):
                 async with client_of(stage.running.url, key.text) as http:
                     answer = await ask(http, run)
                 found.append((answer.status_code, status, await state_of(stage, run)))

@@ -196,11 +196,28 @@ def _past(hours: int) -> dict[str, str]:
     return {"start": (end - timedelta(hours=hours)).isoformat(), "end": end.isoformat()}
 
 
+def of_webhook(method: str, path: str = "", **body: Any) -> Way:
+    async def prepare(world: World) -> Request:
+        hook = await world.webhook()
+        return lambda: world.http.request(method, f"/v1/webhooks/{hook}{path}", json=body or None)
+
+    return prepare
+
+
+async def redelivering(world: World) -> Request:
+    at = f"/v1/webhooks/{await world.webhook()}"
+    delivery = (await world.post(f"{at}/test")).json()["id"]
+    return lambda: world.post(f"{at}/deliveries/{delivery}/redeliver")
+
+
 #: What submits, how, and how many shares of which rate it costs.
 SUBMITS: dict[str, tuple[Way, int, str]] = {
     "createRun": (plain("/v1/runs", template="outside"), 1, "submit"),
     "createRuns": (plain("/v1/runs/batch", template="outside", runs=[{}] * 5), 5, "submit"),
     "retryRun": (of_failed("/v1/runs/{run}/retry"), 1, "submit"),
+    "retryJob": (of_failed("/v1/jobs/{run}/retry"), 1, "submit"),
+    "testWebhook": (of_webhook("POST", "/test"), 1, "submit"),
+    "redeliverWebhook": (redelivering, 1, "submit"),
     "rerunRun": (rerunning, 1, "submit"),
     "replayDeadLetter": (of_failed("/v1/dead-letters/{task}/replay"), 1, "submit"),
     "replayDeadLetters": (replaying_many, 3, "submit"),
@@ -219,14 +236,6 @@ def of_taken(verb: str, **body: Any) -> Way:
     async def prepare(world: World) -> Request:
         at, held = await world.taken()
         return lambda: world.post(f"{at}/{verb}", **held, **body)
-
-    return prepare
-
-
-def of_webhook(method: str, path: str = "", **body: Any) -> Way:
-    async def prepare(world: World) -> Request:
-        hook = await world.webhook()
-        return lambda: world.http.request(method, f"/v1/webhooks/{hook}{path}", json=body or None)
 
     return prepare
 
@@ -280,6 +289,8 @@ async def templating(world: World) -> Request:
 #: What makes no job of the tenant's, and how it is asked. None: only what it does says so.
 MAKES_NOTHING: dict[str, Way | None] = {
     "cancelRun": cancelling,
+    "cancelJob": None,  # as cancelRun, of every kind
+    "deleteJob": None,  # ends a job
     "cancelImages": None,  # writes the platform's own job, that tells the provider: test_generation_door
     "cancelVideo": None,
     "cancelConversion": None,  # ends a job
@@ -464,7 +475,7 @@ async def test_a_depth_holds_on_every_way_in(known: Settings, rows: Connection) 
                 " SELECT gen_random_uuid(), $1, 'x', 'filler' || q || n, 0, q, 1, 'pending', 1"
                 " FROM unnest($2::text[]) AS q, generate_series(1, 8) AS n"
             )
-            queues = ["ext:acme:q", "media", "conversion", "generation"]
+            queues = ["ext:acme:q", "media", "conversion", "generation", "webhooks"]
             await rows.execute(fill, UUID(str(job)), queues)
             before = await acme.jobs()
             refused = await ask()
@@ -493,7 +504,8 @@ async def test_a_tenants_unfinished_jobs_are_bounded_on_every_way_in(known: Sett
         for _ in range(6):
             await acme.run()
         for operation, (way, _, of) in SUBMITS.items():
-            if of == "upload" or operation in ("retryRun", "replayDeadLetter", "replayDeadLetters"):
+            of_other_jobs = ("retryRun", "retryJob", "redeliverWebhook", "replayDeadLetter", "replayDeadLetters")
+            if of == "upload" or operation in of_other_jobs:
                 continue
             ask = await way(World(full.http, rows)) if operation != "rerunRun" else None
             if ask is None:

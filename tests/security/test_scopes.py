@@ -31,7 +31,8 @@ OPENS: dict[str, str] = {
     "templates:write": "createTemplate enableTemplate",
     "external:work": """claimExternal heartbeatExternal progressExternal completeExternal failExternal
         acknowledgeCancelExternal announceExternalFiles""",
-    "webhooks:write": "listWebhooks createWebhook changeWebhook deleteWebhook rotateWebhookSecret listDeliveries",
+    "webhooks:write": """listWebhooks createWebhook changeWebhook deleteWebhook rotateWebhookSecret listDeliveries
+        testWebhook redeliverWebhook""",
     "conversion:write": "createConversion cancelConversion promoteConversion",
     "conversion:read": "listConversions getConversion getConversionResult streamConversionEvents",
     "generation:write": "generateImages generateVideo cancelImages cancelVideo uploadSourceImages",

@@ -8,7 +8,7 @@ from uuid import UUID
 import pytest
 
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
-from leasehold.transitions import claims, gates, jobs, settlements
+from leasehold.transitions import claims, concurrency, jobs, settlements
 from leasehold.transitions.settlements import Completion
 from tests.factories import ONE, Rows
 
@@ -17,14 +17,14 @@ NAME = ("t", "k")
 
 async def held(rows: Rows, count: int, **bounds: Any) -> list[UUID]:
     """Jobs that wait at a limit with these bounds."""
-    made = [jobs.NewJob(ONE, "t", gates=[ConcurrencyLimit(*NAME, **bounds)]) for _ in range(count)]
+    made = [jobs.NewJob(ONE, "t", limits=[ConcurrencyLimit(*NAME, **bounds)]) for _ in range(count)]
     async with rows.connection.transaction():
         await jobs.submit(rows.connection, made)
     return [job.id for job in made]
 
 
 async def admitted(rows: Rows, ended: list[UUID] | None = None) -> int:
-    return len(await gates.admit(rows.connection, [NAME], ended))
+    return len(await concurrency.admit(rows.connection, [NAME], ended))
 
 
 async def finish(rows: Rows, count: int) -> list[UUID]:
@@ -108,10 +108,10 @@ async def test_what_ended_at_a_rate_is_forgotten_after_the_minute_and_not_before
 
 
 async def test_a_limit_that_another_tenant_has_under_the_same_name_is_another(rows: Rows) -> None:
-    other = [jobs.NewJob(ONE, "u", gates=[ConcurrencyLimit("u", NAME[1], 1)]) for _ in range(2)]
+    other = [jobs.NewJob(ONE, "u", limits=[ConcurrencyLimit("u", NAME[1], 1)]) for _ in range(2)]
     async with rows.connection.transaction():
         await jobs.submit(rows.connection, other)
     await held(rows, 2, at_most=1)
     assert await admitted(rows) == 1
-    assert len(await gates.admit(rows.connection, [("u", NAME[1])])) == 1
+    assert len(await concurrency.admit(rows.connection, [("u", NAME[1])])) == 1
     assert await admitted(rows) == 0

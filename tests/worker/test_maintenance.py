@@ -133,7 +133,7 @@ async def test_a_hint_that_cannot_be_sent_delays_no_other_and_is_dropped_in_the_
 
 
 async def limited(rows: Rows, count: int, tenant: str = "t") -> list[jobs.NewJob]:
-    made = [jobs.NewJob(ONE, tenant, gates=[ConcurrencyLimit(tenant, "k", 1)]) for _ in range(count)]
+    made = [jobs.NewJob(ONE, tenant, limits=[ConcurrencyLimit(tenant, "k", 1)]) for _ in range(count)]
     async with rows.connection.transaction():
         await jobs.submit(rows.connection, made)
     return made
@@ -148,15 +148,15 @@ async def test_the_admitter_lets_the_next_job_in_when_one_has_left(
 ) -> None:
     first, second, _ = await limited(rows, 3)
     admitter = Admitter(pool, announcer)
-    admitter.left(first.id)
+    admitter.may_have_ended(first.id)
     await admitter.turn()
     (held,) = heard.tasks  # nobody had let one in before
     assert (await rows.task(held))["job_id"] == first.id
-    admitter.left(first.id)
+    admitter.may_have_ended(first.id)
     await admitter.turn()
     assert heard.tasks == [held]  # it has not ended
     await ended(rows, first)
-    admitter.left(first.id)
+    admitter.may_have_ended(first.id)
     await admitter.turn()
     assert [(await rows.task(task))["job_id"] for task in heard.tasks] == [first.id, second.id]
     with pytest.raises(TimeoutError):  # nobody has left: it asks nothing
