@@ -79,6 +79,7 @@ class Parts:
     runner: Runner
     slot_pools: SlotPools
     ready: frozenset[str]
+    is_complete: bool
     warming: asyncio.Task[frozenset[str]]
     loops: dict[str, Callable[[], Coroutine[Any, Any, None]]]
 
@@ -100,7 +101,8 @@ async def open_parts(
         warming = asyncio.create_task(_warm(warm_up, queues, settings), name="warming")
         stack.push_async_callback(cancel_and_wait, warming)
         pool, broker, store, opened = await _open_servers(stack, settings, pipelines, queues, warming)
-        ready = warming.result() if warming.done() else queues.inline
+        is_complete = warming.done()
+        ready = warming.result() if is_complete else queues.inline
         presence_key = await stack.enter_async_context(registered(pool, worker, ready))
 
         announcer = Announcer(broker, on_pool(pool))
@@ -148,6 +150,7 @@ async def open_parts(
             runner=runner,
             slot_pools=slot_pools,
             ready=ready,
+            is_complete=is_complete,
             warming=warming,
             loops=_loops(exporter, duties, relay, reporter, admitter),
         )

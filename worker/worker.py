@@ -110,15 +110,14 @@ class Worker:
             )
         )
         self.queues = parts.ready
-        is_complete = parts.warming.done()
         self._stack.push_async_callback(self._end_loops)
         self._stack.push_async_callback(parts.slot_pools.close)
         for name, loop in parts.loops.items():
             self._run(name, loop)
         await parts.slot_pools.start(self.queues - self._chosen.isolated, self.queues & self._chosen.isolated)
         self._run("self-check", self._check)
-        self._log_serving()
-        if is_complete:
+        self._log_serving(later=frozenset() if parts.is_complete else self._chosen.isolated)
+        if parts.is_complete:
             self.complete.set()
         else:
             self._run("isolated queues", self._serve_isolated)
@@ -138,14 +137,14 @@ class Worker:
             await change_queues(self.parts.pool, self.id, queues)
             self.parts.slot_pools.start_isolated(self._chosen.isolated)
             self.queues = queues
-            self._log_serving()
+            self._log_serving(later=frozenset())
         self.complete.set()
 
-    def _log_serving(self) -> None:
+    def _log_serving(self, later: frozenset[str]) -> None:
         log.info(
             "serving",
             queues=sorted(self.queues),
-            later=[] if self.parts.warming.done() else sorted(self._chosen.isolated),
+            later=sorted(later),
             broker=self.parts.broker.name,
             isolation=self.parts.children.isolation,
         )

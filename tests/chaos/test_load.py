@@ -101,7 +101,7 @@ async def test_a_request_that_is_sent_once_more_keeps_both_answers(http: httpx2.
 def _installation(*urls: str) -> Installation:
     """As much of one as a client needs."""
     ports = {f"api-{nth}": int(url.rpartition(":")[2]) for nth, url in enumerate(urls)}
-    return cast("Installation", SimpleNamespace(ports=ports, keys={"red": "secret"}))
+    return cast("Installation", SimpleNamespace(ports=ports, keys={"red": "secret"}, mutate=""))
 
 
 async def test_a_run_is_written_down_with_its_key_which_is_its_scope(http: httpx2.AsyncClient) -> None:

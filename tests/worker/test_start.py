@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 import pytest
@@ -11,6 +14,7 @@ import pytest
 from leasehold.domain.errors import DeclarationError
 from leasehold.settings import Settings
 from leasehold.transitions import jobs
+from leasehold.worker import parts
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker import late_handlers
@@ -43,6 +47,34 @@ async def test_inline_queues_are_served_while_the_handlers_of_isolated_ones_load
         assert worker.queues == {"late-inline", "late-isolated"}
         assert await registered(rows, worker.id) == worker.queues
         assert (await end_of(rows, isolated.id))["status"] == "succeeded"
+
+
+async def test_isolated_queues_whose_handlers_load_while_the_worker_registers_are_served_too(
+    settings: Settings, tmp_path: Path, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the worker has chosen the queues that it serves at once, and before it asks whether others come later."""
+    loaded = asyncio.Event()
+    warm, registering = parts._warm, parts.registered
+
+    async def warm_and_say(*arguments: Any) -> Any:
+        try:
+            return await warm(*arguments)
+        finally:
+            loaded.set()
+
+    @asynccontextmanager
+    async def registered_late(*arguments: Any) -> AsyncIterator[int]:
+        await loaded.wait()
+        async with registering(*arguments) as presence_key:
+            yield presence_key
+
+    monkeypatch.setattr(parts, "_warm", warm_and_say)
+    monkeypatch.setattr(parts, "registered", registered_late)
+    job = jobs.NewJob(late_handlers.isolated, "t")
+    await jobs.submit(rows.connection, [job])
+    async with starting(settings, tmp_path, "late") as worker:
+        assert (await end_of(rows, job.id))["status"] == "succeeded"
+        assert worker.queues == {"late-inline", "late-isolated"}
 
 
 async def test_handlers_that_do_not_load_end_the_worker_but_not_what_it_runs(
