@@ -11,6 +11,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 
 from bench.figure import Figure
@@ -65,7 +66,12 @@ class Row:
     @property
     def folders(self) -> tuple[str, ...]:
         """The code that the row measured."""
-        return MEASURED.get(self.command.split()[1], _ALL)
+        return MEASURED.get(figure_of(self.command), _ALL)
+
+
+def figure_of(command: str) -> str:
+    """The figure that `scripts/bench FIGURE ...` measures."""
+    return command.split()[1]
 
 
 def read() -> list[Row]:
@@ -82,7 +88,7 @@ def record(figures: Sequence[Figure], command: str, machine: str) -> None:
         if places:
             rows[places[0]] = new
         else:
-            same = [place for place, row in enumerate(rows) if row.command.split()[1:2] == command.split()[1:2]]
+            same = [place for place, row in enumerate(rows) if figure_of(row.command) == figure_of(command)]
             rows.insert(same[-1] + 1 if same else len(rows), new)
     ROWS.write_text("".join(json.dumps(asdict(row), ensure_ascii=False) + "\n" for row in rows))
     render(has_changed)
@@ -131,8 +137,14 @@ def _number(value: float) -> str:
 
 def has_changed(row: Row) -> bool:
     """Whether a commit after the row's has changed a folder that the row measured. An unknown commit counts as old."""
+    return _differs(row.commit, row.folders)
+
+
+@cache
+def _differs(commit: str, folders: tuple[str, ...]) -> bool:
+    """Rows of one measurement ask the same."""
     difference = subprocess.run(
-        ["git", "diff", "--quiet", row.commit, "HEAD", "--", *row.folders],
+        ["git", "diff", "--quiet", commit, "HEAD", "--", *folders],
         cwd=_ROOT, check=False, capture_output=True,
     )  # fmt: skip
     return difference.returncode != 0
