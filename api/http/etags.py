@@ -5,11 +5,11 @@ from __future__ import annotations
 import hashlib
 
 
-def weak(version: str) -> str:
-    """A weak ETag of the state's `version`. Weak, because the bytes may differ: in the signature of a URL, for
-    example.
+def weak(version: str | bytes) -> str:
+    """A weak ETag of the state's `version`, or of the whole answer. Weak, because the bytes may differ: in
+    the signature of a URL, for example.
     """
-    return f'W/"{hashlib.sha256(version.encode()).hexdigest()[:32]}"'
+    return f'W/"{hashlib.sha256(version.encode() if isinstance(version, str) else version).hexdigest()[:32]}"'
 
 
 def matches(if_none_match: str | None, etag: str) -> bool:

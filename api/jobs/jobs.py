@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from http import HTTPStatus
 from time import time
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from pydantic import Field
 from leasehold.api.auth.audit import audit
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, Require
 from leasehold.api.http.caller_first import CallerFirst
-from leasehold.api.http.etags import matches
+from leasehold.api.http.etags import matches, weak
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.http.streams import HEADERS, LastEventId, content_of, number_of, stream
@@ -76,7 +75,7 @@ def _etag(services: Services, found: Found, body: dict[str, Any]) -> str:
     """
     linked = found.kind.signed_links and bool(body["outputs"])
     period = int(time() // (services.settings.download_url_seconds / 2)) if linked else 0
-    return f'W/"{hashlib.sha256(encoded(body) + str(period).encode()).hexdigest()[:32]}"'
+    return weak(encoded(body) + str(period).encode())
 
 
 @router.get(

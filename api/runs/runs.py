@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from http import HTTPStatus
 from typing import Annotated
 from uuid import UUID
@@ -13,6 +12,7 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.etags import matches, weak
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.responses import encoded, json_response
 from leasehold.api.jobs.access import Found, found_of
@@ -83,10 +83,10 @@ async def get_run(
         await services.watch.changed(run_id, run["event_seq"], wait)
         run = await find_run(services, caller, run_id)
     body = encoded(run_answer(run))
-    headers = {"ETag": f'W/"{hashlib.sha256(body).hexdigest()[:32]}"'}
+    headers = {"ETag": weak(body)}
     if run["status"] not in JOB_TERMINAL:
         headers["Retry-After"] = "1"
-    if if_none_match is not None and headers["ETag"].removeprefix("W/") in if_none_match:
+    if matches(if_none_match, headers["ETag"]):
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)
     return json_response(body, headers=headers)
 

@@ -23,7 +23,7 @@ MAX_STEPS, MAX_ATTEMPTS, MAX_OUTPUTS = 1000, 20, 1000
 #: Tasks of a queue are counted up to this number. A count of MAX_COUNTED means "at least".
 MAX_COUNTED = 10_000
 
-#: The columns of a job `j` with its run `r`, if it is one. `run_reads` and `job_lists` read the same.
+#: The columns of a job `j` with its run `r`, if it is one. `job_lists` reads the same.
 COLUMNS = """
 j.id, j.tenant_id, j.pipeline, j.pipeline_version, j.status, j.priority, j.error, j.cancel, j.created_at, j.started_at,
 j.finished_at, j.deadline_at, j.expires_at, j.event_seq, j.held, j.dedupe_key, j.keep_seconds,

@@ -16,7 +16,7 @@ from leasehold.pipelines.generation.provider import Provider, Rejected
 from leasehold.pipelines.generation.providers.ark import Ark
 from leasehold.pipelines.generation.providers.declared import Declaration, Declared, declarations
 from leasehold.pipelines.generation.providers.jimeng import Jimeng
-from leasehold.pipelines.generation.providers.redaction import Redacted
+from leasehold.pipelines.generation.providers.redaction import without_secrets
 from leasehold.pipelines.generation.providers.replicate import Replicate
 from leasehold.pipelines.generation.providers.requests import RequestSender
 from leasehold.settings import Settings
@@ -93,4 +93,4 @@ async def open_providers(settings: Settings) -> AsyncIterator[Providers]:
             "replicate": Replicate(sender, settings.generation_replicate_url),
         }
         opened |= {name: Declared(sender, declaration) for name, declaration in catalogue.declared.items()}
-        yield Providers(catalogue, {name: Redacted(provider) for name, provider in opened.items()})
+        yield Providers(catalogue, {name: without_secrets(provider) for name, provider in opened.items()})

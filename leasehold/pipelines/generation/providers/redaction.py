@@ -8,7 +8,8 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from leasehold.pipelines.generation.provider import Accepted, Finished, Order, Provider, ProviderError, Working
+from leasehold.pipelines.generation.provider import Provider, ProviderError
+from leasehold.pipelines.generation.wrapped import Wrapped
 
 _QUERY = re.compile(r"(https?://[^\s?#]+)[?#]\S*")
 #: A shorter part of a credential is not hidden: such letters are in every sentence.
@@ -18,31 +19,9 @@ _MAX_CHARACTERS = 2000
 _HIDDEN = "***"
 
 
-class Redacted:
+def without_secrets(provider: Provider) -> Provider:
     """A provider whose errors hold no secret."""
-
-    def __init__(self, provider: Provider) -> None:
-        self._provider = provider
-
-    @property
-    def name(self) -> str:
-        return self._provider.name
-
-    @property
-    def honours_token(self) -> bool:
-        return self._provider.honours_token
-
-    async def submit(self, order: Order, credential: str) -> Accepted | Finished:
-        with _redacting(credential):
-            return await self._provider.submit(order, credential)
-
-    async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
-        with _redacting(credential):
-            return await self._provider.poll(ref, order, credential)
-
-    async def cancel(self, ref: str, order: Order, credential: str) -> bool:
-        with _redacting(credential):
-            return await self._provider.cancel(ref, order, credential)
+    return Wrapped(provider, lambda _operation, credential: _redacting(credential))
 
 
 @contextmanager
