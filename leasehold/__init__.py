@@ -11,6 +11,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from leasehold.app.app import App
+    from leasehold.app.current import Current, current
+    from leasehold.app.retry import Retry
+    from leasehold.app.task import Task
     from leasehold.client.external import ExternalWorker
     from leasehold.db.database import connect
     from leasehold.domain.attempt import Attempt
@@ -18,11 +22,13 @@ if TYPE_CHECKING:
     from leasehold.domain.errors import (
         Cancelled,
         DeclarationError,
+        InvalidArguments,
         LeaseholdError,
         LeaseLost,
         ObjectMissing,
         Permanent,
         Retryable,
+        TaskFailed,
     )
     from leasehold.domain.kind import Kind
     from leasehold.domain.pipeline import Limits, Pipeline, RunTerms, SkipIf, Step
@@ -35,14 +41,17 @@ if TYPE_CHECKING:
     from leasehold.transitions.jobs import NewJob, replay, request_cancel, submit
 
 __all__ = [
+    "App",
     "Attempt",
     "Cancelled",
     "ConcurrencyLimit",
+    "Current",
     "DeclarationError",
     "Done",
     "ExternalWorker",
     "FanOut",
     "File",
+    "InvalidArguments",
     "Kind",
     "LeaseLost",
     "LeaseholdError",
@@ -53,14 +62,18 @@ __all__ = [
     "Pipeline",
     "Pipelines",
     "PlainAttempt",
+    "Retry",
     "Retryable",
     "RunTerms",
     "Settings",
     "SkipIf",
     "Snooze",
     "Step",
+    "Task",
+    "TaskFailed",
     "Work",
     "connect",
+    "current",
     "nef",
     "replay",
     "request_cancel",
@@ -69,12 +82,17 @@ __all__ = [
 
 #: Where each name is defined; `nef` is a module of its own.
 _MODULES = {
+    "app.app": ("App",),
+    "app.current": ("Current", "current"),
+    "app.retry": ("Retry",),
+    "app.task": ("Task",),
     "client.external": ("ExternalWorker",),
     "db.database": ("connect",),
     "domain.attempt": ("Attempt",),
     "domain.concurrency_limit": ("ConcurrencyLimit",),
     "domain.errors": (
-        "Cancelled", "DeclarationError", "LeaseholdError", "LeaseLost", "ObjectMissing", "Permanent", "Retryable",
+        "Cancelled", "DeclarationError", "InvalidArguments", "LeaseholdError", "LeaseLost", "ObjectMissing",
+        "Permanent", "Retryable", "TaskFailed",
     ),
     "domain.kind": ("Kind",),
     "domain.pipeline": ("Limits", "Pipeline", "RunTerms", "SkipIf", "Step"),

@@ -334,6 +334,15 @@ class Settings(BaseSettings):
     schedule_failures_limit: int = Field(
         5, ge=1, le=100, description="Failed or finally refused firings in a row before a schedule is paused."
     )
+    result_inline_bytes: int = Field(
+        64 * 1024,
+        ge=0,
+        le=MIB,
+        description="A task's result of an app up to this size is a row of PostgreSQL; a larger one is an object.",
+    )
+    result_max_bytes: int = Field(
+        64 * MIB, ge=1024, le=1024 * MIB, description="A larger result of an app's task fails its run."
+    )
     work_dir: str | None = Field(None, description="Folder for the files of attempts; unset: the system's.")
 
     failpoints: str = Field("", description="For tests of failure only: see leasehold/runtime/failpoints.py.")

@@ -54,6 +54,7 @@ ROOMS = (
     "leasehold.worker.attempts",
     "leasehold.worker.claiming",
     "leasehold.worker",
+    "leasehold.app",
     "leasehold.cli",
     "bench",
     "chaos",

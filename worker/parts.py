@@ -22,6 +22,7 @@ from leasehold.broker.base import Broker
 from leasehold.db.database import Pool, make_pool
 from leasehold.db.pool_sizes import pool_of_worker
 from leasehold.domain.errors import StoreError
+from leasehold.domain.pipeline import Opener
 from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.evaluator import evaluating
 from leasehold.evaluation.templates import Templates
@@ -217,12 +218,18 @@ async def _warm(warm_up: WarmUp, queues: ServedQueues, settings: Settings) -> fr
 async def _open_pipelines(
     stack: AsyncExitStack, settings: Settings, pipelines: Pipelines, queues: ServedQueues
 ) -> dict[str, Any]:
-    """Load the handlers of inline steps. Returns what each pipeline's opener gave."""
+    """Load the handlers of inline steps. Returns what each pipeline's opener gave. Pipelines with the same opener share
+    what it opened.
+    """
     opened: dict[str, Any] = {}
+    by_opener: dict[Opener, Any] = {}
     for name in queues.inline_pipelines:
-        loaded = pipelines.load_handlers(name)
-        if loaded.opener is not None:
-            opened[name] = await stack.enter_async_context(loaded.opener(settings))
+        opener = pipelines.load_handlers(name).opener
+        if opener is None:
+            continue
+        if opener not in by_opener:
+            by_opener[opener] = await stack.enter_async_context(opener(settings))
+        opened[name] = by_opener[opener]
     return opened
 
 

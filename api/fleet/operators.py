@@ -53,8 +53,8 @@ class Limit(BaseModel):
 
     tenant_id: str = Field(EVERYBODY, min_length=1, max_length=100)
     key: str = Field(
-        pattern=r"^(tenant|queue:[a-z][a-z0-9_-]{0,62}|template:[a-z][a-z0-9_-]{0,62}"
-        r"|payload:[a-z][a-z0-9_-]{0,62}:(/[^/\n]{1,100}){1,5})$"
+        pattern=r"^(tenant|queue:[a-z][a-z0-9_-]{0,62}|template:[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62})?"
+        r"|payload:[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62})?:(/[^/\n]{1,100}){1,5})$"
     )
     at_most: Annotated[int, Field(ge=0, le=1_000_000), JsonNumber] | None = Field(None, description="Jobs at once.")
     per_minute: Annotated[int, Field(ge=0, le=1_000_000), JsonNumber] | None = Field(

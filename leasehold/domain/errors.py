@@ -11,11 +11,14 @@ LeaseholdError
 │   ├── BodyTooLarge            413  the body has more bytes than the endpoint accepts
 │   ├── Unsupported             415  a media type or kind that this installation does not accept
 │   ├── Invalid                 422  well-formed, but not acceptable
+│   │   └── InvalidArguments    422  the arguments of a task do not fit its parameters
 │   ├── TooMany                 429  a limit is reached: try again later
 │   ├── BadGateway              502  a service that the platform called for the caller failed
 │   └── Unavailable             503  PostgreSQL or another part is down: try again
 ├── BadSetting                  a LEASEHOLD_* variable cannot be used: the process refuses to start
 ├── DeclarationError            a pipeline is declared wrongly: the process refuses to start
+├── TaskFailed                  a run that was waited for has failed, expired or was cancelled
+├── ResultUnreadable            a stored result does not fit the type that the code declares for it
 ├── LeaseLost                   a write carried a lease that the task no longer has
 ├── StepError                   an attempt at a step failed
 │   ├── Retryable               worth another attempt, after the ladder's delay or `after`
@@ -107,6 +110,14 @@ class Invalid(RequestError):
     pass
 
 
+class InvalidArguments(Invalid):
+    """The arguments of a task do not fit its parameters. `path`: the JSON pointer of what does not; empty: the call."""
+
+    def __init__(self, path: str, reason: str) -> None:
+        super().__init__("invalid_arguments", f"{path}: {reason}" if path else reason)
+        self.path = path
+
+
 class TooMany(RequestError):
     """A limit is reached. `policy`: the limit's name. `at_most`: how many it allows; of a rate: in `window` seconds.
 
@@ -134,6 +145,19 @@ class Unavailable(RequestError):
 
 class DeclarationError(LeaseholdError):
     """A pipeline, step or handler is declared wrongly."""
+
+
+class TaskFailed(LeaseholdError):
+    """A run did not succeed. `code` is stable: the error of the step that gave up, or `cancelled` or `expired`."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{code}: {message}")
+        self.code = code
+        self.message = message
+
+
+class ResultUnreadable(LeaseholdError):
+    """The stored result of a run does not fit the type that the code declares for it."""
 
 
 class LeaseLost(LeaseholdError):

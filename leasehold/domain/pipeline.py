@@ -26,6 +26,8 @@ Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
 Finisher: TypeAlias = Callable[[Any, Mapping[str, Path]], None]
 Concurrency: TypeAlias = Literal["allow", "reject_same_scope", "queue_same_scope", "replace_same_scope"]
 NAME = re.compile(r"^[a-z][a-z0-9_-]{0,62}$")
+#: A task of an app is the pipeline `APP.TASK`.
+PIPELINE_NAME = re.compile(r"^(?=.{1,63}$)[a-z][a-z0-9_-]*(\.[a-z][a-z0-9_-]*)?$")
 MIB = 1024 * 1024
 
 
@@ -166,8 +168,8 @@ class Pipeline:
         Use it for steps that wait for servers of strangers: a slow server must not hold the slots of other pipelines.
         The queues of these steps must serve this pipeline alone.
         """
-        if not NAME.match(name):
-            raise DeclarationError(f"pipeline name {name!r} must match {NAME.pattern}")
+        if not PIPELINE_NAME.match(name):
+            raise DeclarationError(f"pipeline name {name!r} must match {PIPELINE_NAME.pattern}")
         self.name = name
         self.version = version
         self.params = params

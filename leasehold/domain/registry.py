@@ -85,17 +85,19 @@ class Pipelines:
 
     @classmethod
     def from_source(cls, source: str) -> Pipelines:
-        """The registry that a call of `source` ("module:callable") returns. The module may lie in the current folder.
+        """The registry that `source` ("module:name") names: an App, or a callable that returns the registry. The module
+        may lie in the current folder.
 
-        Raises DeclarationError when the call fails or returns anything else.
+        Raises DeclarationError when there is none.
         """
         module, _, name = source.partition(":")
         _import_from_current_folder()
         try:
-            registry = getattr(importlib.import_module(module), name)()
+            found = getattr(importlib.import_module(module), name or "app")
         except (ImportError, AttributeError) as error:
             hint = f"; {Path.cwd()} is searched, too" if isinstance(error, ModuleNotFoundError) else ""
             raise DeclarationError(f"cannot load pipelines from {source!r}: {error}{hint}") from error
+        registry = found.pipelines() if hasattr(found, "pipelines") else found() if callable(found) else found
         if not isinstance(registry, cls):
             raise DeclarationError(f"{source!r} returned a {type(registry).__name__}, not Pipelines")
         return registry

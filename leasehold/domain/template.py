@@ -18,7 +18,7 @@ from leasehold.domain.pipeline import Concurrency, Pipeline, RunTerms, SkipIf, S
 
 Name = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]{0,62}$")]
 #: `external`, or `pipeline.step`: a step whose code the workers have.
-WorkerType = Annotated[str, Field(pattern=r"^(external|[a-z][a-z0-9_-]{0,62}\.[a-z][a-z0-9_-]{0,62})$")]
+WorkerType = Annotated[str, Field(pattern=r"^(external|[a-z][a-z0-9_-]{0,62}(\.[a-z][a-z0-9_-]{0,62}){1,2})$")]
 Seconds = Annotated[int, Field(ge=1, le=7 * 86_400), JsonNumber]
 
 #: The longest timeout of a run, and the longest wait for its start.

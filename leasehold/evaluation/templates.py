@@ -51,7 +51,7 @@ class TemplateVersion:
         if (problem := misfit(self._validator, dict(payload))) is not None:
             raise Invalid("invalid_payload", sentence(*problem))
         try:
-            return self.pipeline.params.model_validate(payload).model_dump(mode="json")
+            return self.pipeline.params.model_validate(payload).model_dump(mode="json", by_alias=True)
         except ValidationError as error:
             first = error.errors()[0]
             path = "".join(f"/{part}" for part in first["loc"])
@@ -186,7 +186,7 @@ class Templates:
             ) from None
 
     def _check_handler(self, handler: str) -> None:
-        pipeline, _, name = handler.partition(".")
+        pipeline, _, name = handler.rpartition(".")
         offered = pipeline in self.pipelines and self.pipelines[pipeline].terms.offered
         step = self.pipelines[pipeline].by_name.get(name) if offered else None
         if step is None or step.isolated:

@@ -6,6 +6,7 @@ from importlib.util import find_spec
 
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.kind import Kind
+from leasehold.domain.pipeline import Pipeline
 from leasehold.domain.registry import Pipelines
 from leasehold.pipelines.conversion.pipeline import CONVERSION
 from leasehold.pipelines.demo.pipeline import demo_long_task, noop
@@ -35,6 +36,11 @@ def with_demonstrations() -> Pipelines:
     pipelines.add(noop)
     pipelines.add(demo_long_task)
     return pipelines
+
+
+def with_deliveries(*declared: Pipeline | Kind) -> Pipelines:
+    """These, and the platform's deliveries of webhooks: for an installation that runs none of the shipped kinds."""
+    return Pipelines(*declared, WEBHOOK)
 
 
 def kinds_of(pipelines: Pipelines) -> tuple[Kind, ...]:

@@ -165,7 +165,7 @@ class Runner:
         None: this worker has not loaded it.
         """
         handler = claimed.handler or f"{claimed.pipeline}.{claimed.step}"
-        pipeline_name, _, step_name = handler.partition(".")
+        pipeline_name, _, step_name = handler.rpartition(".")
         if pipeline_name not in self._pipelines:
             return None
         pipeline = self._pipelines[pipeline_name]

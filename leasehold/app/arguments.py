@@ -1,0 +1,112 @@
+"""The arguments of a function as JSON: one pydantic parameter gives the model, or a model is made of the signature."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError
+
+from leasehold.app.place import wrong
+from leasehold.domain.errors import InvalidArguments
+
+_VARIADIC = {inspect.Parameter.VAR_POSITIONAL: "*", inspect.Parameter.VAR_KEYWORD: "**"}
+
+
+class Arguments:
+    """How a function is called: from arguments to JSON where it is submitted, and back where it runs.
+
+    `model`: the pydantic model of the JSON. `skip`: leading parameters that the worker fills in (a workflow's `ctx`).
+    """
+
+    def __init__(self, function: Callable[..., Any], names: Mapping[str, Any] | None = None, *, skip: int = 0) -> None:
+        """`names`: of the caller's scope, for annotations that name a local class. Raises DeclarationError."""
+        signature = inspect.signature(function)
+        parameters = list(signature.parameters.values())[skip:]
+        self._signature = signature.replace(parameters=parameters, return_annotation=inspect.Signature.empty)
+        hints = hints_of(function, names)
+        for parameter in parameters:
+            if parameter.kind in _VARIADIC:
+                sign = _VARIADIC[parameter.kind]
+                raise wrong(function, f"{sign}{parameter.name}: a task takes named parameters only")
+            if parameter.name not in hints:
+                raise wrong(function, f"parameter {parameter.name!r} has no type: its JSON is checked against it")
+        self._single: str | None = None
+        first = hints[parameters[0].name] if len(parameters) == 1 else None
+        try:
+            if isinstance(first, type) and issubclass(first, BaseModel):
+                self._single = parameters[0].name
+                self.model: type[BaseModel] = first
+            else:
+                self.model = _made(function, parameters, hints)
+            self.model.model_json_schema()  # clients read it, and a type without one could not be sent
+        except (PydanticUserError, TypeError) as error:
+            raise wrong(function, f"its parameters have no JSON: {error}") from error
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the parameters, in order."""
+        return tuple(self._signature.parameters)
+
+    def encoded(self, positional: Sequence[Any], named: Mapping[str, Any]) -> dict[str, Any]:
+        """The call as JSON. Raises InvalidArguments with the path of what does not fit."""
+        try:
+            bound = self._signature.bind(*positional, **named).arguments
+        except TypeError as error:
+            raise InvalidArguments("", f"{error}") from None
+        given = bound.get(self._single, {}) if self._single is not None else bound
+        try:
+            # What is a model already was checked when it was made; a changed one is checked again by its JSON.
+            checked = self.model.model_validate(given)
+            encoded: dict[str, Any] = checked.model_dump(mode="json", by_alias=True)
+            self.model.model_validate(encoded)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise InvalidArguments("".join(f"/{part}" for part in first["loc"]), first["msg"]) from None
+        except PydanticSerializationError as error:
+            raise InvalidArguments("", str(error)) from None
+        return encoded
+
+    def decoded(self, params: BaseModel) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The positional and the named arguments of a call with these checked parameters."""
+        if self._single is not None:
+            values: dict[str, Any] = {self._single: params}
+        else:
+            values = {name: getattr(params, _field(name)) for name in self.names}
+        positional = [p.name for p in self._signature.parameters.values() if p.kind is p.POSITIONAL_ONLY]
+        return tuple(values.pop(name) for name in positional), values
+
+
+def hints_of(function: Callable[..., Any], names: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The annotations of the function, evaluated. Raises DeclarationError for a name that is not known yet."""
+    try:
+        return get_type_hints(inspect.unwrap(function), localns=dict(names or {}), include_extras=True)
+    except NameError as error:
+        raise wrong(function, f"an annotation names {error.name!r}, which is not defined above it") from error
+    except TypeError as error:
+        raise wrong(function, f"an annotation is no type: {error}") from error
+
+
+def _field(name: str) -> str:
+    """The model's attribute for a parameter. A parameter may have the name of one of pydantic's own attributes."""
+    return f"p_{name}"
+
+
+def _made(
+    function: Callable[..., Any], parameters: Sequence[inspect.Parameter], hints: Mapping[str, Any]
+) -> type[BaseModel]:
+    from pydantic import Field  # noqa: PLC0415 - only here: an alias gives each parameter its own name in the JSON
+
+    fields: dict[str, Any] = {}
+    for parameter in parameters:
+        default = ... if parameter.default is inspect.Parameter.empty else parameter.default
+        fields[_field(parameter.name)] = (hints[parameter.name], Field(default, alias=parameter.name))
+    return create_model(
+        f"{function.__name__}_arguments",
+        __config__=ConfigDict(extra="forbid", arbitrary_types_allowed=False),
+        __module__=function.__module__,
+        **fields,
+    )

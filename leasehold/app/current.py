@@ -1,0 +1,95 @@
+"""`current()`: the attempt that runs the calling code, for functions that take their arguments and nothing else."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar, Token
+from pathlib import Path
+from typing import Any, Protocol
+from uuid import UUID
+
+from leasehold.domain.errors import LeaseholdError
+
+
+class NotInTask(LeaseholdError):
+    """`current()` was called outside of a task's attempt."""
+
+
+class Reporting(Protocol):
+    """What every attempt can do: in the loop, in a thread, in a child process, and without a server."""
+
+    def progress(self, percent: float, summary: str = "") -> None: ...
+    def checkpoint(self) -> None: ...
+
+
+class Current:
+    """The attempt, as `current()` returns it.
+
+    `attempt`: the platform's own object (leasehold.Attempt, PlainAttempt or Work), for what this class does not have.
+    """
+
+    def __init__(self, task: str, attempt: Any) -> None:
+        self.task = task
+        self.attempt = attempt
+
+    @property
+    def run_id(self) -> UUID:
+        """The run; in its tags, logs and links."""
+        run_id: UUID = self.attempt.job_id
+        return run_id
+
+    @property
+    def tenant(self) -> str:
+        """Whose run it is."""
+        tenant: str = self.attempt.tenant_id
+        return tenant
+
+    @property
+    def number(self) -> int:
+        """1 for the first attempt."""
+        number: int = self.attempt.number
+        return number
+
+    @property
+    def state(self) -> Any:
+        """What the app's lifespan yielded in this worker. None without a lifespan."""
+        opened = self.attempt.opened
+        return None if opened is None else opened.state
+
+    @property
+    def log(self) -> Any:
+        """A structlog logger whose lines name the run, the task and the attempt."""
+        return self.attempt.log
+
+    @property
+    def directory(self) -> Path:
+        """An empty directory of this attempt alone. It is deleted when the attempt has ended."""
+        directory: Path = self.attempt.directory
+        return directory
+
+    def progress(self, percent: float, summary: str = "") -> None:
+        """Report how far the task is, 0 to 100. Call it as often as you like: only some reports are stored."""
+        self.attempt.progress(percent, summary)
+
+    def checkpoint(self) -> None:
+        """Raises Cancelled once a cancel of the run was requested, and LeaseLost once another worker has it."""
+        self.attempt.checkpoint()
+
+
+_current: ContextVar[Current] = ContextVar("leasehold_current")
+
+
+def current() -> Current:
+    """The attempt that runs the caller. Raises NotInTask outside of one."""
+    try:
+        return _current.get()
+    except LookupError:
+        raise NotInTask("current() is for code that a task runs; nothing runs here") from None
+
+
+def enter(attempt: Current) -> Token[Current]:
+    """From now on `current()` returns `attempt` in this context."""
+    return _current.set(attempt)
+
+
+def leave(token: Token[Current]) -> None:
+    _current.reset(token)

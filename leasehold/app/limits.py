@@ -1,0 +1,26 @@
+"""How large a result may be, in the process that runs the function."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Self
+
+from leasehold.settings import Settings
+
+
+@dataclass(frozen=True, slots=True)
+class ResultLimits:
+    """Bytes of JSON. `inline`: PostgreSQL keeps that much; more goes to the object store, if there is a `store`."""
+
+    inline: int
+    most: int
+    store: bool
+
+    @classmethod
+    def of(cls, opened: Any) -> Self:
+        """Of what the app's opener gave the worker. Without it, as in a child process: the settings' defaults."""
+        if opened is not None:
+            settings: Settings = opened.settings
+            return cls(settings.result_inline_bytes, settings.result_max_bytes, settings.object_store == "s3")
+        fields = Settings.model_fields
+        return cls(fields["result_inline_bytes"].default, fields["result_max_bytes"].default, store=True)

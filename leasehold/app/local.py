@@ -1,0 +1,48 @@
+"""An attempt without a server: `task.local(...)` runs its function in the calling process."""
+
+from __future__ import annotations
+
+import tempfile
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from leasehold.domain.ids import new_id
+
+
+class LocalAttempt:
+    """What `current()` needs of an attempt. `reports`: what the function reported with `progress`."""
+
+    number = 1
+    opened = None
+
+    def __init__(self, tenant: str) -> None:
+        self.tenant_id = tenant
+        self.job_id: UUID = new_id()
+        self.task_id: UUID = new_id()
+        self.reports: list[tuple[float, str]] = []
+
+    @property
+    def log(self) -> Any:
+        import structlog  # noqa: PLC0415 - declaring a task loads no logger
+
+        return structlog.get_logger("leasehold.local")
+
+    @cached_property
+    def _folder(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(prefix="leasehold-")
+
+    @property
+    def directory(self) -> Path:
+        return Path(self._folder.name)
+
+    def progress(self, percent: float, summary: str = "") -> None:
+        self.reports.append((float(percent), summary))
+
+    def checkpoint(self) -> None:
+        """Nobody can cancel a local run."""
+
+    def close(self) -> None:
+        if "_folder" in self.__dict__:
+            self._folder.cleanup()

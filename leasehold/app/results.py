@@ -1,0 +1,63 @@
+"""The result of a function as JSON, small in PostgreSQL or large in the object store, and back.
+
+A step's value is `{"value": JSON}`, or `{"output": NAME}` when the JSON is that output of the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import orjson
+from pydantic import TypeAdapter, ValidationError
+from pydantic.errors import PydanticUserError
+from pydantic_core import PydanticSerializationError
+
+from leasehold.app.arguments import hints_of
+from leasehold.app.place import wrong
+from leasehold.domain.errors import Permanent, ResultUnreadable
+
+#: The output of a step that holds a large result.
+OUTPUT = "result.json"
+CONTENT_TYPE = "application/json"
+
+
+class Results:
+    """How the results of one function are written and read. Without a return annotation any JSON is a result."""
+
+    def __init__(self, function: Callable[..., Any], names: Mapping[str, Any] | None = None) -> None:
+        annotation = hints_of(function, names).get("return", Any)
+        self._annotation = annotation
+        try:
+            self._adapter: TypeAdapter[Any] = TypeAdapter(annotation)
+        except PydanticUserError as error:
+            raise wrong(function, f"its result has no JSON: {error}") from error
+
+    def encoded(self, result: Any) -> bytes:
+        """The result as JSON. Raises Permanent `result_not_serialisable`."""
+        try:
+            # Not `dump_json`: orjson refuses numbers beyond 64 bits, which readers of the JSON would round.
+            return orjson.dumps(self._adapter.dump_python(result, mode="json", warnings="error", by_alias=True))
+        except (PydanticSerializationError, TypeError, ValueError) as error:
+            kind = type(result).__name__
+            sentence = f"the function returned a {kind}, which is not JSON of {self._annotation!r}: {error}"
+            raise Permanent("result_not_serialisable", sentence) from error
+
+    def decoded(self, encoded: bytes | str) -> Any:
+        """The result of the JSON. Raises ResultUnreadable: another release of the code wrote it."""
+        try:
+            return self._adapter.validate_json(encoded)
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            path = "".join(f"/{part}" for part in first["loc"])
+            raise ResultUnreadable(f"the result does not fit {self._annotation!r}: {path} {first['msg']}") from error
+
+
+def inline(encoded: bytes) -> dict[str, Any]:
+    """The value of a step whose result is small."""
+    return {"value": orjson.loads(encoded)}
+
+
+def stored() -> dict[str, Any]:
+    """The value of a step whose result is its output OUTPUT."""
+    return {"output": OUTPUT}

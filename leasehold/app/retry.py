@@ -1,0 +1,48 @@
+"""`Retry`: how often a task is tried again, after which delays, and after which exceptions never."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+
+from leasehold.domain.errors import DeclarationError
+
+#: PostgreSQL counts attempts in a smallint, and nobody waits for more.
+MAX_TIMES = 1000
+MAX_FACTOR = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """`times`: how often a failed attempt is tried again; 0: never, so the first failure is the last.
+
+    The first delay is `delay`; each further one is `factor` times as long, and none is longer than `longest`. The
+    worker shortens each delay by a random part, up to half, so that tasks which failed together do not come back
+    together. `never`: exceptions after which no attempt follows.
+    """
+
+    times: int = 4
+    delay: timedelta = timedelta(seconds=2)
+    factor: float = 4.0
+    longest: timedelta = timedelta(hours=1)
+    never: tuple[type[Exception], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.times <= MAX_TIMES:
+            raise DeclarationError(f"Retry.times must be 0 to {MAX_TIMES}, not {self.times}")
+        if self.delay < timedelta(0) or self.longest < timedelta(0):
+            raise DeclarationError("Retry.delay and Retry.longest must not be negative")
+        if not 1 <= self.factor <= MAX_FACTOR:
+            raise DeclarationError(f"Retry.factor must be 1 to {MAX_FACTOR}, not {self.factor}")
+
+    @property
+    def ladder(self) -> tuple[timedelta, ...]:
+        """The delays in order; the last one repeats."""
+        delays: list[timedelta] = []
+        delay = min(self.delay, self.longest)
+        while len(delays) < max(self.times, 1):
+            delays.append(delay)
+            if delay in (self.longest, timedelta(0)):
+                break
+            delay = min(delay * self.factor, self.longest)
+        return tuple(delays)

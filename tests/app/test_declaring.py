@@ -1,0 +1,224 @@
+"""`@app.task` refuses at import what no worker could run, and says where it stands."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel, Field
+
+from leasehold import App, DeclarationError, InvalidArguments, Permanent, Pipelines, Retry, current
+from leasehold.app.current import NotInTask
+
+
+class Order(BaseModel):
+    id: int
+    email: Annotated[str, Field(min_length=3)] = "a@b"
+
+
+class Unknown:
+    pass
+
+
+def lines_of(function: Callable[..., Any]) -> str:
+    return f"{Path(__file__).name}:{function.__code__.co_firstlineno}"
+
+
+def test_a_task_is_a_pipeline_of_one_step_with_the_declared_terms() -> None:
+    app = App("shop")
+
+    @app.task(queue="mail", retry=Retry(times=2, delay=timedelta(seconds=3)), timeout=timedelta(minutes=7))
+    def send_receipt(order: Order) -> str:
+        """Sends it."""
+        return order.email
+
+    (step,) = send_receipt.pipeline.steps
+    assert send_receipt.name == send_receipt.pipeline.name == "shop.send_receipt"
+    assert (step.name, step.queue, step.max_attempts, step.timeout) == ("run", "mail", 3, timedelta(minutes=7))
+    assert step.retry_ladder == (timedelta(seconds=3), timedelta(seconds=12))
+    assert send_receipt.pipeline.params is Order
+    assert send_receipt.pipeline.terms.description == "Sends it."
+    assert "shop.send_receipt" in app.pipelines()
+    assert "webhook" in app.pipelines()
+    assert send_receipt(Order(id=1)) == "a@b"
+
+
+def star(*numbers: int) -> None: ...
+def stars(**numbers: int) -> None: ...
+def untyped(number) -> None: ...  # type: ignore[no-untyped-def]  # that is the test
+def unknown(thing: Unknown) -> None: ...
+def undefined(thing: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821 - that is the test
+def endless() -> Iterator[int]:
+    yield 1
+
+
+def ShoutedName() -> None: ...  # noqa: N802 - that is the test
+
+
+@pytest.mark.parametrize(
+    ("function", "words"),
+    [
+        (star, "*numbers: a task takes named parameters only"),
+        (stars, "**numbers: a task takes named parameters only"),
+        (untyped, "parameter 'number' has no type"),
+        (unknown, "its parameters have no JSON"),
+        (undefined, "names 'Nowhere', which is not defined above it"),
+        (endless, "endless is a generator"),
+        (ShoutedName, "'ShoutedName' must match"),
+    ],
+)
+def test_a_function_that_no_worker_could_run_is_refused_with_its_place(
+    function: Callable[..., Any], words: str
+) -> None:
+    with pytest.raises(DeclarationError) as refused:
+        App("shop").task(function)
+    assert words in str(refused.value)
+    assert lines_of(function) in str(refused.value)
+
+
+def test_a_lambda_and_a_class_are_refused() -> None:
+    with pytest.raises(DeclarationError, match=r"test_declaring.py:\d+: a lambda has no name"):
+        App("shop").task(lambda: 1)
+    with pytest.raises(DeclarationError, match="is no function"):
+        App("shop").task(Order)
+
+
+def test_two_tasks_of_one_name_are_refused_and_both_places_named() -> None:
+    app = App("shop")
+    app.task(name="same")(lambda_free := named("one"))
+    with pytest.raises(DeclarationError) as refused:
+        app.task(name="same")(endless_free := named("two"))
+    assert "shop.same is declared already" in str(refused.value)
+    assert str(refused.value).count(Path(__file__).name) == 2
+    assert lambda_free is not endless_free
+
+
+def named(name: str) -> Callable[[], str]:
+    def function() -> str:
+        return name
+
+    return function
+
+
+@pytest.mark.parametrize("name", ["", "Shop", "shop.eu", "a" * 64])
+def test_an_app_has_a_name_that_a_pipeline_may_begin_with(name: str) -> None:
+    with pytest.raises(DeclarationError):
+        App(name)
+
+
+def test_a_step_of_a_task_with_a_long_name_is_refused_where_it_is_declared() -> None:
+    app = App("a" * 40)
+    with pytest.raises(DeclarationError, match=r"test_declaring.py:\d+: pipeline name"):
+        app.task(name="b" * 40)(named("x"))
+
+
+def test_an_argument_that_does_not_fit_is_refused_with_its_path() -> None:
+    app = App("shop")
+
+    @app.task
+    def send(order: Order, at: datetime, *, price: Decimal = Decimal(1)) -> str:
+        return f"{order.id} {at:%Y} {price}"
+
+    assert send.local(Order(id=4), datetime(2026, 1, 1, tzinfo=UTC), price=Decimal("2.50")) == "4 2026 2.50"
+    for call, path in (
+        (lambda: send.local(Order.model_construct(id=1, email=""), datetime(2026, 1, 1, tzinfo=UTC)), "/order/email"),
+        (lambda: send.local({"id": "x"}, datetime(2026, 1, 1, tzinfo=UTC)), "/order/id"),  # type: ignore[arg-type]  # the test
+        (lambda: send.local(Order(id=1), "then"), "/at"),  # type: ignore[arg-type]  # that is the test
+        (lambda: send.local(Order(id=1)), ""),  # type: ignore[call-arg]  # that is the test
+    ):
+        with pytest.raises(InvalidArguments) as refused:
+            call()
+        assert refused.value.path == path
+
+
+def test_parameters_may_have_names_of_pydantics_own() -> None:
+    app = App("shop")
+
+    @app.task
+    def copy(json: int, _hidden: int, model_dump: int = 3, /) -> int:
+        return json * 100 + _hidden * 10 + model_dump
+
+    assert copy.local(1, 2) == 123
+    assert copy.arguments.encoded((1, 2), {}) == {"json": 1, "_hidden": 2, "model_dump": 3}
+
+
+async def test_an_async_task_runs_locally_with_and_without_a_loop() -> None:
+    app = App("shop")
+
+    @app.task
+    async def double(n: int) -> int:
+        current().progress(50, "half")
+        return n * 2
+
+    assert await double.alocal(4) == 8
+    with pytest.raises(NotInTask):
+        await double(4)
+
+
+def test_a_local_run_has_a_current_attempt_and_its_own_directory() -> None:
+    app = App("shop")
+    seen: list[Path] = []
+
+    @app.task
+    def write() -> str:
+        attempt = current()
+        (attempt.directory / "x").write_text("1")
+        seen.append(attempt.directory)
+        return f"{attempt.task} {attempt.number} {attempt.state}"
+
+    assert write.local() == "shop.write 1 None"
+    assert not seen[0].exists()
+    with pytest.raises(NotInTask):
+        current()
+
+
+def test_a_result_that_is_not_what_the_function_promises_is_refused() -> None:
+    app = App("shop")
+
+    @app.task
+    def wrong() -> int:
+        return Unknown()  # type: ignore[return-value]  # that is the test
+
+    @app.task
+    def large() -> int:
+        return 2**80
+
+    for task in (wrong, large):
+        with pytest.raises(Permanent) as refused:
+            task.local()
+        assert refused.value.code == "result_not_serialisable"
+
+
+def test_a_source_may_name_an_app_and_need_not_name_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "an_app_here.py").write_text(
+        "from leasehold import App\napp = App('here')\n@app.task\ndef hello(name: str) -> str: return name\n"
+    )
+    for source in ("an_app_here:app", "an_app_here"):
+        assert "here.hello" in Pipelines.from_source(source)
+
+
+def test_declaring_a_task_is_quick_and_loads_no_driver_broker_or_web_framework() -> None:
+    """What `import leasehold` may cost is measured by scripts/bench; here is what it may load."""
+    heavy = {"asyncpg", "aiormq", "fastapi", "PIL", "onnx", "sqlalchemy", "structlog", "aiobotocore", "jsonschema_rs"}
+    code = (
+        "import sys\nfrom leasehold import App, Retry, current\napp = App('shop')\n"
+        "@app.task\ndef add(a: int, b: int) -> int: return a + b\n"
+        f"assert add.local(1, 2) == 3\nprint(sorted({heavy!r} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_retry_that_makes_no_sense_is_refused() -> None:
+    for terms in ({"times": -1}, {"times": 1001}, {"factor": 0.5}, {"factor": 1e9}, {"delay": timedelta(seconds=-1)}):
+        with pytest.raises(DeclarationError):
+            Retry(**terms)  # type: ignore[arg-type]  # one of several
+    assert Retry(times=0).ladder == (timedelta(seconds=2),)
+    assert Retry(times=50, longest=timedelta(seconds=9)).ladder == tuple(timedelta(seconds=s) for s in (2, 8, 9))

@@ -1,0 +1,161 @@
+"""A worker runs an app's tasks: functions in threads and in the loop, their results, retries and lifespan."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel
+
+from leasehold import App, Retry, current
+from leasehold.db.database import Connection, connect
+from leasehold.settings import Settings
+from leasehold.transitions.jobs import NewJob, submit
+from leasehold.worker.worker import Worker
+
+SECONDS = 30.0
+QUICK = Retry(times=2, delay=timedelta(seconds=0.05), never=(KeyError,))
+app = App("shop")
+events: list[str] = []
+
+
+class Order(BaseModel):
+    id: int
+
+
+@app.lifespan
+async def opened() -> AsyncIterator[str]:
+    events.append("open")
+    yield "client"
+    events.append("closed")
+
+
+@app.task
+def thread_of(order: Order, *, times: int = 1) -> str:
+    attempt = current()
+    attempt.progress(50, "half")
+    return (
+        f"{order.id * times} {attempt.state} {threading.current_thread() is threading.main_thread()} {attempt.number}"
+    )
+
+
+@app.task
+async def loop_of(order: Order) -> list[str]:
+    return [str(current().run_id), str(threading.current_thread() is threading.main_thread())]
+
+
+@app.task
+def nothing() -> None: ...
+
+
+@app.task
+async def much(size: int) -> str:
+    return "x" * size
+
+
+@app.task
+def much_in_a_thread(size: int) -> str:
+    return "x" * size
+
+
+@app.task(retry=QUICK)
+def fail(kind: str) -> None:
+    raise {"key": KeyError, "value": ValueError}[kind](f"attempt {current().number}")
+
+
+@app.task(retry=QUICK)
+async def fail_in_the_loop(kind: str) -> None:
+    raise {"key": KeyError, "value": ValueError}[kind](f"attempt {current().number}")
+
+
+@app.task
+def unserialisable() -> Any:
+    return object()
+
+
+@pytest.fixture
+async def connection(settings: Settings) -> AsyncIterator[Connection]:
+    connection = await connect(settings, "test")
+    yield connection
+    await connection.close()
+
+
+@pytest.fixture
+async def worker(settings: Settings, tmp_path: Path) -> AsyncIterator[Worker]:
+    changes = {"work_dir": str(tmp_path), "poll_seconds": 0.05, "result_max_bytes": 200_000}
+    async with Worker(settings.model_copy(update=changes), app.pipelines()) as worker:
+        yield worker
+
+
+async def run(connection: Connection, task: Any, *args: Any, **kwargs: Any) -> tuple[UUID, dict[str, Any], Any]:
+    """The job, its row and its step's value, once it has ended."""
+    job = NewJob(task.pipeline, tenant_id="me", params=task.arguments.encoded(args, kwargs))
+    await submit(connection, [job])
+    async with asyncio.timeout(SECONDS):
+        while True:
+            row = await connection.fetchrow(
+                "SELECT j.status, j.error, r.value, t.attempt FROM job j JOIN task t ON t.job_id = j.id"
+                " LEFT JOIN result r ON r.task_id = t.id WHERE j.id = $1",
+                job.id,
+            )
+            if row["status"] in ("succeeded", "failed"):
+                return job.id, dict(row), row["value"]
+            await asyncio.sleep(0.02)
+
+
+async def test_a_plain_function_runs_in_a_thread_and_an_async_one_in_the_loop(
+    worker: Worker, connection: Connection
+) -> None:
+    _, _, value = await run(connection, thread_of, Order(id=4), times=2)
+    assert value == {"value": "8 client False 1"}
+    job_id, _, value = await run(connection, loop_of, Order(id=4))
+    assert value == {"value": [str(job_id), "True"]}
+    _, row, value = await run(connection, nothing)
+    assert (row["status"], value) == ("succeeded", {"value": None})
+
+
+async def test_the_lifespan_is_entered_once_for_all_tasks_and_left_at_the_end(
+    settings: Settings, tmp_path: Path
+) -> None:
+    events.clear()
+    changes = {"work_dir": str(tmp_path), "poll_seconds": 0.05}
+    async with Worker(settings.model_copy(update=changes), app.pipelines()):
+        assert events == ["open"]
+    assert events == ["open", "closed"]
+
+
+@pytest.mark.parametrize("task", [much, much_in_a_thread])
+async def test_a_large_result_goes_to_the_store_and_a_larger_one_fails_the_run(
+    worker: Worker, connection: Connection, task: Any
+) -> None:
+    _, _, value = await run(connection, task, 65_534)  # with its quotes 64 KiB
+    assert value == {"value": "x" * 65_534}
+    job_id, _, value = await run(connection, task, 65_535)
+    assert value == {"output": "result.json"}
+    size = await connection.fetchval("SELECT size FROM output WHERE job_id = $1 AND name = 'result.json'", job_id)
+    assert size == 65_537
+    _, row, value = await run(connection, task, 200_001)
+    assert (row["status"], row["error"]["code"], row["attempt"], value) == ("failed", "result_too_large", 1, None)
+
+
+@pytest.mark.parametrize("task", [fail, fail_in_the_loop])
+async def test_a_failed_attempt_is_tried_again_as_often_as_declared_and_never_after_what_never_names(
+    worker: Worker, connection: Connection, task: Any
+) -> None:
+    _, row, _ = await run(connection, task, "value")
+    assert (row["status"], row["attempt"]) == ("failed", 3)
+    assert row["error"]["message"] == "ValueError: attempt 3"
+    _, row, _ = await run(connection, task, "key")
+    assert (row["status"], row["attempt"], row["error"]["code"]) == ("failed", 1, "handler_error")
+    assert row["error"]["message"] == "KeyError: 'attempt 1'"
+
+
+async def test_a_result_without_json_fails_the_run_at_once(worker: Worker, connection: Connection) -> None:
+    _, row, _ = await run(connection, unserialisable)
+    assert (row["status"], row["attempt"], row["error"]["code"]) == ("failed", 1, "result_not_serialisable")
