@@ -21,6 +21,7 @@ from leasehold.api.http.methods import Methods
 from leasehold.api.http.problems import NOT_STORABLE, problem_of
 from leasehold.api.jobs import dead_letters, jobs
 from leasehold.api.jobs import lists as job_lists
+from leasehold.api.jobs import logs as job_logs
 from leasehold.api.process import metrics
 from leasehold.api.process.services import open_services
 from leasehold.api.runs import batches as run_batches
@@ -35,6 +36,7 @@ from leasehold.api.runs import (
     webhooks,
 )
 from leasehold.api.runs import events as run_events
+from leasehold.api.runs import logs as run_logs
 from leasehold.domain.errors import DeclarationError, LeaseholdError
 from leasehold.domain.kind import Kind
 from leasehold.domain.registry import Pipelines
@@ -53,11 +55,13 @@ _BUSIEST = (creating.router, run_batches.router, runs.router, replays.router)
 _REST = (
     templates.router,
     run_events.router,
+    run_logs.router,
     schedules.router,
     external.router,
     external_files.router,
     job_lists.router,
     jobs.router,
+    job_logs.router,
     dead_letters.router,
     operators.router,
     webhooks.router,

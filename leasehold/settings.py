@@ -348,6 +348,12 @@ class Settings(BaseSettings):
     failpoints: str = Field("", description="For tests of failure only: see leasehold/runtime/failpoints.py.")
 
     # --- retention, logs, metrics, traces
+    job_log_lines: int = Field(
+        1000, ge=0, le=100_000, description="Lines of one attempt that are kept with its job; 0: none is."
+    )
+    job_log_bytes: int = Field(
+        262_144, ge=1024, le=64 * MIB, description="Bytes of one attempt's log that are kept with its job."
+    )
     retention_days: int = Field(
         7,
         ge=1,

@@ -19,7 +19,12 @@ from leasehold.urls import database_url
 
 # The tables that this release's own revisions make: a module that is not imported adds none to `metadata`, and
 # autogenerate would take its tables for dropped.
-for room in ("db.run_tables", "db.upload_tables", *(f"pipelines.{kind.name}.tables" for kind in SHIPPED)):
+for room in (
+    "db.run_tables",
+    "db.upload_tables",
+    "db.log_tables",
+    *(f"pipelines.{kind.name}.tables" for kind in SHIPPED),
+):
     import_module(f"leasehold.{room}")
 
 #: Any number, the same in every release: migrators queue on this advisory lock.

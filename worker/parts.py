@@ -33,11 +33,14 @@ from leasehold.runtime.gather import cancel_and_wait, gather_or_cancel
 from leasehold.runtime.periodic import Periodic
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
+from leasehold.telemetry import attempt_logs
 from leasehold.transitions.claims import LeaseTerms
+from leasehold.worker.attempts import logs as attempt_logging
 from leasehold.worker.attempts import reporter as reports
 from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.inline import InlineAttempts
 from leasehold.worker.attempts.isolated import IsolatedAttempts
+from leasehold.worker.attempts.logs import AttemptLogs
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.runner import Runner
 from leasehold.worker.claiming.claimer import Claimer
@@ -119,7 +122,9 @@ async def open_parts(
         router = HintRouter(announcer)
         settlements = SettlementBatcher(settings, terms, heartbeat, router.announce, _BATCH)
         claims = ClaimBatcher(settings, terms, heartbeat, _BATCH)
-        for batcher in (settlements, claims):
+        stack.enter_context(attempt_logs.installed())
+        logs = AttemptLogs(settings)
+        for batcher in (logs, settlements, claims):
             batcher.start()
             stack.push_async_callback(batcher.close)
 
@@ -130,7 +135,7 @@ async def open_parts(
         isolated = IsolatedAttempts(
             store=store, pool=pool, children=children, reporter=reporter, directories=directories, settings=settings
         )
-        runner = Runner(pipelines, pool, heartbeat, settlements, admitter, directories, inline, isolated)
+        runner = Runner(pipelines, pool, heartbeat, settlements, admitter, directories, inline, isolated, logs)
         claimer = Claimer(pool, claims, heartbeat, terms, at_most=_BATCH, takes_over=settings.presence)
         slot_pools = SlotPools(settings, pipelines, broker, router, claimer, runner)
 
@@ -153,17 +158,18 @@ async def open_parts(
             ready=ready,
             is_complete=is_complete,
             warming=warming,
-            loops=_loops(exporter, duties, relay, reporter, admitter),
+            loops=_loops(exporter, duties, relay, reporter, admitter, logs),
         )
 
 
 def _loops(
-    exporter: Exporter, duties: Duties, relay: Relay, reporter: Reporter, admitter: Admitter
+    exporter: Exporter, duties: Duties, relay: Relay, reporter: Reporter, admitter: Admitter, logs: AttemptLogs
 ) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
     periodic = [
         *duties.all(),
         Periodic(relaying.DUTY, relay.turn, every=relaying.EVERY_SECONDS),
         Periodic(reports.DUTY, reporter.turn, every=reports.EVERY_SECONDS),
+        Periodic(attempt_logging.DUTY, logs.turn, every=attempt_logging.EVERY_SECONDS),
         Periodic("admitter", admitter.turn, every=0.0),
     ]
     return {"exporter": exporter.run} | {duty.name: duty.run for duty in periodic}

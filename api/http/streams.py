@@ -27,7 +27,7 @@ ANSWERS: dict[int | str, dict[str, Any]] = {
     204: {"description": "The client has had every event."},
 }
 _BATCH = 500
-_MAX_SECONDS = 600.0
+MAX_SECONDS = 600.0
 _MAX_NUMBER = 2**31 - 1
 LastEventId: TypeAlias = Annotated[
     Annotated[str, Field(max_length=20, json_schema_extra={"pattern": "^[0-9]{0,20}$"})] | None, Header()
@@ -50,10 +50,10 @@ async def stream(
 ) -> AsyncIterator[bytes]:
     """The job's events numbered above `after`, as they happen. Ends after the job's last event.
 
-    The stream ends early when the process stops, or after _MAX_SECONDS: a revoked key must not listen forever. The
+    The stream ends early when the process stops, or after MAX_SECONDS: a revoked key must not listen forever. The
     client then resumes. `fields` adds the endpoint's own fields to each event.
     """
-    until = monotonic() + _MAX_SECONDS
+    until = monotonic() + MAX_SECONDS
     ended = expected = False
     while not services.draining and monotonic() < until:
         async with services.pool.acquire() as connection:

@@ -36,7 +36,7 @@ Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
 Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE))]
 Deleter = Annotated[Caller, Depends(Require(JOBS_DELETE))]
 
-_MISSING = {HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.GONE: "`job_deleted`, `job_expired`"}
+MISSING = {HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.GONE: "`job_deleted`, `job_expired`"}
 _EVENT_STREAM = "text/event-stream"
 
 
@@ -45,7 +45,7 @@ _EVENT_STREAM = "text/event-stream"
     operation_id="getJob",
     summary="Get a job of any kind, with its steps, outputs and results",
     response_model=JobAnswer,
-    responses=problems(_MISSING)
+    responses=problems(MISSING)
     | {304: {"description": "Nothing has changed since the answer with the ETag in `If-None-Match`."}},
 )
 async def get_job(
@@ -82,7 +82,7 @@ def _etag(services: Services, found: Found, body: dict[str, Any]) -> str:
     "/{job_id}/explain",
     operation_id="explainJob",
     summary="Explain why a job is not running, and list what its workers did",
-    responses=problems(_MISSING),
+    responses=problems(MISSING),
 )
 async def explain_job(request: Request, job_id: UUID, caller: Reader) -> Response:
     services = services_of(request)
@@ -99,7 +99,7 @@ async def explain_job(request: Request, job_id: UUID, caller: Reader) -> Respons
     "that reconnects with `Last-Event-ID` misses no event and gets none twice. If no event can follow, its answer is "
     "204.",
     response_model=EventPage,
-    responses=problems(_MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`"})
+    responses=problems(MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`"})
     | {
         200: {"description": "The page, or the stream", "content": {_EVENT_STREAM: {}}},
         204: {"description": "The client of a stream has had every event."},
@@ -141,7 +141,7 @@ def _status_fields(event: EventView) -> dict[str, Any]:
     "provider of a generation is told. Asking again while the job stops changes nothing.",
     status_code=202,
     response_model=Acted,
-    responses=problems(_MISSING | {
+    responses=problems(MISSING | {
         HTTPStatus.CONFLICT: "`resource_invalid_state`: the job has ended; `cancel_not_supported`",
     }),
 )  # fmt: skip
@@ -161,7 +161,7 @@ async def cancel_job(request: Request, job_id: UUID, caller: Operator, body: Rea
     "that a new job waits at.",
     status_code=202,
     response_model=Acted,
-    responses=problems(_MISSING | {
+    responses=problems(MISSING | {
         HTTPStatus.CONFLICT: "`resource_invalid_state`: only a failed job can be retried; `same_scope_running`, "
         "`same_key_running`, `pipeline_not_served`, `template_not_found`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_complex`, `payload_fixed`, `unknown_step`",
@@ -183,7 +183,7 @@ async def retry_job(request: Request, job_id: UUID, caller: Operator, body: Retr
     description="An ended job is gone at once: 204, and 410 from then on. An unfinished job is cancelled, and deleted "
     "when its running steps have stopped: 202.",
     status_code=204,
-    responses=problems(_MISSING) | {202: {"model": Acted, "description": "The job is deleted when it has stopped."}},
+    responses=problems(MISSING) | {202: {"model": Acted, "description": "The job is deleted when it has stopped."}},
 )
 async def delete_job(request: Request, job_id: UUID, caller: Deleter) -> Response:
     services = services_of(request)

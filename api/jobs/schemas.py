@@ -184,6 +184,30 @@ class EventItem(BaseModel):
     step_status: TaskState | None = None
 
 
+class LogLine(BaseModel):
+    """`n`: the line's number in its job; numbers rise, and some may be missing. `epoch`: the claim that the attempt ran
+    under.
+    """
+
+    n: int
+    at: datetime
+    step: str
+    attempt: int
+    epoch: int
+    level: str
+    logger: str
+    message: str
+    fields: dict[str, Any] = {}
+    traceback: str | None = None
+
+
+class LogPage(BaseModel):
+    """`next_after`: send it as `after` for the next page; none: there are no further lines yet."""
+
+    lines: list[LogLine]
+    next_after: int | None
+
+
 class EventPage(BaseModel):
     """`next_after`: send it as `after` for the next page; none: there are no further events yet."""
 

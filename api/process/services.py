@@ -18,7 +18,7 @@ from leasehold.api.process.bodies import Bodies
 from leasehold.api.process.keyring import Keyring
 from leasehold.api.process.submissions import Submissions
 from leasehold.api.process.tenant_pool import BulkWrites, TenantPool
-from leasehold.api.process.watch import JobWatch, QueueWatch
+from leasehold.api.process.watch import JobWatch, LogWatch, QueueWatch
 from leasehold.broker import make_broker
 from leasehold.broker.announcer import Announcer, on_pool
 from leasehold.broker.base import Broker
@@ -59,6 +59,7 @@ class Services:
     bulk: BulkWrites
     watch: JobWatch
     queues: QueueWatch
+    log_watch: LogWatch
     templates: Templates
     admission: Admission
     kinds: tuple[Kind, ...]
@@ -72,6 +73,7 @@ class Services:
         self.draining = True
         self.watch.release_all()
         self.queues.release_all()
+        self.log_watch.release_all()
 
 
 @asynccontextmanager
@@ -97,6 +99,8 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         stack.push_async_callback(watch.close)
         queues = QueueWatch(pool)
         stack.push_async_callback(queues.close)
+        log_watch = LogWatch(pool)
+        stack.push_async_callback(log_watch.close)
         evaluator = await stack.enter_async_context(evaluating(settings))
         yield Services(
             settings=settings,
@@ -110,6 +114,7 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             bulk=BulkWrites(settings),
             watch=watch,
             queues=queues,
+            log_watch=log_watch,
             templates=Templates(pipelines, evaluator),
             admission=Admission(settings, kinds),
             kinds=kinds,

@@ -13,7 +13,7 @@ from time import monotonic
 from typing import Generic, TypeVar
 from uuid import UUID
 
-from leasehold.db import reads, run_reads
+from leasehold.db import log_reads, reads, run_reads
 from leasehold.db.database import Pool
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN
@@ -120,6 +120,14 @@ class JobWatch(_Watch[UUID]):
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
         # A deleted job counts as changed: the request reads it and learns that it does not exist.
         return (waiter for waiter, after in waiters.items() if number is None or number > after)
+
+
+class LogWatch(JobWatch):
+    """A job's number is the number of its last line; a job that has ended has a greater one than any line."""
+
+    async def _read_numbers(self) -> Mapping[UUID, int]:
+        async with self._pool.acquire() as connection:
+            return await log_reads.log_numbers(connection, list(self._waiters))
 
 
 class QueueWatch(_Watch[str]):

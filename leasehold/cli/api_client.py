@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Self
 
 import httpx2
 
+from leasehold.client.sse import ServerEvent, events_of
 from leasehold.domain.errors import LeaseholdError
 
 _NO_CONTENT = 204
@@ -13,6 +15,10 @@ _NO_CONTENT = 204
 
 class Refused(LeaseholdError):
     """The API refused the request, or did not answer. The message is for the terminal."""
+
+
+class Interrupted(Refused):
+    """The API does not answer, or a stream broke."""
 
 
 class ApiClient:
@@ -31,6 +37,19 @@ class ApiClient:
         parameters = {name: value for name, value in params.items() if value is not None}
         return self._request("GET", path, params=parameters)
 
+    def stream(self, path: str, *, last_event_id: str, **params: Any) -> Iterator[ServerEvent]:
+        """Server-sent events until the API ends the stream. Raises Interrupted when the connection breaks."""
+        headers = {"Accept": "text/event-stream", "Last-Event-ID": last_event_id}
+        parameters = {name: value for name, value in params.items() if value is not None}
+        try:
+            with self._http.stream("GET", path, params=parameters, headers=headers) as answer:
+                if answer.is_error:
+                    answer.read()
+                    self._body(answer)
+                yield from events_of(answer.iter_lines())
+        except httpx2.HTTPError as error:
+            raise Interrupted(f"{self._http.base_url} does not answer: {error}") from error
+
     def post(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return self._request("POST", path, json=body if body is not None else {})
 
@@ -44,7 +63,10 @@ class ApiClient:
         try:
             answer = self._http.request(method, path, **options)
         except httpx2.HTTPError as error:
-            raise Refused(f"{self._http.base_url} does not answer: {error}") from error
+            raise Interrupted(f"{self._http.base_url} does not answer: {error}") from error
+        return self._body(answer)
+
+    def _body(self, answer: httpx2.Response) -> dict[str, Any]:
         if answer.status_code == _NO_CONTENT:
             return {}
         try:

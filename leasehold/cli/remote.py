@@ -13,6 +13,7 @@ from leasehold.cli import jobs
 from leasehold.cli.answers import AsJson, api_client, console, failure, parsed, show, table
 from leasehold.cli.api_client import ApiClient
 from leasehold.cli.jobs import show_explanation
+from leasehold.cli.logs import logs
 
 schedules = typer.Typer(no_args_is_help=True, help="Runs by the clock.")
 queues = typer.Typer(no_args_is_help=True, help="Queues: see, pause, resume.")
@@ -274,7 +275,7 @@ def drain_worker(worker: str, as_json: AsJson = False) -> None:
 
 def add_to(app: typer.Typer) -> None:
     """All of the above, as commands of `app`."""
-    for command in (submit, watch, runs, cancel, retry, explain):
+    for command in (submit, watch, runs, cancel, retry, explain, logs):
         app.command()(command)
     app.add_typer(jobs.app, name="jobs")
     app.add_typer(schedules, name="schedules")

@@ -165,9 +165,12 @@ class LeaseLost(LeaseholdError):
 
 
 class StepError(LeaseholdError):
-    """An attempt failed. `code` is stable. The job's owner reads `message`: put no secret into it."""
+    """An attempt failed. `code` is stable. The job's owner reads `message`: put no secret into it. `trace`: the
+    traceback as text, of an error that another process raised.
+    """
 
     retryable: bool = True
+    trace: str = ""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)

@@ -50,16 +50,18 @@ def configure_logs(settings: Settings) -> None:
         structlog.processors.TimeStamper(fmt="iso", utc=True),
         structlog.processors.StackInfoRenderer(),
     ]
-    renderer: Processor
     # Tracebacks have no local variables, which both renderers show by default: they hold keys, bodies and signed URLs.
+    # They are rendered last: attempt_logs.Handler makes a text of them.
+    renderers: list[Processor]
     if for_machines:
-        shared.append(structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)))
-        renderer = structlog.processors.JSONRenderer(as_json)
+        renderers = [
+            structlog.processors.ExceptionRenderer(ExceptionDictTransformer(show_locals=False)),
+            structlog.processors.JSONRenderer(as_json),
+        ]
     else:
-        renderer = structlog.dev.ConsoleRenderer(
-            exception_formatter=structlog.dev.plain_traceback,  # the rich formatter takes seconds, and shows values
-            colors=sys.stderr.isatty(),
-        )
+        # The rich formatter of exceptions takes seconds, and shows values.
+        plain = structlog.dev.plain_traceback
+        renderers = [structlog.dev.ConsoleRenderer(exception_formatter=plain, colors=sys.stderr.isatty())]
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,
@@ -76,7 +78,7 @@ def configure_logs(settings: Settings) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer, _redact],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderers, _redact],
         )
     )
     root = logging.getLogger()

@@ -14,8 +14,13 @@ from typer.testing import CliRunner
 from leasehold.cli.main import app
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
+from leasehold.transitions import settlements
+from leasehold.transitions.logs import LogChunk
+from leasehold.transitions.logs import append as append_log
+from leasehold.transitions.settlements import Failure
 from tests.api.conftest import Running
 from tests.jobs.conftest import TENANT_SCOPES, Maker
+from tests.jobs.test_job_logs import line
 
 Cli = Callable[..., Awaitable[Result]]
 
@@ -72,3 +77,31 @@ async def test_a_wrong_filter_is_pointed_at_before_anybody_is_asked(cli: Cli) ->
     first, second, third = result.stderr.splitlines()[:3]
     assert (first, second) == ("kind:media statuss:failed", "           ^")
     assert "There is no term `statuss:`" in third
+
+
+async def test_the_log_of_a_job_is_printed_and_followed(running: Running, maker: Maker, rows: Connection) -> None:
+    key = await create_key(rows, tenant_id="acme", client_id="cli", scopes=TENANT_SCOPES)
+    environment = {"LEASEHOLD_URL": running.url, "LEASEHOLD_API_KEY": key.text, "COLUMNS": "200"}
+
+    async def logs(*arguments: str) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, app, ["logs", *arguments], env=environment)
+
+    job_id = await maker.make("run")
+    claimed = await maker.claim(job_id)
+    lines = [line("one"), line("two", fields={"hats": 2}, traceback="Traceback\nValueError: three\n")]
+    await append_log(rows, [LogChunk(claimed.lease.task_id, 1, 1, 1, lines)])
+    printed = await logs(str(job_id))
+    assert "a#1 info    shop: one\n" in printed.stdout
+    assert "shop: two hats=2\nTraceback\nValueError: three\n" in printed.stdout
+    as_json = [json.loads(text) for text in (await logs(str(job_id), "--json")).stdout.splitlines() if '"n"' in text]
+    assert [entry["message"] for entry in as_json] == ["one", "two"]
+    assert "one" not in (await logs(str(job_id), "--after", "1")).stdout
+    following = asyncio.create_task(logs(str(job_id), "--follow"))
+    await append_log(rows, [LogChunk(claimed.lease.task_id, 1, 1, 3, [line("three")])])
+    await settlements.fail(rows, [Failure(claimed.lease, "error", "broken", "It did not work.", False, 0.0)])
+    async with asyncio.timeout(30):
+        followed = await following
+    assert followed.exit_code == 0
+    assert [word for word in ("one", "two", "three") if f"shop: {word}" in followed.stdout] == ["one", "two", "three"]
+    missing = await logs("01a20382-ea04-742b-b35b-91b46ec7bc5b")
+    assert (missing.exit_code, "job_not_found" in missing.stderr) == (1, True)

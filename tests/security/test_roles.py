@@ -132,7 +132,8 @@ async def test_the_running_role_cannot_change_the_schema_or_reach_the_host(
 
 
 async def test_the_running_role_reads_and_writes_every_table_of_ours(app: asyncpg.Connection[asyncpg.Record]) -> None:
-    for room in ("db.run_tables", "db.upload_tables", *(f"pipelines.{kind.name}.tables" for kind in SHIPPED)):
+    of_kinds = (f"pipelines.{kind.name}.tables" for kind in SHIPPED)
+    for room in ("db.run_tables", "db.upload_tables", "db.log_tables", *of_kinds):
         import_module(f"leasehold.{room}")
     assert len(metadata.tables) > 30
     for table in metadata.tables:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from traceback import StackSummary, TracebackException
 
 import structlog
 
@@ -29,6 +30,8 @@ log = structlog.get_logger(__name__)
 #: The pause after an unforeseen exception. The second one in a row is permanent (see Runner).
 _AFTER_UNFORESEEN = (timedelta(seconds=4),)
 _MAX_MESSAGE = 2000  # characters
+#: The frames of the worker's own code stand above the handler's, and say nothing of it.
+_OWN_FRAMES = __file__.removesuffix("attempts/failures.py")
 
 
 def as_step_error(error: Exception) -> StepError:
@@ -47,6 +50,26 @@ def as_step_error(error: Exception) -> StepError:
         case _:
             log.error("handler failed", exc_info=error)
             return Retryable(f"{type(error).__name__}: {error}", code="handler_error")
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback of an attempt's error, beginning at the handler. Of an isolated step: as its child sent it."""
+    if isinstance(error, StepError) and error.trace:
+        return error.trace
+    whole = TracebackException.from_exception(error)
+    parts: list[TracebackException] = [whole]
+    while (cause := parts[-1].__cause__ or parts[-1].__context__) is not None:
+        parts.append(cause)
+    begins = [_begin_of_handler(part) for part in parts]
+    if any(begin is not None for begin in begins):
+        for part, begin in zip(parts, begins, strict=True):
+            part.stack = StackSummary.from_list([] if begin is None else list(part.stack)[begin:])
+    return "".join(whole.format())
+
+
+def _begin_of_handler(part: TracebackException) -> int | None:
+    """The place of the first frame that is not the worker's; None: all are."""
+    return next((n for n, frame in enumerate(part.stack) if not frame.filename.startswith(_OWN_FRAMES)), None)
 
 
 def failure_of(claimed: Claimed, step: Step, error: StepError) -> Failure:

@@ -6,6 +6,7 @@ The runner calls `InlineAttempts.perform`. The handler gets an `InlineAttempt`.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
@@ -156,7 +157,16 @@ class InlineAttempt:
 
     @property
     def log(self) -> Any:
-        return structlog.get_logger(self.pipeline.module)  # the log context names job, task and step already
+        # The log context names job, task and step already.
+        if structlog.is_configured():
+            return structlog.get_logger(self.pipeline.module)
+        # Without a set-up structlog would print: then the attempt's lines go to `logging`, where they are kept.
+        plain = logging.getLogger(self.pipeline.module)
+        return structlog.wrap_logger(
+            plain,
+            processors=[structlog.stdlib.filter_by_level, structlog.stdlib.render_to_log_kwargs],
+            wrapper_class=structlog.stdlib.BoundLogger,
+        )
 
     def progress(self, percent: float, summary: str = "") -> None:
         self._reporter.report(self.lease, float(percent), summary)
@@ -249,10 +259,11 @@ class InlineAttempts:
             async with asyncio.timeout(seconds) as limit:
                 work = in_thread(handler, attempt, self._threads) if plain else handler(attempt)
                 returned = await Watched(work, attempt.pipeline.name, attempt.step, self._blocked_after)
-        except TimeoutError:
+        except TimeoutError as error:
             if not limit.expired():
                 raise  # the handler's own TimeoutError
-            raise StepTimeout("step_timeout", f"the step ran longer than {seconds:g} s") from None
+            # The cause shows in the attempt's log where the handler waited.
+            raise StepTimeout("step_timeout", f"the step ran longer than {seconds:g} s") from error
         return _settlement(attempt, returned)
 
 

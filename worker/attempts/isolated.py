@@ -20,6 +20,7 @@ from leasehold.runtime import failpoints
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry import traces
+from leasehold.telemetry.attempt_logs import current, record_in
 from leasehold.telemetry.logs import add_to_every_line
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion
@@ -209,6 +210,8 @@ class IsolatedAttempts:
                 continue
             sha256 = {name: digest for name, (_, digest) in next_inputs.items()}
             speculation = Speculation(claimed.lease.task_id, claimed.params, directory, files, sha256)
+            recorder = current()
+            speculation.recorder = None if recorder is None else recorder.for_later()
             speculation.start(self._run_speculatively(claimed, pipeline, next_step, speculation))
             self._speculations[claimed.job_id, next_step.name] = speculation
             started.append(speculation)
@@ -218,6 +221,7 @@ class IsolatedAttempts:
         self, claimed: Claimed, pipeline: Pipeline, step: Step, speculation: Speculation
     ) -> Done:
         add_to_every_line({"job_id": claimed.job_id, "step": step.name, "ahead": True})
+        record_in(speculation.recorder)
         timeout = step.timeout.total_seconds()
         files, directory = speculation.files, speculation.directory
         return await self._run(claimed, pipeline, step, files, directory, timeout, speculation.progress)

@@ -22,14 +22,16 @@ from leasehold.domain.registry import Pipelines
 from leasehold.runtime import failpoints
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry import traces
+from leasehold.telemetry.attempt_logs import record_in
 from leasehold.telemetry.logs import add_to_every_line
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Snoozing, Verdict
 from leasehold.worker import metrics
 from leasehold.worker.attempts.directories import Directories
-from leasehold.worker.attempts.failures import as_step_error, failure_of
+from leasehold.worker.attempts.failures import as_step_error, failure_of, traceback_of
 from leasehold.worker.attempts.inline import InlineAttempts
 from leasehold.worker.attempts.isolated import IsolatedAttempts
+from leasehold.worker.attempts.logs import AttemptLog, AttemptLogs
 from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.worker.leases.settlement_batcher import (
@@ -74,7 +76,9 @@ class Runner:
         directories: Directories,
         inline: InlineAttempts,
         isolated: IsolatedAttempts,
+        logs: AttemptLogs,
     ) -> None:
+        self._logs = logs
         self._pipelines = pipelines
         self._pool = pool
         self._heartbeat = heartbeat
@@ -103,6 +107,7 @@ class Runner:
         """
         began = monotonic()
         trace = claimed.trace or {}
+        attempt_log = self._logs.open(claimed)
         add_to_every_line({
             "job_id": claimed.job_id,
             "task_id": claimed.lease.task_id,
@@ -119,7 +124,8 @@ class Runner:
             leasehold_job_id=str(claimed.job_id),
             leasehold_attempt=claimed.lease.attempt,
         ) as span:
-            settlement, held = await self._attempt(claimed, may_continue)
+            settlement, held = await self._attempt(claimed, attempt_log, may_continue)
+            await self._finish_log(attempt_log, settlement)
             held.settling = settlement is not None
             if isinstance(settlement, Completion) and may_continue():
                 settlement = replace(settlement, goes_on=True)
@@ -140,7 +146,9 @@ class Runner:
 
     # --- the work
 
-    async def _attempt(self, claimed: Claimed, may_continue: Callable[[], bool]) -> tuple[Settlement | None, HeldLease]:
+    async def _attempt(
+        self, claimed: Claimed, attempt_log: AttemptLog, may_continue: Callable[[], bool]
+    ) -> tuple[Settlement | None, HeldLease]:
         """Run the handler under a held lease. Returns the settlement to ask for; None when the lease is lost."""
         failpoints.reach("after_claim")
         declared = self._declaration(claimed)
@@ -149,13 +157,13 @@ class Runner:
         if declared is None:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
             return Snoozing(claimed.lease, _UNKNOWN_SECONDS), held
-        work = asyncio.ensure_future(self._perform(claimed, *declared, held, may_continue))
+        work = asyncio.ensure_future(self._perform(claimed, *declared, held, attempt_log, may_continue))
         held.subscribe(on_lost=work.cancel, on_cancel=partial(self._request_stop, claimed, work))
         if self._releasing:
             work.cancel()
         self._running.add(work)
         try:
-            return await self._settlement_of(work, claimed, declared[1], held), held
+            return await self._settlement_of(work, claimed, declared[1], held, attempt_log), held
         finally:
             self._running.discard(work)
 
@@ -175,8 +183,15 @@ class Runner:
         return pipeline, step
 
     async def _perform(
-        self, claimed: Claimed, pipeline: Pipeline, step: Step, held: HeldLease, may_continue: Callable[[], bool]
+        self,
+        claimed: Claimed,
+        pipeline: Pipeline,
+        step: Step,
+        held: HeldLease,
+        attempt_log: AttemptLog,
+        may_continue: Callable[[], bool],
     ) -> Settlement:
+        record_in(attempt_log.recorder)
         seconds = _time_limit(claimed, step)
         if step.isolated:
             return await self._isolated.perform(claimed, pipeline, step, held, seconds, may_continue)
@@ -192,7 +207,12 @@ class Runner:
     # --- how the work ended
 
     async def _settlement_of(
-        self, work: asyncio.Future[Settlement], claimed: Claimed, step: Step, held: HeldLease
+        self,
+        work: asyncio.Future[Settlement],
+        claimed: Claimed,
+        step: Step,
+        held: HeldLease,
+        attempt_log: AttemptLog,
     ) -> Settlement | None:
         """The settlement that fits the end of `work`; None when the lease is no longer this worker's."""
         try:
@@ -205,6 +225,8 @@ class Runner:
             return None
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; whatever it is, the attempt failed
             step_error = as_step_error(error)
+            reason = f"{step_error.code}: {step_error.message}"
+            attempt_log.recorder.add_final("error", reason, trace=traceback_of(error))
             if isinstance(step_error, Unforeseen) and await self._was_unforeseen_before(claimed):
                 step_error = Permanent(step_error.code, step_error.message)
             return failure_of(claimed, step, step_error)
@@ -236,6 +258,15 @@ class Runner:
         return bool(code == _UNFORESEEN_CODE)
 
     # --- the settlement
+
+    async def _finish_log(self, attempt_log: AttemptLog, settlement: Settlement | None) -> None:
+        """Write the attempt's last lines. An attempt without any costs nothing."""
+        if settlement is None:
+            attempt_log.recorder.add_final("warning", "The lease is lost: another attempt decides about this step.")
+        if attempt_log.recorder.used:
+            await self._logs.finish(attempt_log)
+        else:
+            attempt_log.recorder.close()
 
     async def _settle(self, claimed: Claimed, settlement: Settlement) -> tuple[str, Claimed | None]:
         """Settle, log and count. Returns the outcome's name and the step that the completion claimed."""

@@ -17,6 +17,7 @@ from uuid import UUID
 
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.verdicts import Done
+from leasehold.telemetry.attempt_logs import Recorder, current
 from leasehold.transitions.claims import Claimed
 from leasehold.worker.attempts.directories import remove_later
 from leasehold.worker.attempts.inputs import Source
@@ -58,6 +59,7 @@ class Speculation:
     sha256: dict[str, str]
     running: asyncio.Task[Done] = field(init=False)
     owner_task: UUID | None = field(default=None, init=False)
+    recorder: Recorder | None = None
     _on_progress: Callable[[float, str], None] | None = field(default=None, init=False)
 
     def fits(self, claimed: Claimed, sources: list[Source]) -> bool:
@@ -75,7 +77,10 @@ class Speculation:
         self.sha256 |= {name: sha256 for name, sha256 in outputs.items() if name in self.files}
 
     def take(self, claimed: Claimed, on_progress: Callable[[float, str], None]) -> None:
-        """The attempt takes it: report its progress from now on."""
+        """The attempt takes it: its log has what was logged so far, and its progress is reported from now on."""
+        recorder = current()
+        if self.recorder is not None and recorder is not None:
+            self.recorder.hand_over(recorder)
         self.owner_task = claimed.lease.task_id
         self._on_progress = on_progress
 

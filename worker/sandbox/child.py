@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import os
 import sys
 import tempfile
+import threading
 import traceback
 from datetime import timedelta
 from pathlib import Path
@@ -66,12 +68,65 @@ def _run(pipeline: Pipeline, fences: sandbox.Fences) -> None:
     fences.enclose([Path(path) for path in place.files], Path(place.directory))
     if (body := frames.receive(frames.CHANNEL)) is None:
         return
-    answer = _answer(pipeline, frames.Run.model_validate_json(body))
+    run = frames.Run.model_validate_json(body)
+    _log_to_worker(run.log_level)
+    answer = _answer(pipeline, run)
     try:
-        frames.send(frames.CHANNEL, answer)
+        _send(answer)
     except frames.FrameError as error:
-        frames.send(frames.CHANNEL, _failed("permanent", "bad_output", f"the answer has {error}"))
+        _send(_failed("permanent", "bad_output", f"the answer has {error}"))
     frames.receive(frames.CHANNEL)  # wait: the worker reads this process's peak memory, then kills it
+
+
+_sending = threading.Lock()  # a handler's threads may send, too
+
+
+def _send(frame: frames.Answer | frames.Progress | frames.LogLine) -> None:
+    with _sending:
+        frames.send(frames.CHANNEL, frame)
+
+
+class _Sender(logging.Handler):
+    """Sends what the handler logs to the worker, which keeps it with the job."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lines = 0
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if self._lines >= frames.MAX_LOG_LINES:
+            return
+        self._lines += 1
+        try:
+            error = record.exc_info[1] if record.exc_info else None
+            line = frames.LogLine(
+                level=min(max(record.levelno, 0), 100),
+                logger=bounded(record.name)[:200],
+                message=bounded(record.getMessage(), frames.MAX_MESSAGE),
+                traceback="" if error is None else formatted(error),
+            )
+            _send(line)
+        except Exception:  # noqa: BLE001 - as every handler of `logging`
+            self.handleError(record)
+
+
+def _log_to_worker(level: int) -> None:
+    """Send the lines of `logging` to the worker, and those of structlog, if the handlers use it."""
+    root = logging.getLogger()
+    root.handlers = [_Sender()]
+    root.setLevel(level)
+    if "structlog" in sys.modules:
+        structlog = sys.modules["structlog"]
+        structlog.configure(
+            processors=[
+                structlog.stdlib.filter_by_level,
+                structlog.dev.set_exc_info,
+                structlog.processors.format_exc_info,
+                structlog.processors.LogfmtRenderer(key_order=["event"], drop_missing=True),
+            ],
+            wrapper_class=structlog.stdlib.BoundLogger,
+            logger_factory=structlog.stdlib.LoggerFactory(),
+        )
 
 
 class _Supervisor:
@@ -86,7 +141,7 @@ class _Supervisor:
         if now - self._sent_at >= _PROGRESS_SECONDS:
             self._sent_at = now
             percent = min(max(float(percent), 0.0), 100.0)
-            frames.send(frames.CHANNEL, frames.Progress(percent=percent, summary=bounded(summary)[:500]))
+            _send(frames.Progress(percent=percent, summary=bounded(summary)[:500]))
 
     def cancelled(self) -> bool:
         return os.path.exists(self._cancel_path)  # noqa: PTH110 - handlers call it in inner loops, and it costs half as much
@@ -142,9 +197,9 @@ def _failure_of(error: BaseException) -> frames.Failed:
     if isinstance(error, Cancelled):
         return frames.Failed(error="cancelled", code="cancelled", message="")
     if isinstance(error, Permanent):
-        return _failed("permanent", error.code, error.message)
+        return _failed("permanent", error.code, error.message, error=error)
     if isinstance(error, Retryable):
-        return _failed("retryable", error.code, error.message, after=error.after)
+        return _failed("retryable", error.code, error.message, after=error.after, error=error)
     if isinstance(error, OSError) and error.errno == errno.EFBIG:
         return _failed("permanent", "file_limit", "a file grew past the step's size limit", error=error)
     if is_disk_full(error):
@@ -168,9 +223,9 @@ def named(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def bounded(text: str) -> str:
+def bounded(text: str, limit: int = frames.MAX_TEXT) -> str:
     """`text`, cut to the protocol's bound, and without lone surrogates, which have no UTF-8 form."""
-    return text[: frames.MAX_TEXT].encode("utf-8", "replace").decode()
+    return text[:limit].encode("utf-8", "replace").decode()
 
 
 def formatted(error: BaseException) -> str:

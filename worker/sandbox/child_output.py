@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import os
+from contextvars import copy_context
 
 import structlog
+
+from leasehold.telemetry.attempt_logs import Recorder, current, record_in
 
 _CHUNK = 64 * 1024
 _MAX_LINE = 1000
@@ -21,6 +24,9 @@ class ChildOutput:
 
     def __init__(self) -> None:
         self._read_end, self.write_end = os.pipe()
+        self._attempt: Recorder | None = None  # keeps the lines with the job
+        self._context = copy_context()
+        self._context.run(record_in, None)
         os.set_blocking(self._read_end, False)
         self._loop = asyncio.get_running_loop()
         self._log = structlog.get_logger()
@@ -37,14 +43,21 @@ class ChildOutput:
     def begin(self, pipeline: str, step: str) -> None:
         """A run begins: give it a new allowance, and name it in the log."""
         self._report()
+        self._attempt = current()
+        self._context = copy_context()  # it names the job in the worker's log
+        self._context.run(record_in, None)
         self._allowance, self._dropped = MAX_BYTES_PER_RUN, 0
         self._log = self._log.bind(pipeline=pipeline, step=step)
+
+    def read(self) -> None:
+        """Log what is in the pipe now."""
+        if self._read_end >= 0:
+            self._read()
 
     def close(self) -> None:
         """Log what is still in the pipe and close it. May be called twice."""
         self._close_write_end()
-        if self._read_end >= 0:
-            self._read()
+        self.read()
         self._close_read_end()
         self._report()
 
@@ -67,7 +80,10 @@ class ChildOutput:
 
     def _emit(self, line: bytes) -> None:
         if line.strip():
-            self._log.info("child output", line=line[:_MAX_LINE].decode("utf-8", "replace"))
+            text = line[:_MAX_LINE].decode("utf-8", "replace")
+            self._context.run(self._log.info, "child output", line=text)
+            if self._attempt is not None:
+                self._attempt.add("info", "output", text)
 
     def _report(self) -> None:
         self._emit(self._line)

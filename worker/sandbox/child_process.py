@@ -68,6 +68,7 @@ class ChildProcess:
         timeout: float,
         limits: Limits,
         on_progress: Callable[[float, str], None],
+        on_line: Callable[[frames.LogLine], None],
     ) -> frames.Answer:
         """Send the encoded `place` and `run`, and wait at most `timeout` seconds for the answer.
 
@@ -78,9 +79,15 @@ class ChildProcess:
                 sandbox.limit(self.pid, limits)
                 self._writer.write(place + run)
                 await self._writer.drain()
-                while isinstance(frame := frames.FROM_CHILD.validate_json(await self._frame()), frames.Progress):
-                    on_progress(frame.percent, frame.summary)
-                return frame
+                while True:
+                    frame = frames.FROM_CHILD.validate_json(await self._frame())
+                    if isinstance(frame, frames.Progress):
+                        on_progress(frame.percent, frame.summary)
+                    elif isinstance(frame, frames.LogLine):
+                        on_line(frame)
+                    else:
+                        self._output.read()  # what the handler printed before it answered
+                        return frame
         except TimeoutError:
             self.kill()
             raise StepTimeout("step_timeout", f"the step ran longer than {timeout:g} s") from None

@@ -7,6 +7,7 @@ Each pipeline has a zygote with the handlers loaded (zygote.py), so a new child 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -15,7 +16,7 @@ from typing import Any
 
 import structlog
 
-from leasehold.domain.errors import Cancelled, Permanent, Retryable, Unforeseen
+from leasehold.domain.errors import Cancelled, Permanent, Retryable, StepError, Unforeseen
 from leasehold.domain.pipeline import Limits
 from leasehold.domain.verdicts import Done
 from leasehold.settings import Settings
@@ -26,6 +27,8 @@ from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.outputs import checked
 from leasehold.worker.sandbox.spares import Spares
 from leasehold.worker.sandbox.zygote_process import Recipe
+
+_CHILDS_LOG = logging.getLogger("leasehold.child")
 
 
 class Children:
@@ -114,7 +117,9 @@ class Children:
         self._running.add(child)
         try:
             child.begin_output(pipeline, step)
-            answer = await child.call(place, request, timeout=timeout, limits=limits, on_progress=on_progress)
+            answer = await child.call(
+                place, request, timeout=timeout, limits=limits, on_progress=on_progress, on_line=_Lines(child.pid)
+            )
             metrics.CHILD_PEAK.labels(pipeline, step).observe(child.peak())
         finally:
             self._end(child)
@@ -138,16 +143,43 @@ class Children:
     def _done(self, child: ChildProcess, answer: frames.Answer, directory: Path) -> Done:
         if isinstance(answer, frames.Finished):
             return checked(answer, directory.absolute())
-        if answer.traceback:
-            self._log.error("handler raised", child=child.pid, code=answer.code, traceback=answer.traceback)
         if answer.error == "cancelled":
             raise Cancelled
-        if answer.error == "permanent":
-            raise Permanent(answer.code, answer.message)
-        if answer.error == "unforeseen":
-            raise Unforeseen(answer.message)
-        after = None if answer.after is None else timedelta(seconds=answer.after)
-        raise Retryable(answer.message, code=answer.code, after=after)
+        error = _raised(answer)
+        error.trace = answer.traceback
+        if answer.error == "unforeseen" and answer.traceback:
+            self._log.error("handler raised", child=child.pid, code=answer.code, traceback=answer.traceback)
+        raise error
+
+
+def _raised(answer: frames.Failed) -> StepError:
+    """The error that the handler raised."""
+    if answer.error == "permanent":
+        return Permanent(answer.code, answer.message)
+    if answer.error == "unforeseen":
+        return Unforeseen(answer.message)
+    after = None if answer.after is None else timedelta(seconds=answer.after)
+    return Retryable(answer.message, code=answer.code, after=after)
+
+
+class _Lines:
+    """Logs here what the handler logs in its child: so it is in the worker's log, and is kept with the job. The record
+    has the name of the child's logger, but no logger of that name is made: a hostile child could name any number.
+    """
+
+    def __init__(self, child: int) -> None:
+        self._child = child
+        self._left = frames.MAX_LOG_LINES
+
+    def __call__(self, line: frames.LogLine) -> None:
+        if not self._left or not _CHILDS_LOG.isEnabledFor(line.level):
+            return
+        self._left -= 1
+        record = logging.LogRecord(line.logger, line.level, "", 0, line.message, (), None)
+        record.child = self._child
+        if line.traceback:
+            record.traceback = line.traceback
+        _CHILDS_LOG.handle(record)
 
 
 def _requests(
@@ -155,7 +187,10 @@ def _requests(
 ) -> tuple[bytes, bytes]:
     paths = {name: str(path.absolute()) for name, path in files.items()}
     writable = str(directory.absolute())
-    run = frames.Run(pipeline=pipeline, step=step, params=params, files=paths, directory=writable, item=item)
+    level = _CHILDS_LOG.getEffectiveLevel()
+    run = frames.Run(
+        pipeline=pipeline, step=step, params=params, files=paths, directory=writable, item=item, log_level=level
+    )
     try:
         return frames.encode(frames.Place(files=list(paths.values()), directory=writable)), frames.encode(run)
     except frames.FrameError as error:

@@ -19,6 +19,9 @@ MAX_TEXT = 2000
 #: A file of this name beside a run's `out` directory asks its handler to stop.
 CANCEL = "cancel"
 MAX_TRACEBACK = 16 * 1024
+MAX_MESSAGE = 8192  # characters of a line that a handler logs
+#: Of one run: the most lines that a handler logs and the child sends. The worker takes no more either.
+MAX_LOG_LINES = 10_000
 MAX_AFTER = 366 * 86400.0  # seconds until a retry
 
 #: The file descriptor of the protocol in a child.
@@ -60,6 +63,7 @@ class Run(_Frame):
     files: dict[str, str]
     directory: str
     item: Any = None
+    log_level: int = 30  # the lowest level of `logging` that the child sends
 
 
 class Ready(_Frame):
@@ -84,6 +88,16 @@ class Progress(_Frame):
     kind: Literal["progress"] = "progress"
     percent: Annotated[float, Field(ge=0, le=100)]
     summary: Annotated[str, Field(max_length=500)] = ""
+
+
+class LogLine(_Frame):
+    """Child to worker, any number of times before the answer: what the handler logs."""
+
+    kind: Literal["log"] = "log"
+    level: Annotated[int, Field(ge=0, le=100)]
+    logger: Annotated[str, Field(max_length=200)]
+    message: Annotated[str, Field(max_length=MAX_MESSAGE)]
+    traceback: Traceback = ""
 
 
 class OutputFile(_Frame):
@@ -114,7 +128,9 @@ class Failed(_Frame):
 
 Answer = Finished | Failed
 GREETING: TypeAdapter[Ready | Refused] = TypeAdapter(Annotated[Ready | Refused, Field(discriminator="kind")])
-FROM_CHILD: TypeAdapter[Answer | Progress] = TypeAdapter(Annotated[Answer | Progress, Field(discriminator="kind")])
+FROM_CHILD: TypeAdapter[Answer | Progress | LogLine] = TypeAdapter(
+    Annotated[Answer | Progress | LogLine, Field(discriminator="kind")]
+)
 
 
 def encode(frame: BaseModel) -> bytes:

@@ -1,0 +1,61 @@
+"""Reads what the attempts of a job have logged. Each read is one statement.
+
+Every query names the tenant, except `log_numbers`: its callers have found each job through a row of their own tenant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from leasehold.db.database import Connection
+
+#: The number of a job that has ended: no line follows.
+ENDED = 2**62
+
+# The lines of chunks are JSON arrays: `n` lines, the last of which has the number `last`. A page reads at most as many
+# chunks as it has lines.
+LOG_PAGE = """
+-- log_page
+SELECT c.last - c.n AS before, c.step, c.epoch, c.attempt, c.lines
+FROM job_log c
+WHERE c.job_id = $1 AND c.tenant_id = $2 AND c.last > $3
+  AND ($4::text IS NULL OR c.step = $4) AND ($5::int IS NULL OR c.attempt = $5)
+ORDER BY c.last LIMIT $6
+"""
+
+LOG_NUMBERS = """
+-- log_numbers
+SELECT j.id, CASE WHEN j.finished_at IS NULL THEN coalesce(o.log_seq, 0) ELSE $2::bigint END AS number
+FROM job j LEFT JOIN tail o ON o.job_id = j.id WHERE j.id = ANY($1::uuid[])
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class LogFilter:
+    """Which lines. `attempt`: the attempt's number, from 1. None: any."""
+
+    step: str | None = None
+    attempt: int | None = None
+
+
+async def log_page(
+    connection: Connection, tenant_id: str, job_id: UUID, after: int, wanted: LogFilter, limit: int
+) -> list[dict[str, Any]]:
+    """At most `limit` lines numbered above `after`, in their order."""
+    rows = await connection.fetch(LOG_PAGE, job_id, tenant_id, after, wanted.step, wanted.attempt, limit)
+    lines = (
+        {"n": row["before"] + place, "step": row["step"], "attempt": row["attempt"], "epoch": row["epoch"]} | line
+        for row in rows
+        for place, line in enumerate(row["lines"], 1)
+        if row["before"] + place > after
+    )
+    return [line for line, _ in zip(lines, range(limit), strict=False)]
+
+
+async def log_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
+    """The number of the last line of each job; ENDED for one that has ended. A deleted job is absent."""
+    rows = await connection.fetch(LOG_NUMBERS, list(job_ids), ENDED)
+    return {row["id"]: row["number"] for row in rows}

@@ -1,0 +1,51 @@
+"""The tables of what attempts log. A change here needs a migration.
+
+The chunks hang on `tail` and not on `job`: a foreign key to a job's row would wait for the settlements that lock it.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    TIMESTAMP,
+    BigInteger,
+    Column,
+    ForeignKey,
+    Integer,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    UniqueConstraint,
+    Uuid,
+    func,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from leasehold.db.tables import metadata
+
+#: The number of the last line that each job has logged. A job that logs nothing has no row.
+tail = Table(
+    "tail",
+    metadata,
+    Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
+    Column("log_seq", BigInteger, nullable=False, server_default="0"),
+    postgresql_with={"fillfactor": "70"},
+)
+
+#: Lines that an attempt has logged, some at a time.
+job_log = Table(
+    "job_log",
+    metadata,
+    Column("job_id", Uuid, ForeignKey("tail.job_id", ondelete="CASCADE"), nullable=False),
+    Column("last", BigInteger, nullable=False),  # the number of the chunk's last line in its job
+    Column("tenant_id", Text, nullable=False),
+    Column("task_id", Uuid, nullable=False),
+    Column("step", Text, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("first", Integer, nullable=False),  # the number of the chunk's first line in its attempt
+    Column("n", Integer, nullable=False),  # lines in the chunk
+    Column("lines", JSONB, nullable=False),
+    Column("at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    PrimaryKeyConstraint("job_id", "last"),
+    UniqueConstraint("task_id", "epoch", "first", name="job_log_once"),
+)

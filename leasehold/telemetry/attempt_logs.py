@@ -1,0 +1,249 @@
+"""What code logs inside an attempt is kept with its job: `Recorder` holds the lines of one attempt until they are
+written.
+
+A context variable names the recorder of the running attempt. `Handler` stands at the root logger and gives every line
+of that context to the recorder: lines of the standard `logging`, and lines of structlog where it hands its events to
+`logging`. Threads that carry the context (asyncio.to_thread, the worker's own threads) are heard, too. A logger that
+does not propagate is not.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from datetime import UTC, datetime
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import orjson
+
+from leasehold.telemetry.redaction import redact
+
+#: Of one line, in characters. A longer message loses its end, a longer traceback its beginning.
+MAX_MESSAGE, MAX_TRACEBACK, MAX_NAME = 8192, 16_384, 200
+#: Of one line: its fields, and the characters of a field's value.
+MAX_FIELDS, MAX_VALUE = 32, 2000
+#: The logger of lines that the platform itself adds.
+PLATFORM = "leasehold"
+
+#: Facts that the job's own answer has already, and parts of an event that the line shows elsewhere.
+_NOT_FIELDS = frozenset({
+    *("event", "level", "timestamp", "logger", "exc_info", "stack", "exception", "traceback", "_record"),
+    *("_from_structlog", "job_id", "task_id", "step", "epoch", "trace_id", "request_id", "media_id", "worker_id"),
+})  # fmt: skip
+_OF_EVERY_RECORD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
+
+
+def text_of(value: object, limit: int, *, keep_end: bool = False) -> str:
+    """`value` as text that PostgreSQL can store: redacted, without NUL and half characters, and not too long."""
+    whole = redact(str(value)).replace("\x00", "").encode("utf-8", "replace").decode()
+    if len(whole) <= limit:
+        return whole
+    return f"[...] {whole[-limit:]}" if keep_end else f"{whole[:limit]} [...]"
+
+
+def formatted(error: BaseException) -> str:
+    """The traceback of `error` with those of its causes, as Python prints them."""
+    return "".join(traceback.format_exception(error))
+
+
+class Recorder:
+    """The lines of one attempt. Any thread may add one. `on_first`: called when the first of several unwritten lines
+    arrives. Lines beyond `max_lines` or `max_bytes` are counted and dropped; those of `add_final` are always kept.
+    """
+
+    __slots__ = (
+        "_closed",
+        "_dropped",
+        "_lines",
+        "_lock",
+        "_max_bytes",
+        "_max_lines",
+        "_written",
+        "bytes",
+        "lines",
+        "on_first",
+    )
+
+    def __init__(self, max_lines: int, max_bytes: int, lock: Lock, on_first: Callable[[], None] | None = None) -> None:
+        self._max_lines = max_lines
+        self._max_bytes = max_bytes
+        self.on_first = on_first
+        self._lock = lock
+        self._lines: list[bytes] = []
+        self._written = 0  # lines that `take` has returned
+        self._dropped = 0
+        self._closed = False
+        self.lines = 0
+        self.bytes = 0
+
+    @property
+    def used(self) -> bool:
+        """Whether there was ever a line."""
+        return self.lines > 0 or self._dropped > 0
+
+    def add(
+        self,
+        level: str,
+        logger: str,
+        message: object,
+        *,
+        fields: Mapping[str, object] | None = None,
+        trace: str = "",
+        at: float | None = None,
+    ) -> None:
+        """Keep a line, unless the attempt has logged too much already. `at`: seconds since 1970; None: now."""
+        if self._closed or self._dropped:
+            self._dropped += not self._closed
+            return
+        self._keep(_encoded(level, logger, message, fields or {}, trace, at))
+
+    def _keep(self, line: bytes) -> None:
+        if self.lines >= self._max_lines or self.bytes + len(line) > self._max_bytes:
+            self._dropped = 1
+            if self._max_lines:
+                bounds = f"an attempt keeps {self._max_lines:,} lines, or {self._max_bytes:,} bytes"
+                self._append(_encoded("warning", PLATFORM, f"The log is cut here: {bounds}.", {"cut": True}, "", None))
+            return
+        self._append(line)
+
+    def add_final(self, level: str, message: str, *, trace: str = "") -> None:
+        """Keep a line of the platform about the attempt's end, however much the attempt has logged."""
+        if not self._closed and self._max_lines:
+            self._append(_encoded(level, PLATFORM, message, {}, trace, None))
+
+    def _append(self, line: bytes) -> None:
+        with self._lock:
+            self._lines.append(line)
+            self.lines += 1
+            self.bytes += len(line)
+            is_first = len(self._lines) == 1
+        if is_first and self.on_first is not None:
+            self.on_first()
+
+    def take(self) -> tuple[int, list[bytes]]:
+        """The lines since the last call, each as JSON, and the number of the first of them, from 1."""
+        with self._lock:
+            lines, self._lines = self._lines, []
+            first = self._written + 1
+            self._written += len(lines)
+        return first, lines
+
+    def for_later(self) -> Recorder:
+        """A recorder with the same bounds, for work that this attempt begins and a later one may take over."""
+        return Recorder(self._max_lines, self._max_bytes, self._lock)
+
+    def hand_over(self, other: Recorder) -> None:
+        """The lines so far, and all that follow, are `other`'s."""
+        self.on_first = partial(self.hand_over, other)
+        for line in self.take()[1]:
+            other._keep(line)
+
+    def close(self) -> None:
+        """The attempt has ended: keep no more. The last line counts the dropped ones."""
+        if self._dropped:
+            self.add_final("warning", f"Lines of this attempt that are not kept: {self._dropped:,}.")
+        self._closed = True
+
+
+def _encoded(
+    level: str, logger: str, message: object, fields: Mapping[str, object], trace: str, at: float | None
+) -> bytes:
+    instant = datetime.now(UTC) if at is None else datetime.fromtimestamp(at, UTC)
+    line: dict[str, Any] = {
+        "at": instant.isoformat(timespec="milliseconds"),
+        "level": level,
+        "logger": text_of(logger, MAX_NAME),
+        "message": text_of(message, MAX_MESSAGE),
+    }
+    if fields:
+        line["fields"] = {text_of(name, MAX_NAME): _field(value) for name, value in list(fields.items())[:MAX_FIELDS]}
+    if trace:
+        line["traceback"] = text_of(trace, MAX_TRACEBACK, keep_end=True)
+    return orjson.dumps(line)
+
+
+def _field(value: object) -> object:
+    if isinstance(value, bool | float | None):
+        return value
+    if isinstance(value, int) and abs(value) < 2**53:
+        return value
+    return text_of(value, MAX_VALUE)
+
+
+_recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+
+
+def record_in(recorder: Recorder | None) -> None:
+    """From now on the lines of this context are the recorder's; None: nobody's."""
+    _recorder.set(recorder)
+
+
+def current() -> Recorder | None:
+    return _recorder.get()
+
+
+class Handler(logging.Handler):
+    """Gives each line to the recorder of its context. Install it with `installed`."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        recorder = _recorder.get()
+        try:
+            if recorder is not None:
+                _record(recorder, record)
+        except Exception:  # noqa: BLE001 - as every handler of `logging`: a line that cannot be kept harms nobody
+            self.handleError(record)
+        root, last = logging.getLogger(), logging.lastResort
+        if root.handlers == [self] and last is not None and record.levelno >= last.level:
+            last.handle(record)  # a process that has set up no logs still sees its warnings, as without this handler
+
+
+def _record(recorder: Recorder, record: logging.LogRecord) -> None:
+    if isinstance(record.msg, dict):  # an event of structlog
+        event, message = record.msg, record.msg.get("event", "")
+        error = event.get("exc_info")
+        fields = {name: value for name, value in event.items() if name not in _NOT_FIELDS}
+    else:
+        extra = {name: value for name, value in vars(record).items() if name not in _OF_EVERY_RECORD}
+        event, message, error = extra, record.getMessage(), record.exc_info
+        fields = {name: value for name, value in extra.items() if name not in _NOT_FIELDS}
+    trace = event.get("traceback")
+    recorder.add(
+        record.levelname.lower(),
+        record.name,
+        message,
+        fields=fields,
+        trace=trace if isinstance(trace, str) else _trace_of(error),
+        at=record.created,
+    )
+
+
+def _trace_of(error: object) -> str:
+    if isinstance(error, tuple):
+        error = error[1]
+    elif error and not isinstance(error, BaseException):  # True: the error that is being handled
+        error = sys.exc_info()[1]
+    return formatted(error) if isinstance(error, BaseException) else ""
+
+
+_handler = Handler()
+_users = 0
+
+
+@contextmanager
+def installed() -> Iterator[None]:
+    """In the block the root logger has the handler: once, however many workers a process has."""
+    global _users  # noqa: PLW0603 - the root logger is one for the process, too
+    _users += 1
+    logging.getLogger().addHandler(_handler)
+    try:
+        yield
+    finally:
+        _users -= 1
+        if not _users:
+            logging.getLogger().removeHandler(_handler)

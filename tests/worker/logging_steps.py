@@ -1,0 +1,113 @@
+"""Pipelines whose handlers log: inline, plain and isolated."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import sys
+from datetime import timedelta
+from typing import Any
+
+from pydantic import BaseModel
+
+from leasehold.domain.attempt import Attempt
+from leasehold.domain.errors import Permanent, Retryable
+from leasehold.domain.pipeline import Pipeline, Step
+from leasehold.domain.plain_attempt import PlainAttempt
+from leasehold.domain.registry import Pipelines
+from leasehold.domain.verdicts import Done, File
+from leasehold.domain.work import Work
+
+log = logging.getLogger("shop")
+
+
+class Script(BaseModel):
+    does: str = "ok"
+
+
+AT_ONCE = (timedelta(milliseconds=1),)
+talking = Pipeline(
+    "talking",
+    params=Script,
+    module="tests.worker.logging_steps",
+    steps=[Step("talk", max_attempts=2, timeout=timedelta(seconds=1), retry_ladder=AT_ONCE)],
+)
+plain = Pipeline("plain", params=Script, module="tests.worker.logging_steps", steps=[Step("talk", max_attempts=1)])
+apart = Pipeline(
+    "apart",
+    params=Script,
+    module="tests.worker.logging_steps",
+    steps=[
+        Step("first", writes="a.txt", isolated=True, max_attempts=1, retry_ladder=AT_ONCE),
+        Step("second", needs=("first",), reads=("first",), writes="b.txt", isolated=True),
+    ],
+)
+#: Set by a test: a handler waits for it.
+GO_ON: list[asyncio.Event] = []
+
+
+def pipelines() -> Pipelines:
+    return Pipelines(talking, plain, apart)
+
+
+@talking.handles("talk")
+async def talk(attempt: Attempt) -> Any:
+    does = attempt.params.does
+    if does == "nothing":
+        return None
+    log.info("attempt %s begins", attempt.number)
+    attempt.log.info("to its own logger", hats=2)
+    await asyncio.to_thread(log.warning, "in a thread")
+    if does == "fail":
+        raise Permanent("no_hats", "there are none")
+    if does == "bug":
+        buy_a_hat()
+    if does == "flaky" and attempt.number == 1:
+        raise Retryable("not yet", code="not_yet")
+    if does == "hang":
+        await the_hat_maker()
+    if does == "chatty":
+        for number in range(5000):
+            log.info("line %s", number)
+    if does == "wait":
+        await GO_ON[-1].wait()
+    return None
+
+
+def buy_a_hat() -> None:
+    raise ZeroDivisionError("no hats")
+
+
+async def the_hat_maker() -> None:
+    await asyncio.sleep(3600)
+
+
+@plain.handles("talk")
+def talk_plainly(attempt: PlainAttempt) -> Any:
+    log.info("in the worker's thread")
+    attempt.log.info("to its own logger")
+    buy_a_hat()
+
+
+@apart.handles("first")
+def first(work: Work) -> Done:
+    log.info("a child works")
+    sys.stdout.write("printed\n")
+    if work.params.does == "bug":
+        buy_a_hat()
+    if work.params.does == "fail":
+        raise Permanent("no_hats", "there are none")
+    if work.params.does == "die":
+        log.warning("it dies")
+        os.kill(os.getpid(), signal.SIGKILL)
+    (work.directory / "a.txt").write_text("a")
+    return Done(files={"a.txt": File("a.txt", "text/plain")})
+
+
+@apart.handles("second")
+def second(work: Work) -> Done:
+    log.info("another child works")
+    (work.directory / "b.txt").write_text("b")
+    return Done(files={"b.txt": File("b.txt", "text/plain")})

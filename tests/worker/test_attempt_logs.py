@@ -1,0 +1,239 @@
+"""What handlers log is kept with their job, by a worker in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+
+from leasehold.db import log_reads
+from leasehold.db.log_reads import LogFilter
+from leasehold.domain.pipeline import Pipeline
+from leasehold.settings import Settings
+from leasehold.transitions import jobs, logs, sweeps
+from leasehold.transitions.logs import LogChunk
+from leasehold.worker.worker import Worker
+from tests.factories import Rows
+from tests.worker import logging_steps
+from tests.worker.conftest import SECONDS, end_of
+from tests.worker.logging_steps import apart, pipelines, plain, talking
+
+LIMIT = 300
+
+
+@pytest.fixture(autouse=True)
+def levels() -> Iterator[None]:
+    """Nothing sets up logs in a test: so the loggers say themselves what is kept."""
+    names = ("shop", "tests.worker.logging_steps", "leasehold.child")
+    before = {name: logging.getLogger(name).level for name in names}
+    for name in names:
+        logging.getLogger(name).setLevel(logging.INFO)
+    yield
+    for name, level in before.items():
+        logging.getLogger(name).setLevel(level)
+
+
+@pytest.fixture
+async def worker(settings: Settings, tmp_path: Path) -> AsyncIterator[Worker]:
+    changes: dict[str, Any] = {
+        "poll_seconds": 0.1,
+        "work_dir": str(tmp_path),
+        "worker_children": 1,
+        "job_log_lines": LIMIT,
+        "pipelines": "tests.worker.logging_steps:pipelines",
+    }
+    async with Worker(settings.model_copy(update=changes), pipelines()) as running:
+        yield running
+
+
+async def begin(rows: Rows, pipeline: Pipeline, does: str = "ok") -> UUID:
+    new = jobs.NewJob(pipeline, "t", params={"does": does})
+    await jobs.submit(rows.connection, [new])
+    return new.id
+
+
+async def lines_of(rows: Rows, job_id: UUID, wanted: LogFilter | None = None) -> list[dict[str, Any]]:
+    return await log_reads.log_page(rows.connection, "t", job_id, 0, wanted or LogFilter(), 10_000)
+
+
+async def lines_after(rows: Rows, pipeline: Pipeline, does: str = "ok") -> list[dict[str, Any]]:
+    """Of a job that does so, once it has ended."""
+    job_id = await begin(rows, pipeline, does)
+    await end_of(rows, job_id)
+    return await lines_of(rows, job_id)
+
+
+def heads(lines: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
+    return [(line["level"], line["logger"], line["message"]) for line in lines]
+
+
+BEGINNING = [
+    ("info", "shop", "attempt 1 begins"),
+    ("info", "tests.worker.logging_steps", "to its own logger"),
+    ("warning", "shop", "in a thread"),
+]
+
+
+async def test_the_lines_of_a_handler_are_kept_in_their_order(worker: Worker, rows: Rows) -> None:
+    lines = await lines_after(rows, talking)
+    assert heads(lines) == BEGINNING
+    assert lines[1]["fields"] == {"hats": 2}
+    assert [line["n"] for line in lines] == [1, 2, 3]
+    assert {(line["step"], line["attempt"], line["epoch"]) for line in lines} == {("talk", 1, 1)}
+
+
+async def test_a_job_that_logs_nothing_costs_no_statement_and_no_row(
+    worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[object] = []
+    append = logs.append
+
+    async def counted(connection: Any, chunks: Any) -> None:
+        written.append(chunks)
+        await append(connection, chunks)
+
+    monkeypatch.setattr(logs, "append", counted)
+    assert await lines_after(rows, talking, "nothing") == []
+    assert written == []
+    assert await rows.connection.fetchval("SELECT count(*) FROM tail") == 0
+    assert await lines_after(rows, talking)
+    assert len(written) >= 1
+
+
+@pytest.mark.parametrize(
+    ("does", "message", "frame", "attempts"),
+    [
+        ("fail", "no_hats: there are none", "raise Permanent(", 1),
+        ("bug", "handler_error: ZeroDivisionError: no hats", "buy_a_hat", 2),
+        ("hang", "step_timeout: the step ran longer than 1 s", "the_hat_maker", 2),
+    ],
+)
+async def test_a_failed_attempt_keeps_its_lines_and_its_traceback(
+    worker: Worker, rows: Rows, does: str, message: str, frame: str, attempts: int
+) -> None:
+    lines = await lines_after(rows, talking, does)
+    assert len(lines) == attempts * (len(BEGINNING) + 1)
+    assert heads(lines)[: len(BEGINNING)] == BEGINNING
+    failure = lines[len(BEGINNING)]
+    assert (failure["level"], failure["logger"], failure["message"]) == ("error", "leasehold", message)
+    assert frame in failure["traceback"]
+    assert "attempts/runner.py" not in failure["traceback"]
+    assert [line["attempt"] for line in lines if "traceback" in line] == list(range(1, attempts + 1))
+
+
+async def test_lines_are_found_by_step_and_attempt(worker: Worker, rows: Rows) -> None:
+    job_id = await begin(rows, talking, "flaky")
+    await end_of(rows, job_id)
+    second = await lines_of(rows, job_id, LogFilter(attempt=2))
+    assert second[0]["message"] == "attempt 2 begins"
+    assert {line["attempt"] for line in second} == {2}
+    assert len(await lines_of(rows, job_id, LogFilter(step="talk"))) == len(second) * 2 + 1
+    assert await lines_of(rows, job_id, LogFilter(step="other")) == []
+    pages, after = [], 0
+    while page := await log_reads.log_page(rows.connection, "t", job_id, after, LogFilter(), 2):
+        pages += page
+        after = page[-1]["n"]
+    assert pages == await lines_of(rows, job_id)
+    assert await log_reads.log_page(rows.connection, "somebody else", job_id, 0, LogFilter(), 10) == []
+
+
+async def test_a_plain_handler_is_heard_in_its_thread(worker: Worker, rows: Rows) -> None:
+    lines = await lines_after(rows, plain)
+    assert heads(lines)[:2] == [
+        ("info", "shop", "in the worker's thread"),
+        ("info", "tests.worker.logging_steps", "to its own logger"),
+    ]
+    assert "buy_a_hat" in lines[2]["traceback"]
+
+
+async def test_lines_are_kept_while_the_attempt_runs(worker: Worker, rows: Rows) -> None:
+    """So those of a worker that is killed are there, up to the last write."""
+    go_on = asyncio.Event()
+    logging_steps.GO_ON.append(go_on)
+    job_id = await begin(rows, talking, "wait")
+    try:
+        async with asyncio.timeout(0.9):  # the step's limit is a second
+            while len(await lines_of(rows, job_id)) < len(BEGINNING):
+                await asyncio.sleep(0.02)
+    finally:
+        go_on.set()
+    await end_of(rows, job_id)
+    assert heads(await lines_of(rows, job_id)) == BEGINNING
+
+
+async def test_too_many_lines_are_cut_and_the_log_says_so(worker: Worker, rows: Rows) -> None:
+    lines = await lines_after(rows, talking, "chatty")
+    assert len(lines) == LIMIT + 2
+    assert lines[LIMIT]["message"].startswith("The log is cut here: an attempt keeps 300 lines")
+    assert lines[-1]["message"] == f"Lines of this attempt that are not kept: {5000 + len(BEGINNING) - LIMIT:,}."
+
+
+async def test_a_child_is_heard_and_so_is_what_it_prints(worker: Worker, rows: Rows) -> None:
+    lines = await lines_after(rows, apart)
+    by_step = {step: heads([line for line in lines if line["step"] == step]) for step in ("first", "second")}
+    assert sorted(by_step["first"]) == [("info", "output", "printed"), ("info", "shop", "a child works")]
+    assert by_step["second"] == [("info", "shop", "another child works")]  # it ran speculatively
+
+
+@pytest.mark.parametrize(("does", "word"), [("bug", "buy_a_hat"), ("fail", "raise Permanent(")])
+async def test_a_childs_failure_has_its_traceback(worker: Worker, rows: Rows, does: str, word: str) -> None:
+    lines = await lines_after(rows, apart, does)
+    assert word in lines[-1]["traceback"]
+    assert ("info", "shop", "a child works") in heads(lines)
+
+
+async def test_a_child_that_dies_leaves_its_last_lines(worker: Worker, rows: Rows) -> None:
+    lines = await lines_after(rows, apart, "die")
+    assert ("warning", "shop", "it dies") in heads(lines)
+    assert lines[-1]["message"].startswith("child_crashed: ")
+
+
+async def test_a_chunk_that_is_written_twice_is_there_once_and_goes_with_its_job(rows: Rows) -> None:
+    """The answer to the first may have been lost. Chunks of a job that is gone are dropped."""
+    (hint,) = await rows.submit()
+    task_id = hint.hint.task_id
+    job_id = (await rows.task(task_id))["job_id"]
+    tenant_id = (await rows.job(job_id))["tenant_id"]
+    line = b'{"at":"2026-11-22T12:00:00+00:00","level":"info","logger":"shop","message":"one"}'
+    chunks = [LogChunk(task_id, 1, 1, 1, [line, line]), LogChunk(task_id, 1, 1, 3, [line])]
+    for _ in range(2):
+        await logs.append(rows.connection, chunks)
+    read = await log_reads.log_page(rows.connection, tenant_id, job_id, 0, LogFilter(), 100)
+    assert [line["n"] for line in read] == [1, 2, 3]
+    await rows.connection.execute(
+        "UPDATE job SET status = 'succeeded', finished_at = now(), steps_left = 0,"
+        " expires_at = now() - interval '1 day' WHERE id = $1",
+        job_id,
+    )
+    await sweeps.forget_jobs(rows.connection, [job_id])
+    assert await rows.connection.fetchval("SELECT count(*) FROM job_log") == 0
+    assert await rows.connection.fetchval("SELECT count(*) FROM tail") == 0
+    await logs.append(rows.connection, chunks)
+    assert await rows.connection.fetchval("SELECT count(*) FROM job_log") == 0
+
+
+async def test_a_log_that_postgresql_refuses_fails_no_attempt(
+    worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def refuse(_connection: Any, _chunks: Any) -> None:
+        raise ValueError("no")
+
+    monkeypatch.setattr(logs, "append", refuse)
+    job_id = await begin(rows, talking)
+    assert (await end_of(rows, job_id))["status"] == "succeeded"
+    assert await lines_of(rows, job_id) == []
+
+
+async def test_many_attempts_at_once_keep_all_their_lines(worker: Worker, rows: Rows) -> None:
+    new = [jobs.NewJob(talking, "t", params={"does": "ok"}) for _ in range(100)]
+    await jobs.submit(rows.connection, new)
+    async with asyncio.timeout(SECONDS):
+        while await rows.connection.fetchval("SELECT count(*) FROM job WHERE finished_at IS NULL"):
+            await asyncio.sleep(0.05)
+    for job in new:
+        assert heads(await lines_of(rows, job.id)) == BEGINNING
