@@ -162,11 +162,15 @@ class Pipeline:
         version: int = 1,
         terms: RunTerms | None = None,
         slots: str | None = None,
+        preload: tuple[str, ...] = (),
     ) -> None:
         """`slots`: the name of a setting: the number of worker slots that belong to this pipeline's inline steps alone.
 
         Use it for steps that wait for servers of strangers: a slow server must not hold the slots of other pipelines.
         The queues of these steps must serve this pipeline alone.
+
+        `preload`: modules that isolated handlers import when they run, because they take long to load. The worker
+        loads them when it serves already, so that no run loads them.
         """
         if not PIPELINE_NAME.match(name):
             raise DeclarationError(f"pipeline name {name!r} must match {PIPELINE_NAME.pattern}")
@@ -180,6 +184,7 @@ class Pipeline:
         self.by_name: dict[str, Step] = {step.name: step for step in self.steps}
         self.handlers: dict[str, Callable[..., Any]] = {}
         self.slots = slots
+        self.preload = preload
         self.opener: Opener | None = None
         self.finishers: dict[str, Finisher] = {}
 

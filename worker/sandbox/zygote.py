@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import importlib
 import inspect
 import os
 import socket
@@ -38,10 +39,11 @@ def main() -> None:
         control.send(refused.model_dump_json().encode())
         return
     sandbox.hide_memory()
-    gc.collect()
-    gc.freeze()  # children share these pages; a garbage collection would write to them, and so copy them
     ready = frames.Ready(isolation=fences.isolation, threads=sandbox.threads())
     control.send(ready.model_dump_json().encode())
+    _preload(pipeline)
+    gc.collect()
+    gc.freeze()  # children share these pages; a garbage collection would write to them, and so copy them
     _serve(control, pipeline, fences)
 
 
@@ -68,6 +70,15 @@ def _load(registry: Pipelines, name: str) -> Pipeline:
         if step.isolated and inspect.iscoroutinefunction(pipeline.handlers[step.name]):
             raise DeclarationError(f"{name}.{step.name} is isolated: its handler must be a plain function")
     return pipeline
+
+
+def _preload(pipeline: Pipeline) -> None:
+    """Load what handlers import when they run. A run that needs a module which cannot be loaded says so itself."""
+    for module in pipeline.preload:
+        try:
+            importlib.import_module(module)
+        except Exception as error:  # noqa: BLE001 - whatever a library raises: runs that do not need it go on
+            sys.stderr.write(f"preload of {module}: {child.named(error)}\n")
 
 
 def _serve(control: socket.socket, pipeline: Pipeline, fences: sandbox.Fences) -> None:

@@ -60,6 +60,7 @@ conversion = Pipeline(
     inputs=("model", "references"),
     module="leasehold.pipelines.conversion.steps",
     terms=RunTerms(title="Model conversion", offered=False),
+    preload=("onnxslim",),
     steps=[
         Step(
             "onnx", reads=("model",), writes="output/out.onnx", queue="conversion", isolated=True,

@@ -6,13 +6,13 @@ a file. A model may have 500 MB, so the steps hold few copies in memory: session
 
 from __future__ import annotations
 
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
 import onnxruntime
-import onnxslim
 
 from leasehold.domain.verdicts import Done, File
 from leasehold.domain.work import Work
@@ -48,7 +48,7 @@ TOOLCHAIN = {
     "versions": {
         "onnx": onnx.__version__,
         "onnxruntime": onnxruntime.__version__,
-        "onnxslim": onnxslim.__version__,
+        "onnxslim": version("onnxslim"),
         "numpy": np.__version__,
     },
 }

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import onnxslim
 from onnx import checker, version_converter
 
 from leasehold.pipelines.conversion.limits import ModelLimits
@@ -63,6 +62,8 @@ def convert(model: onnx.ModelProto, opset: int) -> onnx.ModelProto:
 
 def simplify(model: onnx.ModelProto) -> onnx.ModelProto:
     """Fold, fuse and drop operators with onnxslim. A model that onnxslim refuses or makes too large stays unchanged."""
+    import onnxslim  # noqa: PLC0415 - with sympy it takes half a second: the pipeline's `preload` loads it
+
     try:
         slim: onnx.ModelProto = onnxslim.slim(model)
         slim.ByteSize()  # raises if folded constants make the model larger than protobuf can write
