@@ -59,6 +59,14 @@ class Settings(BaseSettings):
     )
     amqp_heartbeat: int = Field(10, ge=2, le=120, description="AMQP heartbeat interval.")
 
+    # --- apps that submit runs
+    tenant: str = Field(
+        "default", min_length=1, max_length=100, description="Whose runs an app submits when it writes to PostgreSQL."
+    )
+    submit_seconds: float = Field(
+        10.0, ge=0, le=600, description="How long an app tries to submit while PostgreSQL does not answer."
+    )
+
     # --- the object store
     object_store: Literal["s3", "none"] = Field(
         "s3", description="`none`: there is no store. Runs work; requests and steps that need objects are refused."

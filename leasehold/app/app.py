@@ -10,6 +10,7 @@ from datetime import timedelta
 from types import FrameType
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
+from leasehold.app.connection import Connections
 from leasehold.app.place import wrong
 from leasehold.app.retry import Retry
 from leasehold.app.task import Task, TaskTerms, TaskWith, TaskWithout
@@ -59,6 +60,7 @@ class App:
         if not NAME.match(name):
             raise DeclarationError(f"the app's name {name!r} must match {NAME.pattern}")
         self.name = name
+        self.connections = Connections(name)
         self.tasks: dict[str, Task[..., Any]] = {}
         self._others: list[Pipeline | Kind] = []
         self._lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
@@ -102,7 +104,7 @@ class App:
 
     def _declare(self, function: Callable[..., Any], terms: TaskTerms, names: Mapping[str, Any]) -> Task[..., Any]:
         kind = TaskWith if _takes_one(function) else TaskWithout
-        task: Task[..., Any] = kind(self.name, function, terms, names)
+        task: Task[..., Any] = kind(self.name, function, terms, names, self.connections)
         self.register(task)
         return task
 
@@ -137,6 +139,14 @@ class App:
     def add(self, *others: Pipeline | Kind) -> None:
         """Serve these, too: pipelines with several steps, files or templates of their own."""
         self._others += others
+
+    def use(self, settings: Settings) -> None:
+        """Submit by these settings, in place of those of the environment."""
+        self.connections.use(settings)
+
+    def close(self) -> None:
+        """Close the connections of this process. The next submission opens them again."""
+        self.connections.close()
 
     def pipelines(self) -> Pipelines:
         """The app's tasks, what `add` was given, and the platform's deliveries of webhooks: what a worker serves."""

@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+from uuid import UUID
 
 from leasehold.app.arguments import Arguments
+from leasehold.app.calls import OPTIONS, Call, Options, SubmitOptions
+from leasehold.app.connection import Connections
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.handling import Handling
 from leasehold.app.local import LocalAttempt
 from leasehold.app.place import place_of, wrong
 from leasehold.app.results import Results
 from leasehold.app.retry import Retry
+from leasehold.app.run import Run
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import NAME, Pipeline, RunTerms, Step
 
@@ -47,10 +51,16 @@ class Task(Generic[P, R]):
     """A declared function. `name`: `APP.TASK`, the name of its pipeline. `place`: file and line of the function."""
 
     def __init__(
-        self, app: str, function: Callable[..., Any], terms: TaskTerms, names: Mapping[str, Any] | None = None
+        self,
+        app: str,
+        function: Callable[..., Any],
+        terms: TaskTerms,
+        names: Mapping[str, Any] | None = None,
+        connections: Connections | None = None,
     ) -> None:
         """`names`: of the scope that declares it. Raises DeclarationError with file and line."""
         check_function(function)
+        self._connections = connections if connections is not None else Connections(app)
         self.function = function
         self.place = place_of(function)
         self.terms = terms
@@ -60,10 +70,43 @@ class Task(Generic[P, R]):
         self.name = self.pipeline.name
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         handling = Handling(self.name, function, self.arguments, self.results, terms.retry)
+        self._option_names = OPTIONS - set(self.arguments.names)
         self.pipeline.handlers[STEP] = handling.loop if self._is_async else handling.plain
 
     def __repr__(self) -> str:
         return f"<task {self.name} of {self.place}>"
+
+    def options(self, **options: Unpack[SubmitOptions]) -> Prepared[P, R]:
+        """The task with options, for a call whose parameters a type checker should see: `task.options(key=..)
+        .submit(1, b=2)`; also where a parameter has the name of an option.
+        """
+        return Prepared(self, Options(**options))
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """The call, checked, for `submit_many`. Raises InvalidArguments."""
+        return Call(self, self.arguments.encoded(args, kwargs))
+
+    def find(self, run_id: UUID) -> Run[R]:
+        """The handle of a run of this task, by its id. Whether it exists shows at its first use."""
+        return Run(run_id, self.name, self.results, self._connections)
+
+    def _calls(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Call[R]:
+        """The call of `submit`: what is named as an option is one, unless a parameter has that name."""
+        options = {name: value for name, value in kwargs.items() if name in self._option_names}
+        named = {name: value for name, value in kwargs.items() if name not in self._option_names}
+        return Call(self, self.arguments.encoded(args, named), Options(**options))
+
+    def _submit(self, calls: Sequence[Call[R]]) -> list[Run[R]]:
+        return self._runs(self._connections.call(self._write(calls)))
+
+    async def _asubmit(self, calls: Sequence[Call[R]]) -> list[Run[R]]:
+        return self._runs(await self._connections.acall(self._write(calls)))
+
+    async def _write(self, calls: Sequence[Call[R]]) -> list[UUID]:
+        return await (await self._connections.link()).submit(calls) if calls else []
+
+    def _runs(self, ids: Sequence[UUID]) -> list[Run[R]]:
+        return [self.find(run_id) for run_id in ids]
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here and now, without a server: its arguments and result go through JSON as in a worker.
@@ -103,12 +146,62 @@ class Task(Generic[P, R]):
         return decoded
 
 
+class Prepared(Generic[P, R]):
+    """A task with options: `task.options(...)`."""
+
+    def __init__(self, task: Task[P, R], options: Options) -> None:
+        self._task = task
+        self._options = options
+
+    def call(self, *args: P.args, **kwargs: P.kwargs) -> Call[R]:
+        """The call with these options, for `submit_many`. Raises InvalidArguments."""
+        return Call(self._task, self._task.arguments.encoded(args, kwargs), self._options)
+
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """Submit a run. Raises InvalidArguments, Invalid, and Unanswered."""
+        return self._task._submit([self.call(*args, **kwargs)])[0]  # noqa: SLF001 - of the same module
+
+    async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """As `submit`, in an event loop."""
+        return (await self._task._asubmit([self.call(*args, **kwargs)]))[0]  # noqa: SLF001 - of the same module
+
+
 class TaskWith(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     """A task with at least one parameter. `C`: what calling it gives, the result or a coroutine of it."""
 
     def __call__(self, argument: A, /, *args: Q.args, **kwargs: Q.kwargs) -> C:
         result: C = self.function(argument, *args, **kwargs)
         return result
+
+    @overload
+    def submit(self, argument: A, /, *args: Q.args, **kwargs: Q.kwargs) -> Run[R]: ...
+    @overload
+    def submit(self, argument: A, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
+    def submit(self, *args: Any, **kwargs: Any) -> Run[R]:  # type: ignore[misc]  # it checks the arguments itself
+        """Submit a run: a worker will run the function. Returns once it is committed.
+
+        Raises InvalidArguments where the arguments do not fit, Invalid for options, and Unanswered.
+        """
+        return self._submit([self._calls(args, kwargs)])[0]
+
+    @overload
+    async def asubmit(self, argument: A, /, *args: Q.args, **kwargs: Q.kwargs) -> Run[R]: ...
+    @overload
+    async def asubmit(self, argument: A, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
+    async def asubmit(self, *args: Any, **kwargs: Any) -> Run[R]:  # type: ignore[misc]  # as `submit`
+        """As `submit`, in an event loop."""
+        return (await self._asubmit([self._calls(args, kwargs)]))[0]
+
+    def submit_many(self, arguments: Iterable[A | Call[R]]) -> list[Run[R]]:
+        """Submit a run for each: an argument, or a `task.call(...)`. All or none; the runs are in the same order."""
+        return self._submit([self._call_of(argument) for argument in arguments])
+
+    async def asubmit_many(self, arguments: Iterable[A | Call[R]]) -> list[Run[R]]:
+        """As `submit_many`, in an event loop."""
+        return await self._asubmit([self._call_of(argument) for argument in arguments])
+
+    def _call_of(self, argument: A | Call[R]) -> Call[R]:
+        return argument if isinstance(argument, Call) else self._calls((argument,), {})
 
 
 class TaskWithout(Task[P, R], Generic[P, R, C]):
@@ -117,6 +210,30 @@ class TaskWithout(Task[P, R], Generic[P, R, C]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> C:
         result: C = self.function(*args, **kwargs)
         return result
+
+    @overload
+    def submit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
+    @overload
+    def submit(self, **options: Unpack[SubmitOptions]) -> Run[R]: ...
+    def submit(self, *args: Any, **kwargs: Any) -> Run[R]:
+        """As TaskWith.submit."""
+        return self._submit([self._calls(args, kwargs)])[0]
+
+    @overload
+    async def asubmit(self, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
+    @overload
+    async def asubmit(self, **options: Unpack[SubmitOptions]) -> Run[R]: ...
+    async def asubmit(self, *args: Any, **kwargs: Any) -> Run[R]:
+        """As `submit`, in an event loop."""
+        return (await self._asubmit([self._calls(args, kwargs)]))[0]
+
+    def submit_many(self, calls: Iterable[Call[R]]) -> list[Run[R]]:
+        """Submit a run for each `task.call(...)`. All or none; the runs are in the same order."""
+        return self._submit(list(calls))
+
+    async def asubmit_many(self, calls: Iterable[Call[R]]) -> list[Run[R]]:
+        """As `submit_many`, in an event loop."""
+        return await self._asubmit(list(calls))
 
 
 def check_function(function: Callable[..., Any]) -> None:

@@ -93,6 +93,8 @@ class Announcer:
         self._on_connection = on_connection
         self._waiting = Waiting()
         self._gathered = asyncio.Event()
+        self._is_idle = asyncio.Event()
+        self._is_idle.set()
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -107,6 +109,11 @@ class Announcer:
         self._waiting.add(announcements)
         if self._waiting:
             self._gathered.set()
+            self._is_idle.clear()
+
+    async def sent(self) -> None:
+        """Wait until nothing waits any more: each hint was sent, or left to the relay."""
+        await self._is_idle.wait()
 
     async def _run(self) -> None:
         while True:
@@ -118,6 +125,8 @@ class Announcer:
                 await self.publish(batch)
             except Exception:  # of any kind: the rows are still in the outbox, and the relay publishes them
                 log.exception("hints are left to the relay")
+            if not self._waiting:
+                self._is_idle.set()
 
     async def publish(self, batch: Sequence[Announcement]) -> int:
         """Publish now, and delete the rows that the broker confirmed; returns how many.

@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from leasehold.app.dev_file import dev_variables
 from leasehold.cli.api_client import ApiClient, Refused
 
 console = Console()
@@ -21,12 +22,16 @@ _FAILED = 1
 
 @contextmanager
 def api_client() -> Iterator[ApiClient]:
-    """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY. A refusal ends the command with a sentence."""
-    key = os.environ.get("LEASEHOLD_API_KEY")
+    """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY; where neither is set, for a `leasehold dev` that runs
+    in the current folder. A refusal ends the command with a sentence.
+    """
+    given = {name: os.environ[name] for name in ("LEASEHOLD_URL", "LEASEHOLD_API_KEY") if os.environ.get(name)}
+    variables = given or dev_variables()
+    key = variables.get("LEASEHOLD_API_KEY")
     if not key:
         raise failure("set LEASEHOLD_API_KEY to an API key (leasehold keys create)")
     try:
-        with ApiClient(os.environ.get("LEASEHOLD_URL", "http://127.0.0.1:8000"), key) as client:
+        with ApiClient(variables.get("LEASEHOLD_URL", "http://127.0.0.1:8000"), key) as client:
             yield client
     except Refused as error:
         raise failure(str(error)) from None

@@ -9,19 +9,25 @@ from typing import Any
 
 from rich.console import Console
 
-from leasehold.cli.installation import Installation
+from leasehold.app.dev_file import dev_file
+from leasehold.cli.installation import TENANT, Installation
+from leasehold.cli.reloading import reload_on_change
+from leasehold.domain.registry import Pipelines
+from leasehold.runtime.gather import cancel_and_wait
 
 
-async def run(**options: Any) -> None:
-    """Run an Installation until SIGINT or SIGTERM. Raises EmbeddedError when a part does not start; then all are
-    stopped.
+async def run(source: str | None, **options: Any) -> None:
+    """Run an Installation until SIGINT or SIGTERM. `source`: the app that it serves, if one was named.
+
+    Raises EmbeddedError when a part does not start; then all are stopped.
     """
     console = Console()
     stop_requested = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
     with console.status("starting"):
-        starting = asyncio.create_task(_enter(Installation(**options)))
+        # Its own code is edited and loaded often: RabbitMQ may come up 8 s later.
+        starting = asyncio.create_task(_enter(Installation(**options, patient=source is None)))
         stopping = asyncio.create_task(stop_requested.wait())
         await asyncio.wait((starting, stopping), return_when=asyncio.FIRST_COMPLETED)
         if stop_requested.is_set() and not starting.done():
@@ -32,8 +38,12 @@ async def run(**options: Any) -> None:
         return
     installation = starting.result()
     try:
-        console.print(_card(installation), highlight=False, soft_wrap=True)
-        await stop_requested.wait()
+        with dev_file(variables_of(installation)):
+            card = _card(installation) if source is None else _card_of_app(installation)
+            console.print(card, highlight=False, soft_wrap=True, markup=False)
+            reloading = asyncio.create_task(reload_on_change(installation, console))
+            await asyncio.wait((stopping, reloading), return_when=asyncio.FIRST_COMPLETED)
+            await cancel_and_wait(reloading)
         console.print("stopping: running steps finish or are released")
     finally:
         stopping.cancel()
@@ -42,6 +52,37 @@ async def run(**options: Any) -> None:
 
 async def _enter(installation: Installation) -> Installation:
     return await installation.__aenter__()
+
+
+def variables_of(installation: Installation) -> dict[str, str]:
+    """What a program in the same folder needs to submit to the installation, and the commands that call its API.
+
+    The program sends no hints: RabbitMQ may be starting still, and this installation's worker polls ten times a second.
+    """
+    return installation.environment | {
+        "LEASEHOLD_BROKER": "postgres",
+        "LEASEHOLD_TENANT": TENANT,
+        "LEASEHOLD_URL": installation.api_url,
+        "LEASEHOLD_API_KEY": installation.api_key,
+    }
+
+
+def _card_of_app(installation: Installation) -> str:
+    source = installation.environment["LEASEHOLD_PIPELINES"]
+    module = source.partition(":")[0]
+    registry = Pipelines.from_source(source)
+    names = [pipeline.name for pipeline in registry if pipeline.name != "webhook"]
+    task = names[0].rpartition(".")[2] if names else "..."
+    logs = ", ".join(str(path) for path in installation.logs.values())
+    return (
+        f"serves   {', '.join(names) or 'nothing yet'}\n"
+        f"API      {installation.api_url}   (key {installation.api_key})\n"
+        f"broker   {installation.broker}\n"
+        f"logs     {logs}\n\n"
+        f"Edit {module.replace('.', '/')}.py: it is loaded again when you save it. Submit from this folder:\n"
+        f"  python -c 'from {module} import {task}; print({task}.submit(...).result())'\n\n"
+        "Ctrl-C stops everything."
+    )
 
 
 def _card(installation: Installation) -> str:

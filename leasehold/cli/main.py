@@ -16,7 +16,7 @@ from rich.table import Table
 from leasehold.cli import remote
 from leasehold.cli.answers import AsJson
 from leasehold.cli.key_commands import keys
-from leasehold.cli.running import environment, run_or_exit
+from leasehold.cli.running import environment, run_or_exit, use_source
 from leasehold.cli.sql import sql
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A durable job platform.", rich_markup_mode=None)
@@ -25,6 +25,12 @@ app.command()(sql)
 remote.add_to(app)
 console = Console()
 
+_AppSource = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[APP]", help="MODULE:NAME of an App, or of a callable that returns pipelines; of this folder, too."
+    ),
+]
 _DatabaseUrl = Annotated[str | None, typer.Option(help="Use this PostgreSQL instead of an embedded one.")]
 _AmqpUrl = Annotated[str | None, typer.Option(help="Use this RabbitMQ instead of an embedded one.")]
 _S3Endpoint = Annotated[
@@ -43,14 +49,16 @@ def migrate(revision: Annotated[str, typer.Argument(help="Alembic revision.")] =
 
 
 @app.command()
-def api() -> None:
+def api(source: _AppSource = None) -> None:
     """Serve the HTTP API."""
+    use_source(source)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "leasehold.api"])  # noqa: S606 - our own module, and no shell
 
 
 @app.command()
-def worker() -> None:
+def worker(source: _AppSource = None) -> None:
     """Run one worker; SIGTERM drains it."""
+    use_source(source)
     os.execv(sys.executable, [sys.executable, "-P", "-m", "leasehold.worker"])  # noqa: S606 - our own module, and no shell
 
 
@@ -79,16 +87,19 @@ def settings() -> None:
 
 @app.command()
 def dev(
+    source: _AppSource = None,
     data: Annotated[Path | None, typer.Option(help="Keep the data here; without it the data goes at the end.")] = None,
     port: Annotated[int, typer.Option(help="Port of the API; 0 takes a free one.")] = 8000,
     database_url: _DatabaseUrl = None,
     amqp_url: _AmqpUrl = None,
     s3_endpoint: _S3Endpoint = None,
 ) -> None:
-    """Run everything on this machine until Ctrl-C: real servers, the API and a worker."""
+    """Run everything on this machine until Ctrl-C: real servers, the API and a worker. It reloads APP's files."""
+    use_source(source)
     from leasehold.cli.dev import run  # noqa: PLC0415 - the embedded servers are an extra
 
-    run_or_exit(run(data=data, port=port, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
+    servers = {"data": data, "port": port, "database_url": database_url, "amqp_url": amqp_url, "s3": _s3(s3_endpoint)}
+    run_or_exit(run(source, **servers))
 
 
 @app.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
@@ -24,6 +25,28 @@ def environment() -> Settings:
     return settings
 
 
+def use_source(source: str | None) -> None:
+    """Let this process and those that it starts serve the pipelines of `source`, a command's argument. A source that
+    cannot be loaded ends the command with a sentence.
+    """
+    if source is None:
+        return
+    from leasehold.domain.registry import Pipelines  # noqa: PLC0415 - each command loads only what it needs
+
+    module, _, name = source.removesuffix(".py").partition(":")
+    os.environ["LEASEHOLD_PIPELINES"] = f"{module.replace('/', '.')}:{name or 'app'}"
+    try:
+        Pipelines.from_source(os.environ["LEASEHOLD_PIPELINES"])
+    except LeaseholdError as error:
+        raise failed(str(error)) from None
+
+
+def failed(sentence: str) -> typer.Exit:
+    """Print the sentence as an error; raise what is returned."""
+    Console(stderr=True).print(f"leasehold: {sentence}", style="red", highlight=False, markup=False, soft_wrap=True)
+    return typer.Exit(1)
+
+
 def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
     """Run a command's coroutine. An error of the platform, or a silent server, ends the command with a sentence."""
     from leasehold.runtime.transient import TRY_AGAIN  # noqa: PLC0415 - each command loads only what it needs
@@ -34,6 +57,4 @@ def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except expected as error:
-        sentence = str(error) or type(error).__name__
-        Console(stderr=True).print(f"leasehold: {sentence}", style="red", highlight=False, markup=False)
-        raise typer.Exit(1) from None
+        raise failed(str(error) or type(error).__name__) from None

@@ -4,6 +4,7 @@
 |---|---|---|
 | worker | heartbeat, claims, settlements | the rest |
 | API | submissions | the rest |
+| a program with an App | none | all |
 
 With `broker=postgres` each process has two more dedicated connections: one notifies, one listens. Nothing else in a
 process opens a connection (tests/security/test_connections.py).
@@ -26,6 +27,11 @@ def pool_of_worker(settings: Settings) -> int:
 def pool_of_api(settings: Settings) -> int:
     """The size of an API process's pool."""
     return settings.database_pool_size - _API - _of_broker(settings)
+
+
+def pool_of_app(settings: Settings) -> int:
+    """The size of the pool of an App in a program of the user's."""
+    return settings.database_pool_size - _of_broker(settings)
 
 
 def _of_broker(settings: Settings) -> int:

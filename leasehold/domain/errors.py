@@ -15,6 +15,7 @@ LeaseholdError
 │   ├── TooMany                 429  a limit is reached: try again later
 │   ├── BadGateway              502  a service that the platform called for the caller failed
 │   └── Unavailable             503  PostgreSQL or another part is down: try again
+│       └── Unanswered          503  no answer to a submission: its runs may or may not have been written
 ├── BadSetting                  a LEASEHOLD_* variable cannot be used: the process refuses to start
 ├── DeclarationError            a pipeline is declared wrongly: the process refuses to start
 ├── TaskFailed                  a run that was waited for has failed, expired or was cancelled
@@ -41,9 +42,10 @@ Cancelled(BaseException)        the job was cancelled; a handler's `except Excep
 from __future__ import annotations
 
 import errno
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from math import ceil
+from uuid import UUID
 
 
 class LeaseholdError(Exception):
@@ -141,6 +143,19 @@ class BadGateway(RequestError):
 
 class Unavailable(RequestError):
     pass
+
+
+class Unanswered(Unavailable):
+    """No answer to a submission. `ids`: of its runs, which may or may not have been written. Submit again with `id=`:
+    a run that was written is not written again.
+    """
+
+    def __init__(self, ids: Sequence[UUID], seconds: float) -> None:
+        super().__init__(
+            "submission_unanswered",
+            f"No answer for {seconds:g} s: the runs may or may not exist. Submit them again with their ids.",
+        )
+        self.ids = list(ids)
 
 
 class DeclarationError(LeaseholdError):

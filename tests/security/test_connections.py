@@ -254,6 +254,7 @@ async def test_a_connection_that_was_given_back_is_in_nobodys_hands(settings: Se
 OPENERS = {
     "api/process/services.py": 1,
     "api/process/submissions.py": 1,
+    "leasehold/app/link.py": 1,  # the pool of a program with an App
     "leasehold/broker/postgres.py": 1,  # for two sessions
     "leasehold/db/database.py": 3,
     "worker/leases/claim_batcher.py": 1,

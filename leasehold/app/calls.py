@@ -1,0 +1,83 @@
+"""A call of a task, ready to be submitted: its checked arguments, and the options of the submission."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypedDict, TypeVar
+from uuid import UUID
+
+from leasehold.domain.errors import Invalid
+from leasehold.domain.ids import new_id
+from leasehold.domain.tags import check_tags
+
+if TYPE_CHECKING:
+    from leasehold.app.task import Task
+
+R = TypeVar("R")
+Priority = Literal["high", "normal", "low"]
+PRIORITIES = ("high", "normal", "low")
+#: The longest delay of a run, and the longest key.
+MAX_DELAY = timedelta(days=3660)
+MAX_KEY = 200
+
+
+class SubmitOptions(TypedDict, total=False):
+    """What `submit` takes beside the arguments.
+
+    `key`: within 24 hours a second submission of the task with the same key starts no run and gives the first one.
+    `delay`: the run starts that much later. `tags`: up to 8 words to find the run by. `priority`: high, normal or low.
+    `id`: the run's id, a UUIDv7 of your own: a submission that is repeated with it starts no second run.
+    """
+
+    key: str | None
+    delay: timedelta | None
+    tags: Mapping[str, str] | None
+    priority: Priority
+    id: UUID | None
+
+
+OPTIONS = frozenset(SubmitOptions.__annotations__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """SubmitOptions, checked. Raises Invalid."""
+
+    key: str | None = None
+    delay: timedelta | None = None
+    tags: Mapping[str, str] | None = None
+    priority: Priority = "normal"
+    id: UUID | None = None
+
+    def __post_init__(self) -> None:
+        if self.key is not None and not (
+            1 <= len(self.key) <= MAX_KEY and self.key.isascii() and self.key.isprintable()
+        ):
+            raise Invalid("invalid_key", f"A key has 1 to {MAX_KEY} printable ASCII characters.")
+        if self.delay is not None and not timedelta(0) <= self.delay <= MAX_DELAY:
+            raise Invalid("invalid_delay", f"A delay is 0 to {MAX_DELAY.days} days long.")
+        if self.priority not in PRIORITIES:
+            raise Invalid("invalid_priority", f"A priority is one of {', '.join(PRIORITIES)}.")
+        if self.tags:
+            check_tags(self.tags)
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[R]):
+    """`task.call(...)`: arguments that fit the task, for `submit_many` and for a workflow."""
+
+    task: Task[..., R]
+    params: Mapping[str, Any]
+    options: Options = field(default_factory=Options)
+    id: UUID = field(default_factory=new_id)
+
+    @property
+    def run_id(self) -> UUID:
+        """The id that the run will have, unless an earlier submission had the same key."""
+        return self.options.id or self.id
+
+    @property
+    def scheduled_at(self) -> datetime | None:
+        return datetime.now(UTC) + self.options.delay if self.options.delay else None

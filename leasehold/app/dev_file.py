@@ -1,0 +1,58 @@
+"""The file by which programs find the servers of a `leasehold dev` that runs in their folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+#: The file holds secrets of throw-away servers: only its owner may read it, and git ignores its folder.
+FOLDER = ".leasehold"
+NAME = "dev.env"
+_HEAD = "# of the process "
+
+
+@contextmanager
+def dev_file(variables: Mapping[str, str]) -> Iterator[Path]:
+    """The file is there inside the block, in the current folder. A second `leasehold dev` there replaces it."""
+    folder = Path.cwd() / FOLDER
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / ".gitignore").write_text("*\n")
+    path = folder / NAME
+    new = folder / f"{NAME}.{os.getpid()}"
+    with os.fdopen(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(f"{_HEAD}{os.getpid()}\n")
+        file.writelines(f"{name}='{value}'\n" for name, value in variables.items())
+    new.replace(path)
+    try:
+        yield path
+    finally:
+        if _pid_of(path) == os.getpid():
+            path.unlink()
+
+
+def living_dev_file() -> Path | None:
+    """The file of a `leasehold dev` that runs in the current folder. None: none runs here."""
+    path = Path.cwd() / FOLDER / NAME
+    pid = _pid_of(path)
+    if pid is None:
+        return None
+    try:
+        os.kill(pid, 0)
+    except OSError:  # it was killed, and could not delete its file
+        return None
+    return path
+
+
+def dev_variables() -> dict[str, str]:
+    """The variables of that file; none runs here: none."""
+    path = living_dev_file()
+    lines = [] if path is None else path.read_text().splitlines()[1:]
+    return {name: value.strip("'") for name, _, value in (line.partition("=") for line in lines)}
+
+
+def _pid_of(path: Path) -> int | None:
+    with suppress(OSError, ValueError):
+        return int(path.read_text().partition("\n")[0].removeprefix(_HEAD))
+    return None

@@ -1,0 +1,209 @@
+"""How an app reaches its installation: the interface, and the one that goes to PostgreSQL directly."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Protocol
+from uuid import UUID
+
+import asyncpg
+
+from leasehold.app.calls import Call
+from leasehold.app.endings import Endings
+from leasehold.app.logging import log_to_the_program
+from leasehold.app.results import OUTPUT
+from leasehold.app.writing import Written, write
+from leasehold.broker import make_broker
+from leasehold.broker.announcer import Announcer, on_pool
+from leasehold.broker.base import Broker
+from leasehold.db.database import Pool, make_pool
+from leasehold.db.pool_sizes import pool_of_app
+from leasehold.domain.errors import Conflict, Invalid, NotFound, Unanswered
+from leasehold.runtime.transient import TRY_AGAIN, may_try_again
+from leasehold.settings import Settings
+from leasehold.storage.store import ObjectStore
+from leasehold.transitions import concurrency, jobs
+from leasehold.urls import refuse_bad_urls
+
+#: After a commit the first hint waits this long for the broker's connection; the relay sends what it cannot.
+_BROKER_SECONDS = 1.0
+_PAUSE_SECONDS = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a run stands. `error`: code and message, once it has not succeeded. `value`: of its step, once it has.
+    `large`: the result's JSON, if the object store holds it.
+    """
+
+    status: str
+    ended: bool
+    error: tuple[str, str] | None = None
+    value: Any = None
+    large: bytes | None = None
+
+
+class Link(Protocol):
+    """Submits calls, and follows their runs. Each method names runs of the link's tenant only."""
+
+    async def submit(self, calls: Sequence[Call[Any]]) -> list[UUID]: ...
+    async def wait(self, run_id: UUID, seconds: float | None) -> bool: ...
+    async def outcome(self, run_id: UUID) -> Outcome: ...
+    async def cancel(self, run_id: UUID, reason: str) -> str: ...
+
+
+_OUTCOME = """
+-- app_outcome
+SELECT j.status, j.error, j.cancel, j.finished_at IS NOT NULL AS ended, r.value, o.key, o.sha256
+FROM job j
+LEFT JOIN task t ON t.job_id = j.id AND t.step = $3
+LEFT JOIN result r ON r.task_id = t.id
+LEFT JOIN output o ON o.task_id = t.id AND o.name = $4
+WHERE j.id = $1 AND j.tenant_id = $2
+"""
+
+
+class DatabaseLink:
+    """Writes runs in PostgreSQL and announces them by the broker, as the API does. The program is trusted: it may use
+    any tenant's name, and no limit of clients refuses it. Declared concurrency limits hold its runs as any others.
+    """
+
+    def __init__(self, settings: Settings, tenant: str, pool: Pool, broker: Broker, announcer: Announcer) -> None:
+        self._settings = settings
+        self._tenant = tenant
+        self._pool = pool
+        self._broker = broker
+        self._announcer = announcer
+        self._endings = Endings(pool)
+        self._store: ObjectStore | None = None
+        self._announcing: set[asyncio.Task[None]] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, settings: Settings, tenant: str) -> AsyncIterator[DatabaseLink]:
+        """Opening connects to nothing yet, so it does not fail while a server is away."""
+        refuse_bad_urls(settings)
+        log_to_the_program()
+        async with AsyncExitStack() as stack:
+            pool = await make_pool(settings, "app", pool_of_app(settings))
+            stack.callback(pool.terminate)
+            broker = make_broker(settings)
+            await broker.open()
+            stack.push_async_callback(broker.close)
+            announcer = Announcer(broker, on_pool(pool))
+            announcer.start()
+            stack.push_async_callback(announcer.close)
+            link = cls(settings, tenant, pool, broker, announcer)
+            stack.push_async_callback(link._close)
+            yield link
+
+    async def submit(self, calls: Sequence[Call[Any]]) -> list[UUID]:
+        """All runs or none. Returns their ids. A server that is away is tried again for `submit_seconds`.
+
+        Raises Unanswered then: the runs may or may not have been written. Raises Invalid, and Conflict for an id that
+        another run has.
+        """
+        if len(calls) > self._settings.batch_max_tasks:
+            most = self._settings.batch_max_tasks
+            raise Invalid("batch_too_large", f"At most {most} runs are submitted at once, not {len(calls)}.")
+        deadline = monotonic() + self._settings.submit_seconds
+        while True:
+            try:
+                written = await self._write(calls)
+                break
+            except asyncpg.UniqueViolationError:
+                return await self._existing(calls)  # an earlier try wrote them, and its answer was lost
+            except TRY_AGAIN as error:
+                if not may_try_again(error):
+                    raise
+                if monotonic() + _PAUSE_SECONDS > deadline:
+                    raise Unanswered([call.run_id for call in calls], self._settings.submit_seconds) from error
+            await asyncio.sleep(_PAUSE_SECONDS)
+        task = asyncio.create_task(self._announce(written))
+        self._announcing.add(task)
+        task.add_done_callback(self._announcing.discard)
+        return written.ids
+
+    async def _write(self, calls: Sequence[Call[Any]]) -> Written:
+        async with self._pool.acquire() as connection, connection.transaction():
+            return await write(connection, calls, self._tenant, self._settings.retention_days * 86_400)
+
+    async def _existing(self, calls: Sequence[Call[Any]]) -> list[UUID]:
+        """The ids of the calls, which are runs already. Raises Conflict if an id is something else's."""
+        async with self._pool.acquire() as connection:
+            rows = await connection.fetch(
+                "SELECT id, pipeline FROM job WHERE id = ANY($1::uuid[]) AND tenant_id = $2",
+                [call.run_id for call in calls],
+                self._tenant,
+            )
+        existing = {row["id"]: row["pipeline"] for row in rows}
+        if any(existing.get(call.run_id) != call.task.name for call in calls):
+            raise Conflict("run_exists", "Another run has one of these ids.")
+        return [call.run_id for call in calls]
+
+    async def _announce(self, written: Written) -> None:
+        """Publish the hints of a commit, and admit at its limits. What fails here, the relay and the sweeper do."""
+        waited_until = monotonic() + _BROKER_SECONDS
+        while not self._broker.connected and monotonic() < waited_until:  # noqa: ASYNC110 - no event tells of it
+            await asyncio.sleep(0.005)
+        if written.hints:
+            self._announcer.announce(written.hints)
+        if written.limits:
+            async with self._pool.acquire() as connection:
+                self._announcer.announce(await concurrency.admit(connection, written.limits, ()))
+        await self._announcer.sent()
+
+    async def wait(self, run_id: UUID, seconds: float | None) -> bool:
+        """Whether the run ended within `seconds`. Raises NotFound."""
+        outcome = await self.outcome(run_id)
+        return outcome.ended or await self._endings.wait(run_id, seconds)
+
+    async def outcome(self, run_id: UUID) -> Outcome:
+        """Raises NotFound: no such run, another tenant's, or its retention has passed."""
+        async with self._pool.acquire() as connection:
+            row = await connection.fetchrow(_OUTCOME, run_id, self._tenant, "run", OUTPUT)
+        if row is None:
+            raise NotFound("run_not_found", "There is no such run.")
+        large: bytes | None = None
+        if row["status"] == "succeeded" and row["value"] is not None and "output" in row["value"]:
+            store = await self._open_store()
+            most = self._settings.result_max_bytes
+            large = await store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=most)
+        return Outcome(row["status"], row["ended"], _error_of(row), row["value"], large)
+
+    async def cancel(self, run_id: UUID, reason: str) -> str:
+        """Request the cancel of the run. Returns its status from now on. Raises NotFound."""
+        async with self._pool.acquire() as connection:
+            names = await concurrency.limits_of(connection, [run_id])
+            await jobs.request_cancel(connection, [run_id], self._tenant, reason=reason, by="code")
+            if names:
+                self._announcer.announce(await concurrency.admit(connection, names, [run_id]))
+        return (await self.outcome(run_id)).status
+
+    async def _open_store(self) -> ObjectStore:
+        if self._store is None:
+            store = ObjectStore.from_settings(self._settings)
+            await store.open()
+            self._store = store
+        return self._store
+
+    async def _close(self) -> None:
+        await self._endings.close()
+        if self._announcing:
+            await asyncio.wait(self._announcing, timeout=_BROKER_SECONDS)
+        for task in self._announcing:
+            task.cancel()
+        if self._store is not None:
+            await self._store.close()
+
+
+def _error_of(row: Any) -> tuple[str, str] | None:
+    if row["status"] == "cancelled":
+        return "cancelled", (row["cancel"] or {}).get("reason") or "the run was cancelled"
+    if row["error"] is None:
+        return None
+    return row["error"]["code"], row["error"]["message"]

@@ -1,0 +1,114 @@
+"""`Run`: the handle of a submitted call."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from uuid import UUID
+
+import orjson
+
+from leasehold.domain.errors import TaskFailed
+
+if TYPE_CHECKING:
+    from leasehold.app.connection import Connections
+    from leasehold.app.link import Outcome
+    from leasehold.app.results import Results
+
+R = TypeVar("R")
+
+
+class Run(Generic[R]):
+    """One run of a task. `await run` gives its result. Each method exists twice: for code with and without a loop."""
+
+    def __init__(self, run_id: UUID, task: str, results: Results, connections: Connections) -> None:
+        self.id = run_id
+        self.task = task
+        self._results = results
+        self._connections = connections
+
+    def __repr__(self) -> str:
+        return f"<run {self.id} of {self.task}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Run) and self.id == other.id
+
+    def __hash__(self) -> int:
+        return hash(self.id)
+
+    def __await__(self) -> Generator[Any, Any, R]:
+        return self.aresult().__await__()
+
+    # --- without a loop
+
+    def status(self) -> str:
+        """pending, queued, running, succeeded, failed, cancelled or expired. Raises NotFound."""
+        return self._connections.call(self._outcome()).status
+
+    def wait(self, timeout: float | None = None) -> Run[R]:
+        """Wait for the end, for at most `timeout` seconds. Returns the run. Raises TimeoutError, and NotFound."""
+        self._refuse_in_loop("wait", "awaited")
+        self._connections.call(self._wait(timeout))
+        return self
+
+    def result(self, timeout: float | None = None) -> R:
+        """Wait for the end, and return the result. Raises TaskFailed unless the run succeeds, and as `wait`."""
+        self._refuse_in_loop("result", "aresult")
+        return self._decoded(self._connections.call(self._ended(timeout)))
+
+    def cancel(self, reason: str = "") -> str:
+        """Request the cancel. Returns the status from now on: cancel_requested while a worker still runs it."""
+        return self._connections.call(self._cancel(reason))
+
+    # --- in a loop
+
+    async def astatus(self) -> str:
+        """As `status`."""
+        return (await self._connections.acall(self._outcome())).status
+
+    async def awaited(self, timeout: float | None = None) -> Run[R]:
+        """As `wait`."""
+        await self._connections.acall(self._wait(timeout))
+        return self
+
+    async def aresult(self, timeout: float | None = None) -> R:
+        """As `result`."""
+        return self._decoded(await self._connections.acall(self._ended(timeout)))
+
+    async def acancel(self, reason: str = "") -> str:
+        """As `cancel`."""
+        return await self._connections.acall(self._cancel(reason))
+
+    # --- in the link's loop
+
+    async def _outcome(self) -> Outcome:
+        return await (await self._connections.link()).outcome(self.id)
+
+    async def _wait(self, timeout: float | None) -> None:
+        if not await (await self._connections.link()).wait(self.id, timeout):
+            raise TimeoutError(f"run {self.id} of {self.task} has not ended after {timeout} s")
+
+    async def _ended(self, timeout: float | None) -> Outcome:
+        await self._wait(timeout)
+        return await self._outcome()
+
+    async def _cancel(self, reason: str) -> str:
+        return await (await self._connections.link()).cancel(self.id, reason)
+
+    def _decoded(self, outcome: Outcome) -> R:
+        if outcome.error is not None:
+            raise TaskFailed(*outcome.error)
+        if outcome.large is not None:
+            encoded = outcome.large
+        else:
+            encoded = orjson.dumps(None if outcome.value is None else outcome.value.get("value"))
+        result: R = self._results.decoded(encoded)
+        return result
+
+    def _refuse_in_loop(self, name: str, other: str) -> None:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return
+        raise RuntimeError(f"run.{name}() would block the event loop that runs here: await run.{other}()")

@@ -1,0 +1,87 @@
+"""Writes the runs of calls with the platform's own statements, on a connection of ours or of the user's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from leasehold.app.calls import PRIORITIES, Call
+from leasehold.broker.outbox import Announcement
+from leasehold.db import idempotency
+from leasehold.db.database import Connection
+from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.template import declared, encoded_payload
+from leasehold.evaluation.templates import TemplateVersion
+from leasehold.transitions import runs
+from leasehold.transitions.concurrency import ConcurrencyLimitName
+from leasehold.transitions.runs import NewRun
+
+_ACCEPTED = 202
+
+
+@dataclass(slots=True)
+class Written:
+    """`ids`: of the runs, in the order of the calls. After the commit publish `hints`, and admit at `limits`."""
+
+    ids: list[UUID] = field(default_factory=list)
+    hints: list[Announcement] = field(default_factory=list)
+    limits: list[ConcurrencyLimitName] = field(default_factory=list)
+
+
+async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str, keep_seconds: int) -> Written:
+    """- -> pending, for all calls or none. Call it in a transaction.
+
+    Raises Invalid: a key that came with other arguments, or a payload that is too large.
+    """
+    written = Written([call.run_id for call in calls])
+    together: list[NewRun] = []
+    for place, call in enumerate(calls):
+        encoded = encoded_payload(call.params)
+        new = _new_run(call, tenant, keep_seconds)
+        if call.options.key is None:
+            together.append(new)
+        else:
+            written.ids[place] = await _write_keyed(connection, new, call.options.key, encoded, written)
+    if together:
+        created = await runs.create_together(connection, together)
+        written.hints += created.hints
+        written.limits += created.limits
+    return written
+
+
+async def _write_keyed(connection: Connection, new: NewRun, key: str, encoded: bytes, written: Written) -> UUID:
+    """Write the run, unless a run was written with its key before. Returns the id of the run."""
+    name = new.template_version.template.type
+    request = idempotency.fingerprint(name.encode(), encoded)
+    reserved = await idempotency.reserve(connection, new.tenant_id, f"task:{name}:{key}", request)
+    if isinstance(reserved, idempotency.StoredAnswer):
+        return UUID(orjson.loads(reserved.body)["id"])
+    created = await runs.create_together(connection, [new])
+    await idempotency.store(connection, reserved, _ACCEPTED, orjson.dumps({"id": str(new.id)}))
+    written.hints += created.hints
+    written.limits += created.limits
+    return new.id
+
+
+def _new_run(call: Call[Any], tenant: str, keep_seconds: int) -> NewRun:
+    return NewRun(
+        template_version=template_version_of(call.task.pipeline),
+        tenant_id=tenant,
+        params=call.params,
+        priority=PRIORITIES.index(call.options.priority),
+        scheduled_at=call.scheduled_at,
+        keep_seconds=keep_seconds,
+        tags=call.options.tags or {},
+        id=call.run_id,
+    )
+
+
+@cache
+def template_version_of(pipeline: Pipeline) -> TemplateVersion:
+    """The pipeline as the template of its runs."""
+    return TemplateVersion(declared(pipeline), pipeline, enabled=True, by_code=True)

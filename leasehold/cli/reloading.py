@@ -1,0 +1,70 @@
+"""`leasehold dev` starts the API and the worker again when a Python file of the current folder changes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from rich.console import Console
+
+from leasehold.cli.installation import Installation
+
+_EVERY_SECONDS = 0.5
+#: Folders without code of the user's; hidden ones, too.
+_SKIPPED = frozenset({"node_modules", "__pycache__", "venv", "site-packages", "build", "dist"})
+#: A folder with more files is watched no further: reading their times would cost more than the reload is worth.
+_MOST_FILES = 5000
+_CHECK = "import sys; from leasehold.domain.registry import Pipelines; Pipelines.from_source(sys.argv[1])"
+
+
+async def reload_on_change(installation: Installation, console: Console) -> None:
+    """Never returns. Code that cannot be loaded changes nothing: the processes that run go on."""
+    before = await asyncio.to_thread(times_of, Path.cwd())
+    while True:
+        await asyncio.sleep(_EVERY_SECONDS)
+        now = await asyncio.to_thread(times_of, Path.cwd())
+        changed = sorted(path.name for path in now.keys() | before.keys() if now.get(path) != before.get(path))
+        if not changed:
+            continue
+        before = now
+        if (problem := await _problem(installation.environment["LEASEHOLD_PIPELINES"])) is not None:
+            console.print(f"{changed[0]} changed, and cannot be loaded: {problem}", style="red", markup=False)
+            continue
+        await installation.restart()
+        console.print(f"{changed[0]} changed: loaded again", highlight=False, markup=False)
+
+
+async def _problem(source: str) -> str | None:
+    """Why the code cannot be loaded; None: it can. It is loaded in a process of its own: this one has the old code."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", _CHECK, source, stdout=asyncio.subprocess.DEVNULL, stderr=asyncio.subprocess.PIPE
+    )
+    try:
+        _, errors = await process.communicate()
+    except asyncio.CancelledError:
+        process.kill()
+        await process.wait()
+        raise
+    return None if process.returncode == 0 else errors.decode(errors="replace").strip().rpartition("\n")[2]
+
+
+def times_of(folder: Path) -> dict[Path, int]:
+    """When each Python file below the folder was last changed, in nanoseconds."""
+    return dict(_times(folder))
+
+
+def _times(folder: Path) -> Iterator[tuple[Path, int]]:
+    left = _MOST_FILES
+    for here, folders, files in os.walk(folder):
+        folders[:] = [name for name in folders if name not in _SKIPPED and not name.startswith(".")]
+        for name in files:
+            if name.endswith(".py") and left:
+                left -= 1
+                path = Path(here) / name
+                try:
+                    yield path, path.stat().st_mtime_ns
+                except OSError:  # it went between the two calls
+                    continue

@@ -1,0 +1,269 @@
+"""`submit` writes a run that a worker runs once, and its handle follows it: with a loop and without."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from typing import Any
+from uuid import UUID
+
+import pytest
+from pydantic import BaseModel, SecretStr
+
+from leasehold import App, InvalidArguments, Retry, TaskFailed, current
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Conflict, Invalid, NotFound, Unanswered
+from leasehold.domain.ids import new_id
+from leasehold.embedded.ports import free_port
+from leasehold.settings import Settings
+from tests.app.conftest import Serve
+
+Using = Callable[..., App]
+SECONDS = 30.0
+app = App("shop")
+
+
+class Order(BaseModel):
+    id: int
+    email: str = "a@b"
+
+
+@app.task
+def send_receipt(order: Order) -> str:
+    return f"sent to {order.email}"
+
+
+@app.task
+async def large(size: int) -> str:
+    return "x" * size
+
+
+@app.task(retry=Retry(times=0))
+async def fail(sentence: str) -> None:
+    raise ValueError(sentence)
+
+
+@app.task
+async def wait_long() -> None:
+    await asyncio.sleep(60)
+
+
+@app.task
+def nothing() -> None: ...
+
+
+@app.task
+def has_a_key(key: str, n: int = 1) -> str:
+    return key * n
+
+
+@pytest.fixture(autouse=True)
+def _use(using: Using) -> Iterator[None]:
+    using(app)
+    return
+
+
+async def test_a_run_is_submitted_waited_for_and_read(serve: Serve) -> None:
+    async with serve(app), asyncio.timeout(SECONDS):
+        run = await send_receipt.asubmit(Order(id=1, email="me@home"))
+        assert await run == "sent to me@home"
+        assert await run.astatus() == "succeeded"
+        assert await (await run.awaited(timeout=1)).aresult() == "sent to me@home"
+        assert await send_receipt.find(run.id).aresult() == "sent to me@home"
+        assert await (await nothing.asubmit()) is None
+
+
+async def test_a_program_without_a_loop_does_the_same(serve: Serve) -> None:
+    def program() -> tuple[str, str, str]:
+        run = send_receipt.submit(Order(id=1))
+        return run.wait(timeout=SECONDS).result(), run.status(), nothing.submit().wait(SECONDS).status()
+
+    async with serve(app):
+        assert await asyncio.to_thread(program) == ("sent to a@b", "succeeded", "succeeded")
+
+
+async def test_waiting_without_a_loop_inside_a_loop_is_refused_and_names_the_other_method(
+    connection: Connection,
+) -> None:
+    run = send_receipt.submit(Order(id=1))  # a commit of some milliseconds: allowed
+    with pytest.raises(RuntimeError, match=r"await run\.aresult\(\)"):
+        run.result()
+    with pytest.raises(RuntimeError, match=r"await run\.awaited\(\)"):
+        run.wait()
+
+
+async def test_a_wait_that_is_too_short_raises_and_the_run_goes_on(connection: Connection) -> None:
+    run = await send_receipt.asubmit(Order(id=1))
+    with pytest.raises(TimeoutError):
+        await run.awaited(timeout=0.05)
+    assert await run.astatus() in ("pending", "queued")
+
+
+async def test_a_large_result_is_read_from_the_store(serve: Serve) -> None:
+    async with serve(app), asyncio.timeout(SECONDS):
+        assert await (await large.asubmit(5_000_000)) == "x" * 5_000_000
+
+
+async def test_a_failure_is_raised_with_its_code_where_the_result_is_read(serve: Serve) -> None:
+    async with serve(app), asyncio.timeout(SECONDS):
+        run = await fail.asubmit("no such customer")
+        with pytest.raises(TaskFailed, match="ValueError: no such customer") as failed:
+            await run
+        assert failed.value.code == "handler_error"
+
+
+async def test_a_cancelled_run_stops_and_says_why(serve: Serve) -> None:
+    async with serve(app), asyncio.timeout(SECONDS):
+        run = await wait_long.asubmit()
+        while await run.astatus() != "running":
+            await asyncio.sleep(0.02)
+        assert await run.acancel("not needed") in ("cancel_requested", "cancelled")
+    unstarted = await wait_long.asubmit()
+    assert await unstarted.acancel("not needed") == "cancelled"
+    with pytest.raises(TaskFailed, match="cancelled: not needed"):
+        await unstarted
+
+
+async def test_arguments_are_checked_where_submit_is_called_and_nothing_is_written(connection: Connection) -> None:
+    with pytest.raises(InvalidArguments, match=r"^/id: "):
+        await send_receipt.asubmit({"id": "x"})  # type: ignore[call-overload]  # that is the test
+    with pytest.raises(InvalidArguments, match="missing a required argument: 'order'"):
+        await send_receipt.asubmit()  # type: ignore[call-overload]  # that is the test
+    with pytest.raises(InvalidArguments, match=r"^/email: .*NUL"):
+        await send_receipt.asubmit(Order(id=1, email="\x00"))
+    with pytest.raises(InvalidArguments, match="64 bits"):
+        await send_receipt.asubmit(Order(id=2**70))
+    with pytest.raises(Invalid, match="at most 262144"):
+        await send_receipt.asubmit(Order(id=1, email="x" * 300_000))
+    assert await connection.fetchval("SELECT count(*) FROM job") == 0
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"key": ""}, {"key": "é"}, {"key": "x" * 201}, {"delay": timedelta(seconds=-1)}, {"priority": "urgent"},
+     {"tags": {"Customer": "7"}}],
+)  # fmt: skip
+async def test_options_are_checked_too(options: Any, connection: Connection) -> None:
+    with pytest.raises(Invalid):
+        await send_receipt.asubmit(Order(id=1), **options)
+    assert await connection.fetchval("SELECT count(*) FROM job") == 0
+
+
+async def test_a_key_makes_one_run_however_often_and_from_wherever_it_is_submitted(connection: Connection) -> None:
+    runs = await asyncio.gather(*(send_receipt.asubmit(Order(id=17), key="order-17") for _ in range(8)))
+    assert len({run.id for run in runs}) == 1
+    assert await connection.fetchval("SELECT count(*) FROM job") == 1
+    with pytest.raises(Invalid, match="used with another request"):
+        await send_receipt.asubmit(Order(id=18), key="order-17")
+    other = await has_a_key.options(key="order-17").asubmit("a")  # a key is the task's own
+    assert other.id != runs[0].id
+
+
+async def test_a_parameter_with_the_name_of_an_option_keeps_it(connection: Connection) -> None:
+    await has_a_key.asubmit("abc", n=2)
+    await has_a_key.asubmit(key="abc")  # type: ignore[call-overload]  # the first parameter is positional for the checker
+    params = await connection.fetch("SELECT params FROM job ORDER BY id")
+    assert [row["params"] for row in params] == [{"key": "abc", "n": 2}, {"key": "abc", "n": 1}]
+    assert await connection.fetchval("SELECT count(*) FROM idempotency") == 0
+
+
+async def test_options_reach_the_row(connection: Connection) -> None:
+    mine = new_id()
+    run = await send_receipt.asubmit(
+        Order(id=1), delay=timedelta(minutes=1), tags={"customer": "7"}, priority="high", id=mine
+    )
+    row = await connection.fetchrow(
+        "SELECT j.tenant_id, j.priority, j.params, j.keep_seconds, t.status, j.pipeline, r.template,"
+        " t.available_at - j.created_at > interval '50 seconds' AS later,"
+        " (SELECT value FROM job_tag g WHERE g.job_id = j.id AND name = 'customer') AS customer"
+        " FROM job j JOIN task t ON t.job_id = j.id JOIN run r ON r.job_id = j.id WHERE j.id = $1",
+        run.id,
+    )
+    assert run.id == mine
+    assert dict(row) == {
+        "tenant_id": "me", "priority": 0, "params": {"id": 1, "email": "a@b"}, "keep_seconds": 7 * 86_400,
+        "status": "waiting", "pipeline": "shop.send_receipt", "template": "shop.send_receipt", "later": True,
+        "customer": "7",
+    }  # fmt: skip
+
+
+async def test_a_repeated_id_starts_no_second_run_and_another_tasks_id_is_refused(connection: Connection) -> None:
+    mine = new_id()
+    for _ in range(2):
+        assert (await send_receipt.asubmit(Order(id=1), id=mine)).id == mine
+    assert await connection.fetchval("SELECT count(*) FROM job") == 1
+    with pytest.raises(Conflict, match="Another run"):
+        await large.asubmit(1, id=mine)
+
+
+async def test_many_are_written_together_in_order_or_not_at_all(connection: Connection, using: Using) -> None:
+    calls = [Order(id=n) for n in range(40)] + [send_receipt.options(key="k").call(Order(id=40))]
+    runs = await send_receipt.asubmit_many(calls)
+    params = {row["id"]: row["params"]["id"] for row in await connection.fetch("SELECT id, params FROM job")}
+    assert [params[run.id] for run in runs] == [*range(41)]
+    assert await send_receipt.asubmit_many([]) == []
+    with pytest.raises(InvalidArguments):
+        await send_receipt.asubmit_many([Order(id=1), {"id": "x"}])  # type: ignore[list-item]  # that is the test
+    using(app, batch_max_tasks=10)
+    with pytest.raises(Invalid, match="At most 10 runs"):
+        await send_receipt.asubmit_many([Order(id=n) for n in range(11)])
+    assert await connection.fetchval("SELECT count(*) FROM job") == 41
+
+
+async def test_a_run_of_another_tenant_is_not_there(using: Using) -> None:
+    run = await send_receipt.asubmit(Order(id=1))
+    using(app, tenant="you")
+    for look in (run.astatus, run.awaited, run.aresult, run.acancel):
+        with pytest.raises(NotFound):
+            await look()
+
+
+async def test_a_server_that_stays_away_leaves_the_ids_to_submit_again(settings: Settings, using: Using) -> None:
+    using(app, database_url=SecretStr(f"postgresql://me@127.0.0.1:{free_port()}/x"), submit_seconds=0.3)
+    mine = new_id()
+    with pytest.raises(Unanswered, match=r"No answer for 0\.3 s") as unanswered:
+        await send_receipt.asubmit(Order(id=1), id=mine)
+    assert unanswered.value.ids == [mine]
+
+
+async def test_declared_limits_hold_what_an_app_submits(connection: Connection, serve: Serve) -> None:
+    await connection.execute("INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('me', 'tenant', 1, true)")
+    runs = await send_receipt.asubmit_many([Order(id=n) for n in range(3)])
+    assert await connection.fetchval("SELECT count(*) FROM job WHERE gated") == 3
+    async with serve(app), asyncio.timeout(SECONDS):
+        assert [await run for run in runs] == ["sent to a@b"] * 3
+
+
+async def test_a_hint_reaches_the_worker_before_its_poll(serve: Serve) -> None:
+    async with serve(app, poll_seconds=600.0), asyncio.timeout(SECONDS):
+        assert await (await send_receipt.asubmit(Order(id=1))) == "sent to a@b"
+        for run in await send_receipt.asubmit_many([Order(id=n) for n in range(5)]):
+            await run
+
+
+async def test_a_forked_child_opens_connections_of_its_own(connection: Connection) -> None:
+    await send_receipt.asubmit(Order(id=1))
+
+    def fork() -> int:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                send_receipt.submit(Order(id=2))
+                status = 0
+            finally:
+                os._exit(status)
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+    if sys.version_info < (3, 12):  # later ones warn of a fork beside threads, and our tests raise warnings
+        assert await asyncio.to_thread(fork) == 0
+        assert await connection.fetchval("SELECT count(*) FROM job") == 2
+
+
+def test_current_is_the_attempts_own_in_concurrent_runs() -> None:
+    with pytest.raises(Exception, match="nothing runs here"):
+        current()
+    assert isinstance(new_id(), UUID)
