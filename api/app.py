@@ -13,6 +13,7 @@ from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
 from leasehold.api.auth.security import refuse_open_routes, scopes_of
+from leasehold.api.console.router import console_router, public_of
 from leasehold.api.fleet import health, operators
 from leasehold.api.http import openapi
 from leasehold.api.http.caller_first import CallerFirst
@@ -100,7 +101,8 @@ def make_app(settings: Settings) -> FastAPI:
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    public = PUBLIC.union(*(kind.public for kind in kinds))
+    path = settings.console_path
+    public = PUBLIC.union(*(kind.public for kind in kinds), () if path is None else public_of(path))
     routers = _routers(settings, kinds)
     for router in routers:
         refuse_open_bodies(app, router)
@@ -134,7 +136,8 @@ def _routers(settings: Settings, kinds: Sequence[Kind]) -> list[APIRouter]:
             )
         used_paths |= paths
         other_routers += routers
-    return platform_routers + other_routers
+    consoles = [] if settings.console_path is None else [console_router(settings.console_path)]
+    return platform_routers + other_routers + consoles
 
 
 def refuse_open_bodies(app: FastAPI, router: APIRouter) -> None:

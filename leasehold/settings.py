@@ -100,6 +100,20 @@ class Settings(BaseSettings):
     download_url_seconds: int = Field(3600, ge=60, le=86_400, description="Life of a signed download URL.")
     api_key_cache_seconds: float = Field(15.0, ge=0, le=30, description="A revoked key stops working within this.")
 
+    # --- the console
+    console: str = Field(
+        "on",
+        pattern=r"^(on|off|(/[a-z0-9][a-z0-9_-]{0,62}){1,3})$",
+        description="`on`: the API serves the console at /console; `off`: it does not; a path such as /ops: it serves "
+        "the console there. People sign in with an API key; the cookie is signed with sealing_keys.",
+    )
+    console_session_minutes: int = Field(
+        60, ge=5, le=1440, description="A person who opens no page of the console for this long must sign in again."
+    )
+    console_picture_bytes: int = Field(
+        8 * MIB, ge=0, le=64 * MIB, description="Largest picture that a job's page shows; larger outputs are linked."
+    )
+
     # --- limits of clients
     submissions_per_key: int | None = Field(
         None, ge=1, description="Jobs of all kinds that one API key may submit a minute, and uploads that it may begin."
@@ -402,6 +416,11 @@ class Settings(BaseSettings):
         """Raises ValueError when models would be promoted into the bucket that holds every tenant's objects."""
         if self.promote_bucket is not None and self.promote_bucket == self.s3_bucket:
             raise ValueError("LEASEHOLD_PROMOTE_BUCKET is LEASEHOLD_S3_BUCKET: models are promoted to another bucket")
+
+    @property
+    def console_path(self) -> str | None:
+        """Where the console is, without a slash at the end; None: it is not served."""
+        return {"on": "/console", "off": None}.get(self.console, self.console)
 
     @property
     def queues(self) -> tuple[str, ...]:

@@ -46,6 +46,7 @@ ROOMS = (
     "leasehold.api.conversion",
     "leasehold.api.generation",
     "leasehold.api.fleet",
+    "leasehold.api.console",
     "leasehold.api",
     "leasehold.worker.metrics",
     "leasehold.worker.sandbox",

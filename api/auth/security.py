@@ -65,14 +65,22 @@ class Require:
 
     async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
         """Identify the caller. `__call__` does it once a request, however many dependencies need it."""
-        if credentials is None or len(request.headers.getlist("authorization")) != 1:
-            raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
-        caller = await services_of(request).keyring.identify(credentials.credentials)
+        caller = await self.identify(request, credentials)
         structlog.contextvars.bind_contextvars(tenant_id=caller.tenant_id, client_id=caller.client_id)
         set_tenant(caller.tenant_id)
+        self.refuse(caller)
+        return caller
+
+    async def identify(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
+        """Whose key the request has."""
+        if credentials is None or len(request.headers.getlist("authorization")) != 1:
+            raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
+        return await services_of(request).keyring.identify(credentials.credentials)
+
+    def refuse(self, caller: Caller) -> None:
+        """Raises Forbidden if the caller's key lacks the scope."""
         if not self._enough & caller.scopes:
             raise Forbidden("insufficient_scope", f"The API key lacks the scope {self.scope}.")
-        return caller
 
 
 def requirements(dependant: Dependant) -> list[Require]:

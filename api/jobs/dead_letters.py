@@ -53,7 +53,7 @@ async def list_dead_letters(
     limit: Annotated[int, Query(ge=1, le=100)] = 50,
 ) -> Response:
     services = services_of(request)
-    wanted = _filter(services, caller, kind, template, code)
+    wanted = readable(services, caller, kind, template, code)
     async with services.pool.acquire() as connection:
         rows = await job_reads.dead_letters(
             connection,
@@ -67,7 +67,7 @@ async def list_dead_letters(
     return json_response({"dead_letters": [_item(services, row) for row in rows[:limit]], "next_cursor": more})
 
 
-def _filter(
+def readable(
     services: Services,
     caller: Caller,
     kind: str | None,
@@ -103,7 +103,7 @@ async def group_dead_letters(
     numbers.
     """
     services = services_of(request)
-    wanted = _filter(services, caller, kind, None, None)
+    wanted = readable(services, caller, kind, None, None)
     async with services.pool.acquire() as connection:
         rows = await job_reads.dead_letter_groups(connection, caller.tenant_id, wanted, limit)
     return json_response({"groups": [_item(services, row) for row in rows]})
@@ -126,7 +126,7 @@ async def replay_many(request: Request, body: BulkReplayRequest, caller: Writer)
     if not (body.fingerprint or body.template or body.code):
         raise Invalid("filter_missing", "Name a fingerprint, a template or a code.")
     services = services_of(request)
-    wanted = _filter(services, caller, body.kind, body.template, body.code, write=True)
+    wanted = readable(services, caller, body.kind, body.template, body.code, write=True)
     replayed: list[CreatedRun] = []
     refused: list[dict[str, Any]] = []
     async with services.bulk.turn(caller.tenant_id), services.pool.acquire() as connection:

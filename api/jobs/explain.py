@@ -14,12 +14,14 @@ from leasehold.db.job_reads import MAX_COUNTED, Row
 from leasehold.domain.states import JOB_TERMINAL
 
 
-async def explain(services: Services, tenant_id: str, job: Row) -> dict[str, Any]:
-    """The whole answer. `job`: its `id`, `status`, `held` and `error`."""
+async def explain(
+    services: Services, tenant_id: str, job: Row, max_entries: int = job_reads.MAX_LEDGER
+) -> dict[str, Any]:
+    """The whole answer. `job`: its `id`, `status`, `held` and `error`. `max_entries`: of the ledger."""
     async with services.pool.acquire() as connection:
         waiting_steps = await job_reads.why_waiting(connection, tenant_id, job["id"])
         full_limits = await job_reads.why_held(connection, tenant_id, job["id"])
-        ledger = await job_reads.ledger(connection, tenant_id, job["id"])
+        ledger = await job_reads.ledger(connection, tenant_id, job["id"], max_entries)
     return explanation(job, waiting_steps, full_limits, ledger)
 
 

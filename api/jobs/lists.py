@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from http import HTTPStatus
-from typing import Annotated
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
@@ -50,14 +50,20 @@ async def list_jobs(
 ) -> Response:
     services = services_of(request)
     wanted = parse(q, datetime.now(UTC))
+    return json_response(await listed(services, caller, wanted, id_at(cursor), limit, count=count))
+
+
+async def listed(
+    services: Services, caller: Caller, wanted: JobFilter, before: UUID | None, limit: int, *, count: bool
+) -> dict[str, Any]:
+    """A page of the list. Raises InvalidFilter, also for a filter that would read too much."""
     scope = scope_of(services, caller, wanted)
-    before = id_at(cursor)
     if scope is None:
-        return json_response({"jobs": [], "next_cursor": None} | ({"count": {"n": 0, "exact": True}} if count else {}))
+        return {"jobs": [], "next_cursor": None} | ({"count": {"n": 0, "exact": True}} if count else {})
     async with services.pool.acquire() as connection:
         page = await job_lists.page(connection, Listing(scope, wanted, before), limit)
         n, exact = await job_lists.count(connection, Listing(scope, wanted)) if count else (0, True)
-    return json_response(_answer(services, wanted, page) | ({"count": {"n": n, "exact": exact}} if count else {}))
+    return _answer(services, wanted, page) | ({"count": {"n": n, "exact": exact}} if count else {})
 
 
 def scope_of(services: Services, caller: Caller, wanted: JobFilter) -> Scope | None:

@@ -36,6 +36,10 @@ class Caller:
         return Payer(self.tenant_id, self.quota_key)
 
 
+def _caller_of(stored: StoredKey) -> Caller:
+    return Caller(stored.tenant_id, stored.client_id, stored.prefix, stored.quota_key, stored.scopes)
+
+
 def _refused() -> Unauthenticated:
     # The same answer for an unknown, wrong, revoked or expired key: a stranger must not learn which.
     return Unauthenticated("invalid_api_key", "The API key is not valid.")
@@ -56,21 +60,30 @@ class Keyring:
             raise _refused()
         stored = self._recall(presented.prefix)
         if stored is None:
-            stored = await self._load(presented)
+            stored = await self._load(presented.prefix, presented)
         elif not matches(presented, stored):
             raise _refused()
-        return Caller(stored.tenant_id, stored.client_id, stored.prefix, stored.quota_key, stored.scopes)
+        return _caller_of(stored)
+
+    async def of_session(self, prefix: str) -> Caller:
+        """Find the caller of a session: its owner showed the key with this prefix when the session began.
+
+        Raises Unauthenticated when the key was revoked or has expired, or one of TRY_AGAIN.
+        """
+        return _caller_of(self._recall(prefix) or await self._load(prefix, None))
 
     def _recall(self, prefix: str) -> StoredKey | None:
         stored, until = self._cache.get(prefix, (None, 0.0))
         return stored if monotonic() < until else None
 
-    async def _load(self, presented: PresentedKey) -> StoredKey:
+    async def _load(self, prefix: str, presented: PresentedKey | None) -> StoredKey:
+        """`presented` None: of a session, which has no secret."""
         started = monotonic()
         async with self._pool.acquire() as connection:
-            stored = await find_key(connection, presented.prefix)
-            if not matches(presented, stored) or stored is None or not stored.usable:
-                self._cache.pop(presented.prefix, None)
+            stored = await find_key(connection, prefix)
+            is_right = presented is None or matches(presented, stored)
+            if not is_right or stored is None or not stored.usable:
+                self._cache.pop(prefix, None)
                 raise _refused()
             if not stored.used_lately:
                 await _mark_used(connection, stored)

@@ -87,8 +87,10 @@ def _card_of_app(installation: Installation) -> str:
 
 def _card(installation: Installation) -> str:
     logs = ", ".join(str(path) for path in installation.logs.values())
+    console_url = installation.console_url()
+    console = "" if console_url is None else f"console  {console_url}\n"
     return (
-        f"API      {installation.api_url}   (what it can do: {installation.api_url}/openapi.json)\n"
+        f"{console}API      {installation.api_url}   (what it can do: {installation.api_url}/openapi.json)\n"
         f"key      {installation.api_key}\n"
         f"broker   {installation.broker}\n"
         f"database {installation.environment['LEASEHOLD_DATABASE_URL']}\n"

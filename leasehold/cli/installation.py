@@ -11,10 +11,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
+from urllib.parse import urlencode
 
 import httpx2
+from cryptography.fernet import Fernet
 from pydantic import SecretStr
 
+from leasehold.api.console import session
 from leasehold.cli.migrate import upgrade
 from leasehold.db.database import connect
 from leasehold.embedded.ports import free_port
@@ -38,6 +41,7 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 40.0
 _RESTART_SECONDS = 5.0
 _HEAD_START_SECONDS = 3.0
+_TICKET_SECONDS = 86_400
 
 
 class Installation:
@@ -88,9 +92,14 @@ class Installation:
             settings = Settings()  # of the environment, and of the folder's .env
             self.isolation = settings.isolation if "isolation" in settings.model_fields_set else decided()
             pipelines = "leasehold.pipelines:with_demonstrations"
-            chosen = {"poll_seconds": poll, "pipelines": pipelines, "isolation": self.isolation}
+            chosen = {
+                "poll_seconds": poll,
+                "pipelines": pipelines,
+                "isolation": self.isolation,
+                "sealing_keys": _own_sealing_key(self._stack.directory),
+            }
             self.environment = environment | {
-                f"LEASEHOLD_{name.upper()}": str(getattr(settings, name))
+                f"LEASEHOLD_{name.upper()}": _text(getattr(settings, name))
                 if name in settings.model_fields_set
                 else value
                 for name, value in chosen.items()
@@ -133,6 +142,16 @@ class Installation:
         if self.isolation == "required":
             return f"{', '.join(absent)} missing: isolated steps are refused (LEASEHOLD_ISOLATION=required)"
         return f"{', '.join(absent)} missing: isolated steps run nevertheless (LEASEHOLD_ISOLATION=best_effort)"
+
+    def console_url(self, following: str = "/") -> str | None:
+        """The console's address, which signs in whoever opens it within a day. None: the console is off."""
+        sealing_keys = SecretStr(self.environment["LEASEHOLD_SEALING_KEYS"])
+        settings = Settings().model_copy(update={"sealing_keys": sealing_keys})
+        if settings.console_path is None:
+            return None
+        ticket = session.ticket(settings, self.api_key.split("_")[1], _TICKET_SECONDS)
+        query = urlencode({"ticket": ticket, "following": following})
+        return f"{self.api_url}{settings.console_path}/enter?{query}"
 
     async def _start(self, opening: AsyncExitStack, module: str) -> None:
         directory = self._stack.directory
@@ -181,6 +200,19 @@ class Installation:
                     await asyncio.sleep(0.05)
                     continue
                 await asyncio.sleep(0.05)
+
+
+def _text(value: object) -> str:
+    return value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+
+
+def _own_sealing_key(directory: Path) -> str:
+    """The key of an installation for which the user set none. It lies beside the data that it seals."""
+    file = directory / "sealing-key"
+    if not file.exists():
+        file.touch(mode=0o600)
+        file.write_text(Fernet.generate_key().decode())
+    return file.read_text()
 
 
 def decided() -> str:

@@ -79,10 +79,12 @@ class _Values:
 
 
 class Listing:
-    """The statements of one filter. `before`: the page ends before this job."""
+    """The statements of one filter. `before`: the page ends before this job. `max_read`: rows that a page may read."""
 
-    def __init__(self, scope: Scope, wanted: JobFilter, before: UUID | None = None) -> None:
-        self._scope, self._wanted, self._before = scope, wanted, before
+    def __init__(
+        self, scope: Scope, wanted: JobFilter, before: UUID | None = None, *, max_read: int = MAX_READ
+    ) -> None:
+        self._scope, self._wanted, self._before, self._max_read = scope, wanted, before, max_read
         self._made = _Values()
         self._tenant = None if scope.tenant_id is None else self._made.add(scope.tenant_id, "text")
         self._conditions = self._all_conditions()
@@ -92,9 +94,8 @@ class Listing:
 
     @property
     def max_walked(self) -> int:
-        if self._wanted.payload or self._wanted.texts:
-            return MAX_SEARCHED
-        return MAX_READ // (_ROWS_WITH_STEPS if self._wanted.queue is not None else _ROWS)
+        most = self._max_read // (_ROWS_WITH_STEPS if self._wanted.queue is not None else _ROWS)
+        return min(MAX_SEARCHED, most) if self._wanted.payload or self._wanted.texts else most
 
     def page(self, limit: int) -> Statement:
         """One job more than `limit`, and the row at which the walk ends, as `walked` = max_walked + 1."""

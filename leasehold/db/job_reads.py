@@ -19,6 +19,8 @@ Row: TypeAlias = asyncpg.Record
 
 #: Of one job: the steps, the attempts of a step and the outputs that an answer has.
 MAX_STEPS, MAX_ATTEMPTS, MAX_OUTPUTS = 1000, 20, 1000
+#: Events of tasks in the ledger of a job.
+MAX_LEDGER = 5000
 
 #: Tasks of a queue are counted up to this number. A count of MAX_COUNTED means "at least".
 MAX_COUNTED = 10_000
@@ -64,6 +66,18 @@ WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIVES}
 async def find_job(connection: Connection, tenant_id: str | None, job_id: UUID) -> Row | None:
     """The job with its steps and outputs. None: no such job, another tenant's, or it is gone."""
     return await connection.fetchrow(FIND, job_id, tenant_id)
+
+
+LISTED = f"""
+-- jobs_listed
+SELECT {COLUMNS} FROM job j LEFT JOIN run r ON r.job_id = j.id
+WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIVES}
+"""
+
+
+async def find_listed(connection: Connection, tenant_id: str | None, job_ids: Sequence[UUID]) -> Sequence[Row]:
+    """These jobs as a list shows them, in any order. Those that are gone are absent."""
+    return await connection.fetch(LISTED, list(job_ids), tenant_id)
 
 
 async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: UUID) -> Row | None:
@@ -160,15 +174,16 @@ async def job_of_dead_letter(connection: Connection, tenant_id: str | None, task
     return job_id
 
 
-async def ledger(connection: Connection, tenant_id: str, job_id: UUID) -> Sequence[Row]:
+async def ledger(connection: Connection, tenant_id: str, job_id: UUID, at_most: int = MAX_LEDGER) -> Sequence[Row]:
     """The events of a job's tasks, in order: each claim, how it ended, and the objects that its commit named."""
     return await connection.fetch(
         "SELECT e.seq, e.at, e.kind, e.step, e.epoch, e.task_status, e.data,"
         " CASE WHEN e.kind = 'completed' THEN (SELECT jsonb_agg(jsonb_build_object('key', o.key, 'sha256', o.sha256,"
         "  'size', o.size)) FROM output o WHERE o.task_id = e.task_id) END AS outputs"
-        " FROM history e WHERE e.job_id = $1 AND e.tenant_id = $2 AND e.task_id IS NOT NULL ORDER BY e.seq LIMIT 5000",
+        " FROM history e WHERE e.job_id = $1 AND e.tenant_id = $2 AND e.task_id IS NOT NULL ORDER BY e.seq LIMIT $3",
         job_id,
         tenant_id,
+        at_most,
     )
 
 

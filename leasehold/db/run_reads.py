@@ -91,7 +91,7 @@ async def list_runs(
     return await connection.fetch(statement, tenant_id, before, limit, *filters)
 
 
-_QUEUES = f"""
+_QUEUES = """
 -- queues
 WITH RECURSIVE names(queue) AS (
     (SELECT t.queue FROM task t WHERE t.status IN ('pending', 'retry', 'waiting') ORDER BY t.queue LIMIT 1)
@@ -112,15 +112,17 @@ CROSS JOIN LATERAL (
     SELECT count(*) AS n, min(available_at) AS oldest FROM (
         SELECT t.available_at FROM task t
         WHERE t.queue = a.queue AND t.status IN ('pending', 'retry', 'waiting')
-          AND t.available_at <= statement_timestamp() LIMIT {MAX_COUNTED}) AS counted
+          AND t.available_at <= statement_timestamp() LIMIT $1) AS counted
 ) AS d
 ORDER BY a.queue LIMIT 1000
 """
 
 
-async def queues(connection: Connection) -> Sequence[Row]:
-    """Queues of all tenants that have tasks or workers, or are paused."""
-    return await connection.fetch(_QUEUES)
+async def queues(connection: Connection, at_most: int = MAX_COUNTED) -> Sequence[Row]:
+    """Queues of all tenants that have tasks or workers, or are paused. The tasks of each are counted up to `at_most`;
+    of a queue with more, `oldest` is that of the counted ones.
+    """
+    return await connection.fetch(_QUEUES, at_most)
 
 
 _RUNNABLE = """

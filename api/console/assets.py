@@ -1,0 +1,49 @@
+"""The console's own files: style, scripts, and the two libraries with their licences. A file's address has its hash.
+
+htmx and idiomorph are copies of their npm packages (0BSD); tests/console/test_assets.py compares their hashes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from functools import cache
+from http import HTTPStatus
+from pathlib import Path
+from typing import Annotated
+
+from fastapi import APIRouter
+from fastapi import Path as InPath
+from fastapi.responses import Response
+
+from leasehold.domain.errors import NotFound
+
+router = APIRouter()
+FOLDER = Path(__file__).with_name("static")
+#: By the name in the address: the file and its content type.
+FILES = {
+    "console.css": ("console.css", "text/css; charset=utf-8"),
+    "console.js": ("console.js", "text/javascript; charset=utf-8"),
+    "theme.js": ("theme.js", "text/javascript; charset=utf-8"),
+    "htmx.js": ("vendor/htmx-2.0.11.min.js", "text/javascript; charset=utf-8"),
+    "idiomorph.js": ("vendor/idiomorph-ext-0.8.0.min.js", "text/javascript; charset=utf-8"),
+    "icon.svg": ("icon.svg", "image/svg+xml"),
+}
+
+
+@cache
+def content(name: str) -> bytes:
+    return (FOLDER / FILES[name][0]).read_bytes()
+
+
+@cache
+def version(name: str) -> str:
+    """The end of the file's address: it changes with the file, so that browsers may keep the file for good."""
+    return hashlib.sha256(content(name)).hexdigest()[:12]
+
+
+@router.get("/assets/{hashed}/{name}")
+async def asset(hashed: str, name: Annotated[str, InPath(max_length=40)]) -> Response:  # noqa: ARG001 - an older page may name an older file
+    if name not in FILES:
+        raise NotFound("not_found", "There is nothing at this address.")
+    headers = {"Cache-Control": "public, max-age=31536000, immutable"}
+    return Response(content(name), HTTPStatus.OK, headers, media_type=FILES[name][1])

@@ -1,0 +1,86 @@
+"""Dead letters: steps that failed for good, grouped by their cause; retry one, a canary, or the group."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, RUNS_READ, RUNS_WRITE
+from leasehold.api.console.rendering import go_to, page
+from leasehold.api.console.routes import Fields
+from leasehold.api.console.session import SignedIn
+from leasehold.api.http.cursors import InstantCursor
+from leasehold.api.jobs import dead_letters as endpoints
+from leasehold.api.jobs.schemas import BulkReplayRequest
+from leasehold.api.process.keyring import Caller
+from leasehold.domain.errors import Invalid
+
+router = APIRouter()
+Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ, or_else=RUNS_READ))]
+Writer = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_else=RUNS_WRITE))]
+Kind = Annotated[str, Query(max_length=63)]
+_GROUPS = 50
+#: Dead letters of one bulk retry.
+_AT_ONCE = 1000
+
+
+@router.get("/dead-letters")
+async def show_groups(request: Request, caller: Reader, kind: Kind = "") -> Response:
+    answer = _json(await endpoints.group_dead_letters(request, caller, kind or None, _GROUPS))
+    address = f"{request.url.path}?{request.url.query}"
+    return page(
+        request, "dead_letters.html", groups=answer["groups"], kind=kind, most=_GROUPS, live=10, live_url=address
+    )
+
+
+@router.get("/dead-letters/{fingerprint}")
+async def show_group(
+    request: Request,
+    caller: Reader,
+    fingerprint: str,
+    cursor: InstantCursor = None,
+) -> Response:
+    if len(fingerprint) > 64:  # noqa: PLR2004 - as the endpoint's own bound
+        raise Invalid("invalid_request", "The fingerprint is malformed.")
+    answer = _json(
+        await endpoints.list_dead_letters(request, caller, fingerprint=fingerprint, cursor=cursor, limit=_GROUPS)
+    )
+    return page(
+        request,
+        "dead_letter_group.html",
+        letters=answer["dead_letters"],
+        next_cursor=answer["next_cursor"],
+        fingerprint=fingerprint,
+        most=_AT_ONCE,
+    )
+
+
+def _json(response: Response) -> Any:
+    return orjson.loads(bytes(response.body))
+
+
+@router.post("/dead-letters/{fingerprint}/replay")
+async def replay_group(request: Request, caller: Writer, fingerprint: str, form: Fields) -> Response:
+    canary = form.get("canary") == "yes"
+    if len(fingerprint) > 64:  # noqa: PLR2004 - as above
+        raise Invalid("invalid_request", "The fingerprint is malformed.")
+    body = BulkReplayRequest(fingerprint=fingerprint, canary=canary, limit=_AT_ONCE)
+    answer = _json(await endpoints.replay_many(request, body, caller))
+    replayed, refused = answer["replayed"], answer["refused"]
+    if canary and replayed:
+        return go_to(request, f"/jobs/{replayed[0]}", "This job runs again, as a trial of its group.")
+    sentence = f"{len(replayed)} jobs run again."
+    if refused:
+        sentence += f" {len(refused)} were refused, the first because: {refused[0]['detail']}"
+    return go_to(request, "/dead-letters", sentence, good=not refused)
+
+
+@router.post("/dead-letters/letters/{task_id}/replay")
+async def replay_one(request: Request, caller: Writer, task_id: UUID) -> Response:
+    response = await endpoints.replay_one(request, task_id, caller)
+    assert response.status_code == HTTPStatus.ACCEPTED
+    return go_to(request, f"/jobs/{_json(response)['job_id']}", "The job runs again.")

@@ -1,0 +1,142 @@
+"""What is not well, in sentences with links: the first thing on Overview."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal
+
+from fastapi import Request
+
+from leasehold.api.auth.security import JOBS_READ, OPERATE, RUNS_READ, WEBHOOKS_WRITE
+from leasehold.api.console.rendering import span
+from leasehold.api.fleet.health import readiness_of
+from leasehold.api.jobs.access import find
+from leasehold.api.jobs.dead_letters import readable
+from leasehold.api.jobs.explain import explain
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services
+from leasehold.db import job_reads, overview_reads, run_reads
+from leasehold.db.database import Connection
+from leasehold.db.job_reads import Row
+from leasehold.domain.errors import RequestError
+
+#: Tasks of a queue that are counted, and dead letters.
+MAX_TASKS, _MAX_LETTERS = 1000, 100
+#: Waiting longer than this is worth a sentence.
+_LONG = timedelta(minutes=1)
+#: Reasons to wait that are as somebody wanted.
+_WANTED = frozenset({"waiting_until", "waiting_for_external_worker", "running"})
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """`link`: a path of the console; empty: there is none."""
+
+    level: Literal["bad", "warn"]
+    sentence: str
+    link: str = ""
+    link_text: str = ""
+
+
+async def findings_of(request: Request, services: Services, caller: Caller) -> list[Finding]:
+    """All findings, the worst first. What another tenant does is an operator's to see."""
+    found = await _of_parts(request, caller)
+    async with services.pool.acquire() as connection:
+        if OPERATE in caller.scopes:
+            found += await _of_fleet(connection)
+        if JOBS_READ in caller.scopes:
+            found += await _of_dead_letters(services, connection, caller)
+        if RUNS_READ in caller.scopes:
+            found += [_paused(row) for row in await overview_reads.paused_schedules(connection, caller.tenant_id)]
+        if WEBHOOKS_WRITE in caller.scopes:
+            found += [_disabled(row) for row in await overview_reads.disabled_webhooks(connection, caller.tenant_id)]
+        live = await overview_reads.live(connection, caller.tenant_id) if JOBS_READ in caller.scopes else None
+    if live is not None and live["oldest_waiting"] is not None:
+        found += await _of_oldest(services, caller, live)
+    return sorted(found, key=lambda finding: finding.level != "bad")
+
+
+async def _of_parts(request: Request, caller: Caller) -> list[Finding]:
+    readiness = readiness_of(request)
+    found = [
+        Finding("bad" if check.required else "warn", f"The {check.name}: {check.detail}.")
+        for check in await readiness.checks()
+        if not check.ok
+    ]
+    if OPERATE in caller.scopes:
+        checked = await readiness.findings()
+        found += [Finding("warn", f"{one.part}: {one.found}. {one.meaning}") for one in checked if not one.ok]
+    return found
+
+
+async def _of_fleet(connection: Connection) -> list[Finding]:
+    found = []
+    workers = await run_reads.workers(connection)
+    if not workers:
+        found.append(Finding("bad", "No worker is registered: nothing runs.", "/workers", "Workers"))
+    for row in await run_reads.queues(connection, MAX_TASKS):
+        found += _of_queue(row, any_worker=bool(workers))
+    for row in await overview_reads.quarantined(connection):
+        found.append(Finding("warn", f"The duty {row['duty']} leaves {row['n']} things alone for now: {row['code']}."))
+    return found
+
+
+def _of_queue(row: Row, *, any_worker: bool) -> list[Finding]:
+    queue, n = row["queue"], row["runnable"]
+    link = ("/queues", "Queues")
+    if row["paused_because"] is not None:
+        return [Finding("warn", f"The queue {queue} is paused: {row['paused_because']}", *link)]
+    if not n or queue.startswith("ext:"):
+        return []
+    count = f"at least {n:,}" if n >= MAX_TASKS else f"{n:,}"
+    if not row["workers"]:
+        sentence = f"No worker serves the queue {queue}, in which {count} tasks wait."
+        return [Finding("bad", sentence, *link)] if any_worker else []
+
+    waited = datetime.now(UTC) - row["oldest"]
+    if waited > _LONG:
+        sentence = f"The queue {queue} is behind: {count} tasks wait, one of them for {span(waited.total_seconds())}."
+        return [Finding("warn", sentence, f"/jobs?q=queue:{queue}%20status:queued", "Its jobs")]
+    return []
+
+
+async def _of_dead_letters(services: Services, connection: Connection, caller: Caller) -> list[Finding]:
+    letters = await job_reads.dead_letters(
+        connection, caller.tenant_id, readable(services, caller, None, None, None), limit=_MAX_LETTERS
+    )
+    since = datetime.now(UTC) - timedelta(hours=1)
+    lately = [row for row in letters if row["at"] > since]
+    if not lately:
+        return []
+    count = f"At least {len(lately)}" if len(lately) == _MAX_LETTERS else str(len(lately))
+    codes = [row["code"] for row in lately]
+    code = max(codes, key=codes.count)
+    noun = "step has" if count == "1" else "steps have"
+    sentence = f"{count} {noun} failed for good in the last hour, mostly with {code}."
+    return [Finding("warn", sentence, "/dead-letters", "Dead letters")]
+
+
+def _paused(row: Row) -> Finding:
+    sentence = f"A schedule of {row['template']} paused itself: {row['paused_because']}"
+    return Finding("warn", sentence, f"/schedules/{row['id']}", "The schedule")
+
+
+def _disabled(row: Row) -> Finding:
+    sentence = f"The webhook to {row['url']} is disabled: {row['disabled_because']}"
+    return Finding("warn", sentence, f"/webhooks/{row['id']}", "The webhook")
+
+
+async def _of_oldest(services: Services, caller: Caller, live: Row) -> list[Finding]:
+    """Why the tenant's oldest waiting job waits, where that is not as somebody wanted."""
+    try:
+        found = await find(services, caller, live["oldest_waiting"])
+    except RequestError:  # it has gone, or is of a kind that the key may not read
+        return []
+    waited = datetime.now(UTC) - found.row["created_at"]
+    why = await explain(services, found.caller.tenant_id, found.row, 0)
+    reasons = [reason for reason in why["reasons"] if reason["code"] not in _WANTED]
+    if waited < _LONG or not reasons or found.row["started_at"] is not None:
+        return []
+    sentence = f"The oldest waiting job has waited {span(waited.total_seconds())}: {reasons[0]['message']}"
+    return [Finding("warn", sentence, f"/jobs/{found.id}", "The job")]

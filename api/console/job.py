@@ -1,0 +1,165 @@
+"""A job's page: what it is, where its time went, why it waits, what it made, and what can be done with it."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import ValidationError
+
+from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ
+from leasehold.api.console.rendering import go_to, page
+from leasehold.api.console.routes import Fields
+from leasehold.api.console.session import SignedIn
+from leasehold.api.console.timeline import timeline
+from leasehold.api.http.nesting import refusal
+from leasehold.api.jobs import jobs as endpoints
+from leasehold.api.jobs.access import Found, find
+from leasehold.api.jobs.explain import explain
+from leasehold.api.jobs.retrying import template_of
+from leasehold.api.jobs.schemas import Reason, RetryRequest
+from leasehold.api.jobs.view import answer, with_links
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.db import reads
+from leasehold.domain.errors import Invalid, NotFound, RequestError
+from leasehold.domain.states import JOB_TERMINAL, JobState
+
+router = APIRouter()
+Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
+Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
+Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
+#: Characters of a payload in a command to copy.
+_MAX_COMMAND = 2000
+#: Of one page: events, entries of the ledger, steps and outputs.
+_MAX_EVENTS, _MAX_ENTRIES, _MAX_STEPS, _MAX_OUTPUTS = 100, 1000, 100, 40
+_PICTURE_HEADERS = {"Content-Security-Policy": "default-src 'none'; sandbox", "Cache-Control": "private, max-age=600"}
+#: Types of pictures that browsers show and that can carry no script.
+_PICTURES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "image/avif"})
+
+
+@router.get("/jobs/{job_id}")
+async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
+    services = services_of(request)
+    found = await find(services, caller, job_id)
+    tenant_id, now = found.caller.tenant_id, datetime.now(UTC)
+    whole = answer(found)
+    steps, outputs = whole["steps"], whole["outputs"]
+    job = await with_links(services, found, whole | {"outputs": outputs[:_MAX_OUTPUTS]})
+    why = await explain(services, tenant_id, found.row, _MAX_ENTRIES)
+    async with services.pool.acquire() as connection:
+        events = await reads.events_after(
+            connection, tenant_id, job_id, max(0, found.row["event_seq"] - _MAX_EVENTS), _MAX_EVENTS
+        )
+    ended = found.row["status"] in JOB_TERMINAL
+    return page(
+        request,
+        "job.html",
+        live=None if ended else 2,
+        live_url=str(request.url.path),
+        job=job,
+        kind=found.kind,
+        steps=steps[:_MAX_STEPS],
+        more_steps=len(steps) - _MAX_STEPS,
+        more_outputs=len(outputs) - _MAX_OUTPUTS,
+        ended=ended,
+        why=why,
+        line=timeline(job, steps, why["ledger"], await _needs(services, found), now),
+        events=list(reversed(events)),
+        pictures=[one for one in job["outputs"] if _is_picture(services, found, one)],
+        is_writer=found.kind.scopes is not None and found.kind.scopes.write in caller.scopes,
+        curl=_curl(services, request, found),
+    )
+
+
+async def _needs(services: Services, found: Found) -> Mapping[str, Sequence[str]]:
+    """By step, the steps that it needs. Empty where the installation no longer has the job's declaration."""
+    if not found.row["is_run"]:
+        pipeline = services.job_kinds.pipeline(found.row["pipeline"])
+        return {} if pipeline is None else {step.name: step.needs for step in pipeline.steps}
+    try:
+        async with services.pool.acquire() as connection:
+            known = await template_of(services, connection, found)
+    except RequestError:
+        return {}
+    return {} if known is None else {step.name: step.needs for step in known.pipeline.steps}
+
+
+def _is_picture(services: Services, found: Found, output: Mapping[str, Any]) -> bool:
+    return (
+        found.kind.signed_links
+        and output["content_type"] in _PICTURES
+        and output["size"] <= services.settings.console_picture_bytes
+    )
+
+
+def _curl(services: Services, request: Request, found: Found) -> str:
+    """A command that reads the job as a program does; of a run: that starts another like it."""
+    base = services.settings.public_url or f"{request.url.scheme}://{request.url.netloc}"
+    head = 'curl -s -H "Authorization: Bearer $LEASEHOLD_API_KEY"'
+    if not found.row["is_run"]:
+        return f"{head} {base}/v1/jobs/{found.id}"
+    body = {"template": found.row["template"], "version": found.row["version"], "payload": found.row["params"]}
+    data = shlex.quote(orjson.dumps(body).decode())
+    if len(data) > _MAX_COMMAND:
+        return f"{head} {base}/v1/jobs/{found.id}"
+    return f"{head} -H 'Content-Type: application/json' {base}/v1/runs -d {data}"
+
+
+@router.get("/jobs/{job_id}/outputs/{step}/{name:path}")
+async def show_picture(request: Request, job_id: UUID, step: str, name: str, caller: Reader) -> Response:
+    """A picture from this origin: pages load nothing from elsewhere."""
+    services = services_of(request)
+    found = await find(services, caller, job_id)
+    for output in found.row["outputs"] or []:
+        if (output["step"], output["name"]) == (step, name) and _is_picture(services, found, output):
+            async with services.bodies.room(caller.tenant_id, output["size"]):
+                content = await services.store.fetch_bytes(
+                    output["key"], sha256=output["sha256"], max_bytes=services.settings.console_picture_bytes
+                )
+            return Response(content, headers=_PICTURE_HEADERS, media_type=output["content_type"])
+    raise NotFound("output_not_found", "The job has no such picture.")
+
+
+@router.post("/jobs/{job_id}/cancel")
+async def cancel(request: Request, job_id: UUID, caller: Operator, form: Fields) -> Response:
+    response = await endpoints.cancel_job(request, job_id, caller, Reason(reason=form.get("reason", "")[:500]))
+    status = orjson.loads(bytes(response.body))["status"]
+    sentence = "The job is cancelled." if status == JobState.CANCELLED else "The job was asked to stop."
+    return go_to(request, f"/jobs/{job_id}", sentence)
+
+
+@router.post("/jobs/{job_id}/retry")
+async def retry(request: Request, job_id: UUID, caller: Operator, form: Fields) -> Response:
+    await endpoints.retry_job(request, job_id, caller, _retry_request(request, form))
+    return go_to(request, f"/jobs/{job_id}", "The job runs again.")
+
+
+def _retry_request(request: Request, form: Mapping[str, str]) -> RetryRequest:
+    text = form.get("payload", "").strip()
+    payload: Any = None
+    if text:
+        problem = refusal(text.encode(), services_of(request).settings.json_max_depth)
+        if problem is not None:
+            raise Invalid(problem.code, problem.detail)
+        try:
+            payload = orjson.loads(text)
+        except orjson.JSONDecodeError as error:
+            raise Invalid("invalid_payload", f"The payload is not JSON: {error}.") from None
+    try:
+        return RetryRequest(payload=payload, from_step=form.get("from_step") or None)
+    except ValidationError as error:
+        raise Invalid("invalid_payload", f"The payload cannot be used: {error.errors()[0]['msg']}.") from None
+
+
+@router.post("/jobs/{job_id}/delete")
+async def delete(request: Request, job_id: UUID, caller: Deleter) -> Response:
+    response = await endpoints.delete_job(request, job_id, caller)
+    waits = bool(response.body)
+    sentence = "The job stops, and is deleted then." if waits else f"The job {job_id} is deleted."
+    return go_to(request, f"/jobs/{job_id}" if waits else "/jobs", sentence)

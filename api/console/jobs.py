@@ -1,0 +1,156 @@
+"""Jobs: the list by a filter, its refreshes, and acts on picked jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ
+from leasehold.api.console.rendering import go_to, page
+from leasehold.api.console.routes import Fields
+from leasehold.api.console.session import SignedIn
+from leasehold.api.http.cursors import IdCursor, id_at
+from leasehold.api.jobs import jobs as endpoints
+from leasehold.api.jobs.access import tenant_of
+from leasehold.api.jobs.lists import listed, scope_of
+from leasehold.api.jobs.schemas import Reason, RetryRequest
+from leasehold.api.jobs.view import summary
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.db import job_lists, job_reads
+from leasehold.db.job_lists import Listing
+from leasehold.domain.errors import Invalid, RequestError
+from leasehold.domain.ids import id_at as id_at_instant
+from leasehold.domain.job_filter import MAX_CHARACTERS, InvalidFilter, JobFilter, parse
+from leasehold.domain.states import JobState
+
+router = APIRouter()
+Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
+Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
+Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
+#: Jobs on a page, and rows that a refresh may read to count newer ones.
+PAGE = 50
+_MAX_READ = 2000
+#: Views that anybody needs: a name and a filter.
+VIEWS = (
+    ("All", ""),
+    ("Running", "status:running"),
+    ("Queued", "status:queued"),
+    ("Held", "status:pending"),
+    ("Failed, last hour", "status:failed created:<1h"),
+    ("Failed", "status:failed"),
+    ("Slow", "duration:>10m created:<1d"),
+    ("Cancelled", "status:cancelled"),
+)
+
+
+@router.get("/jobs")
+async def show_jobs(
+    request: Request,
+    caller: Reader,
+    q: Filter = "",
+    cursor: IdCursor = None,
+    count: bool = False,  # noqa: FBT001, FBT002 - a query parameter
+) -> Response:
+    services = services_of(request)
+    try:
+        wanted = parse(q, datetime.now(UTC))
+        found = await listed(services, caller, wanted, id_at(cursor), PAGE, count=count)
+    except InvalidFilter as error:
+        return _page(request, HTTPStatus.UNPROCESSABLE_ENTITY, q=q, wrong=error, jobs=[], next_cursor=None)
+    return _page(request, q=q, cursor=cursor, **found)
+
+
+@router.get("/jobs/fresh")
+async def refresh_jobs(
+    request: Request,
+    caller: Reader,
+    q: Filter = "",
+    cursor: IdCursor = None,
+    following: IdCursor = None,
+    shown: Annotated[str, Query(max_length=40 * PAGE)] = "",
+) -> Response:
+    """The same rows with their state now, and how many jobs are newer. So nothing moves while a person reads."""
+    services = services_of(request)
+    ids = _ids(shown.split(","))
+    async with services.pool.acquire() as connection:
+        rows = await job_reads.find_listed(connection, tenant_of(caller), ids)
+    known = {}
+    for row in rows:
+        kind = services.job_kinds.of(row["pipeline"], is_run=row["is_run"])
+        if kind.scopes is not None and kind.scopes.read in caller.scopes:
+            known[UUID(str(row["id"]))] = summary(row, kind)
+    jobs = [known.get(job_id) or {"id": job_id, "gone": True} for job_id in ids]
+    newer = 0 if cursor is not None else await _newer(services, caller, q, ids)
+    return _page(request, q=q, cursor=cursor, jobs=jobs, next_cursor=following, newer=newer)
+
+
+async def _newer(services: Services, caller: Caller, q: str, ids: Sequence[UUID]) -> int:
+    """How many jobs match and are newer than those shown: at most PAGE + 1."""
+    now = datetime.now(UTC)
+    wanted = parse(q, now)
+    scope = scope_of(services, caller, wanted)
+    if scope is None:
+        return 0
+    newest = max(ids, default=id_at_instant(now))
+    since = datetime.fromtimestamp((newest.int >> 80) / 1000, UTC)  # UUIDv7 begins with its milliseconds
+    if wanted.created_after is not None:
+        since = max(since, wanted.created_after)
+    listing = Listing(scope, _since(wanted, since), max_read=_MAX_READ)
+    async with services.pool.acquire() as connection:
+        found = await job_lists.page(connection, listing, PAGE)
+    return len([row for row in found.rows if row["id"] > newest]) + found.more
+
+
+def _since(wanted: JobFilter, since: datetime) -> JobFilter:
+    return replace(wanted, created_after=since)
+
+
+def _ids(texts: Sequence[str]) -> list[UUID]:
+    try:
+        return [UUID(text) for text in texts[:PAGE] if text]
+    except ValueError:
+        raise Invalid("invalid_request", "A job's id is malformed.") from None
+
+
+def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Response:
+    services = services_of(request)
+    kinds = ["media", "conversion", "generation", "run", "webhook"]
+    templates = sorted({*services.job_kinds.others, *services.job_kinds.owned})
+    words = [
+        *(f"status:{state}" for state in JobState),
+        *(f"kind:{kind}" for kind in kinds if services.job_kinds.named(kind) is not None),
+        *(f"template:{name}" for name in templates),
+        *("created:<1h", "created:<1d", "created:>1h", "waited:>10m", "duration:>5m", "queue:", "code:", "worker:"),
+        *("tag.", "tenant:", "schedule:", "payload./"),
+    ]
+    given = {"wrong": None, "cursor": None, "count": None, "newer": 0, "searched_back_to": None} | values
+    return page(request, "jobs.html", status, views=VIEWS, words=words, page_size=PAGE, **given)
+
+
+@router.post("/jobs/act")
+async def act_on_picked(request: Request, caller: Operator, form: Fields) -> Response:
+    """Retry or cancel each picked job. A job that cannot be is named with its reason; the others are done."""
+    ids = _ids(form.picked("job"))
+    action = form.get("action", "")
+    if action not in ("retry", "cancel") or not ids:
+        raise Invalid("invalid_request", "Pick jobs, and retry or cancel them.")
+    refused: dict[str, int] = {}
+    for job_id in ids:
+        try:
+            if action == "retry":
+                await endpoints.retry_job(request, job_id, caller, RetryRequest())
+            else:
+                await endpoints.cancel_job(request, job_id, caller, Reason(reason=form.get("reason", "")[:500]))
+        except RequestError as error:
+            refused[error.message] = refused.get(error.message, 0) + 1
+    done = len(ids) - sum(refused.values())
+    word = "retried" if action == "retry" else "asked to stop"
+    sentences = [f"{done} of {len(ids)} jobs {word}.", *(f"{n} refused: {why}" for why, n in refused.items())]
+    return go_to(request, form.get("back", "/jobs"), " ".join(sentences), good=not refused)

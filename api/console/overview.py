@@ -1,0 +1,62 @@
+"""Overview: whether all is well, and if not, why."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fastapi import APIRouter, Request, Response
+
+from leasehold.api.auth.security import JOBS_READ, OPERATE
+from leasehold.api.console.findings import MAX_TASKS, Finding, findings_of
+from leasehold.api.console.rates import Rates, rates_of
+from leasehold.api.console.rendering import page
+from leasehold.api.console.session import Anybody
+from leasehold.api.console.shared import Shared, shared_of
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.db import overview_reads, run_reads
+from leasehold.db.job_reads import Row
+
+router = APIRouter()
+#: Seconds for which the process gives the same answers again.
+_STATE_SECONDS, _RATES_SECONDS = 3.0, 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """`queues`, `workers`: None for who may not see all tenants."""
+
+    findings: list[Finding]
+    live: Row | None
+    queues: list[Row] | None
+    workers: int | None
+
+
+@router.get("/")
+async def show_overview(request: Request, caller: Anybody) -> Response:
+    services = services_of(request)
+    key = (caller.tenant_id, caller.scopes)
+    states: Shared[State] = shared_of(request, "state", _STATE_SECONDS)
+    rates: Shared[Rates] = shared_of(request, "rates", _RATES_SECONDS)
+    state = await states.get(key, lambda: _state(request, services, caller))
+    known = await rates.get(key, lambda: rates_of(services, caller)) if JOBS_READ in caller.scopes else None
+    return page(
+        request,
+        "overview.html",
+        live=5,
+        live_url=request.url.path,
+        state=state,
+        rates=known,
+        most=overview_reads.MAX_LIVE,
+        most_tasks=MAX_TASKS,
+    )
+
+
+async def _state(request: Request, services: Services, caller: Caller) -> State:
+    findings = await findings_of(request, services, caller)
+    sees_all = OPERATE in caller.scopes
+    async with services.pool.acquire() as connection:
+        live = await overview_reads.live(connection, caller.tenant_id) if JOBS_READ in caller.scopes else None
+        queues = list(await run_reads.queues(connection, MAX_TASKS)) if sees_all else None
+        workers = len(await run_reads.workers(connection)) if sees_all else None
+    return State(findings, live, queues, workers)

@@ -1,0 +1,99 @@
+"""The rates of the last hour, from PostgreSQL alone: the newest jobs of each five minutes stand for the rest.
+
+A part of the hour with more jobs than SAMPLE is estimated by the time that the sample covers. So the page reads the
+same number of rows beside ten million jobs as beside ten thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from leasehold.api.jobs.lists import scope_of
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services
+from leasehold.db import job_lists
+from leasehold.db.job_lists import Listing, Page
+from leasehold.domain.job_filter import JobFilter
+from leasehold.domain.states import JobState
+
+PARTS, SAMPLE = 12, 100
+_LENGTH = timedelta(minutes=5)
+#: Rows that a part may read: three for each job, and some that are past their retention.
+_MAX_READ = 600
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """`n`: jobs that were created in it. `failed`: how many of these have failed by now. `exact`: counted, not
+    estimated.
+    """
+
+    at: datetime
+    n: int
+    failed: int
+    exact: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """`waits`, `runs`: the median and the 95th percentile in seconds; None: of no job."""
+
+    parts: Sequence[Part]
+    waits: tuple[float, float] | None
+    runs: tuple[float, float] | None
+
+    @property
+    def n(self) -> int:
+        return sum(part.n for part in self.parts)
+
+    @property
+    def failed(self) -> int:
+        return sum(part.failed for part in self.parts)
+
+    @property
+    def exact(self) -> bool:
+        return all(part.exact for part in self.parts)
+
+    @property
+    def highest(self) -> int:
+        return max([part.n for part in self.parts] + [1])
+
+
+async def rates_of(services: Services, caller: Caller) -> Rates:
+    now = datetime.now(UTC)
+    parts, waits, runs = [], [], []
+    async with services.pool.acquire() as connection:
+        for number in range(PARTS, 0, -1):
+            start = now - number * _LENGTH
+            wanted = JobFilter(created_after=start, created_before=start + _LENGTH)
+            scope = scope_of(services, caller, wanted)
+            if scope is None:
+                return Rates([], None, None)
+            found = await job_lists.page(connection, Listing(scope, wanted, max_read=_MAX_READ), SAMPLE)
+            parts.append(_part(start, found))
+            waits += [_seconds(row["created_at"], row["started_at"]) for row in found.rows if row["started_at"]]
+            runs += [
+                _seconds(row["started_at"], row["finished_at"])
+                for row in found.rows
+                if row["started_at"] and row["finished_at"]
+            ]
+    return Rates(parts, _percentiles(waits), _percentiles(runs))
+
+
+def _part(start: datetime, found: Page) -> Part:
+    n, failed = len(found.rows), sum(row["status"] == JobState.FAILED for row in found.rows)
+    if not n or not (found.more or found.ended_at):
+        return Part(start, n, failed, exact=True)
+    covered = max((start + _LENGTH - found.rows[-1]["created_at"]) / _LENGTH, 0.0001)
+    return Part(start, round(n / covered), round(failed / covered), exact=False)
+
+
+def _seconds(start: datetime, end: datetime) -> float:
+    return max(0.0, (end - start).total_seconds())
+
+
+def _percentiles(values: list[float]) -> tuple[float, float] | None:
+    values.sort()
+    return (values[len(values) // 2], values[int(len(values) * 0.95)]) if values else None

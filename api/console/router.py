@@ -1,0 +1,44 @@
+"""All pages below the console's path."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import RedirectResponse
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+
+from leasehold.api.console import assets, dead_letters, job, jobs, overview, session, signing
+from leasehold.api.console.rendering import path_of
+from leasehold.api.console.routes import ConsoleRoute
+
+#: In the order in which paths are tried.
+_PARTS = (signing.router, assets.router, overview.router, jobs.router, job.router, dead_letters.router)
+#: Below the console's path: what needs no session.
+PUBLIC = ("/sign-in", "/enter", "/assets/{hashed}/{name}")
+_rest = APIRouter()
+
+
+@_rest.get("")
+async def add_slash(request: Request, _caller: session.Anybody) -> Response:
+    return RedirectResponse(f"{path_of(request)}/", HTTPStatus.PERMANENT_REDIRECT)
+
+
+@_rest.get("/{rest:path}")
+async def show_nothing(rest: str, _caller: session.Anybody) -> Response:  # noqa: ARG001 - whatever it is
+    raise HTTPException(HTTPStatus.NOT_FOUND)
+
+
+def console_router(path: str) -> APIRouter:
+    """The routes with their whole paths, as the rest of the API knows routes by them."""
+    router = APIRouter(prefix=path, route_class=ConsoleRoute, include_in_schema=False)
+    for part in (*_PARTS, _rest):
+        for route in part.routes:
+            assert isinstance(route, APIRoute)
+            router.add_api_route(route.path, route.endpoint, methods=sorted(route.methods or ()), name=route.name)
+    return router
+
+
+def public_of(path: str) -> frozenset[str]:
+    return frozenset(path + rest for rest in PUBLIC)

@@ -1,0 +1,137 @@
+"""The route class of the console's pages: it reads the form, checks its token, and shows errors as pages.
+
+A client that does not accept HTML gets the API's problems.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping
+from http import HTTPStatus
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, quote
+
+import structlog
+from fastapi import Depends, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+
+from leasehold.api.auth.security import bearer, requirements
+from leasehold.api.console import session
+from leasehold.api.console.rendering import go_to, page, path_of
+from leasehold.api.http.problems import NOT_STORABLE, is_database_away, problem_of
+from leasehold.api.process.services import services_of
+from leasehold.domain.errors import Invalid, LeaseholdError, Unauthenticated
+
+log = structlog.get_logger(__name__)
+#: Fields of a form: a page of jobs that are picked, and some more.
+_MAX_FIELDS = 200
+_CROSS_SITE = "cross-site"
+_FOREIGN = (LeaseholdError, RequestValidationError, HTTPException, *NOT_STORABLE)
+
+
+class Form(Mapping[str, str]):
+    """The fields of a form. `picked`: the values of fields that stand several times."""
+
+    def __init__(self, pairs: list[tuple[str, str]]) -> None:
+        self._pairs = pairs
+        self._last = dict(pairs)
+
+    def __getitem__(self, name: str) -> str:
+        return self._last[name]
+
+    def __iter__(self) -> Any:
+        return iter(self._last)
+
+    def __len__(self) -> int:
+        return len(self._last)
+
+    def picked(self, name: str) -> list[str]:
+        return [value for key, value in self._pairs if key == name]
+
+
+def form_of(request: Request) -> Form:
+    form: Form = request.state.form
+    return form
+
+
+Fields = Annotated[Form, Depends(form_of)]
+
+
+class ConsoleRoute(APIRoute):
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handler = super().get_route_handler()
+        requires = requirements(self.dependant)
+        writes = "POST" in (self.methods or ())
+
+        async def handle(request: Request) -> Response:
+            try:
+                for require in requires:
+                    await require(request, await bearer(request))
+                if writes:
+                    request.state.form = await _form(request)
+                    if requires:
+                        session.check_form(request, request.state.form.get("token", ""))
+                    else:
+                        session.check_origin(request)
+                return await handler(request)
+            except ClientDisconnect:
+                return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client has gone: nobody reads the status
+            except Exception as error:
+                shown = _shown(request, error)
+                if shown is None:
+                    raise
+                return shown
+
+        return handle
+
+
+async def _form(request: Request) -> Form:
+    viewer = session.viewer_or_none(request)
+    tenant_id = "" if viewer is None else viewer.caller.tenant_id
+    async with services_of(request).bodies.received(request, tenant_id) as complete:
+        body = await complete.body()
+    try:
+        text = body.decode()
+        return Form(parse_qsl(text, keep_blank_values=True, strict_parsing=bool(text), max_num_fields=_MAX_FIELDS))
+    except ValueError:
+        raise Invalid("invalid_form", "The form could not be read.") from None
+
+
+def _shown(request: Request, error: Exception) -> Response | None:
+    """The error as a page. None: the client wants no page, or nobody foresaw the error."""
+    if "text/html" not in request.headers.get("accept", ""):
+        return None
+    if not isinstance(error, _FOREIGN) and not is_database_away(error):
+        return None
+    if isinstance(error, Unauthenticated):
+        return sign_in_page(request, error)
+    problem = problem_of(error)
+    back = request.state.form.get("back", "") if hasattr(request.state, "form") else ""
+    if back and problem.status < HTTPStatus.INTERNAL_SERVER_ERROR and is_path(back):
+        return go_to(request, back, problem.detail, good=False)  # the page shows what is true now
+    return page(request, "error.html", problem.status, problem=problem)
+
+
+def sign_in_page(request: Request, error: Unauthenticated | None = None) -> Response:
+    """The page that asks for a key, at the address that the person wants to see."""
+    prefix = path_of(request)
+    if request.method == "GET" and request.headers.get("sec-fetch-site") == _CROSS_SITE:
+        # A link from elsewhere comes without the cookie, which is SameSite=Strict. The second request has it.
+        return page(request, "again.html")
+    wanted = request.url.path.removeprefix(prefix) + (f"?{request.url.query}" if request.url.query else "")
+    following = wanted if request.method == "GET" and not wanted.startswith(("/sign-in", "/enter")) else "/"
+    status = HTTPStatus.OK if error is None else HTTPStatus.UNAUTHORIZED
+    sentence = "" if error is None or error.code == "missing_api_key" else error.message
+    return page(request, "sign_in.html", status, following=following, sentence=sentence)
+
+
+def is_path(text: str) -> bool:
+    """Whether the text is a path below the console: never another site."""
+    return text.startswith("/") and not text.startswith("//") and "\\" not in text and text.isprintable()
+
+
+def safe(text: str) -> str:
+    """The path, as a header may carry it."""
+    return quote(text, safe="/?&=:%+.,~-_@*'()!$;")

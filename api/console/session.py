@@ -1,0 +1,175 @@
+"""Who looks at the console: a signed cookie that names an API key, and the token that every form carries.
+
+The cookie has the key's public prefix, the time of the sign-in, the time of the last page, and a random number. It
+holds no secret. A session ends with its key, when nobody opens a page for a while, and after MAX_HOURS.
+"""
+
+from __future__ import annotations
+
+import hmac
+import re
+import secrets
+from dataclasses import dataclass, replace
+from time import time
+from typing import Annotated
+
+from fastapi import Depends, Request, Response
+from fastapi.security import HTTPAuthorizationCredentials
+
+from leasehold.api.auth.security import Require
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.domain.errors import Forbidden, Unauthenticated
+from leasehold.security.sealing import Sealing
+from leasehold.settings import Settings
+
+COOKIE = "leasehold_session"
+#: The longest session, however busy.
+MAX_HOURS = 12
+#: A page renews the cookie at most this often, in seconds.
+_RENEW_SECONDS = 60
+_COOKIE = re.compile(r"([a-z0-9]{12})\.(\d{1,12})\.(\d{1,12})\.([A-Za-z0-9_-]{22})\.([A-Za-z0-9_-]{43})")
+_TICKET = re.compile(r"([a-z0-9]{12})\.(\d{1,12})\.([A-Za-z0-9_-]{43})")
+_SESSION, _FORM, _ENTRY = "console session", "console form", "console ticket"
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """`began`, `seen`: in seconds since 1970."""
+
+    key_prefix: str
+    began: int
+    seen: int
+    nonce: str
+
+    @property
+    def text(self) -> str:
+        return f"{self.key_prefix}.{self.began}.{self.seen}.{self.nonce}"
+
+
+@dataclass(frozen=True, slots=True)
+class Viewer:
+    """Who looks at a page. `form_token`: what a form must send back."""
+
+    caller: Caller
+    session: Session
+    form_token: str
+
+    def may(self, *scopes: str) -> bool:
+        """Whether the key has one of these scopes."""
+        return not self.caller.scopes.isdisjoint(scopes)
+
+
+class SignedIn(Require):
+    """As Require, for a page: the caller is the session's. Without a scope: whoever is signed in."""
+
+    def __init__(self, scope: str = "", *, or_else: str | None = None) -> None:
+        super().__init__(scope, or_else=or_else)
+
+    def refuse(self, caller: Caller) -> None:
+        if self.scope:
+            super().refuse(caller)
+
+    async def identify(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:  # noqa: ARG002 - a page reads the cookie
+        services = services_of(request)
+        session = read(services.settings, request.cookies.get(COOKIE, ""))
+        if session is None:
+            raise Unauthenticated("missing_api_key", "Sign in with an API key.")
+        caller = await services.keyring.of_session(session.key_prefix)
+        request.state.viewer = Viewer(caller, session, _token(services.settings, session))
+        return caller
+
+
+def viewer_of(request: Request) -> Viewer:
+    viewer: Viewer = request.state.viewer
+    return viewer
+
+
+def viewer_or_none(request: Request) -> Viewer | None:
+    viewer: Viewer | None = getattr(request.state, "viewer", None)
+    return viewer
+
+
+Anybody = Annotated[Caller, Depends(SignedIn())]
+
+
+def begin(services: Services, request: Request, response: Response, key_prefix: str) -> None:
+    """Begin a session on the response. Raises Unavailable when the installation has no sealing keys."""
+    now = int(time())
+    _set(services, request, response, Session(key_prefix, now, now, secrets.token_urlsafe(16)))
+
+
+def renew(services: Services, request: Request, response: Response, session: Session) -> None:
+    """A person has opened a page: the session lives on."""
+    now = int(time())
+    if now - session.seen >= _RENEW_SECONDS:
+        _set(services, request, response, replace(session, seen=now))
+
+
+def _set(services: Services, request: Request, response: Response, session: Session) -> None:
+    signature = Sealing(services.settings).sign(_SESSION, session.text.encode())
+    response.set_cookie(
+        COOKIE,
+        f"{session.text}.{signature}",
+        path=services.settings.console_path or "/",
+        httponly=True,
+        samesite="strict",
+        secure=is_encrypted(services, request),
+    )
+
+
+def end(services: Services, response: Response) -> None:
+    response.delete_cookie(COOKIE, path=services.settings.console_path or "/", httponly=True, samesite="strict")
+
+
+def is_encrypted(services: Services, request: Request) -> bool:
+    """Whether browsers reach the API by HTTPS: by its own URL where the installation names it."""
+    return (services.settings.public_url or str(request.url)).startswith("https://")
+
+
+def read(settings: Settings, cookie: str) -> Session | None:
+    """The session of a cookie. None: there is no cookie, a foreign or an old one, or no sealing key verifies it."""
+    found = _COOKIE.fullmatch(cookie)
+    sealing = Sealing(settings)
+    if found is None or not sealing.possible:
+        return None
+    session = Session(found[1], int(found[2]), int(found[3]), found[4])
+    if not sealing.verifies(_SESSION, session.text.encode(), found[5]):
+        return None
+    now = time()
+    is_idle = now - session.seen > settings.console_session_minutes * 60
+    return None if is_idle or now - session.began > MAX_HOURS * 3600 else session
+
+
+def _token(settings: Settings, session: Session) -> str:
+    return Sealing(settings).sign(_FORM, session.nonce.encode())
+
+
+def check_form(request: Request, token: str) -> None:
+    """Raises Forbidden `form_expired` unless the form was made for this session, by a page of this origin."""
+    check_origin(request)
+    if not hmac.compare_digest(token.encode(), viewer_of(request).form_token.encode()):
+        raise Forbidden("form_expired", "The page was made for another session. Open it again, and repeat.")
+
+
+def check_origin(request: Request) -> None:
+    """Raises Forbidden `foreign_form` for a form of another site."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        raise Forbidden("foreign_form", "The form was sent by another site.")
+
+
+def ticket(settings: Settings, key_prefix: str, seconds: int) -> str:
+    """Whoever opens {console}/enter?ticket=... within `seconds` is signed in with this key. Only who has the
+    installation's sealing keys can make one: `leasehold dev` does.
+    """
+    text = f"{key_prefix}.{int(time()) + seconds}"
+    return f"{text}.{Sealing(settings).sign(_ENTRY, text.encode())}"
+
+
+def prefix_of_ticket(settings: Settings, text: str) -> str:
+    """The prefix of the key that the ticket stands for. Raises Unauthenticated."""
+    found = _TICKET.fullmatch(text)
+    signed = f"{found[1]}.{found[2]}".encode() if found is not None else b""
+    if found is None or not Sealing(settings).verifies(_ENTRY, signed, found[3]) or int(found[2]) < time():
+        raise Unauthenticated("invalid_ticket", "The link has expired. Sign in with an API key.")
+    return found[1]

@@ -1,0 +1,125 @@
+"""The timeline of a job: for each step its waits and attempts, as parts of the job's time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+#: The width of a bar, in units.
+WIDTH = 1000
+_MIN_WIDTH = 3
+#: Steps that are drawn.
+MAX_LINES = 60
+_CLAIMS = frozenset({"claimed", "taken_over"})
+#: How an attempt ended, by the event that ended it: the class of its bar, and a word.
+_ENDS = {
+    "completed": ("ok", "succeeded"),
+    "fanned_out": ("ok", "fanned out"),
+    "failed": ("no", "failed"),
+    "retried": ("no", "failed, to be tried again"),
+    "lost": ("lost", "lost with its worker"),
+    "taken_over": ("lost", "lost with its worker"),
+    "released": ("off", "released"),
+    "parked": ("ok", "snoozed"),
+    "cancelled": ("off", "cancelled"),
+    "expired": ("no", "expired"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Bar:
+    """`x`, `width`: of WIDTH units. `shade`: the class of the drawing."""
+
+    x: int
+    width: int
+    shade: str
+    words: str
+
+
+@dataclass(slots=True)
+class Line:
+    step: str
+    bars: list[Bar] = field(default_factory=list)
+    seconds: float = 0.0
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Timeline:
+    lines: Sequence[Line]
+    seconds: float
+    more: int
+
+
+class _Scale:
+    def __init__(self, start: datetime, end: datetime) -> None:
+        self._start = start
+        self.seconds = max((end - start).total_seconds(), 0.001)
+
+    def bar(self, start: datetime, end: datetime, shade: str, words: str) -> Bar:
+        x = round(WIDTH * max(0.0, (start - self._start).total_seconds()) / self.seconds)
+        width = round(WIDTH * max(0.0, (end - start).total_seconds()) / self.seconds)
+        width = max(width, _MIN_WIDTH)
+        return Bar(min(x, WIDTH - width), width, shade, words)
+
+
+def timeline(
+    job: Mapping[str, Any],
+    steps: Sequence[Mapping[str, Any]],
+    ledger: Sequence[Mapping[str, Any]],
+    needs: Mapping[str, Sequence[str]],
+    now: datetime,
+) -> Timeline:
+    """`needs`: by step, the steps that it needs; a step that is absent needs none."""
+    scale = _Scale(job["created_at"], job.get("finished_at") or now)
+    events: dict[str, list[Mapping[str, Any]]] = {}
+    for entry in ledger:
+        events.setdefault(entry.get("step", ""), []).append(entry)
+    ended = {
+        step: next((entry["at"] for entry in reversed(entries) if entry["kind"] == "completed"), None)
+        for step, entries in events.items()
+    }
+    lines = []
+    for step in steps[:MAX_LINES]:
+        ready = [at for name in needs.get(step["id"], ()) if (at := ended.get(name)) is not None]
+        is_blocked = any(ended.get(name) is None for name in needs.get(step["id"], ()))
+        first = max(ready, default=job["created_at"])
+        lines.append(_line(step, events.get(step["id"], []), None if is_blocked else first, scale, now))
+    return Timeline(lines, scale.seconds, max(0, len(steps) - MAX_LINES))
+
+
+def _line(
+    step: Mapping[str, Any],
+    entries: Sequence[Mapping[str, Any]],
+    ready_at: datetime | None,
+    scale: _Scale,
+    now: datetime,
+) -> Line:
+    line = Line(step["id"])
+    waits_from, claim = ready_at, None
+    for entry in entries:
+        if claim is not None and entry["kind"] in _ENDS:
+            shade, word = _ENDS[entry["kind"]]
+            _attempt(line, scale, claim, entry["at"], shade, word)
+            claim, waits_from = None, entry["at"]
+        if entry["kind"] in _CLAIMS:
+            if waits_from is not None:
+                line.bars.append(scale.bar(waits_from, entry["at"], "wait", "waited"))
+            claim = entry
+        elif entry["kind"] == "replayed":
+            waits_from = entry["at"]
+    if claim is not None and step["state"] == "running":
+        _attempt(line, scale, claim, now, "run", "running")
+    elif claim is None and waits_from is not None and step["state"] in ("pending", "retry", "waiting"):
+        line.bars.append(scale.bar(waits_from, now, "wait", "waits"))
+    return line
+
+
+def _attempt(line: Line, scale: _Scale, claim: Mapping[str, Any], end: datetime, shade: str, word: str) -> None:
+    line.attempts += 1
+    line.seconds += max(0.0, (end - claim["at"]).total_seconds())
+    worker = f", worker {claim['worker']}" if "worker" in claim else ""
+    words = f"attempt {line.attempts} {word}: epoch {claim.get('epoch')}{worker}"
+    line.bars.append(scale.bar(claim["at"], end, shade, words))

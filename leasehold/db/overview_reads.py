@@ -1,0 +1,65 @@
+"""The reads of the console's Overview. Each reads a bounded number of rows, however many jobs there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leasehold.db.database import Connection
+from leasehold.db.job_reads import Row
+
+#: Unfinished jobs that are counted.
+MAX_LIVE = 1000
+
+_LIVE = f"""
+-- overview_live
+SELECT count(*)::int AS unfinished, (count(*) FILTER (WHERE live.started_at IS NOT NULL))::int AS started,
+       (count(*) FILTER (WHERE live.held))::int AS held,
+       (min(live.id::text) FILTER (WHERE live.started_at IS NULL))::uuid AS oldest_waiting
+FROM (SELECT j.id, j.started_at, j.held FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL
+      ORDER BY j.id LIMIT {MAX_LIVE}) AS live
+"""
+
+
+async def live(connection: Connection, tenant_id: str) -> Row:
+    """Of the tenant's oldest MAX_LIVE unfinished jobs: `unfinished`, `started`, `held`; and the oldest that has not
+    started.
+    """
+    row = await connection.fetchrow(_LIVE, tenant_id)
+    assert row is not None
+    return row
+
+
+_PAUSED_SCHEDULES = """
+-- overview_paused_schedules
+SELECT s.id, s.template, s.paused_because FROM schedule s
+WHERE s.tenant_id = $1 AND s.paused_because IS NOT NULL ORDER BY s.id DESC LIMIT 10
+"""
+
+
+async def paused_schedules(connection: Connection, tenant_id: str) -> Sequence[Row]:
+    """Schedules that paused themselves."""
+    return await connection.fetch(_PAUSED_SCHEDULES, tenant_id)
+
+
+_DISABLED_WEBHOOKS = """
+-- overview_disabled_webhooks
+SELECT w.id, w.url, w.disabled_because FROM webhook w
+WHERE w.tenant_id = $1 AND w.disabled_because IS NOT NULL ORDER BY w.id LIMIT 10
+"""
+
+
+async def disabled_webhooks(connection: Connection, tenant_id: str) -> Sequence[Row]:
+    """Webhooks that the platform disabled."""
+    return await connection.fetch(_DISABLED_WEBHOOKS, tenant_id)
+
+
+_QUARANTINED = """
+-- overview_quarantined
+SELECT q.duty, count(*)::int AS n, max(q.error ->> 'code') AS code
+FROM (SELECT * FROM quarantine ORDER BY duty LIMIT 1000) AS q GROUP BY q.duty ORDER BY q.duty
+"""
+
+
+async def quarantined(connection: Connection) -> Sequence[Row]:
+    """What the duties of workers leave alone for now, because it failed: of all tenants, for operators."""
+    return await connection.fetch(_QUARANTINED)

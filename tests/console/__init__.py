@@ -1,0 +1,1 @@
+"""The console: its sessions and forms over HTTP, and journeys through it in a browser."""

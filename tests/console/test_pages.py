@@ -1,0 +1,207 @@
+"""What the pages show, and what their forms do, beside the API that serves them."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+
+import pytest
+
+from leasehold.db.database import Connection
+from leasehold.domain.ids import new_id
+from leasehold.transitions import fleet
+from tests.api.conftest import Running
+from tests.console.conftest import ROLES, MakePerson
+from tests.jobs.conftest import Maker
+
+_ROW = re.compile(r'<tr id="job-([0-9a-f-]{36})" data-href')
+
+
+async def test_a_filter_finds_and_an_error_points_at_its_character(person: MakePerson, maker: Maker) -> None:
+    somebody = await person()
+    run, picture = await maker.make("run"), await maker.make("media")
+    assert _ROW.findall(await somebody.see("/jobs")) == [str(picture), str(run)]
+    assert _ROW.findall(await somebody.see("/jobs?q=kind:media")) == [str(picture)]
+    assert "1 match" in await somebody.see("/jobs?q=kind:media&count=true")
+    wrong = await somebody.see("/jobs?q=kind:media+staus:failed", 422)
+    assert "<pre>kind:media staus:failed\n           ^</pre>There is no term" in wrong
+    assert "No job matches." in await somebody.see("/jobs?q=status:failed")
+    assert "There is no kind" in await somebody.see("/jobs?q=kind:nothing", 422)
+
+
+async def test_the_list_goes_on_in_pages(person: MakePerson, maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("leasehold.api.console.jobs.PAGE", 2)
+    somebody = await person()
+    made = [str(await maker.make("run", scope="user", scope_id=str(n))) for n in range(3)]
+    first = await somebody.see("/jobs")
+    assert _ROW.findall(first) == [made[2], made[1]]
+    older = re.search(r'rel="next" href="/console([^"]*)"', first)
+    assert older is not None
+    assert _ROW.findall(await somebody.see(older[1].replace("&amp;", "&"))) == [made[0]]
+
+
+async def test_a_refresh_keeps_the_rows_and_counts_newer_ones(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    somebody = await person()
+    first = await maker.make("run")
+    page = await somebody.see("/jobs?q=status:waiting_worker")
+    address = re.search(r'hx-get="/console([^"]*)"', page)
+    assert address is not None
+    fresh = address[1].replace("&amp;", "&")
+    assert "newer" not in await somebody.see(fresh)
+    await maker.fail(first)  # it no longer matches, and stays where it is
+    await maker.make("run", scope="user", scope_id="2")
+    page = await somebody.see(fresh)
+    assert _ROW.findall(page) == [str(first)]
+    assert '<span class="state failed">' in page
+    assert ">1 newer</a>" in page
+    await rows.execute("DELETE FROM job WHERE id = $1", first)
+    assert f'<tr class="gone" id="job-{first}">' in await somebody.see(fresh)
+
+
+async def test_a_refresh_without_news_is_empty(person: MakePerson, maker: Maker) -> None:
+    somebody = await person()
+    job_id = await maker.make("run")
+    address = f"/console/jobs/fresh?shown={job_id}"
+    answer = await somebody.http.get(address)
+    headers = {"X-Console-Mark": answer.headers["x-console-mark"], "HX-Request": "true"}
+    await asyncio.sleep(1.1)  # the times of the page have changed: its browser counts them
+    again = await somebody.http.get(address, headers=headers)
+    assert (again.status_code, again.content) == (204, b"")
+    await maker.claim(job_id)
+    assert (await somebody.http.get(address, headers=headers)).status_code == 200
+
+
+async def test_a_job_shows_its_steps_its_errors_and_what_it_was_given(person: MakePerson, maker: Maker) -> None:
+    somebody = await person()
+    job_id = await maker.make("run", payload={"customer": "<b>Ünal & Söhne</b>"}, tags={"env": "prod"})
+    page = await somebody.see(f"/jobs/{job_id}")
+    assert "a waits until an external worker claims tasks of the queue q." in page
+    assert "&lt;b&gt;Ünal &amp; Söhne&lt;/b&gt;" in page
+    assert "env: prod" in page
+    await maker.fail(job_id, "no_space")
+    page = await somebody.see(f"/jobs/{job_id}")
+    assert page.count("It did not work.") >= 2  # of the job, and of the attempt
+    assert '<rect class="no"' in page
+    assert 'aria-label="a: ' in page
+
+
+async def test_parameters_that_are_secret_are_not_shown(person: MakePerson, maker: Maker) -> None:
+    somebody = await person()
+    page = await somebody.see(f"/jobs/{await maker.make('generation')}")
+    assert "sesame" not in page
+    assert "Not shown: " in page
+
+
+async def test_acts_of_a_job(person: MakePerson, maker: Maker, rows: Connection) -> None:
+    somebody = await person()
+    job_id = await maker.make("run")
+    await maker.fail(job_id)
+    page = await somebody.do(f"/jobs/{job_id}/retry", back=f"/jobs/{job_id}")
+    assert "The job runs again." in page
+    page = await somebody.do(f"/jobs/{job_id}/retry", back=f"/jobs/{job_id}")  # a second click, or a stale page
+    assert "flash bad" in page
+    assert "its state does not allow this" in page
+    page = await somebody.do(f"/jobs/{job_id}/cancel", reason="ordered by mistake")
+    assert "The job is cancelled." in page
+    assert "ordered by mistake" in page
+    page = await somebody.do(f"/jobs/{job_id}/delete")
+    assert f"The job {job_id} is deleted." in page
+    assert await rows.fetchval("SELECT count(*) FROM job WHERE id = $1", job_id) == 0
+    assert "The job was deleted at" in await somebody.see(f"/jobs/{job_id}", 410)
+
+
+async def test_a_retry_with_another_payload_is_checked(person: MakePerson, maker: Maker, rows: Connection) -> None:
+    somebody = await person()
+    job_id = await maker.make("run", payload={"n": 1})
+    await maker.fail(job_id)
+    back = f"/jobs/{job_id}"
+    for wrong in ("{", "[1]", "[" * 150 + "]" * 150):
+        assert "flash bad" in await somebody.do(f"{back}/retry", back=back, payload=wrong)
+    assert "flash good" in await somebody.do(f"{back}/retry", back=back, payload='{"n": 2}', from_step="a")
+    assert await rows.fetchval("SELECT params FROM job WHERE id = $1", job_id) == {"n": 2}
+
+
+async def test_picked_jobs_are_done_and_each_refusal_is_counted(person: MakePerson, maker: Maker) -> None:
+    somebody = await person()
+    failed = [await maker.make("run", scope="user", scope_id=str(n)) for n in range(3)]
+    for job_id in failed[:2]:
+        await maker.fail(job_id)
+    page = await somebody.do("/jobs/act", job=[str(job_id) for job_id in failed], action="retry")
+    assert "2 of 3 jobs retried. 1 refused: The job is " in page
+    for bad in ({"job": "x", "action": "retry"}, {"job": str(failed[0]), "action": "burn"}, {"action": "retry"}):
+        assert (await somebody.send("/jobs/act", **bad)).status_code == 422
+
+
+async def test_dead_letters_are_grouped_and_tried_by_a_canary(person: MakePerson, maker: Maker) -> None:
+    somebody = await person()
+    made = [await maker.make("run", scope="user", scope_id=str(n)) for n in range(3)]
+    for job_id in made:
+        await maker.fail(job_id)
+    groups = await somebody.see("/dead-letters")
+    found = re.search(r'data-href="/console(/dead-letters/[0-9a-f]{16})"', groups)
+    assert found is not None
+    assert '<td class="n">3</td>' in groups
+    page = await somebody.see(found[1])
+    assert page.count("It did not work.") == 3
+    assert "as a trial of its group" in await somebody.do(f"{found[1]}/replay", canary="yes")
+    assert "2 jobs run again." in await somebody.do(f"{found[1]}/replay")
+    assert "The group is empty" in await somebody.see(found[1])
+
+
+async def test_the_overview_says_what_is_wrong_and_leads_there(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    somebody = await person()
+    await fleet.pause(rows, "default", "the disk is full")
+    job_id = await maker.make("run")
+    await maker.fail(job_id, "no_space")
+    await rows.execute(
+        "UPDATE job SET created_at = created_at - interval '20 minutes' WHERE id = $1", await maker.make("media")
+    )
+    page = await somebody.see("/")
+    assert "No worker is registered: nothing runs." in page
+    assert "The queue default is paused: the disk is full" in page
+    assert "1 step has failed for good in the last hour, mostly with no_space." in page
+    assert "The oldest waiting job has waited 20 min" in page
+    assert "<dd>1</dd><dt>jobs in the last hour" in page
+    nobody = await person(frozenset())
+    page = await nobody.see("/")
+    assert "no_space" not in page
+    assert "the disk is full" not in page
+
+
+async def test_without_trouble_the_overview_is_calm(person: MakePerson, rows: Connection) -> None:
+    await rows.execute(
+        "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, 'h', 1, '0', '{default}')",
+        new_id(),
+    )
+    viewer = await person(ROLES["viewer"])
+    assert "All is well" in await viewer.see("/")
+
+
+async def test_pictures_come_from_the_consoles_own_origin(
+    person: MakePerson, maker: Maker, rows: Connection, running: Running
+) -> None:
+    somebody = await person()
+    job_id = await maker.make("media")
+    content = b"\x89PNG\r\n\x1a\n and pixels"
+    stored = await running.services.store.put(f"media/{job_id}/a b.png", content, content_type="image/png", metadata={})
+    task_id = await rows.fetchval("SELECT id FROM task WHERE job_id = $1 ORDER BY position LIMIT 1", job_id)
+    for name, content_type in (("a b.png", "image/png"), ("page.svg", "image/svg+xml")):
+        await rows.execute(
+            "INSERT INTO output (task_id, name, job_id, step, key, size, sha256, content_type, tenant_id)"
+            " VALUES ($1, $2, $3, 'resize', $4, $5, $6, $7, 'acme')",
+            task_id, name, job_id, f"media/{job_id}/a b.png", stored.size, stored.sha256, content_type,
+        )  # fmt: skip
+    page = await somebody.see(f"/jobs/{job_id}")
+    source = f"/jobs/{job_id}/outputs/resize/a%20b.png"
+    assert f'<img src="/console{source}"' in page
+    assert "page.svg" not in "".join(re.findall(r"<img [^>]*>", page))
+    picture = await somebody.http.get(f"/console{source}")
+    assert (picture.content, picture.headers["content-type"]) == (content, "image/png")
+    assert "sandbox" in picture.headers["content-security-policy"]
+    await somebody.see(f"/jobs/{job_id}/outputs/resize/page.svg", 404)
+    stranger = await person(tenant="other", scopes=ROLES["viewer"])
+    await stranger.see(source, 404)
