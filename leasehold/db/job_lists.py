@@ -82,9 +82,14 @@ class Listing:
     """The statements of one filter. `before`: the page ends before this job. `max_read`: rows that a page may read."""
 
     def __init__(
-        self, scope: Scope, wanted: JobFilter, before: UUID | None = None, *, max_read: int = MAX_READ
+        self, scope: Scope, wanted: JobFilter, before: UUID | None = None, *, max_read: int | None = None
     ) -> None:
-        self._scope, self._wanted, self._before, self._max_read = scope, wanted, before, max_read
+        self._scope, self._wanted, self._before, self._max_read = (
+            scope,
+            wanted,
+            before,
+            MAX_READ if max_read is None else max_read,
+        )
         self._made = _Values()
         self._tenant = None if scope.tenant_id is None else self._made.add(scope.tenant_id, "text")
         self._conditions = self._all_conditions()
