@@ -376,6 +376,8 @@ class Settings(BaseSettings):
     job_log_bytes: int = Field(
         262_144, ge=1024, le=64 * MIB, description="Bytes of one attempt's log that are kept with its job."
     )
+    stream_chunks: int = Field(10_000, ge=0, le=1_000_000, description="Chunks that one attempt may emit; 0: none.")
+    stream_bytes: int = Field(MIB, ge=1024, le=64 * MIB, description="Bytes that one attempt may emit.")
     retention_days: int = Field(
         7,
         ge=1,

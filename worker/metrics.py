@@ -54,7 +54,11 @@ BLOCKED = histogram(
     ["pipeline", "step"],
     buckets=(0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60),
 )
-LOG_LINES_LOST = counter("log_lines_lost_total", "Lines of attempts that PostgreSQL refused to keep with their jobs")
+LOST_ITEMS = counter(
+    "attempt_items_lost_total",
+    "What attempts produced and PostgreSQL refused to keep. kind: logs (lines), streams (chunks)",
+    ["kind"],
+)
 DRAINING = gauge("worker_draining", "1 while this worker takes nothing new because it is stopping")
 CRASHES = counter(
     "child_crashes_total", "Child processes that died of a step. how: signal, out_of_memory, exit", ["how"]

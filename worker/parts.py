@@ -35,12 +35,12 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.telemetry import attempt_logs
 from leasehold.transitions.claims import LeaseTerms
-from leasehold.worker.attempts import logs as attempt_logging
+from leasehold.worker.attempts import chunk_writer
 from leasehold.worker.attempts import reporter as reports
 from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.inline import InlineAttempts
 from leasehold.worker.attempts.isolated import IsolatedAttempts
-from leasehold.worker.attempts.logs import AttemptLogs
+from leasehold.worker.attempts.outlet import Outlets
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.runner import Runner
 from leasehold.worker.claiming.claimer import Claimer
@@ -123,8 +123,8 @@ async def open_parts(
         settlements = SettlementBatcher(settings, terms, heartbeat, router.announce, _BATCH)
         claims = ClaimBatcher(settings, terms, heartbeat, _BATCH)
         stack.enter_context(attempt_logs.installed())
-        logs = AttemptLogs(settings)
-        for batcher in (logs, settlements, claims):
+        outlets = Outlets(settings)
+        for batcher in (outlets.logs, outlets.streams, settlements, claims):
             batcher.start()
             stack.push_async_callback(batcher.close)
 
@@ -135,7 +135,7 @@ async def open_parts(
         isolated = IsolatedAttempts(
             store=store, pool=pool, children=children, reporter=reporter, directories=directories, settings=settings
         )
-        runner = Runner(pipelines, pool, heartbeat, settlements, admitter, directories, inline, isolated, logs)
+        runner = Runner(pipelines, pool, heartbeat, settlements, admitter, directories, inline, isolated, outlets)
         claimer = Claimer(pool, claims, heartbeat, terms, at_most=_BATCH, takes_over=settings.presence)
         slot_pools = SlotPools(settings, pipelines, broker, router, claimer, runner)
 
@@ -158,18 +158,21 @@ async def open_parts(
             ready=ready,
             is_complete=is_complete,
             warming=warming,
-            loops=_loops(exporter, duties, relay, reporter, admitter, logs),
+            loops=_loops(exporter, duties, relay, reporter, admitter, outlets),
         )
 
 
 def _loops(
-    exporter: Exporter, duties: Duties, relay: Relay, reporter: Reporter, admitter: Admitter, logs: AttemptLogs
+    exporter: Exporter, duties: Duties, relay: Relay, reporter: Reporter, admitter: Admitter, outlets: Outlets
 ) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
     periodic = [
         *duties.all(),
         Periodic(relaying.DUTY, relay.turn, every=relaying.EVERY_SECONDS),
         Periodic(reports.DUTY, reporter.turn, every=reports.EVERY_SECONDS),
-        Periodic(attempt_logging.DUTY, logs.turn, every=attempt_logging.EVERY_SECONDS),
+        *(
+            Periodic(f"attempt_{writer.name}", writer.turn, every=chunk_writer.EVERY_SECONDS)
+            for writer in (outlets.logs, outlets.streams)
+        ),
         Periodic("admitter", admitter.turn, every=0.0),
     ]
     return {"exporter": exporter.run} | {duty.name: duty.run for duty in periodic}

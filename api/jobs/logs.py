@@ -1,79 +1,74 @@
-"""The log of a job: what its attempts have logged, a page at a time or as it is written."""
+"""The log and the stream of a job: what its attempts have logged and emitted."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
-from http import HTTPStatus
-from time import monotonic
-from typing import Annotated, Any, TypeAlias
 from uuid import UUID
 
 import orjson
-from fastapi import APIRouter, Header, Query, Request, Response
-from fastapi.responses import StreamingResponse
-from fastapi.sse import KEEPALIVE_COMMENT, format_sse_event
-from pydantic import Field
+from fastapi import APIRouter, Request, Response
+from fastapi.sse import format_sse_event
 
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.responses import json_response
-from leasehold.api.http.streams import HEADERS, KEEP_ALIVE, MAX_SECONDS, LastEventId, number_of
+from leasehold.api.http.streams import LastEventId
 from leasehold.api.jobs.access import find
+from leasehold.api.jobs.following import (
+    INVALID,
+    PAGE_OR_STREAM,
+    Accept,
+    After,
+    Item,
+    Limit,
+    OfAttempt,
+    OfStep,
+    Source,
+    answer,
+    wanted_of,
+)
 from leasehold.api.jobs.jobs import MISSING, Reader
-from leasehold.api.jobs.schemas import LogPage
-from leasehold.api.process.services import Services, services_of
+from leasehold.api.jobs.schemas import LogPage, StreamPage
+from leasehold.api.process.services import services_of
 from leasehold.db import log_reads
-from leasehold.db.log_reads import LogFilter
-from leasehold.domain.json_values import MAX_INTEGER
 
 router = APIRouter(tags=["jobs"], prefix="/v1/jobs", route_class=CallerFirst)
-_MAX_ATTEMPT = 2**31 - 1
-_BATCH = 500
-_EVENT_STREAM = "text/event-stream"
 
-After: TypeAlias = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Only lines with a greater number.")]
-Limit: TypeAlias = Annotated[int, Query(ge=1, le=1000)]
-OfStep: TypeAlias = Annotated[str | None, Query(max_length=200, description="Only lines of this step.")]
-OfAttempt: TypeAlias = Annotated[
-    int | None, Query(ge=1, le=_MAX_ATTEMPT, description="Only lines of the attempt with this number.")
-]
-Accept: TypeAlias = Annotated[Annotated[str, Field(max_length=1000)] | None, Header(include_in_schema=False)]
-
-DESCRIPTION = (
+LOG_DESCRIPTION = (
     "JSON, a page at a time: `after` is the `next_after` of the page before. With `Accept: text/event-stream` "
     "server-sent events, one for each line as it is written: the stream ends with the job, and a client that "
     "reconnects with `Last-Event-ID` misses no line and gets none twice."
 )
-INVALID = {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`"}
-PAGE_OR_STREAM: dict[int | str, dict[str, Any]] = {
-    200: {"description": "The page, or the stream", "content": {_EVENT_STREAM: {}}}
-}
+STREAM_DESCRIPTION = (
+    "With `Accept: text/event-stream` server-sent events: `chunk` for each chunk as it is emitted; `restart` when a "
+    "step runs again, after which the chunks of its earlier attempts are void; `cut` where an attempt has emitted too "
+    "much. The stream ends with the job. A client that reconnects with `Last-Event-ID` misses no chunk and gets none "
+    "twice. Else JSON, a page at a time: `after` is the `next_after` of the page before."
+)
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What a request asks for."""
-
-    after: int
-    limit: int
-    lines: LogFilter
-    follow: bool
+def _line(item: Item) -> bytes:
+    return format_sse_event(data_str=orjson.dumps(item).decode(), event="line", id=str(item["n"]))
 
 
-def wanted_of(
-    after: int, limit: int, step: str | None, attempt: int | None, last_event_id: str | None, accept: str | None
-) -> Wanted:
-    """Raises Invalid."""
-    seen = number_of(last_event_id) or after
-    return Wanted(seen, limit, LogFilter(step, attempt), _EVENT_STREAM in (accept or ""))
+def _chunk(item: Item) -> bytes:
+    """A restart has no id of its own: a client that resumes before its chunk gets both again."""
+    head = b""
+    if item["restarts"]:
+        restart = {name: item[name] for name in ("step", "attempt", "epoch")}
+        head = format_sse_event(data_str=orjson.dumps(restart).decode(), event="restart")
+    shown = {name: value for name, value in item.items() if name not in ("restarts", "superseded", "cut")}
+    name = "cut" if "cut" in item else "chunk"
+    return head + format_sse_event(data_str=orjson.dumps(shown).decode(), event=name, id=str(item["n"]))
+
+
+LOG = Source("lines", log_reads.log_page, log_reads.log_numbers, _line)
+STREAM = Source("chunks", log_reads.stream_page, log_reads.stream_numbers, _chunk)
 
 
 @router.get(
     "/{job_id}/logs",
     operation_id="readJobLogs",
     summary="Read or follow what a job logs",
-    description=DESCRIPTION,
+    description=LOG_DESCRIPTION,
     response_model=LogPage,
     responses=problems(MISSING | INVALID) | PAGE_OR_STREAM,
 )
@@ -90,36 +85,30 @@ async def read_job_logs(
 ) -> Response:
     services = services_of(request)
     wanted = wanted_of(after, limit, step, attempt, last_event_id, accept)
-    found = await find(services, caller, job_id)
-    return await logs_of(services, found.caller.tenant_id, job_id, wanted)
+    tenant_id = (await find(services, caller, job_id)).caller.tenant_id
+    return await answer(services, LOG, services.log_watch, tenant_id, job_id, wanted)
 
 
-async def logs_of(services: Services, tenant_id: str, job_id: UUID, wanted: Wanted) -> Response:
-    """The page, or the stream, of a job that the caller may read."""
-    if wanted.follow:
-        lines = _follow(services, tenant_id, job_id, wanted)
-        return StreamingResponse(lines, media_type=_EVENT_STREAM, headers=HEADERS)
-    async with services.pool.acquire() as connection:
-        read = await log_reads.log_page(connection, tenant_id, job_id, wanted.after, wanted.lines, wanted.limit + 1)
-    page = read[: wanted.limit]
-    return json_response({"lines": page, "next_after": page[-1]["n"] if len(read) > wanted.limit else None})
-
-
-async def _follow(services: Services, tenant_id: str, job_id: UUID, wanted: Wanted) -> AsyncIterator[bytes]:
-    """The lines as they are written. Ends when the job has ended, when the process stops, or after MAX_SECONDS."""
-    until = monotonic() + MAX_SECONDS
-    after = number = wanted.after
-    while not services.draining and monotonic() < until:
-        async with services.pool.acquire() as connection:
-            # The numbers first: a line that is written in between is only read twice as early.
-            number = (await log_reads.log_numbers(connection, [job_id])).get(job_id, log_reads.ENDED)
-            lines = await log_reads.log_page(connection, tenant_id, job_id, after, wanted.lines, _BATCH)
-        for line in lines:
-            yield format_sse_event(data_str=orjson.dumps(line).decode(), event="line", id=str(line["n"]))
-            after = line["n"]
-        if len(lines) == _BATCH:
-            continue
-        if number == log_reads.ENDED:
-            return
-        if not await services.log_watch.changed(job_id, max(after, number), KEEP_ALIVE):
-            yield KEEPALIVE_COMMENT
+@router.get(
+    "/{job_id}/stream",
+    operation_id="readJobStream",
+    summary="Read or follow what a job emits",
+    description=STREAM_DESCRIPTION,
+    response_model=StreamPage,
+    responses=problems(MISSING | INVALID) | PAGE_OR_STREAM,
+)
+async def read_job_stream(
+    request: Request,
+    job_id: UUID,
+    caller: Reader,
+    after: After = 0,
+    limit: Limit = 100,
+    step: OfStep = None,
+    attempt: OfAttempt = None,
+    last_event_id: LastEventId = None,
+    accept: Accept = None,
+) -> Response:
+    services = services_of(request)
+    wanted = wanted_of(after, limit, step, attempt, last_event_id, accept)
+    tenant_id = (await find(services, caller, job_id)).caller.tenant_id
+    return await answer(services, STREAM, services.stream_watch, tenant_id, job_id, wanted)

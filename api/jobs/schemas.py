@@ -208,6 +208,30 @@ class LogPage(BaseModel):
     next_after: int | None
 
 
+class StreamItem(BaseModel):
+    """`n`: the chunk's number in its job; numbers rise, and some may be missing. `superseded`: a later attempt of the
+    step has begun its stream again. `restarts`: with this chunk an attempt did so. `cut`: the attempt had emitted too
+    much; the chunk stands for all that it emitted later.
+    """
+
+    n: int
+    at: datetime
+    step: str
+    attempt: int
+    epoch: int
+    superseded: bool
+    restarts: bool
+    chunk: Any = None
+    cut: bool = False
+
+
+class StreamPage(BaseModel):
+    """`next_after`: send it as `after` for the next page; none: there are no further chunks yet."""
+
+    chunks: list[StreamItem]
+    next_after: int | None
+
+
 class EventPage(BaseModel):
     """`next_after`: send it as `after` for the next page; none: there are no further events yet."""
 

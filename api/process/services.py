@@ -18,7 +18,7 @@ from leasehold.api.process.bodies import Bodies
 from leasehold.api.process.keyring import Keyring
 from leasehold.api.process.submissions import Submissions
 from leasehold.api.process.tenant_pool import BulkWrites, TenantPool
-from leasehold.api.process.watch import JobWatch, LogWatch, QueueWatch
+from leasehold.api.process.watch import JobWatch, LogWatch, QueueWatch, StreamWatch
 from leasehold.broker import make_broker
 from leasehold.broker.announcer import Announcer, on_pool
 from leasehold.broker.base import Broker
@@ -60,6 +60,7 @@ class Services:
     watch: JobWatch
     queues: QueueWatch
     log_watch: LogWatch
+    stream_watch: StreamWatch
     templates: Templates
     admission: Admission
     kinds: tuple[Kind, ...]
@@ -74,6 +75,7 @@ class Services:
         self.watch.release_all()
         self.queues.release_all()
         self.log_watch.release_all()
+        self.stream_watch.release_all()
 
 
 @asynccontextmanager
@@ -99,8 +101,9 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         stack.push_async_callback(watch.close)
         queues = QueueWatch(pool)
         stack.push_async_callback(queues.close)
-        log_watch = LogWatch(pool)
-        stack.push_async_callback(log_watch.close)
+        log_watch, stream_watch = LogWatch(pool), StreamWatch(pool)
+        for tail_watch in (log_watch, stream_watch):
+            stack.push_async_callback(tail_watch.close)
         evaluator = await stack.enter_async_context(evaluating(settings))
         yield Services(
             settings=settings,
@@ -115,6 +118,7 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             watch=watch,
             queues=queues,
             log_watch=log_watch,
+            stream_watch=stream_watch,
             templates=Templates(pipelines, evaluator),
             admission=Admission(settings, kinds),
             kinds=kinds,

@@ -130,6 +130,14 @@ class LogWatch(JobWatch):
             return await log_reads.log_numbers(connection, list(self._waiters))
 
 
+class StreamWatch(JobWatch):
+    """As LogWatch, of chunks."""
+
+    async def _read_numbers(self) -> Mapping[UUID, int]:
+        async with self._pool.acquire() as connection:
+            return await log_reads.stream_numbers(connection, list(self._waiters))
+
+
 class QueueWatch(_Watch[str]):
     """A queue's number is how many of its tasks could be claimed."""
 

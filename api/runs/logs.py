@@ -1,4 +1,4 @@
-"""GET /v1/runs/{run_id}/logs: what a run logs."""
+"""GET /v1/runs/{run_id}/logs and /stream: what a run logs and emits."""
 
 from __future__ import annotations
 
@@ -10,22 +10,33 @@ from fastapi import APIRouter, Request, Response
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.http.streams import LastEventId
-from leasehold.api.jobs import logs
-from leasehold.api.jobs.logs import Accept, After, Limit, OfAttempt, OfStep
-from leasehold.api.jobs.schemas import LogPage
+from leasehold.api.jobs.following import (
+    INVALID,
+    PAGE_OR_STREAM,
+    Accept,
+    After,
+    Limit,
+    OfAttempt,
+    OfStep,
+    answer,
+    wanted_of,
+)
+from leasehold.api.jobs.logs import LOG, LOG_DESCRIPTION, STREAM, STREAM_DESCRIPTION
+from leasehold.api.jobs.schemas import LogPage, StreamPage
 from leasehold.api.process.services import services_of
 from leasehold.api.runs.runs import Reader, find_run
 
 router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=CallerFirst)
+_CODES = {HTTPStatus.NOT_FOUND: "`run_not_found`"} | INVALID
 
 
 @router.get(
     "/{run_id}/logs",
     operation_id="readRunLogs",
     summary="Read or follow what a run logs",
-    description=logs.DESCRIPTION,
+    description=LOG_DESCRIPTION,
     response_model=LogPage,
-    responses=problems({HTTPStatus.NOT_FOUND: "`run_not_found`"} | logs.INVALID) | logs.PAGE_OR_STREAM,
+    responses=problems(_CODES) | PAGE_OR_STREAM,
 )
 async def read_run_logs(
     request: Request,
@@ -39,6 +50,31 @@ async def read_run_logs(
     accept: Accept = None,
 ) -> Response:
     services = services_of(request)
-    wanted = logs.wanted_of(after, limit, step, attempt, last_event_id, accept)
+    wanted = wanted_of(after, limit, step, attempt, last_event_id, accept)
     await find_run(services, caller, run_id)
-    return await logs.logs_of(services, caller.tenant_id, run_id, wanted)
+    return await answer(services, LOG, services.log_watch, caller.tenant_id, run_id, wanted)
+
+
+@router.get(
+    "/{run_id}/stream",
+    operation_id="readRunStream",
+    summary="Read or follow what a run emits",
+    description=STREAM_DESCRIPTION,
+    response_model=StreamPage,
+    responses=problems(_CODES) | PAGE_OR_STREAM,
+)
+async def read_run_stream(
+    request: Request,
+    run_id: UUID,
+    caller: Reader,
+    after: After = 0,
+    limit: Limit = 100,
+    step: OfStep = None,
+    attempt: OfAttempt = None,
+    last_event_id: LastEventId = None,
+    accept: Accept = None,
+) -> Response:
+    services = services_of(request)
+    wanted = wanted_of(after, limit, step, attempt, last_event_id, accept)
+    await find_run(services, caller, run_id)
+    return await answer(services, STREAM, services.stream_watch, caller.tenant_id, run_id, wanted)

@@ -1,6 +1,7 @@
-"""Reads what the attempts of a job have logged. Each read is one statement.
+"""Reads what the attempts of a job have logged and emitted. Each read is one statement.
 
-Every query names the tenant, except `log_numbers`: its callers have found each job through a row of their own tenant.
+Every query names the tenant, except those of numbers: their callers have found each job through a row of their own
+tenant.
 """
 
 from __future__ import annotations
@@ -58,4 +59,48 @@ async def log_page(
 async def log_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
     """The number of the last line of each job; ENDED for one that has ended. A deleted job is absent."""
     rows = await connection.fetch(LOG_NUMBERS, list(job_ids), ENDED)
+    return {row["id"]: row["number"] for row in rows}
+
+
+# `superseded`: a later attempt of the step has begun its stream again.
+STREAM_PAGE = """
+-- stream_page
+SELECT c.last - c.n AS before, c.step, c.epoch, c.attempt, c.restarts AND c.first = 1 AS restarts, c.chunks, c.at,
+       EXISTS (SELECT 1 FROM job_stream o WHERE o.task_id = c.task_id AND o.epoch > c.epoch AND o.restarts)
+       AS superseded
+FROM job_stream c
+WHERE c.job_id = $1 AND c.tenant_id = $2 AND c.last > $3 AND ($4::text IS NULL OR c.step = $4)
+  AND ($5::int IS NULL OR c.attempt = $5)
+ORDER BY c.last LIMIT $6
+"""
+
+STREAM_NUMBERS = """
+-- stream_numbers
+SELECT j.id, CASE WHEN j.finished_at IS NULL THEN coalesce(o.stream_seq, 0) ELSE $2::bigint END AS number
+FROM job j LEFT JOIN tail o ON o.job_id = j.id WHERE j.id = ANY($1::uuid[])
+"""
+
+
+async def stream_page(
+    connection: Connection, tenant_id: str, job_id: UUID, after: int, wanted: LogFilter, limit: int
+) -> list[dict[str, Any]]:
+    """At most `limit` chunks numbered above `after`, in their order. `restarts`: with it an attempt begins its step's
+    stream again. A chunk of `cut` stands where an attempt had emitted too much.
+    """
+    rows = await connection.fetch(STREAM_PAGE, job_id, tenant_id, after, wanted.step, wanted.attempt, limit)
+    chunks = (
+        {"n": row["before"] + place, "at": row["at"]}
+        | {name: row[name] for name in ("step", "attempt", "epoch", "superseded")}
+        | {"restarts": row["restarts"] and place == 1}
+        | chunk
+        for row in rows
+        for place, chunk in enumerate(row["chunks"], 1)
+        if row["before"] + place > after
+    )
+    return [chunk for chunk, _ in zip(chunks, range(limit), strict=False)]
+
+
+async def stream_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
+    """The number of the last chunk of each job; ENDED for one that has ended. A deleted job is absent."""
+    rows = await connection.fetch(STREAM_NUMBERS, list(job_ids), ENDED)
     return {row["id"]: row["number"] for row in rows}

@@ -1,4 +1,4 @@
-"""The tables of what attempts log. A change here needs a migration.
+"""The tables of what attempts log and emit. A change here needs a migration.
 
 The chunks hang on `tail` and not on `job`: a foreign key to a job's row would wait for the settlements that lock it.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from sqlalchemy import (
     TIMESTAMP,
     BigInteger,
+    Boolean,
     Column,
     ForeignKey,
     Integer,
@@ -22,12 +23,13 @@ from sqlalchemy.dialects.postgresql import JSONB
 
 from leasehold.db.tables import metadata
 
-#: The number of the last line that each job has logged. A job that logs nothing has no row.
+#: The number of the last line that each job has logged. A job that logs and emits nothing has no row.
 tail = Table(
     "tail",
     metadata,
     Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
     Column("log_seq", BigInteger, nullable=False, server_default="0"),
+    Column("stream_seq", BigInteger, nullable=False, server_default="0"),  # the last chunk's number
     postgresql_with={"fillfactor": "70"},
 )
 
@@ -48,4 +50,24 @@ job_log = Table(
     Column("at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
     PrimaryKeyConstraint("job_id", "last"),
     UniqueConstraint("task_id", "epoch", "first", name="job_log_once"),
+)
+
+#: Chunks that an attempt has emitted, some at a time.
+job_stream = Table(
+    "job_stream",
+    metadata,
+    Column("job_id", Uuid, ForeignKey("tail.job_id", ondelete="CASCADE"), nullable=False),
+    Column("last", BigInteger, nullable=False),  # the number of the row's last chunk in its job
+    Column("tenant_id", Text, nullable=False),
+    Column("task_id", Uuid, nullable=False),
+    Column("step", Text, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("first", Integer, nullable=False),  # the number of the row's first chunk in its attempt
+    Column("n", Integer, nullable=False),  # chunks in the row
+    Column("restarts", Boolean, nullable=False),  # the chunks of earlier attempts of the step are void
+    Column("chunks", JSONB, nullable=False),
+    Column("at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    PrimaryKeyConstraint("job_id", "last"),
+    UniqueConstraint("task_id", "epoch", "first", name="job_stream_once"),
 )

@@ -86,6 +86,13 @@ class Attempt(AttemptIdentity, Protocol):
     def progress(self, percent: float, summary: str = "") -> None:
         """Report how far this step is, 0 to 100. Call it as often as you like: the worker stores only some reports."""
 
+    def emit(self, chunk: Any) -> bool:
+        """Append a chunk (a text, or another JSON value) to the job's stream. Clients follow the stream as it grows.
+
+        False: the attempt has emitted too much, and the stream is cut. Raises TypeError for a value without a JSON
+        form, and ValueError for one with a NUL character.
+        """
+
     def checkpoint(self) -> None:
         """Raises Cancelled once a cancel of the job was requested, and LeaseLost once another claim has the task."""
 

@@ -14,6 +14,7 @@ class Supervisor(Protocol):
     """The channel between a step's child process and the worker that started it."""
 
     def progress(self, percent: float, summary: str) -> None: ...
+    def emit(self, chunk: Any) -> None: ...
     def cancelled(self) -> bool: ...
 
 
@@ -21,6 +22,7 @@ class Nobody:
     """A Supervisor for a run without a worker, such as a test: it drops reports and never cancels."""
 
     def progress(self, percent: float, summary: str) -> None: ...
+    def emit(self, chunk: Any) -> None: ...
     def cancelled(self) -> bool:
         return False
 
@@ -45,6 +47,10 @@ class Work:
     def progress(self, percent: float, summary: str = "") -> None:
         """Report how far this step is, 0 to 100. Call it as often as you like: only some reports are passed on."""
         self.supervisor.progress(percent, summary)
+
+    def emit(self, chunk: Any) -> None:
+        """Append a chunk (a text, or another JSON value) to the job's stream. The worker drops what is too much."""
+        self.supervisor.emit(chunk)
 
     def checkpoint(self) -> None:
         """Raises Cancelled once a cancel of the job was requested. Leave files as they are, and do not catch it."""

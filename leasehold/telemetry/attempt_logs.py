@@ -22,6 +22,7 @@ from typing import Any
 
 import orjson
 
+from leasehold.telemetry.emissions import Emissions
 from leasehold.telemetry.redaction import redact
 
 #: Of one line, in characters. A longer message loses its end, a longer traceback its beginning.
@@ -55,6 +56,7 @@ def formatted(error: BaseException) -> str:
 class Recorder:
     """The lines of one attempt. Any thread may add one. `on_first`: called when the first of several unwritten lines
     arrives. Lines beyond `max_lines` or `max_bytes` are counted and dropped; those of `add_final` are always kept.
+    `stream`: what the attempt emits.
     """
 
     __slots__ = (
@@ -68,9 +70,17 @@ class Recorder:
         "bytes",
         "lines",
         "on_first",
+        "stream",
     )
 
-    def __init__(self, max_lines: int, max_bytes: int, lock: Lock, on_first: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self,
+        max_lines: int,
+        max_bytes: int,
+        lock: Lock,
+        on_first: Callable[[], None] | None = None,
+        stream: Emissions | None = None,
+    ) -> None:
         self._max_lines = max_lines
         self._max_bytes = max_bytes
         self.on_first = on_first
@@ -79,6 +89,7 @@ class Recorder:
         self._written = 0  # lines that `take` has returned
         self._dropped = 0
         self._closed = False
+        self.stream = stream
         self.lines = 0
         self.bytes = 0
 
@@ -136,11 +147,14 @@ class Recorder:
 
     def for_later(self) -> Recorder:
         """A recorder with the same bounds, for work that this attempt begins and a later one may take over."""
-        return Recorder(self._max_lines, self._max_bytes, self._lock)
+        stream = None if self.stream is None else self.stream.for_later()
+        return Recorder(self._max_lines, self._max_bytes, self._lock, stream=stream)
 
     def hand_over(self, other: Recorder) -> None:
         """The lines so far, and all that follow, are `other`'s."""
         self.on_first = partial(self.hand_over, other)
+        if self.stream is not None and other.stream is not None:
+            self.stream.hand_over(other.stream)
         for line in self.take()[1]:
             other._keep(line)
 

@@ -135,6 +135,11 @@ class Maker:
         claimed = await self.claim(job_id)
         await settlements.fail(self.rows, [Failure(claimed.lease, "error", code, "It did not work.", False, 0.0)])
 
+    async def succeed_from(self, claimed: Claimed) -> None:
+        """As `succeed`, of a job with a step that is claimed already."""
+        await settlements.complete(self.rows, [Completion(claimed.lease, [], {"done": True})])
+        await self.succeed(claimed.job_id)
+
     async def succeed(self, job_id: UUID) -> None:
         while await self.rows.fetchval("SELECT finished_at IS NULL FROM job WHERE id = $1", job_id):
             claimed = await self.claim(job_id)

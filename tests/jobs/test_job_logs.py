@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 from uuid import UUID
 
@@ -11,11 +12,15 @@ import orjson
 import pytest
 
 from leasehold.api.http import streams
-from leasehold.api.jobs.schemas import LogPage
+from leasehold.api.jobs import logs as job_logs
+from leasehold.api.jobs.schemas import LogPage, StreamPage
+from leasehold.db import log_reads
 from leasehold.db.database import Connection
-from leasehold.transitions import logs
+from leasehold.transitions import logs, settlements
+from leasehold.transitions import streams as streaming
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.logs import LogChunk
+from leasehold.transitions.streams import StreamChunk
 from tests.api.media_api import problem
 from tests.api.test_events import told
 from tests.jobs.conftest import MakeClient, Maker
@@ -110,15 +115,12 @@ async def test_a_follower_of_one_attempt_waits_through_the_lines_of_others(
 ) -> None:
     """The stream stays quiet, and open: no busy loop over lines that it does not want."""
     reads: list[int] = []
-    from leasehold.db import log_reads  # noqa: PLC0415 - to count its calls
-
-    page = log_reads.log_page
 
     async def counted(*args: Any) -> Any:
         reads.append(1)
-        return await page(*args)
+        return await log_reads.log_page(*args)
 
-    monkeypatch.setattr(log_reads, "log_page", counted)
+    monkeypatch.setattr(job_logs, "LOG", replace(job_logs.LOG, page=counted))
     job_id = await maker.make("run")
     claimed = await maker.claim(job_id)
     await write(rows, claimed, 1, "one")
@@ -134,7 +136,7 @@ async def test_a_follower_of_one_attempt_waits_through_the_lines_of_others(
 async def test_an_idle_stream_is_kept_alive(
     maker: Maker, client: httpx2.AsyncClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("leasehold.api.jobs.logs.KEEP_ALIVE", 0.05)
+    monkeypatch.setattr("leasehold.api.jobs.following.KEEP_ALIVE", 0.05)
     assert streams.KEEP_ALIVE > 1
     job_id = await maker.make("run")
     async with asyncio.timeout(30), follow(client, job_id) as answer:
@@ -145,3 +147,57 @@ async def test_a_wrong_event_id_is_refused(maker: Maker, client: httpx2.AsyncCli
     job_id = await maker.make("run")
     answer = await client.get(f"/v1/jobs/{job_id}/logs", headers={"Last-Event-ID": "x"})
     problem(answer, 422, "invalid_event_id")
+
+
+# --- streams
+
+
+async def emit(rows: Connection, claimed: Claimed, first: int, *chunks: Any, restarts: bool = False) -> None:
+    encoded = [orjson.dumps({"chunk": chunk} if chunk != "CUT" else {"cut": True}) for chunk in chunks]
+    await streaming.append(rows, [StreamChunk(claimed.lease, first, encoded, restarts)])
+
+
+async def test_a_stream_is_followed_through_a_restart_and_resumed(
+    maker: Maker, client: httpx2.AsyncClient, rows: Connection
+) -> None:
+    job_id = await maker.make("run")
+    claimed = await maker.claim(job_id)
+    await emit(rows, claimed, 1, "a")
+    headers = {"Accept": "text/event-stream"}
+    async with asyncio.timeout(30), client.stream("GET", f"/v1/runs/{job_id}/stream", headers=headers) as answer:
+        events = told(answer)
+        first = await anext(events)
+        assert (first["event"], first["id"], first["chunk"], first["attempt"]) == ("chunk", "1", "a", 1)
+        await settlements.release(rows, [claimed.lease])
+        claimed = await maker.claim(job_id)
+        await emit(rows, claimed, 1, "b", {"c": 1}, "CUT", restarts=True)
+        seen = [await anext(events) for _ in range(4)]
+        assert [(event["event"], event.get("chunk")) for event in seen] == [
+            ("restart", None),
+            ("chunk", "b"),
+            ("chunk", {"c": 1}),
+            ("cut", None),
+        ]
+        assert (seen[0]["epoch"], "id" in seen[0]) == (2, False)
+        await maker.succeed_from(claimed)
+        assert [event async for event in events] == []
+    resumed = {"Accept": "text/event-stream", "Last-Event-ID": "2"}
+    async with asyncio.timeout(30), client.stream("GET", f"/v1/jobs/{job_id}/stream", headers=resumed) as answer:
+        assert [event["event"] async for event in told(answer)] == ["chunk", "cut"]
+    page = (await client.get(f"/v1/jobs/{job_id}/stream", params={"limit": 3})).json()
+    StreamPage.model_validate(page)
+    assert [(item["n"], item["superseded"], item["restarts"]) for item in page["chunks"]] == [
+        (1, True, False),
+        (2, False, True),
+        (3, False, False),
+    ]
+    assert page["next_after"] == 3
+    rest = (await client.get(f"/v1/jobs/{job_id}/stream", params={"after": 3})).json()
+    assert [item["cut"] for item in rest["chunks"]] == [True]
+
+
+async def test_another_tenant_follows_nothing(maker: Maker, client_with: MakeClient) -> None:
+    job_id = await maker.make("run")
+    other = await client_with("jobs:read", "runs:read", tenant="other")
+    problem(await other.get(f"/v1/jobs/{job_id}/stream"), 404, "job_not_found")
+    problem(await other.get(f"/v1/runs/{job_id}/stream"), 404, "run_not_found")

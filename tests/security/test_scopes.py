@@ -23,9 +23,10 @@ OPENS: dict[str, str] = {
     "media:read": "getMedia streamMediaEvents",
     "runs:write": """createRun createRuns cancelRun rerunRun retryRun createSchedule changeSchedule deleteSchedule
         backfillSchedule runScheduleNow replayDeadLetter replayDeadLetters""",
-    "runs:read": """listRuns getRun streamRunEvents readRunLogs explainRun listSchedules getSchedule listTemplates
-        listTemplateVersions getTemplate listDeadLetters groupDeadLetters""",
-    "jobs:read": "listJobs getJob explainJob streamJobEvents readJobLogs listDeadLetters groupDeadLetters",
+    "runs:read": """listRuns getRun streamRunEvents explainRun listSchedules getSchedule listTemplates
+        listTemplateVersions getTemplate listDeadLetters groupDeadLetters readRunLogs readRunStream""",
+    "jobs:read": """listJobs getJob explainJob streamJobEvents readJobLogs readJobStream listDeadLetters
+        groupDeadLetters""",
     "jobs:operate": "cancelJob retryJob replayDeadLetter replayDeadLetters",
     "jobs:delete": "deleteJob",
     "templates:write": "createTemplate enableTemplate",

@@ -16,6 +16,7 @@ import structlog
 from leasehold.settings import Settings
 from leasehold.telemetry import attempt_logs
 from leasehold.telemetry.attempt_logs import Recorder
+from leasehold.telemetry.emissions import Emissions
 from leasehold.telemetry.logs import configure_logs
 
 
@@ -208,3 +209,25 @@ def test_a_process_without_logs_of_its_own_still_sees_its_warnings(capsys: pytes
     finally:
         root.handlers = handlers
     assert capsys.readouterr().err == "look here\n"
+
+
+def test_chunks_are_json_without_nul_and_cut_at_their_bounds() -> None:
+    emissions = Emissions(3, 10_000, threading.Lock())
+    assert emissions.emit("a\x00b")
+    assert emissions.emit({"literal": "\\u0000"})
+    with pytest.raises(ValueError, match="NUL"):
+        emissions.emit({"nul": "\x00"})
+    with pytest.raises(TypeError):
+        emissions.emit(object())
+    assert emissions.emit(None)
+    assert [emissions.emit("more"), emissions.emit("and more")] == [False, False]
+    first, chunks = emissions.take()
+    assert first == 1
+    read = [json.loads(chunk) for chunk in chunks]
+    assert read == [{"chunk": "ab"}, {"chunk": {"literal": "\\u0000"}}, {"chunk": None}, {"cut": True}]
+    assert emissions.take() == (5, [])
+    by_bytes = Emissions(100, 30, threading.Lock())
+    assert [by_bytes.emit("x" * 10), by_bytes.emit("x" * 10)] == [True, False]
+    by_bytes.close()
+    assert not by_bytes.emit("late")
+    assert len(by_bytes.take()[1]) == 2

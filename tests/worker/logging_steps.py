@@ -17,7 +17,7 @@ from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.plain_attempt import PlainAttempt
 from leasehold.domain.registry import Pipelines
-from leasehold.domain.verdicts import Done, File
+from leasehold.domain.verdicts import Done, File, Snooze
 from leasehold.domain.work import Work
 
 log = logging.getLogger("shop")
@@ -57,6 +57,8 @@ async def talk(attempt: Attempt) -> Any:
     does = attempt.params.does
     if does == "nothing":
         return None
+    if does == "emit":
+        return await emit(attempt)
     log.info("attempt %s begins", attempt.number)
     attempt.log.info("to its own logger", hats=2)
     await asyncio.to_thread(log.warning, "in a thread")
@@ -76,6 +78,16 @@ async def talk(attempt: Attempt) -> Any:
     return None
 
 
+async def emit(attempt: Attempt) -> Any:
+    """The first attempt fails in the middle, the second snoozes once."""
+    again = bool(await attempt.note())
+    for number in range(3):
+        assert attempt.emit(f"{'again' if again else attempt.number}.{number}")
+    if attempt.number == 1:
+        raise Retryable("not yet", code="not_yet")
+    return None if again else Snooze(timedelta(milliseconds=1), {"seen": True})
+
+
 def buy_a_hat() -> None:
     raise ZeroDivisionError("no hats")
 
@@ -87,13 +99,17 @@ async def the_hat_maker() -> None:
 @plain.handles("talk")
 def talk_plainly(attempt: PlainAttempt) -> Any:
     log.info("in the worker's thread")
+    if attempt.params.does == "emit":
+        return {"fits": [attempt.emit({"number": number}) for number in range(12)]}
     attempt.log.info("to its own logger")
     buy_a_hat()
+    return None
 
 
 @apart.handles("first")
 def first(work: Work) -> Done:
     log.info("a child works")
+    work.emit("from a child")
     sys.stdout.write("printed\n")
     if work.params.does == "bug":
         buy_a_hat()
@@ -109,5 +125,6 @@ def first(work: Work) -> Done:
 @apart.handles("second")
 def second(work: Work) -> Done:
     log.info("another child works")
+    work.emit(["from another"])
     (work.directory / "b.txt").write_text("b")
     return Done(files={"b.txt": File("b.txt", "text/plain")})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -13,10 +14,12 @@ import pytest
 
 from leasehold.db import log_reads
 from leasehold.db.log_reads import LogFilter
+from leasehold.domain.ids import new_id
 from leasehold.domain.pipeline import Pipeline
 from leasehold.settings import Settings
-from leasehold.transitions import jobs, logs, sweeps
+from leasehold.transitions import jobs, logs, settlements, streams, sweeps
 from leasehold.transitions.logs import LogChunk
+from leasehold.transitions.streams import StreamChunk
 from leasehold.worker.worker import Worker
 from tests.factories import Rows
 from tests.worker import logging_steps
@@ -45,6 +48,7 @@ async def worker(settings: Settings, tmp_path: Path) -> AsyncIterator[Worker]:
         "work_dir": str(tmp_path),
         "worker_children": 1,
         "job_log_lines": LIMIT,
+        "stream_chunks": 10,
         "pipelines": "tests.worker.logging_steps:pipelines",
     }
     async with Worker(settings.model_copy(update=changes), pipelines()) as running:
@@ -66,6 +70,10 @@ async def lines_after(rows: Rows, pipeline: Pipeline, does: str = "ok") -> list[
     job_id = await begin(rows, pipeline, does)
     await end_of(rows, job_id)
     return await lines_of(rows, job_id)
+
+
+def outlets_of(worker: Worker) -> Any:
+    return worker.parts.runner._outlets
 
 
 def heads(lines: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
@@ -91,13 +99,15 @@ async def test_a_job_that_logs_nothing_costs_no_statement_and_no_row(
     worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[object] = []
-    append = logs.append
+    batchers = [writer._batcher for writer in (outlets_of(worker).logs, outlets_of(worker).streams)]
+    write = batchers[0]._statement
 
-    async def counted(connection: Any, chunks: Any) -> None:
+    async def counted(connection: Any, chunks: Any, repeated: bool) -> Any:
         written.append(chunks)
-        await append(connection, chunks)
+        return await write(connection, chunks, repeated)
 
-    monkeypatch.setattr(logs, "append", counted)
+    for batcher in batchers:
+        monkeypatch.setattr(batcher, "_statement", counted)
     assert await lines_after(rows, talking, "nothing") == []
     assert written == []
     assert await rows.connection.fetchval("SELECT count(*) FROM tail") == 0
@@ -220,10 +230,10 @@ async def test_a_chunk_that_is_written_twice_is_there_once_and_goes_with_its_job
 async def test_a_log_that_postgresql_refuses_fails_no_attempt(
     worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def refuse(_connection: Any, _chunks: Any) -> None:
+    async def refuse(_connection: Any, _chunks: Any, _repeated: bool) -> Any:
         raise ValueError("no")
 
-    monkeypatch.setattr(logs, "append", refuse)
+    monkeypatch.setattr(outlets_of(worker).logs._batcher, "_statement", refuse)
     job_id = await begin(rows, talking)
     assert (await end_of(rows, job_id))["status"] == "succeeded"
     assert await lines_of(rows, job_id) == []
@@ -237,3 +247,58 @@ async def test_many_attempts_at_once_keep_all_their_lines(worker: Worker, rows: 
             await asyncio.sleep(0.05)
     for job in new:
         assert heads(await lines_of(rows, job.id)) == BEGINNING
+
+
+# --- streams
+
+
+async def chunks_after(rows: Rows, pipeline: Pipeline, does: str = "ok") -> list[dict[str, Any]]:
+    """Of a job that does so, once it has ended."""
+    job_id = await begin(rows, pipeline, does)
+    await end_of(rows, job_id)
+    return await log_reads.stream_page(rows.connection, "t", job_id, 0, LogFilter(), 10_000)
+
+
+async def test_an_attempt_that_runs_again_begins_its_stream_again_and_one_that_snoozed_does_not(
+    worker: Worker, rows: Rows
+) -> None:
+    chunks = await chunks_after(rows, talking, "emit")
+    assert [(chunk["attempt"], chunk["chunk"]) for chunk in chunks] == [
+        *((1, f"1.{number}") for number in range(3)),
+        *((2, f"2.{number}") for number in range(3)),
+        *((2, f"again.{number}") for number in range(3)),
+    ]
+    assert [chunk["superseded"] for chunk in chunks] == [True] * 3 + [False] * 6
+    assert [chunk["restarts"] for chunk in chunks] == [False] * 3 + [True] + [False] * 5
+    assert [chunk["n"] for chunk in chunks] == list(range(1, 10))
+
+
+async def test_a_stream_that_grows_too_long_is_cut_and_its_attempt_hears_of_it(worker: Worker, rows: Rows) -> None:
+    chunks = await chunks_after(rows, plain, "emit")
+    assert [chunk["chunk"] for chunk in chunks[:10]] == [{"number": number} for number in range(10)]
+    assert [("cut" in chunk, "chunk" in chunk) for chunk in chunks[10:]] == [(True, False)]
+    result = await rows.connection.fetchval("SELECT value FROM result")
+    assert result == {"fits": [True] * 10 + [False] * 2}
+
+
+async def test_children_emit_also_those_that_began_early(worker: Worker, rows: Rows) -> None:
+    chunks = await chunks_after(rows, apart)
+    assert [(chunk["step"], chunk["chunk"]) for chunk in chunks] == [
+        ("first", "from a child"),
+        ("second", ["from another"]),
+    ]
+
+
+async def test_an_attempt_without_its_lease_emits_nothing(rows: Rows) -> None:
+    claimed = await rows.leased()
+    chunk = StreamChunk(claimed.lease, 1, [b'{"chunk":1}'], restarts=False)
+    zombie = replace(claimed.lease, epoch=claimed.lease.epoch - 1)
+    stranger = replace(claimed.lease, owner=new_id())
+    await streams.append(rows.connection, [replace(chunk, lease=zombie), replace(chunk, lease=stranger)])
+    assert await rows.connection.fetchval("SELECT count(*) FROM job_stream") == 0
+    for _ in range(2):  # the answer to the first may have been lost
+        await streams.append(rows.connection, [chunk])
+    assert await rows.connection.fetchval("SELECT count(*) FROM job_stream") == 1
+    await settlements.release(rows.connection, [claimed.lease])
+    await streams.append(rows.connection, [replace(chunk, first=2)])
+    assert await rows.connection.fetchval("SELECT count(*) FROM job_stream") == 1

@@ -31,7 +31,7 @@ from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.failures import as_step_error, failure_of, traceback_of
 from leasehold.worker.attempts.inline import InlineAttempts
 from leasehold.worker.attempts.isolated import IsolatedAttempts
-from leasehold.worker.attempts.logs import AttemptLog, AttemptLogs
+from leasehold.worker.attempts.outlet import Outlet, Outlets
 from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.worker.leases.settlement_batcher import (
@@ -76,9 +76,9 @@ class Runner:
         directories: Directories,
         inline: InlineAttempts,
         isolated: IsolatedAttempts,
-        logs: AttemptLogs,
+        outlets: Outlets,
     ) -> None:
-        self._logs = logs
+        self._outlets = outlets
         self._pipelines = pipelines
         self._pool = pool
         self._heartbeat = heartbeat
@@ -107,7 +107,7 @@ class Runner:
         """
         began = monotonic()
         trace = claimed.trace or {}
-        attempt_log = self._logs.open(claimed)
+        outlet = self._outlets.open(claimed)
         add_to_every_line({
             "job_id": claimed.job_id,
             "task_id": claimed.lease.task_id,
@@ -124,8 +124,8 @@ class Runner:
             leasehold_job_id=str(claimed.job_id),
             leasehold_attempt=claimed.lease.attempt,
         ) as span:
-            settlement, held = await self._attempt(claimed, attempt_log, may_continue)
-            await self._finish_log(attempt_log, settlement)
+            settlement, held = await self._attempt(claimed, outlet, may_continue)
+            await self._finish_outlet(outlet, settlement)
             held.settling = settlement is not None
             if isinstance(settlement, Completion) and may_continue():
                 settlement = replace(settlement, goes_on=True)
@@ -147,7 +147,7 @@ class Runner:
     # --- the work
 
     async def _attempt(
-        self, claimed: Claimed, attempt_log: AttemptLog, may_continue: Callable[[], bool]
+        self, claimed: Claimed, outlet: Outlet, may_continue: Callable[[], bool]
     ) -> tuple[Settlement | None, HeldLease]:
         """Run the handler under a held lease. Returns the settlement to ask for; None when the lease is lost."""
         failpoints.reach("after_claim")
@@ -157,13 +157,13 @@ class Runner:
         if declared is None:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
             return Snoozing(claimed.lease, _UNKNOWN_SECONDS), held
-        work = asyncio.ensure_future(self._perform(claimed, *declared, held, attempt_log, may_continue))
+        work = asyncio.ensure_future(self._perform(claimed, *declared, held, outlet, may_continue))
         held.subscribe(on_lost=work.cancel, on_cancel=partial(self._request_stop, claimed, work))
         if self._releasing:
             work.cancel()
         self._running.add(work)
         try:
-            return await self._settlement_of(work, claimed, declared[1], held, attempt_log), held
+            return await self._settlement_of(work, claimed, declared[1], held, outlet), held
         finally:
             self._running.discard(work)
 
@@ -188,10 +188,10 @@ class Runner:
         pipeline: Pipeline,
         step: Step,
         held: HeldLease,
-        attempt_log: AttemptLog,
+        outlet: Outlet,
         may_continue: Callable[[], bool],
     ) -> Settlement:
-        record_in(attempt_log.recorder)
+        record_in(outlet.recorder)
         seconds = _time_limit(claimed, step)
         if step.isolated:
             return await self._isolated.perform(claimed, pipeline, step, held, seconds, may_continue)
@@ -212,7 +212,7 @@ class Runner:
         claimed: Claimed,
         step: Step,
         held: HeldLease,
-        attempt_log: AttemptLog,
+        outlet: Outlet,
     ) -> Settlement | None:
         """The settlement that fits the end of `work`; None when the lease is no longer this worker's."""
         try:
@@ -226,7 +226,7 @@ class Runner:
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; whatever it is, the attempt failed
             step_error = as_step_error(error)
             reason = f"{step_error.code}: {step_error.message}"
-            attempt_log.recorder.add_final("error", reason, trace=traceback_of(error))
+            outlet.recorder.add_final("error", reason, trace=traceback_of(error))
             if isinstance(step_error, Unforeseen) and await self._was_unforeseen_before(claimed):
                 step_error = Permanent(step_error.code, step_error.message)
             return failure_of(claimed, step, step_error)
@@ -259,14 +259,11 @@ class Runner:
 
     # --- the settlement
 
-    async def _finish_log(self, attempt_log: AttemptLog, settlement: Settlement | None) -> None:
-        """Write the attempt's last lines. An attempt without any costs nothing."""
+    async def _finish_outlet(self, outlet: Outlet, settlement: Settlement | None) -> None:
+        """Write the attempt's last lines and chunks."""
         if settlement is None:
-            attempt_log.recorder.add_final("warning", "The lease is lost: another attempt decides about this step.")
-        if attempt_log.recorder.used:
-            await self._logs.finish(attempt_log)
-        else:
-            attempt_log.recorder.close()
+            outlet.recorder.add_final("warning", "The lease is lost: another attempt decides about this step.")
+        await self._outlets.finish(outlet)
 
     async def _settle(self, claimed: Claimed, settlement: Settlement) -> tuple[str, Claimed | None]:
         """Settle, log and count. Returns the outcome's name and the step that the completion claimed."""

@@ -13,7 +13,7 @@ import traceback
 from datetime import timedelta
 from pathlib import Path
 from time import monotonic
-from typing import Literal, NoReturn
+from typing import Any, Literal, NoReturn
 
 from pydantic import ValidationError
 
@@ -81,7 +81,7 @@ def _run(pipeline: Pipeline, fences: sandbox.Fences) -> None:
 _sending = threading.Lock()  # a handler's threads may send, too
 
 
-def _send(frame: frames.Answer | frames.Progress | frames.LogLine) -> None:
+def _send(frame: frames.Answer | frames.Progress | frames.LogLine | frames.Emitted) -> None:
     with _sending:
         frames.send(frames.CHANNEL, frame)
 
@@ -142,6 +142,9 @@ class _Supervisor:
             self._sent_at = now
             percent = min(max(float(percent), 0.0), 100.0)
             _send(frames.Progress(percent=percent, summary=bounded(summary)[:500]))
+
+    def emit(self, chunk: Any) -> None:
+        _send(frames.Emitted(chunk=chunk))
 
     def cancelled(self) -> bool:
         return os.path.exists(self._cancel_path)  # noqa: PTH110 - handlers call it in inner loops, and it costs half as much

@@ -9,6 +9,7 @@ import select
 import signal
 import socket
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 from pydantic import ValidationError
 
@@ -69,6 +70,7 @@ class ChildProcess:
         limits: Limits,
         on_progress: Callable[[float, str], None],
         on_line: Callable[[frames.LogLine], None],
+        on_chunk: Callable[[Any], None],
     ) -> frames.Answer:
         """Send the encoded `place` and `run`, and wait at most `timeout` seconds for the answer.
 
@@ -85,6 +87,8 @@ class ChildProcess:
                         on_progress(frame.percent, frame.summary)
                     elif isinstance(frame, frames.LogLine):
                         on_line(frame)
+                    elif isinstance(frame, frames.Emitted):
+                        on_chunk(frame.chunk)
                     else:
                         self._output.read()  # what the handler printed before it answered
                         return frame

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from leasehold.domain.errors import Cancelled, Permanent, Retryable, StepError, 
 from leasehold.domain.pipeline import Limits
 from leasehold.domain.verdicts import Done
 from leasehold.settings import Settings
+from leasehold.telemetry.attempt_logs import current
 from leasehold.worker import metrics
 from leasehold.worker.sandbox import fences as sandbox
 from leasehold.worker.sandbox import frames
@@ -118,7 +120,13 @@ class Children:
         try:
             child.begin_output(pipeline, step)
             answer = await child.call(
-                place, request, timeout=timeout, limits=limits, on_progress=on_progress, on_line=_Lines(child.pid)
+                place,
+                request,
+                timeout=timeout,
+                limits=limits,
+                on_progress=on_progress,
+                on_line=_Lines(child.pid),
+                on_chunk=_emit,
             )
             metrics.CHILD_PEAK.labels(pipeline, step).observe(child.peak())
         finally:
@@ -160,6 +168,14 @@ def _raised(answer: frames.Failed) -> StepError:
         return Unforeseen(answer.message)
     after = None if answer.after is None else timedelta(seconds=answer.after)
     return Retryable(answer.message, code=answer.code, after=after)
+
+
+def _emit(chunk: Any) -> None:
+    """A chunk of the child is one of its attempt. A hostile child may send anything: what has no form is dropped."""
+    recorder = current()
+    if recorder is not None and recorder.stream is not None:
+        with suppress(TypeError, ValueError):
+            recorder.stream.emit(chunk)
 
 
 class _Lines:

@@ -100,6 +100,13 @@ class LogLine(_Frame):
     traceback: Traceback = ""
 
 
+class Emitted(_Frame):
+    """Child to worker, any number of times before the answer: a chunk of the job's stream."""
+
+    kind: Literal["emitted"] = "emitted"
+    chunk: Any
+
+
 class OutputFile(_Frame):
     """A file that the handler wrote, by its path relative to the run's directory."""
 
@@ -128,8 +135,8 @@ class Failed(_Frame):
 
 Answer = Finished | Failed
 GREETING: TypeAdapter[Ready | Refused] = TypeAdapter(Annotated[Ready | Refused, Field(discriminator="kind")])
-FROM_CHILD: TypeAdapter[Answer | Progress | LogLine] = TypeAdapter(
-    Annotated[Answer | Progress | LogLine, Field(discriminator="kind")]
+FROM_CHILD: TypeAdapter[Answer | Progress | LogLine | Emitted] = TypeAdapter(
+    Annotated[Answer | Progress | LogLine | Emitted, Field(discriminator="kind")]
 )
 
 

@@ -118,7 +118,8 @@ class Zygote:
         try:
             return await asyncio.shield(forking)
         except asyncio.CancelledError:
-            await (await forking).stop()
+            with contextlib.suppress(OSError, EOFError):  # there is no child: the zygote died meanwhile
+                await (await forking).stop()
             raise
 
     async def _fork(self) -> ChildProcess:

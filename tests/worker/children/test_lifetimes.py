@@ -14,6 +14,7 @@ import pytest
 import structlog
 
 from leasehold.domain.errors import ChildCrashed, DeclarationError
+from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.children import Children
 from leasehold.worker.sandbox.spares import WAITING
 from tests.worker.children.conftest import SOURCE, Pool, is_running, is_there, pool
@@ -97,6 +98,28 @@ async def test_a_zygote_that_died_is_replaced_with_its_children(one: Pool) -> No
     os.kill(spares._zygote.pid, signal.SIGKILL)
     await until(lambda: not any(is_running(pid) for pid in before), "its children died with it")
     assert await one.pid() not in before
+
+
+async def test_a_fork_that_is_cancelled_while_its_zygote_dies_stays_cancelled(
+    one: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the keeper of the spare children asks the dead zygote for ever, and waits for itself to stop."""
+    (spares,) = one.children._spares.values()
+    zygote = spares._zygote
+    assert zygote is not None
+    cancelled = asyncio.Event()
+
+    async def refused() -> ChildProcess:
+        await cancelled.wait()
+        raise BrokenPipeError
+
+    monkeypatch.setattr(zygote, "_fork", refused)
+    forking = asyncio.create_task(zygote.fork())
+    await asyncio.sleep(0)
+    forking.cancel()
+    asyncio.get_running_loop().call_soon(cancelled.set)
+    with pytest.raises(asyncio.CancelledError):
+        await forking
 
 
 async def test_zygotes_that_die_again_and_again_leave_as_many_children_waiting(tmp_path: Path) -> None:

@@ -1,0 +1,107 @@
+"""What a job's attempts produce little by little, as numbered items: a page at a time, or as they are written.
+
+The endpoints of logs and streams use it, for jobs of every kind and for runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass
+from http import HTTPStatus
+from time import monotonic
+from typing import Annotated, Any, TypeAlias
+from uuid import UUID
+
+from fastapi import Header, Query, Response
+from fastapi.responses import StreamingResponse
+from fastapi.sse import KEEPALIVE_COMMENT
+from pydantic import Field
+
+from leasehold.api.http.responses import json_response
+from leasehold.api.http.streams import HEADERS, KEEP_ALIVE, MAX_SECONDS, number_of
+from leasehold.api.process.services import Services
+from leasehold.api.process.watch import JobWatch
+from leasehold.db.database import Connection
+from leasehold.db.log_reads import ENDED, LogFilter
+from leasehold.domain.json_values import MAX_INTEGER
+
+_MAX_ATTEMPT = 2**31 - 1
+_BATCH = 500
+EVENT_STREAM = "text/event-stream"
+
+After: TypeAlias = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Only those with a greater number.")]
+Limit: TypeAlias = Annotated[int, Query(ge=1, le=1000)]
+OfStep: TypeAlias = Annotated[str | None, Query(max_length=200, description="Only those of this step.")]
+OfAttempt: TypeAlias = Annotated[
+    int | None, Query(ge=1, le=_MAX_ATTEMPT, description="Only those of the attempt with this number.")
+]
+Accept: TypeAlias = Annotated[Annotated[str, Field(max_length=1000)] | None, Header(include_in_schema=False)]
+
+INVALID = {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`"}
+PAGE_OR_STREAM: dict[int | str, dict[str, Any]] = {
+    200: {"description": "The page, or the stream", "content": {EVENT_STREAM: {}}}
+}
+
+Item: TypeAlias = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """`items`: what a page calls its items. `events`: those of one item."""
+
+    items: str
+    page: Callable[[Connection, str, UUID, int, LogFilter, int], Awaitable[Sequence[Item]]]
+    numbers: Callable[[Connection, Iterable[UUID]], Awaitable[dict[UUID, int]]]
+    events: Callable[[Item], bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a request wants to have."""
+
+    after: int
+    limit: int
+    filter: LogFilter
+    follow: bool
+
+
+def wanted_of(
+    after: int, limit: int, step: str | None, attempt: int | None, last_event_id: str | None, accept: str | None
+) -> Wanted:
+    """Raises Invalid."""
+    return Wanted(number_of(last_event_id) or after, limit, LogFilter(step, attempt), EVENT_STREAM in (accept or ""))
+
+
+async def answer(
+    services: Services, source: Source, watch: JobWatch, tenant_id: str, job_id: UUID, wanted: Wanted
+) -> Response:
+    """The page, or the stream, of a job that the caller may read."""
+    if wanted.follow:
+        events = _follow(services, source, watch, tenant_id, job_id, wanted)
+        return StreamingResponse(events, media_type=EVENT_STREAM, headers=HEADERS)
+    async with services.pool.acquire() as connection:
+        read = await source.page(connection, tenant_id, job_id, wanted.after, wanted.filter, wanted.limit + 1)
+    page = read[: wanted.limit]
+    return json_response({source.items: page, "next_after": page[-1]["n"] if len(read) > wanted.limit else None})
+
+
+async def _follow(
+    services: Services, source: Source, watch: JobWatch, tenant_id: str, job_id: UUID, wanted: Wanted
+) -> AsyncIterator[bytes]:
+    """The items as they are written. Ends when the job has ended, when the process stops, or after MAX_SECONDS."""
+    until = monotonic() + MAX_SECONDS
+    after = wanted.after
+    while not services.draining and monotonic() < until:
+        async with services.pool.acquire() as connection:
+            # The number first: what is written in between is only read earlier than it has to be.
+            number = (await source.numbers(connection, [job_id])).get(job_id, ENDED)
+            page = await source.page(connection, tenant_id, job_id, after, wanted.filter, _BATCH)
+        for item in page:
+            yield source.events(item)
+            after = item["n"]
+        if len(page) == _BATCH:
+            continue
+        if number == ENDED:
+            return
+        if not await watch.changed(job_id, max(after, number), KEEP_ALIVE):
+            yield KEEPALIVE_COMMENT

@@ -1,0 +1,84 @@
+"""What a handler emits: the chunks of one attempt's stream, until they are written."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import partial
+from threading import Lock
+from typing import Any
+
+import orjson
+
+_NUL = re.compile(rb"(?<!\\)(?:\\\\)*\\u0000")
+_CUT = b'{"cut":true}'
+
+
+class Emissions:
+    """Any thread may emit. `on_first`: called when the first of several unwritten chunks arrives. After `max_chunks` or
+    `max_bytes` the stream is cut: one mark says so, and later chunks are dropped.
+    """
+
+    __slots__ = ("_bytes", "_chunks", "_closed", "_cut", "_lock", "_max_bytes", "_max_chunks", "_written", "on_first")
+
+    def __init__(self, max_chunks: int, max_bytes: int, lock: Lock, on_first: Callable[[], None] | None = None) -> None:
+        self._max_chunks = max_chunks
+        self._max_bytes = max_bytes
+        self._lock = lock
+        self._chunks: list[bytes] = []
+        self._written = 0  # chunks that `take` has returned
+        self._bytes = 0
+        self._cut = self._closed = False
+        self.on_first = on_first
+
+    @property
+    def used(self) -> bool:
+        """Whether there was ever a chunk."""
+        return self._written > 0 or bool(self._chunks)
+
+    def emit(self, chunk: Any) -> bool:
+        """Add a chunk: a text, or another JSON value. False: the stream is cut, and has no room for the chunk.
+
+        Raises TypeError for a value without a JSON form, and ValueError for one with a NUL character.
+        """
+        if isinstance(chunk, str):
+            chunk = chunk.replace("\x00", "")
+        encoded = orjson.dumps({"chunk": chunk})
+        if _NUL.search(encoded):
+            raise ValueError("a chunk cannot hold a NUL character")
+        return self._add(encoded)
+
+    def _add(self, encoded: bytes) -> bool:
+        with self._lock:
+            if self._cut or self._closed:
+                return False
+            before = self._written + len(self._chunks)
+            self._cut = before >= self._max_chunks or self._bytes + len(encoded) > self._max_bytes
+            self._chunks.append(_CUT if self._cut else encoded)
+            self._bytes += len(encoded)
+            is_first = len(self._chunks) == 1
+            fits = not self._cut
+        if is_first and self.on_first is not None:
+            self.on_first()
+        return fits
+
+    def take(self) -> tuple[int, list[bytes]]:
+        """The chunks since the last call, each as JSON, and the number of the first of them, from 1."""
+        with self._lock:
+            chunks, self._chunks = self._chunks, []
+            first = self._written + 1
+            self._written += len(chunks)
+        return first, chunks
+
+    def for_later(self) -> Emissions:
+        """With the same bounds, for work that this attempt begins and a later one may take over."""
+        return Emissions(self._max_chunks, self._max_bytes, self._lock)
+
+    def hand_over(self, other: Emissions) -> None:
+        """The chunks so far, and all that follow, are `other`'s."""
+        self.on_first = partial(self.hand_over, other)
+        for chunk in self.take()[1]:
+            other._add(chunk)
+
+    def close(self) -> None:
+        self._closed = True

@@ -1,0 +1,140 @@
+"""Writes what running attempts produce little by little (lines, chunks of a stream) into the database: in batches while
+they run, and the rest before their settlements.
+
+An attempt that produces nothing costs no statement. One that fails, or is killed later, loses nothing that was written:
+its settlement waits until its last chunk is. All attempts share one connection, which the first chunk opens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Generic, Protocol, TypeVar
+
+import structlog
+
+from leasehold.db.batcher import Batcher
+from leasehold.db.database import Connection, connect
+from leasehold.settings import Settings
+from leasehold.transitions.claims import Claimed
+from leasehold.worker import metrics
+
+log = structlog.get_logger(__name__)
+
+#: Between two writes of what one attempt has produced.
+EVERY_SECONDS = 0.2
+#: The most chunks of one statement.
+_BATCH = 128
+#: The database may be away for any time, as for settlements.
+_PATIENCE = float("inf")
+
+
+class Buffer(Protocol):
+    """What an attempt has produced and nobody has written yet. `on_first` is called when it stops being empty."""
+
+    on_first: Callable[[], None] | None
+
+    @property
+    def used(self) -> bool: ...
+    def take(self) -> tuple[int, list[bytes]]: ...
+    def close(self) -> None: ...
+
+
+_B = TypeVar("_B", bound=Buffer)
+_C = TypeVar("_C")
+
+
+class Written(Generic[_B]):
+    """The buffer of one attempt, and the last write of it that was begun."""
+
+    __slots__ = ("buffer", "claimed", "writing")
+
+    def __init__(self, claimed: Claimed, buffer: _B) -> None:
+        self.claimed = claimed
+        self.buffer = buffer
+        self.writing: asyncio.Task[None] | None = None
+
+
+class ChunkWriter(Generic[_B, _C]):
+    """A worker has one for each thing to write. Make it in the event loop that runs the attempts.
+
+    `name`: of its duty and its connection. `chunk_of`: the chunk that `append` writes, of an attempt, the number of its
+    first item and the items.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        chunk_of: Callable[[Claimed, int, list[bytes]], _C],
+        append: Callable[[Connection, Sequence[_C]], Awaitable[None]],
+    ) -> None:
+        self.name = name
+        self._chunk_of = chunk_of
+        self._loop = asyncio.get_running_loop()
+        self._unwritten: deque[Written[_B]] = deque()
+        self._wake = asyncio.Event()
+        self._writes: set[asyncio.Task[None]] = set()
+
+        async def write(
+            connection: Connection,
+            chunks: Sequence[_C],
+            _repeated: bool,  # noqa: FBT001 - the Batcher's signature
+        ) -> Sequence[None]:
+            await append(connection, chunks)
+            return [None] * len(chunks)
+
+        self._batcher: Batcher[_C, None] = Batcher(
+            lambda: connect(settings, name), write, name=name, at_most=_BATCH, patience=_PATIENCE
+        )
+        self.start = self._batcher.start
+
+    def open(self, claimed: Claimed, buffer: _B) -> Written[_B]:
+        """Write what an attempt that begins puts into `buffer`."""
+        written = Written(claimed, buffer)
+        buffer.on_first = partial(self._note, written)
+        return written
+
+    def _note(self, written: Written[_B]) -> None:
+        """The buffer holds something that is not written yet. Any thread may call this."""
+        self._unwritten.append(written)
+        if not self._wake.is_set():
+            self._loop.call_soon_threadsafe(self._wake.set)
+
+    async def turn(self) -> None:
+        """Wait until there is something, then begin to write it."""
+        await self._wake.wait()
+        self._wake.clear()
+        while self._unwritten:
+            self._write(self._unwritten.popleft())
+
+    async def finish(self, written: Written[_B]) -> None:
+        """The attempt has ended, and produces no more. Return once everything is written."""
+        written.buffer.close()
+        self._write(written)
+        if written.writing is not None:
+            await asyncio.shield(written.writing)
+
+    async def close(self) -> None:
+        await self._batcher.close()
+        await asyncio.gather(*self._writes, return_exceptions=True)
+
+    def _write(self, written: Written[_B]) -> None:
+        first, items = written.buffer.take()
+        if not items:
+            return
+        chunk = self._chunk_of(written.claimed, first, items)
+        # The batcher writes chunks in the order in which they are added: so the last one is written after all others.
+        written.writing = asyncio.create_task(self._ask(chunk, len(items)))
+        self._writes.add(written.writing)
+        written.writing.add_done_callback(self._writes.discard)
+
+    async def _ask(self, chunk: _C, items: int) -> None:
+        """Write the chunk. What PostgreSQL refuses is dropped: a line that cannot be kept must not fail an attempt."""
+        try:
+            await self._batcher.ask(chunk)
+        except Exception as error:  # noqa: BLE001 - whatever it is: it is about the chunk, and not about the attempt
+            metrics.LOST_ITEMS.labels(self.name).inc(items)
+            log.warning("what an attempt produced is not kept", kind=self.name, items=items, error=type(error).__name__)
