@@ -70,6 +70,12 @@ class Current:
         """Report how far the task is, 0 to 100. Call it as often as you like: only some reports are stored."""
         self.attempt.progress(percent, summary)
 
+    def emit(self, chunk: Any) -> bool:
+        """Append a chunk (a text, or another JSON value) to the run's stream. Clients follow the stream as it grows.
+        False: the attempt has emitted too much, and the stream is cut. A process of its own is not answered: True.
+        """
+        return self.attempt.emit(chunk) is not False
+
     def checkpoint(self) -> None:
         """Raises Cancelled once a cancel of the run was requested, and LeaseLost once another worker has it."""
         self.attempt.checkpoint()

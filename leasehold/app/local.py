@@ -12,7 +12,9 @@ from leasehold.domain.ids import new_id
 
 
 class LocalAttempt:
-    """What `current()` needs of an attempt. `reports`: what the function reported with `progress`."""
+    """What `current()` needs of an attempt. `reports`: what the function reported with `progress`;
+    `chunks`: what it emitted.
+    """
 
     number = 1
     opened = None
@@ -22,6 +24,7 @@ class LocalAttempt:
         self.job_id: UUID = new_id()
         self.task_id: UUID = new_id()
         self.reports: list[tuple[float, str]] = []
+        self.chunks: list[Any] = []
 
     @property
     def log(self) -> Any:
@@ -39,6 +42,10 @@ class LocalAttempt:
 
     def progress(self, percent: float, summary: str = "") -> None:
         self.reports.append((float(percent), summary))
+
+    def emit(self, chunk: Any) -> bool:
+        self.chunks.append(chunk)
+        return True
 
     def checkpoint(self) -> None:
         """Nobody can cancel a local run."""
