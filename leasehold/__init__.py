@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from leasehold.app.app import App
     from leasehold.app.current import Current, current
     from leasehold.app.retry import Retry
+    from leasehold.app.run import Run
     from leasehold.app.task import Task
     from leasehold.client.external import ExternalWorker
     from leasehold.db.database import connect
@@ -64,6 +65,7 @@ __all__ = [
     "PlainAttempt",
     "Retry",
     "Retryable",
+    "Run",
     "RunTerms",
     "Settings",
     "SkipIf",
@@ -85,6 +87,7 @@ _MODULES = {
     "app.app": ("App",),
     "app.current": ("Current", "current"),
     "app.retry": ("Retry",),
+    "app.run": ("Run",),
     "app.task": ("Task",),
     "client.external": ("ExternalWorker",),
     "db.database": ("connect",),

@@ -108,6 +108,16 @@ class Task(Generic[P, R]):
     def _runs(self, ids: Sequence[UUID]) -> list[Run[R]]:
         return [self.find(run_id) for run_id in ids]
 
+    def _submit_in(self, connection: Any, calls: Sequence[Call[R]]) -> list[Run[R]]:
+        from leasehold.app.inside import write_in  # noqa: PLC0415 - declaring a task loads no driver
+
+        return self._runs(write_in(connection, calls, self._connections))
+
+    async def _asubmit_in(self, connection: Any, calls: Sequence[Call[R]]) -> list[Run[R]]:
+        from leasehold.app.inside import awrite_in  # noqa: PLC0415 - as above
+
+        return self._runs(await awrite_in(connection, calls, self._connections))
+
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run the function here and now, without a server: its arguments and result go through JSON as in a worker.
 
@@ -165,6 +175,14 @@ class Prepared(Generic[P, R]):
         """As `submit`, in an event loop."""
         return (await self._task._asubmit([self.call(*args, **kwargs)]))[0]  # noqa: SLF001 - of the same module
 
+    def submit_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """As TaskWith.submit_in."""
+        return self._task._submit_in(connection, [self.call(*args, **kwargs)])[0]  # noqa: SLF001 - as above
+
+    async def asubmit_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Run[R]:
+        """As TaskWith.asubmit_in."""
+        return (await self._task._asubmit_in(connection, [self.call(*args, **kwargs)]))[0]  # noqa: SLF001 - as above
+
 
 class TaskWith(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     """A task with at least one parameter. `C`: what calling it gives, the result or a coroutine of it."""
@@ -191,6 +209,28 @@ class TaskWith(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     async def asubmit(self, *args: Any, **kwargs: Any) -> Run[R]:  # type: ignore[misc]  # as `submit`
         """As `submit`, in an event loop."""
         return (await self._asubmit([self._calls(args, kwargs)]))[0]
+
+    @overload
+    def submit_in(self, connection: Any, argument: A, /, *args: Q.args, **kwargs: Q.kwargs) -> Run[R]: ...
+    @overload
+    def submit_in(self, connection: Any, argument: A, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
+    def submit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
+        """Submit in the caller's own transaction: the run exists once that has committed, and not if it rolls back.
+
+        `connection`: a Session or Connection of SQLAlchemy, a psycopg 3 Connection, or Django's. Raises as `submit`, and
+        TransactionRefused, before anything is written, in autocommit and in a transaction that has failed.
+        """
+        return self._submit_in(connection, [self._calls(args, kwargs)])[0]
+
+    @overload
+    async def asubmit_in(self, connection: Any, argument: A, /, *args: Q.args, **kwargs: Q.kwargs) -> Run[R]: ...
+    @overload
+    async def asubmit_in(self, connection: Any, argument: A, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
+    async def asubmit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
+        """As `submit_in`, for an AsyncSession or AsyncConnection of SQLAlchemy, an asyncpg connection, or a psycopg 3
+        AsyncConnection.
+        """
+        return (await self._asubmit_in(connection, [self._calls(args, kwargs)]))[0]
 
     def submit_many(self, arguments: Iterable[A | Call[R]]) -> list[Run[R]]:
         """Submit a run for each: an argument, or a `task.call(...)`. All or none; the runs are in the same order."""
@@ -226,6 +266,22 @@ class TaskWithout(Task[P, R], Generic[P, R, C]):
     async def asubmit(self, *args: Any, **kwargs: Any) -> Run[R]:
         """As `submit`, in an event loop."""
         return (await self._asubmit([self._calls(args, kwargs)]))[0]
+
+    @overload
+    def submit_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
+    @overload
+    def submit_in(self, connection: Any, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
+    def submit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
+        """As TaskWith.submit_in."""
+        return self._submit_in(connection, [self._calls(args, kwargs)])[0]
+
+    @overload
+    async def asubmit_in(self, connection: Any, /, *args: P.args, **kwargs: P.kwargs) -> Run[R]: ...
+    @overload
+    async def asubmit_in(self, connection: Any, /, **options: Unpack[SubmitOptions]) -> Run[R]: ...
+    async def asubmit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
+        """As TaskWith.asubmit_in."""
+        return (await self._asubmit_in(connection, [self._calls(args, kwargs)]))[0]
 
     def submit_many(self, calls: Iterable[Call[R]]) -> list[Run[R]]:
         """Submit a run for each `task.call(...)`. All or none; the runs are in the same order."""

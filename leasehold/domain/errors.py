@@ -19,6 +19,7 @@ LeaseholdError
 ├── BadSetting                  a LEASEHOLD_* variable cannot be used: the process refuses to start
 ├── DeclarationError            a pipeline is declared wrongly: the process refuses to start
 ├── TaskFailed                  a run that was waited for has failed, expired or was cancelled
+├── TransactionRefused          `submit_in` could not write in the caller's transaction: nothing was written
 ├── ResultUnreadable            a stored result does not fit the type that the code declares for it
 ├── LeaseLost                   a write carried a lease that the task no longer has
 ├── StepError                   an attempt at a step failed
@@ -173,6 +174,10 @@ class TaskFailed(LeaseholdError):
 
 class ResultUnreadable(LeaseholdError):
     """The stored result of a run does not fit the type that the code declares for it."""
+
+
+class TransactionRefused(LeaseholdError):
+    """`submit_in` got a connection in autocommit, or in a transaction that has failed. Nothing was written."""
 
 
 class LeaseLost(LeaseholdError):

@@ -1,0 +1,185 @@
+"""A connection of the user's, with the methods of asyncpg that the platform's statements use.
+
+The transaction stays the user's: nothing here begins, commits or rolls back.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Coroutine
+from functools import cached_property
+from typing import Any, TypeVar
+
+from leasehold.app.drivers.statements import named, of_asyncpg, of_psycopg, of_sqlalchemy, parameter, row_of
+from leasehold.domain.errors import TransactionRefused
+
+T = TypeVar("T")
+Row = dict[str, Any]
+_FAILED = "25P02"
+_SENTENCE = "the transaction has failed, so nothing can be written in it: roll it back, and submit in a new one"
+
+
+class Foreign(ABC):
+    """One driver. `is_sync`: its methods never wait for an event loop (see `run_now`)."""
+
+    is_sync = False
+
+    @abstractmethod
+    async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]: ...
+
+    @abstractmethod
+    async def check(self) -> None:
+        """Raises TransactionRefused if what is written now would not commit or vanish with the user's transaction."""
+
+    async def fetch(self, statement: str, *arguments: Any) -> list[Row]:
+        try:
+            return await self._rows(statement, arguments)
+        except Exception as error:
+            if sqlstate_of(error) == _FAILED or type(error).__name__ == "PendingRollbackError":
+                raise TransactionRefused(_SENTENCE) from error
+            raise
+
+    async def fetchrow(self, statement: str, *arguments: Any) -> Row | None:
+        return next(iter(await self.fetch(statement, *arguments)), None)
+
+    async def fetchval(self, statement: str, *arguments: Any) -> Any:
+        row = await self.fetchrow(statement, *arguments)
+        return None if row is None else next(iter(row.values()))
+
+    async def execute(self, statement: str, *arguments: Any) -> None:
+        await self.fetch(statement, *arguments)
+
+
+def sqlstate_of(error: BaseException) -> str | None:
+    """PostgreSQL's code of a driver's error; SQLAlchemy wraps the driver's."""
+    for one in (error, getattr(error, "orig", None), error.__cause__):
+        code = getattr(one, "sqlstate", None) or getattr(one, "pgcode", None)
+        if code is not None:
+            return str(code)
+    return None
+
+
+class Asyncpg(Foreign):
+    """An asyncpg.Connection, also one of a pool."""
+
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def check(self) -> None:
+        if not self._connection.is_in_transaction():
+            raise TransactionRefused("asyncpg commits each statement by itself: wrap it in connection.transaction()")
+
+    async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
+        values = [parameter(value) for value in arguments]
+        rows = await self._connection.fetch(of_asyncpg(statement), *values)
+        return [row_of(row.keys(), row.values()) for row in rows]
+
+
+class _Psycopg(Foreign):
+    def __init__(self, connection: Any) -> None:
+        self._connection = connection
+
+    async def check(self) -> None:
+        status = self._connection.info.transaction_status.name
+        if status == "INERROR":
+            raise TransactionRefused(_SENTENCE)
+        if self._connection.autocommit and status == "IDLE":
+            raise TransactionRefused("the connection is in autocommit: wrap it in connection.transaction()")
+
+
+class Psycopg(_Psycopg):
+    """A psycopg.Connection, also the one below Django's."""
+
+    is_sync = True
+
+    async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
+        with self._connection.cursor(row_factory=_tuples) as cursor:
+            cursor.execute(of_psycopg(statement), named(arguments))
+            if cursor.description is None:
+                return []
+            names = [column.name for column in cursor.description]
+            return [row_of(names, values) for values in cursor.fetchall()]
+
+
+class AsyncPsycopg(_Psycopg):
+    """A psycopg.AsyncConnection."""
+
+    async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
+        async with self._connection.cursor(row_factory=_tuples) as cursor:
+            await cursor.execute(of_psycopg(statement), named(arguments))
+            if cursor.description is None:
+                return []
+            names = [column.name for column in cursor.description]
+            return [row_of(names, values) for values in await cursor.fetchall()]
+
+
+def _tuples(_cursor: Any) -> Callable[[Any], tuple[Any, ...]]:
+    """A row factory of psycopg: a user's own factory may give rows of any shape."""
+    return tuple
+
+
+#: A setting that lives as long as the transaction: the next statement reads it, unless a commit came between.
+_MARK = "SELECT set_config('leasehold.in_transaction', '1', true)"
+_READ = "SELECT current_setting('leasehold.in_transaction', true)"
+_AUTOCOMMIT = "the connection is in autocommit: submit inside a transaction (isolation_level is not AUTOCOMMIT)"
+
+
+class _SqlAlchemy(Foreign):
+    async def check(self) -> None:
+        await self.fetchval(_MARK)
+        if await self.fetchval(_READ) != "1":
+            raise TransactionRefused(_AUTOCOMMIT)
+
+
+class SqlAlchemy(_SqlAlchemy):
+    """A Session or a Connection of SQLAlchemy, on any of its drivers."""
+
+    is_sync = True
+
+    def __init__(self, connection: Any) -> None:
+        self._given = connection
+
+    @cached_property
+    def _connection(self) -> Any:
+        """A session's own: executing on the session would flush its objects first."""
+        is_session = callable(self._given.connection)
+        return self._given.connection() if is_session else self._given
+
+    async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
+        return _rows_of(self._connection.execute(_text(statement), named(arguments)))
+
+
+class AsyncSqlAlchemy(_SqlAlchemy):
+    """An AsyncSession or an AsyncConnection of SQLAlchemy."""
+
+    def __init__(self, connection: Any) -> None:
+        self._given = connection
+        self._connection: Any = None if hasattr(connection, "sync_session") else connection
+
+    async def _rows(self, statement: str, arguments: tuple[Any, ...]) -> list[Row]:
+        if self._connection is None:
+            self._connection = await self._given.connection()
+        return _rows_of(await self._connection.execute(_text(statement), named(arguments)))
+
+
+def _text(statement: str) -> Any:
+    from sqlalchemy import text  # noqa: PLC0415 - the user's connection is of it, so it is loaded
+
+    return text(of_sqlalchemy(statement))
+
+
+def _rows_of(result: Any) -> list[Row]:
+    return [row_of(result.keys(), row) for row in result.fetchall()] if result.returns_rows else []
+
+
+def run_now(work: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine over a sync driver, without an event loop: nothing in it waits."""
+    try:
+        while True:
+            if work.send(None) is not None:  # a bare sleep(0) gives None
+                raise RuntimeError("a statement on a sync connection waited for an event loop")
+    except StopIteration as end:
+        result: T = end.value
+        return result
+    finally:
+        work.close()

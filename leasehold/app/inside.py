@@ -1,0 +1,43 @@
+"""`submit_in`: writes runs in a transaction of the user's. The relay announces them once it has committed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from leasehold.app.calls import Call
+from leasehold.app.connection import Connections
+from leasehold.app.drivers.choosing import foreign_of
+from leasehold.app.drivers.foreign import Foreign, run_now
+from leasehold.app.writing import write
+from leasehold.runtime.pacing import PIECE
+from leasehold.settings import Settings
+
+
+def write_in(connection: Any, calls: Sequence[Call[Any]], connections: Connections) -> list[UUID]:
+    """Write on a connection of a sync driver. Raises TypeError for an async one."""
+    foreign = foreign_of(connection)
+    if not foreign.is_sync:
+        raise TypeError(f"a {type(connection).__name__} needs an event loop: await task.asubmit_in(...)")
+    return run_now(_write(foreign, calls, connections.settings))
+
+
+async def awrite_in(connection: Any, calls: Sequence[Call[Any]], connections: Connections) -> list[UUID]:
+    """Write on a connection of an async driver. Raises TypeError for a sync one."""
+    foreign = foreign_of(connection)
+    if foreign.is_sync:
+        raise TypeError(f"a {type(connection).__name__} blocks the event loop: call task.submit_in(...)")
+    return await _write(foreign, calls, connections.settings)
+
+
+async def _write(foreign: Foreign, calls: Sequence[Call[Any]], settings: Settings) -> list[UUID]:
+    await foreign.check()
+    connection: Any = foreign  # it has the methods of asyncpg's that the statements below use
+    ids: list[UUID] = []
+    for first in range(0, len(calls), PIECE):  # a sync driver has no event loop that `jobs.submit` could use for more
+        written = await write(
+            connection, calls[first : first + PIECE], settings.tenant, settings.retention_days * 86_400
+        )
+        ids += written.ids
+    return ids

@@ -1,0 +1,304 @@
+"""`submit_in`: the run commits and vanishes with the caller's own transaction, on every driver."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import asyncpg
+import psycopg
+import pytest
+import sqlalchemy
+from psycopg.rows import dict_row
+from pydantic import BaseModel
+from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
+from sqlalchemy.orm import Session, scoped_session, sessionmaker
+
+from leasehold import App, Run
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Invalid, TransactionRefused
+from leasehold.domain.ids import new_id
+from tests.app.conftest import Serve
+
+Using = Callable[..., App]
+SECONDS = 30.0
+app = App("shop")
+
+
+class Order(BaseModel):
+    id: int
+    note: str = ""
+
+
+@app.task
+def send_receipt(order: Order) -> str:
+    return f"receipt {order.id}"
+
+
+@app.task
+def nothing() -> None: ...
+
+
+@pytest.fixture(autouse=True)
+def _use(using: Using) -> None:
+    using(app)
+
+
+@dataclass
+class Open:
+    """A connection of the user's in a transaction of theirs. `write` inserts the user's own row beside."""
+
+    submit: Callable[..., Awaitable[Run[Any]]]
+    write: Callable[[], Awaitable[None]]
+    commit: Callable[[], Awaitable[None]]
+    rollback: Callable[[], Awaitable[None]]
+    fail: Callable[[], Awaitable[None]]
+
+
+Opener = Callable[..., AbstractAsyncContextManager[Open]]
+INSERT = "INSERT INTO mine VALUES (1)"
+FAIL = "SELECT 1 / 0"
+
+
+def alchemy(url: str, driver: str) -> str:
+    return url.replace("postgresql://", f"postgresql+{driver}://", 1)
+
+
+def _async(function: Callable[[], Any]) -> Callable[[], Awaitable[None]]:
+    async def call() -> None:
+        await asyncio.to_thread(function)
+
+    return call
+
+
+def _submits_in(connection: Any) -> Callable[..., Awaitable[Run[Any]]]:
+    async def submit(task: Any, *args: Any, **kwargs: Any) -> Run[Any]:
+        run: Run[Any] = await asyncio.to_thread(task.submit_in, connection, *args, **kwargs)
+        return run
+
+    return submit
+
+
+def _asubmits_in(connection: Any) -> Callable[..., Awaitable[Run[Any]]]:
+    async def submit(task: Any, *args: Any, **kwargs: Any) -> Run[Any]:
+        run: Run[Any] = await task.asubmit_in(connection, *args, **kwargs)
+        return run
+
+    return submit
+
+
+def _suppressed(function: Callable[[], Any]) -> None:
+    with pytest.raises(Exception, match="division by zero"):
+        function()
+
+
+@asynccontextmanager
+async def of_asyncpg(url: str, *, autocommit: bool = False) -> AsyncIterator[Open]:
+    async with asyncpg.create_pool(url, min_size=0, max_size=1) as pool, pool.acquire() as connection:
+        transaction = connection.transaction()
+
+        async def fail() -> None:
+            with pytest.raises(asyncpg.DivisionByZeroError):
+                await connection.execute(FAIL)
+
+        async def write() -> None:
+            await connection.execute(INSERT)
+
+        if not autocommit:
+            await transaction.start()
+        yield Open(_asubmits_in(connection), write, transaction.commit, transaction.rollback, fail)
+
+
+@asynccontextmanager
+async def of_psycopg(url: str, *, autocommit: bool = False) -> AsyncIterator[Open]:
+    with psycopg.connect(url, autocommit=autocommit) as connection:
+        yield Open(
+            _submits_in(connection),
+            _async(lambda: connection.execute(INSERT)),
+            _async(connection.commit),
+            _async(connection.rollback),
+            _async(lambda: _suppressed(lambda: connection.execute(FAIL))),
+        )
+
+
+@asynccontextmanager
+async def of_async_psycopg(url: str, *, autocommit: bool = False) -> AsyncIterator[Open]:
+    async with await psycopg.AsyncConnection.connect(url, autocommit=autocommit, row_factory=dict_row) as connection:
+
+        async def write() -> None:
+            await connection.execute(INSERT)
+
+        async def fail() -> None:
+            with pytest.raises(psycopg.errors.DivisionByZero):
+                await connection.execute(FAIL)
+
+        yield Open(_asubmits_in(connection), write, connection.commit, connection.rollback, fail)
+
+
+def _level(autocommit: bool) -> dict[str, str]:
+    return {"isolation_level": "AUTOCOMMIT"} if autocommit else {}
+
+
+def _of_sqlalchemy(make: Callable[[Any], Any]) -> Opener:
+    @asynccontextmanager
+    async def opened(url: str, *, autocommit: bool = False) -> AsyncIterator[Open]:
+        engine = sqlalchemy.create_engine(alchemy(url, "psycopg"), **_level(autocommit))
+        with make(engine) as connection:
+            yield Open(
+                _submits_in(connection),
+                _async(lambda: connection.execute(sqlalchemy.text(INSERT))),
+                _async(connection.commit),
+                _async(connection.rollback),
+                _async(lambda: _suppressed(lambda: connection.execute(sqlalchemy.text(FAIL)))),
+            )
+            connection.rollback()
+        engine.dispose()
+
+    return opened
+
+
+def _of_async_sqlalchemy(make: Callable[[Any], Any], driver: str) -> Opener:
+    @asynccontextmanager
+    async def opened(url: str, *, autocommit: bool = False) -> AsyncIterator[Open]:
+        engine = create_async_engine(alchemy(url, driver), **_level(autocommit))
+        async with make(engine) as connection:
+
+            async def write() -> None:
+                await connection.execute(sqlalchemy.text(INSERT))
+
+            async def fail() -> None:
+                with pytest.raises(Exception, match="division by zero"):
+                    await connection.execute(sqlalchemy.text(FAIL))
+
+            yield Open(_asubmits_in(connection), write, connection.commit, connection.rollback, fail)
+            await connection.rollback()
+        await engine.dispose()
+
+    return opened
+
+
+OPENERS: dict[str, Opener] = {
+    "asyncpg": of_asyncpg,
+    "psycopg": of_psycopg,
+    "async psycopg": of_async_psycopg,
+    "Session": _of_sqlalchemy(Session),
+    "Connection": _of_sqlalchemy(lambda engine: engine.connect()),
+    "AsyncSession": _of_async_sqlalchemy(AsyncSession, "asyncpg"),
+    "AsyncConnection": _of_async_sqlalchemy(lambda engine: engine.connect(), "asyncpg"),
+    "AsyncSession on psycopg": _of_async_sqlalchemy(AsyncSession, "psycopg"),
+}
+every_driver = pytest.mark.parametrize("name", OPENERS)
+
+
+@pytest.fixture
+async def mine(connection: Connection) -> None:
+    await connection.execute("CREATE TABLE mine (id int)")
+
+
+async def counts(connection: Connection) -> tuple[int, ...]:
+    tables = ("mine", "job", "task", "run", "event", "outbox", "idempotency")
+    return tuple([await connection.fetchval(f"SELECT count(*) FROM {table}") for table in tables])
+
+
+@every_driver
+async def test_the_run_commits_with_the_callers_row_and_a_worker_runs_it(
+    name: str, mine: None, connection: Connection, database_url: str, serve: Serve
+) -> None:
+    async with OPENERS[name](database_url) as own:
+        await own.write()
+        run = await own.submit(send_receipt, Order(id=7, note="100% :of \\ it"), key="order-7", tags={"a": "b"})
+        bare = await own.submit(nothing)
+        assert await counts(connection) == (0,) * 7
+        await own.commit()
+    assert await counts(connection) == (1, 2, 2, 2, 2, 2, 1)
+    params = await connection.fetchval("SELECT params FROM job WHERE id = $1", run.id)
+    assert params == {"id": 7, "note": "100% :of \\ it"}
+    assert (await send_receipt.asubmit(Order(id=7, note="100% :of \\ it"), key="order-7")).id == run.id
+    if name == "asyncpg":  # one is enough: the rows are the same
+        async with serve(app, poll_seconds=600.0), asyncio.timeout(SECONDS):  # the relay's hint, and no poll
+            assert await run == "receipt 7"
+            assert await bare is None
+
+
+@every_driver
+async def test_the_run_vanishes_with_a_rollback(
+    name: str, mine: None, connection: Connection, database_url: str
+) -> None:
+    async with OPENERS[name](database_url) as own:
+        await own.write()
+        await own.submit(send_receipt, Order(id=7), key="order-7")
+        await own.rollback()
+    assert await counts(connection) == (0,) * 7
+    assert await (await send_receipt.asubmit(Order(id=8), key="order-7")).astatus() in ("pending", "queued")
+
+
+@every_driver
+async def test_autocommit_is_refused_before_anything_is_written(
+    name: str, mine: None, connection: Connection, database_url: str
+) -> None:
+    async with OPENERS[name](database_url, autocommit=True) as own:
+        with pytest.raises(TransactionRefused, match=r"autocommit|commits each statement"):
+            await own.submit(send_receipt, Order(id=7), key="k")
+    assert await counts(connection) == (0,) * 7
+
+
+@every_driver
+async def test_a_failed_transaction_is_refused(
+    name: str, mine: None, connection: Connection, database_url: str
+) -> None:
+    async with OPENERS[name](database_url) as own:
+        await own.fail()
+        with pytest.raises(TransactionRefused, match="has failed"):
+            await own.submit(send_receipt, Order(id=7))
+        await own.rollback()
+    assert await counts(connection) == (0,) * 7
+
+
+@every_driver
+async def test_declared_limits_hold_the_run_and_a_reused_key_is_refused(
+    name: str, mine: None, connection: Connection, database_url: str
+) -> None:
+    await connection.execute(
+        "INSERT INTO gate (tenant_id, key, at_most, per_minute, declared) VALUES ('*', 'tenant', 1, NULL, true),"
+        " ('me', 'queue:default', 3, 7, true)"
+    )
+    async with OPENERS[name](database_url) as own:
+        run = await own.submit(send_receipt, Order(id=7), key="k", delay=None)
+        with pytest.raises(Invalid, match="used with another request"):
+            await own.submit(send_receipt, Order(id=8), key="k")
+        await own.commit()
+    waits = await connection.fetch("SELECT key, admitted_at FROM gate_job WHERE job_id = $1 ORDER BY key", run.id)
+    assert [tuple(row) for row in waits] == [("queue:default", None), ("tenant", None)]
+
+
+async def test_psycopgs_transaction_block_on_an_autocommit_connection_is_a_transaction(
+    mine: None, connection: Connection, database_url: str
+) -> None:
+    with psycopg.connect(database_url, autocommit=True) as own, own.transaction():
+        send_receipt.submit_in(own, Order(id=7))
+    assert (await counts(connection))[1] == 1
+
+
+async def test_a_scoped_session_is_its_session_and_flushes_nothing(
+    mine: None, connection: Connection, database_url: str
+) -> None:
+    engine = sqlalchemy.create_engine(alchemy(database_url, "psycopg"))
+    session = scoped_session(sessionmaker(engine))
+    send_receipt.options(id=(mine_id := new_id())).submit_in(session, Order(id=7))
+    session.commit()
+    session.remove()
+    engine.dispose()
+    assert await connection.fetchval("SELECT id FROM job") == mine_id
+
+
+async def test_what_is_no_connection_and_a_driver_of_the_other_kind_are_refused(database_url: str) -> None:
+    with pytest.raises(TypeError, match="a str is no connection"):
+        send_receipt.submit_in("postgresql://", Order(id=7))
+    with psycopg.connect(database_url) as own, pytest.raises(TypeError, match=r"call task\.submit_in"):
+        await send_receipt.asubmit_in(own, Order(id=7))
+    async with asyncpg.create_pool(database_url, min_size=0, max_size=1) as pool, pool.acquire() as connection:
+        with pytest.raises(TypeError, match=r"await task\.asubmit_in"):
+            send_receipt.submit_in(connection, Order(id=7))
