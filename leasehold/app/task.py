@@ -217,8 +217,8 @@ class TaskWith(Task[Concatenate[A, Q], R], Generic[A, Q, R, C]):
     def submit_in(self, connection: Any, /, *args: Any, **kwargs: Any) -> Run[R]:
         """Submit in the caller's own transaction: the run exists once that has committed, and not if it rolls back.
 
-        `connection`: a Session or Connection of SQLAlchemy, a psycopg 3 Connection, or Django's. Raises as `submit`, and
-        TransactionRefused, before anything is written, in autocommit and in a transaction that has failed.
+        `connection`: a Session or Connection of SQLAlchemy, a psycopg 3 Connection, or Django's. Raises as `submit`,
+        and TransactionRefused, before anything is written, in autocommit and in a transaction that has failed.
         """
         return self._submit_in(connection, [self._calls(args, kwargs)])[0]
 

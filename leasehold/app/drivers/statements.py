@@ -1,4 +1,4 @@
-"""The platform's statements for other drivers: asyncpg's `$1` becomes the driver's placeholder, and JSON becomes text."""
+"""The platform's statements for other drivers: asyncpg's `$1` becomes their placeholder, and JSON becomes text."""
 
 from __future__ import annotations
 
