@@ -136,6 +136,15 @@ class Settings(BaseSettings):
     limits_per_tenant: int = Field(500, ge=1, description="Concurrency limits declared for a tenant, or for `*`.")
     keys_per_tenant: int = Field(1000, ge=1, description="API keys of a tenant that are valid at the same time.")
 
+    # --- the audit
+    audit_days: int = Field(400, ge=30, le=36_500, description="Rows of the audit are deleted when they are older.")
+    audit_refusals: int = Field(
+        100,
+        ge=1,
+        le=10_000,
+        description="Different refused sign-ins that an API process records in ten seconds; it counts more in one row.",
+    )
+
     schema_max_size: int = Field(
         10_000, ge=1, le=1_000_000, description="Parts of a template's payload_schema, with all references expanded."
     )

@@ -23,6 +23,7 @@ for room in (
     "db.run_tables",
     "db.upload_tables",
     "db.log_tables",
+    "db.audit_tables",
     *(f"pipelines.{kind.name}.tables" for kind in SHIPPED),
 ):
     import_module(f"leasehold.{room}")

@@ -1,11 +1,12 @@
-"""The audit trail of the conversion API: one line of the logger `audit` for every access: which client, from where.
+"""The audit of the API: `record` adds the row of an act; `audit` writes a log line for each access to conversions.
 
-A line names a key by its public prefix. It never has a secret, a body or a file name.
+A row and a line name a key by its public prefix. They never have a secret, a body or a file name.
 """
 
 from __future__ import annotations
 
 from typing import Any
+from uuid import UUID
 
 import structlog
 from fastapi import Request
@@ -14,10 +15,31 @@ from fastapi.security import HTTPAuthorizationCredentials
 from leasehold.api.auth.security import Require
 from leasehold.api.auth.source_address import source_address
 from leasehold.api.process.keyring import Caller
+from leasehold.db import audit as rows
+from leasehold.db.audit import Target
+from leasehold.db.database import Connection
 from leasehold.domain.errors import Forbidden, Unauthenticated
 from leasehold.security.credentials import parse_key
 
 _log = structlog.get_logger("audit")
+
+
+async def record(
+    connection: Connection,
+    caller: Caller,
+    action: str,
+    target: str | UUID,
+    *,
+    tenant_id: str | None = None,
+    **details: Any,
+) -> None:
+    """Add the row of an act to the audit, in the transaction of the act. The first word of `action` names the kind of
+    its target. `tenant_id`: whose chain; None: the caller's.
+    """
+    kind = action.partition(".")[0]
+    await rows.record(
+        connection, caller.actor, action, Target(kind, str(target), tenant_id or caller.tenant_id), **details
+    )
 
 
 def audit(event: str, request: Request, caller: Caller | None = None, **facts: Any) -> None:

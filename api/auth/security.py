@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Annotated
 
 import structlog
@@ -11,10 +12,13 @@ from fastapi.dependencies.models import Dependant
 from fastapi.routing import APIRoute
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 
+from leasehold.api.auth.source_address import source_address
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.api.process.tenant_pool import set_tenant
+from leasehold.domain.audit import Actor
 from leasehold.domain.errors import DeclarationError, Forbidden, Unauthenticated
+from leasehold.security.credentials import parse_key
 
 MEDIA_WRITE = "media:write"
 MEDIA_READ = "media:read"
@@ -31,6 +35,8 @@ GENERATION_READ = "generation:read"
 JOBS_READ = "jobs:read"
 JOBS_OPERATE = "jobs:operate"
 JOBS_DELETE = "jobs:delete"
+#: Who did what: the audit of the tenant.
+AUDIT_READ = "audit:read"
 #: For operators: the queues, workers and limits of all tenants.
 OPERATE = "fleet:operate"
 
@@ -49,6 +55,9 @@ class Require:
     without a valid key, Forbidden without the scope.
     """
 
+    #: Whether the audit counts requests without a valid key.
+    counts_strangers = True
+
     def __init__(self, scope: str, *, or_else: str | None = None) -> None:
         self.scope = scope
         self._enough = {scope, or_else}
@@ -65,22 +74,49 @@ class Require:
 
     async def admit(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
         """Identify the caller. `__call__` does it once a request, however many dependencies need it."""
-        caller = await self.identify(request, credentials)
+        try:
+            caller = await self.identify(request, credentials)
+        except Unauthenticated as error:
+            if self.counts_strangers:
+                text = "" if credentials is None else credentials.credentials
+                services_of(request).refusals.add(error.code, stranger(request, text), request.url.path)
+            raise
         structlog.contextvars.bind_contextvars(tenant_id=caller.tenant_id, client_id=caller.client_id)
         set_tenant(caller.tenant_id)
-        self.refuse(caller)
+        try:
+            self.refuse(caller)
+        except Forbidden as error:
+            services_of(request).refusals.add(error.code, caller.actor, request.url.path)
+            raise
         return caller
 
     async def identify(self, request: Request, credentials: HTTPAuthorizationCredentials | None) -> Caller:
         """Whose key the request has."""
         if credentials is None or len(request.headers.getlist("authorization")) != 1:
             raise Unauthenticated("missing_api_key", "Send `Authorization: Bearer <API key>`.")
-        return await services_of(request).keyring.identify(credentials.credentials)
+        return located(request, await services_of(request).keyring.identify(credentials.credentials))
 
     def refuse(self, caller: Caller) -> None:
         """Raises Forbidden if the caller's key lacks the scope."""
         if not self._enough & caller.scopes:
             raise Forbidden("insufficient_scope", f"The API key lacks the scope {self.scope}.")
+
+
+def located(request: Request, caller: Caller) -> Caller:
+    """The caller with what the audit names of the request."""
+    return replace(caller, source_ip=source_address(request), request_id=_request_id(request))
+
+
+def stranger(request: Request, key: str) -> Actor:
+    """Who the audit names for a refused key: of the key its public prefix, if it has one."""
+    presented = parse_key(key)
+    prefix = None if presented is None else presented.prefix
+    return Actor("key", "", None, prefix, source_address(request), _request_id(request))
+
+
+def _request_id(request: Request) -> str:
+    request_id: str = request.scope["state"]["identity"].request_id
+    return request_id
 
 
 def requirements(dependant: Dependant) -> list[Require]:

@@ -16,7 +16,7 @@ from typing import Annotated
 from fastapi import Depends, Request, Response
 from fastapi.security import HTTPAuthorizationCredentials
 
-from leasehold.api.auth.security import Require
+from leasehold.api.auth.security import Require, located
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.domain.errors import Forbidden, Unauthenticated
@@ -63,6 +63,8 @@ class Viewer:
 class SignedIn(Require):
     """As Require, for a page: the caller is the session's. Without a scope: whoever is signed in."""
 
+    counts_strangers = False  # whoever has no session is led to the sign-in
+
     def __init__(self, scope: str = "", *, or_else: str | None = None) -> None:
         super().__init__(scope, or_else=or_else)
 
@@ -75,7 +77,7 @@ class SignedIn(Require):
         session = read(services.settings, request.cookies.get(COOKIE, ""))
         if session is None:
             raise Unauthenticated("missing_api_key", "Sign in with an API key.")
-        caller = await services.keyring.of_session(session.key_prefix)
+        caller = located(request, await services.keyring.of_session(session.key_prefix))
         request.state.viewer = Viewer(caller, session, _token(services.settings, session))
         return caller
 

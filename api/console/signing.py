@@ -7,10 +7,12 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 
-from leasehold.api.auth.audit import audit
+from leasehold.api.auth.audit import record
+from leasehold.api.auth.security import located, stranger
 from leasehold.api.console import session
 from leasehold.api.console.rendering import HEADERS, go_to, path_of
 from leasehold.api.console.routes import Fields, is_path, safe, sign_in_page
+from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import services_of
 from leasehold.domain.errors import Unauthenticated
 from leasehold.security.sealing import Sealing
@@ -28,12 +30,11 @@ async def sign_in(request: Request, form: Fields) -> Response:
     services = services_of(request)
     Sealing(services.settings).sign("console", b"")  # without sealing keys nobody can sign in: raises Unavailable
     try:
-        caller = await services.keyring.identify(form.get("key", "").strip())
+        caller = located(request, await services.keyring.identify(form.get("key", "").strip()))
     except Unauthenticated as error:
-        audit("session.refused", request)
+        services.refusals.add(error.code, stranger(request, form.get("key", "").strip()), request.url.path)
         return sign_in_page(request, error)
-    audit("session.began", request, caller)
-    return _entered(request, caller.key_prefix, form.get("following", "/"))
+    return await _entered(request, caller, form.get("following", "/"))
 
 
 @router.get("/enter")
@@ -44,21 +45,22 @@ async def enter(
 ) -> Response:
     services = services_of(request)
     prefix = session.prefix_of_ticket(services.settings, ticket)
-    caller = await services.keyring.of_session(prefix)
-    audit("session.began", request, caller)
-    return _entered(request, prefix, following)
+    return await _entered(request, located(request, await services.keyring.of_session(prefix)), following)
 
 
-def _entered(request: Request, key_prefix: str, following: str) -> Response:
+async def _entered(request: Request, caller: Caller, following: str) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        await record(connection, caller, "session.began", caller.key_prefix)
     to = path_of(request) + (safe(following) if is_path(following) else "/")
     response = Response(status_code=HTTPStatus.SEE_OTHER, headers={"Location": to} | HEADERS)
-    session.begin(services_of(request), request, response, key_prefix)
+    session.begin(services_of(request), request, response, caller.key_prefix)
     return response
 
 
 @router.post("/sign-out")
 async def sign_out(request: Request, caller: session.Anybody) -> Response:
-    audit("session.ended", request, caller)
+    async with services_of(request).pool.acquire() as connection:
+        await record(connection, caller, "session.ended", caller.key_prefix)
     response = go_to(request, "/sign-in", "")
     response.delete_cookie("leasehold_flash", path=path_of(request) or "/")
     session.end(services_of(request), response)

@@ -17,7 +17,8 @@ import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from leasehold.api.auth.audit import AuditedRequire, audit
+from leasehold.api.auth.audit import AuditedRequire
+from leasehold.api.auth.audit import record as record_act
 from leasehold.api.auth.security import CONVERSION_READ, CONVERSION_WRITE
 from leasehold.api.conversion.rates import check_rate
 from leasehold.api.conversion.upload import (
@@ -305,13 +306,13 @@ async def cancel_conversion(
     await find(services, caller, job_id)  # a job of another kind answers 404
     async with services.pool.acquire() as connection:
         limit_ids = await concurrency.limits_of(connection, [job_id])
-        cancellation = await jobs.request_cancel(
-            connection,
-            [job_id],
-            caller.tenant_id,
-            reason=body.reason if body is not None else "",
-            by=f"client {caller.client_id}",
-        )
+        reason = body.reason if body is not None else ""
+        async with connection.transaction():
+            cancellation = await jobs.request_cancel(
+                connection, [job_id], caller.tenant_id, reason=reason, by=f"client {caller.client_id}"
+            )
+            if cancellation.states:
+                await record_act(connection, caller, "job.cancelled", job_id, kind="conversion", reason=reason or None)
     jobs_ended(cancellation.ended)
     status = cancellation.states.get(job_id)
     if status in JOB_TERMINAL:
@@ -319,7 +320,6 @@ async def cancel_conversion(
     row = await find(services, caller, job_id)
     if status is None and row["status"] != JobState.CANCEL_REQUESTED:
         raise Conflict("resource_invalid_state", f"The conversion is {record(row)['status']}: it cannot be cancelled.")
-    audit("job.cancelled", request, caller, job_id=str(job_id))
     return Response(encoded(record(row)), HTTPStatus.ACCEPTED, rate_fields, media_type="application/json")
 
 

@@ -12,7 +12,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from leasehold.api.auth.audit import AuditedRequire, audit
+from leasehold.api.auth.audit import AuditedRequire, audit, record
 from leasehold.api.auth.security import CONVERSION_WRITE
 from leasehold.api.conversion.rates import check_rate
 from leasehold.api.conversion.result import ArtifactName, finished_artifacts
@@ -21,6 +21,7 @@ from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.openapi import problems
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
+from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound
 from leasehold.domain.json_values import Flag
 from leasehold.pipelines.conversion import rows as conversions
@@ -107,14 +108,17 @@ async def promote_conversion(request: Request, job_id: UUID, body: PromoteReques
     if turn_and_leftovers is None:
         return await _answer_without_turn(services, caller, job_id, keys)
     turn, leftovers = turn_and_leftovers
+
+    async def recorded(connection: Connection) -> None:
+        await record(connection, caller, "job.promoted", job_id, kind="conversion", keys=keys)
+
     try:
         async with open_target(services.settings, services.store) as target:
-            await Promoter(services.pool.acquire, services.store, target).promote(turn, leftovers, copies)
+            await Promoter(services.pool.acquire, services.store, target).promote(turn, leftovers, copies, recorded)
     except BaseException:
         await asyncio.shield(_give_up(services, turn))
         audit("promote.failed", request, caller, job_id=str(job_id))
         raise
-    audit("promote.done", request, caller, job_id=str(job_id), targets=len(keys))
     return Promoted(job_id=job_id, promoted_object_keys=keys)
 
 

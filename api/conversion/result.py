@@ -16,7 +16,7 @@ import structlog
 from fastapi import APIRouter, Depends, Request, Response
 from starlette.types import Receive, Scope, Send
 
-from leasehold.api.auth.audit import AuditedRequire, audit
+from leasehold.api.auth.audit import AuditedRequire, audit, record
 from leasehold.api.auth.security import CONVERSION_READ
 from leasehold.api.conversion.view import ARTIFACTS, disposition
 from leasehold.api.http.caller_first import CallerFirst
@@ -144,17 +144,23 @@ async def _open(
 
     async def record_end(sent_bytes: int, outcome: str) -> None:
         audit(f"result.{outcome}", request, caller, **audit_fields, bytes=sent_bytes)
-        await _end(services, caller, download_id, sent_bytes)
+        await _end(services, caller, download_id, sent_bytes, audit_fields | {"outcome": outcome})
 
     return _Streamed(
         pieces, first_piece, output["size"], record_end, headers=headers, media_type=output["content_type"]
     )
 
 
-async def _end(services: Services, caller: Caller, download_id: UUID, sent_bytes: int) -> None:
+async def _end(
+    services: Services, caller: Caller, download_id: UUID, sent_bytes: int, sent: dict[str, Any] | None = None
+) -> None:
+    """`sent`: what the audit records of a download that began."""
     try:
-        async with services.pool.acquire() as connection:
+        async with services.pool.acquire() as connection, connection.transaction():
             await downloads.end(connection, caller.tenant_id, download_id, sent_bytes)
+            if sent is not None:
+                of_job = {name: value for name, value in sent.items() if name != "job_id"}
+                await record(connection, caller, "job.downloaded", sent["job_id"], bytes=sent_bytes, **of_job)
     except TRY_AGAIN as error:  # the download stays charged in full, and counts as open until its time limit
         log.warning("the end of a download was not recorded", error=type(error).__name__)
 

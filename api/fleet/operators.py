@@ -11,6 +11,7 @@ from uuid import UUID
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import OPERATE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.openapi import problems
@@ -82,17 +83,19 @@ async def list_queues(request: Request, _caller: Operator) -> Response:
     responses=problems({}),
 )
 async def pause_queue(request: Request, queue: str, caller: Operator, body: Pause | None = None) -> Response:
-    async with services_of(request).pool.acquire() as connection:
+    async with services_of(request).pool.acquire() as connection, connection.transaction():
         reason = body.reason if body is not None and body.reason else f"paused by {caller.client_id}"
         await fleet.pause(connection, queue, reason)
+        await record(connection, caller, "queue.paused", queue, tenant_id=EVERYBODY, reason=reason)
     return json_response({"queue": queue, "paused": True})
 
 
 @router.post("/queues/{queue}/resume", operation_id="resumeQueue", summary="Resume a queue", responses=problems({}))
-async def resume_queue(request: Request, queue: str, _caller: Operator) -> Response:
+async def resume_queue(request: Request, queue: str, caller: Operator) -> Response:
     services = services_of(request)
-    async with services.pool.acquire() as connection:
+    async with services.pool.acquire() as connection, connection.transaction():
         hints = await fleet.resume(connection, queue)
+        await record(connection, caller, "queue.resumed", queue, tenant_id=EVERYBODY)
     await follow_up(services, hints)
     return json_response({"queue": queue, "paused": False})
 
@@ -112,10 +115,11 @@ async def list_workers(request: Request, _caller: Operator) -> Response:
     status_code=202,
     responses=problems({HTTPStatus.NOT_FOUND: "`worker_not_found`"}),
 )
-async def drain_worker(request: Request, worker_id: UUID, _caller: Operator) -> Response:
-    async with services_of(request).pool.acquire() as connection:
+async def drain_worker(request: Request, worker_id: UUID, caller: Operator) -> Response:
+    async with services_of(request).pool.acquire() as connection, connection.transaction():
         if not await workers.ask_to_drain(connection, worker_id):
             raise NotFound("worker_not_found", "There is no such worker.")
+        await record(connection, caller, "worker.drained", worker_id, tenant_id=EVERYBODY)
     return json_response({"id": worker_id, "draining": True}, HTTPStatus.ACCEPTED)
 
 
@@ -137,7 +141,7 @@ async def list_limits(request: Request, _caller: Operator) -> Response:
         HTTPStatus.UNPROCESSABLE_ENTITY: "`limit_without_effect`: no job could ever pass it; `invalid_request`",
     }),
 )  # fmt: skip
-async def set_limit(request: Request, body: Limit, _caller: Operator) -> Response:
+async def set_limit(request: Request, body: Limit, caller: Operator) -> Response:
     services = services_of(request)
     async with services.pool.acquire() as connection, connection.transaction():
         if not await limits.is_declared(connection, body.tenant_id, body.key):
@@ -145,6 +149,8 @@ async def set_limit(request: Request, body: Limit, _caller: Operator) -> Respons
         limit = ConcurrencyLimit(body.tenant_id, body.key, body.at_most, body.per_minute)
         kind_pipelines = (pipeline for kind in services.kinds for pipeline in kind.pipelines)
         await limits.declare(connection, (*services.templates.pipelines, *kind_pipelines), limit)
+        bounds = {"at_most": body.at_most, "per_minute": body.per_minute}
+        await record(connection, caller, "limit.set", body.key, tenant_id=body.tenant_id, **bounds)
     return json_response(body.model_dump())
 
 
@@ -154,11 +160,12 @@ async def set_limit(request: Request, body: Limit, _caller: Operator) -> Respons
     summary="Lift a limit",
     responses=problems({HTTPStatus.NOT_FOUND: "`limit_not_found`"}),
 )
-async def lift_limit(request: Request, tenant_id: str, key: str, _caller: Operator) -> Response:
+async def lift_limit(request: Request, tenant_id: str, key: str, caller: Operator) -> Response:
     services = services_of(request)
-    async with services.pool.acquire() as connection:
+    async with services.pool.acquire() as connection, connection.transaction():
         limit_ids = await limits.withdraw(connection, tenant_id, key)
-    if not limit_ids:
-        raise NotFound("limit_not_found", "There is no such limit.")
+        if not limit_ids:
+            raise NotFound("limit_not_found", "There is no such limit.")
+        await record(connection, caller, "limit.lifted", key, tenant_id=tenant_id)
     await follow_up(services, [], limit_ids)
     return json_response({"tenant_id": tenant_id, "key": key})

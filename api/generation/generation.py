@@ -14,6 +14,7 @@ from uuid import UUID
 import structlog
 from fastapi import APIRouter, Depends, Header, Request, Response
 
+from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import GENERATION_WRITE, Require
 from leasehold.api.generation.schemas import (
     CancelRequest,
@@ -261,4 +262,5 @@ async def _cancel_and_withdraw(
         cancellation = await jobs.request_cancel(connection, [job_id], caller.tenant_id, reason=body.reason, by=by)
         if not cancellation.states:
             return None
+        await record(connection, caller, "job.cancelled", job_id, kind="generation", reason=body.reason or None)
         return [*await withdraw(connection, services.settings, job_id, caller.tenant_id)], cancellation.ended

@@ -36,7 +36,9 @@ class Found:
 def found_of(services: Services, caller: Caller, row: Row) -> Found:
     """A job that a statement of the caller's tenant, or of an operator, has read."""
     kind = services.job_kinds.of(row["pipeline"], is_run=row["is_run"])
-    return Found(row, kind, replace(caller, tenant_id=row["tenant_id"]))
+    return Found(
+        row, kind, replace(caller, tenant_id=row["tenant_id"], own_tenant=caller.own_tenant or caller.tenant_id)
+    )
 
 
 def tenant_of(caller: Caller) -> str | None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import structlog
 
+from leasehold.api.auth import audit
 from leasehold.api.http.responses import follow_up
 from leasehold.api.jobs.access import Found
 from leasehold.api.jobs.deliveries import dispatch_of
@@ -35,6 +37,8 @@ async def cancel(services: Services, found: Found, reason: str) -> JobState:
         names = await concurrency.limits_of(connection, [found.id])
         async with connection.transaction():
             status, ended, hints = await _cancel(connection, services, found, reason, forced=False)
+            if status is not None:
+                await record(connection, found, "job.cancelled", reason=reason or None, status=status)
         if status is None:
             status = JobState(
                 await connection.fetchval(
@@ -66,6 +70,11 @@ async def _cancel(
     return cancels.states[found.id], cancels.ended, hints
 
 
+async def record(connection: Connection, found: Found, action: str, **details: Any) -> None:
+    """Add the row of an act on the job to the audit, in the transaction of the act."""
+    await audit.record(connection, found.caller, action, found.id, kind=found.kind.name, **details)
+
+
 async def delete(services: Services, found: Found) -> JobState | None:
     """Delete the job, which is cancelled first if it has not ended. None: it is gone. Else its status: a worker has the
     lease of a step, and retention deletes the job when it has ended.
@@ -93,6 +102,7 @@ async def delete(services: Services, found: Found) -> JobState | None:
             if prefix is not None:
                 for of_kind in before:
                     await of_kind(connection, [found.id])
+            await record(connection, found, "job.deleted", waits=True if prefix is None else None)
     jobs_ended(ended)
     await follow_up(services, hints, names, [found.id])
     if prefix is None:

@@ -11,7 +11,6 @@ from fastapi import APIRouter, Depends, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import Field
 
-from leasehold.api.auth.audit import audit
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.etags import matches, weak
@@ -149,7 +148,6 @@ async def cancel_job(request: Request, job_id: UUID, caller: Operator, body: Rea
     services = services_of(request)
     found = await find(services, caller, job_id, write=True)
     status = await cancel(services, found, body.reason if body is not None else "")
-    audit("job.cancelled", request, caller, job_id=str(job_id))
     return json_response({"id": job_id, "status": status}, HTTPStatus.ACCEPTED)
 
 
@@ -172,7 +170,6 @@ async def retry_job(request: Request, job_id: UUID, caller: Operator, body: Retr
     services = services_of(request)
     found = await find(services, caller, job_id, write=True)
     limit_headers = await retry(services, found, body or RetryRequest())
-    audit("job.retried", request, caller, job_id=str(job_id))
     return json_response({"id": job_id, "status": JobState.PENDING}, HTTPStatus.ACCEPTED, limit_headers)
 
 
@@ -189,7 +186,6 @@ async def delete_job(request: Request, job_id: UUID, caller: Deleter) -> Respons
     services = services_of(request)
     found = await find(services, caller, job_id, write=True)
     status = await delete(services, found)
-    audit("job.deleted", request, caller, job_id=str(job_id), waits=status is not None)
     if status is None:
         return Response(status_code=HTTPStatus.NO_CONTENT)
     return json_response({"id": job_id, "status": status}, HTTPStatus.ACCEPTED)

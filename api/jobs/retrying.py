@@ -15,7 +15,7 @@ from leasehold.api.http.early import refuse_early
 from leasehold.api.http.responses import follow_up_run
 from leasehold.api.jobs.access import Found
 from leasehold.api.jobs.deliveries import dispatch_of
-from leasehold.api.jobs.ending import invalid_state
+from leasehold.api.jobs.ending import invalid_state, record
 from leasehold.api.jobs.schemas import RetryRequest
 from leasehold.api.process.services import Services
 from leasehold.db.database import Connection
@@ -79,7 +79,10 @@ async def revive(
         effects = await runs.revive(connection, _new_run(found, template_version, params), params, from_step)
     else:
         effects = await _revive_other(services, connection, found, from_step)
-    return None if effects is None else replace(effects, hints=[*hints, *effects.hints])
+    if effects is None:
+        return None
+    await record(connection, found, "job.retried", from_step=from_step, other_payload=None if params is None else True)
+    return replace(effects, hints=[*hints, *effects.hints])
 
 
 def _new_run(found: Found, template_version: TemplateVersion, params: dict[str, Any] | None) -> NewRun:

@@ -13,6 +13,7 @@ from uuid import UUID
 import structlog
 from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
+from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import MEDIA_READ, MEDIA_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.etags import matches, weak
@@ -88,9 +89,10 @@ async def delete_media(request: Request, media_id: UUID, caller: Writer) -> Resp
     structlog.contextvars.bind_contextvars(media_id=str(media_id))
     async with services.pool.acquire() as connection, connection.transaction():
         deleted = await transitions.delete(connection, media_id, caller.tenant_id, f"client {caller.client_id}")
-        names = await concurrency.limits_of(connection, [deleted.job_id]) if deleted and deleted.job_id else []
-    if deleted is None:
-        raise NotFound("media_not_found", "There is no such media.")
+        if deleted is None:
+            raise NotFound("media_not_found", "There is no such media.")
+        names = await concurrency.limits_of(connection, [deleted.job_id]) if deleted.job_id else []
+        await record(connection, caller, "media.deleted", media_id, job_id=deleted.job_id)
     jobs_ended(deleted.ended)
     if deleted.ended and deleted.job_id is not None:
         await follow_up(services, [], names, [deleted.job_id])

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from time import monotonic
 
 from leasehold.db.database import Connection, Pool
+from leasehold.domain.audit import Actor
 from leasehold.domain.errors import Unauthenticated
 from leasehold.limits.admission import Payer
 from leasehold.runtime.transient import TRY_AGAIN
@@ -22,7 +23,7 @@ _CACHED_KEYS = 10_000
 @dataclass(frozen=True, slots=True)
 class Caller:
     """The tenant and client that call, and the scopes of their key. A key's rates and quotas are counted by
-    `quota_key`.
+    `quota_key`. `own_tenant`: the key's, where an operator acts within another tenant.
     """
 
     tenant_id: str
@@ -30,6 +31,15 @@ class Caller:
     key_prefix: str
     quota_key: str
     scopes: frozenset[str]
+    own_tenant: str | None = None
+    source_ip: str | None = None
+    request_id: str | None = None
+
+    @property
+    def actor(self) -> Actor:
+        """Who the audit names."""
+        tenant_id = self.own_tenant or self.tenant_id
+        return Actor("key", self.client_id, tenant_id, self.key_prefix, self.source_ip, self.request_id)
 
     @property
     def payer(self) -> Payer:

@@ -16,6 +16,7 @@ from fastapi import Request
 
 from leasehold.api.process.bodies import Bodies
 from leasehold.api.process.keyring import Keyring
+from leasehold.api.process.refusals import Refusals
 from leasehold.api.process.submissions import Submissions
 from leasehold.api.process.tenant_pool import BulkWrites, TenantPool
 from leasehold.api.process.watch import JobWatch, LogWatch, QueueWatch, StreamWatch
@@ -55,6 +56,7 @@ class Services:
     announcer: Announcer
     submissions: Submissions
     keyring: Keyring
+    refusals: Refusals
     bodies: Bodies
     bulk: BulkWrites
     watch: JobWatch
@@ -104,6 +106,9 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         log_watch, stream_watch = LogWatch(pool), StreamWatch(pool)
         for tail_watch in (log_watch, stream_watch):
             stack.push_async_callback(tail_watch.close)
+        refusals = Refusals(pool, settings.audit_refusals)
+        refusals.start()
+        stack.push_async_callback(refusals.close)
         evaluator = await stack.enter_async_context(evaluating(settings))
         yield Services(
             settings=settings,
@@ -113,6 +118,7 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             announcer=announcer,
             submissions=submissions,
             keyring=Keyring(pool, cache_seconds=settings.api_key_cache_seconds),
+            refusals=refusals,
             bodies=Bodies(settings.api_body_bytes),
             bulk=BulkWrites(settings),
             watch=watch,

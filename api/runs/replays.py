@@ -8,6 +8,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.edge import identity_of
@@ -90,6 +91,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
         queues = queues_of(caller.tenant_id, template_version.pipeline)
         async with services.admission.submitting(connection, caller.payer, queues) as paid:
             created.append(await runs.create(connection, new))
+            await record(connection, caller, "job.repeated", run_id, kind="run", new_id=new.id)
         limit_headers.update(paid.fields)
         return Answer(HTTPStatus.ACCEPTED, accepted_body(new))
 

@@ -16,6 +16,7 @@ import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
+from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
@@ -174,6 +175,10 @@ async def create_schedule(
             _next(body.cron, body.timezone) if body.enabled else None,
         )  # fmt: skip
         assert row is not None
+        await record(
+            connection, caller, "schedule.created", row["id"], template=body.template, cron=body.cron,
+            timezone=body.timezone, enabled=body.enabled,
+        )  # fmt: skip
         return Answer(HTTPStatus.CREATED, encoded(_answer(row)))
 
     request_hash = fingerprint(b"POST /v1/schedules", body.model_dump_json().encode())
@@ -273,6 +278,8 @@ async def change_schedule(request: Request, schedule_id: UUID, body: _Changes, c
             next_run_at if clock_changed else row["next_run_at"],
         )  # fmt: skip
         await quarantine.release(connection, schedules.DUTY, schedule_id)
+        shown = {name: value for name, value in changes.items() if name != "payload_template"}
+        await record(connection, caller, "schedule.changed", schedule_id, changed=sorted(changes), **shown)
     assert changed is not None
     return json_response(_answer(changed))
 
@@ -286,9 +293,10 @@ async def change_schedule(request: Request, schedule_id: UUID, body: _Changes, c
     responses=problems(_MISSING),
 )
 async def delete_schedule(request: Request, schedule_id: UUID, caller: Writer) -> Response:
-    async with services_of(request).pool.acquire() as connection:
-        await _find(connection, caller.tenant_id, schedule_id)
+    async with services_of(request).pool.acquire() as connection, connection.transaction():
+        row = await _find(connection, caller.tenant_id, schedule_id, "FOR UPDATE")
         await connection.execute("DELETE FROM schedule WHERE id = $1 AND tenant_id = $2", schedule_id, caller.tenant_id)
+        await record(connection, caller, "schedule.deleted", schedule_id, template=row["template"], cron=row["cron"])
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
@@ -325,6 +333,7 @@ async def run_now(
                     HTTPStatus.CONFLICT, b"", is_stored=False
                 )  # the refusal written to the schedule is committed
             paid.queues |= await queues_waited_in(connection, effects.id)
+            await record(connection, caller, "schedule.run_now", schedule_id, job_id=effects.id)
         started.append(effects)
         limit_headers.update(paid.fields)
         return Answer(HTTPStatus.ACCEPTED, encoded({"id": effects.id}))
@@ -384,6 +393,10 @@ async def backfill(
                 paid.queues |= set() if effects is None else await queues_waited_in(connection, effects.id)
             await services.admission.refund(connection, caller.payer, len(missing) if refused else created.count(None))
         limit_headers.update(paid.fields)
+        span: dict[str, Any] = {"start": body.start, "end": body.end, "ticks": len(ticks)}
+        await record(
+            connection, caller, "schedule.backfilled", schedule_id, **span, runs=len(created) - created.count(None)
+        )
         ids = [effects.id for effects in created if effects is not None]
         return Answer(HTTPStatus.ACCEPTED, encoded({"ticks": len(ticks), "runs": ids}))
 

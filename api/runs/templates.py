@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Path, Request, Response
 from pydantic import BaseModel, ConfigDict
 
+from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import RUNS_READ, TEMPLATES_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
@@ -70,6 +71,7 @@ async def create_template(
             raise Conflict("idempotency_key_in_flight", "The key has just expired: try again.", retry_after=1)
         await make_room(connection, "template", caller.tenant_id, services.settings.templates_per_tenant)
         await services.templates.write(connection, caller.tenant_id, body)
+        await record(connection, caller, "template.written", f"{body.type}/{body.version}", enabled=body.enabled)
         template_version = TemplateVersion(body, body.pipeline(), enabled=body.enabled, by_code=False)
         return Answer(HTTPStatus.CREATED, encoded(_answer(template_version)))
 
@@ -127,6 +129,8 @@ async def get_template(request: Request, kind: str, version: Version, caller: Re
 )  # fmt: skip
 async def enable_template(request: Request, kind: str, version: Version, body: Enabling, caller: Writer) -> Response:
     services = services_of(request)
-    async with services.pool.acquire() as connection:
+    async with services.pool.acquire() as connection, connection.transaction():
         await services.templates.enable(connection, caller.tenant_id, kind, version, enabled=body.enabled)
+        action = "template.enabled" if body.enabled else "template.disabled"
+        await record(connection, caller, action, f"{kind}/{version}")
         return json_response(_answer(await services.templates.find(connection, caller.tenant_id, kind, version)))

@@ -9,12 +9,14 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from http import HTTPStatus
 from typing import Annotated, Any, Literal, Self, TypeAlias
+from urllib.parse import urlsplit
 from uuid import UUID
 
 import orjson
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from leasehold.api.auth.audit import record
 from leasehold.api.auth.security import WEBHOOKS_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
@@ -118,6 +120,7 @@ async def create_webhook(
             sorted(set(body.events)),
         )
         assert row is not None
+        await record(connection, caller, "webhook.created", row["id"], host=_host(body.url), events=row["events"])
         return Answer(HTTPStatus.CREATED, encoded(_answer(row)))
 
     request_hash = fingerprint(b"POST /v1/webhooks", body.model_dump_json().encode())
@@ -151,24 +154,40 @@ async def list_webhooks(request: Request, caller: Owner) -> Response:
     responses=problems(_MISSING | _REFUSED),
 )
 async def change_webhook(request: Request, webhook_id: UUID, body: Changes, caller: Owner) -> Response:
-    services, given = services_of(request), body.model_fields_set
-    if "url" in given:
+    services = services_of(request)
+    if "url" in body.model_fields_set:
         await _check(services, body.url)
     async with services.pool.acquire() as connection:
-        row = await connection.fetchrow(
-            "UPDATE webhook SET enabled = coalesce($3, enabled), url = coalesce($4, url),"
-            " events = coalesce($5, events),"
-            " disabled_because = CASE WHEN $3::bool IS NULL THEN disabled_because END"
-            " WHERE id = $1 AND tenant_id = $2 RETURNING *",
-            webhook_id,
-            caller.tenant_id,
-            body.enabled if "enabled" in given else None,
-            body.url if "url" in given else None,
-            sorted(set(body.events)) if "events" in given else None,
-        )
-        if row is not None and row["enabled"]:
+        row = await _changed(connection, caller, webhook_id, body)
+        if row["enabled"]:
             await webhooks.watch(connection, caller.tenant_id, services.job_kinds.subjects)
-    return json_response(_answer(_existing(row)))
+    return json_response(_answer(row))
+
+
+async def _changed(connection: Connection, caller: Caller, webhook_id: UUID, body: Changes) -> Row:
+    given = body.model_fields_set
+    async with connection.transaction():
+        row = _existing(
+            await connection.fetchrow(
+                "UPDATE webhook SET enabled = coalesce($3, enabled), url = coalesce($4, url),"
+                " events = coalesce($5, events),"
+                " disabled_because = CASE WHEN $3::bool IS NULL THEN disabled_because END"
+                " WHERE id = $1 AND tenant_id = $2 RETURNING *",
+                webhook_id,
+                caller.tenant_id,
+                body.enabled if "enabled" in given else None,
+                body.url if "url" in given else None,
+                sorted(set(body.events)) if "events" in given else None,
+            )
+        )
+        shown = {"enabled": row["enabled"], "host": _host(row["url"]), "events": row["events"]}
+        await record(connection, caller, "webhook.changed", webhook_id, changed=sorted(given), **shown)
+    return row
+
+
+def _host(url: str) -> str | None:
+    """What the audit shows of a URL: its path and query may hold a secret."""
+    return urlsplit(url).hostname
 
 
 def _existing(row: Row | None) -> Row:
@@ -198,7 +217,9 @@ async def rotate_secret(
             caller.tenant_id,
             sealed,
         )
-        return Answer(HTTPStatus.OK, encoded(_answer(_existing(row))))
+        answer = Answer(HTTPStatus.OK, encoded(_answer(_existing(row))))
+        await record(connection, caller, "webhook.rotated", webhook_id)
+        return answer
 
     request_hash = fingerprint(b"POST /v1/webhooks/rotate", webhook_id.bytes)
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
@@ -213,11 +234,11 @@ async def rotate_secret(
     responses=problems(_MISSING),
 )
 async def delete_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Response:
-    async with services_of(request).pool.acquire() as connection:
+    async with services_of(request).pool.acquire() as connection, connection.transaction():
         row = await connection.fetchrow(
             "DELETE FROM webhook WHERE id = $1 AND tenant_id = $2 RETURNING *", webhook_id, caller.tenant_id
         )
-    _existing(row)
+        await record(connection, caller, "webhook.deleted", webhook_id, host=_host(_existing(row)["url"]))
     return Response(status_code=HTTPStatus.NO_CONTENT)
 
 
@@ -320,6 +341,8 @@ async def _send(
         queues = queues_of(caller.tenant_id, pipeline)
         async with services.admission.submitting(connection, caller.payer, queues) as paid:
             hints.extend(await jobs.submit(connection, [new]))
+            action = "webhook.tested" if what == b"test" else "webhook.redelivered"
+            await record(connection, caller, action, webhook_id, delivery=new.id, message=more.get("message"))
         limit_headers.update(paid.fields)
         return Answer(HTTPStatus.ACCEPTED, encoded({"id": new.id}))
 

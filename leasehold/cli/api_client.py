@@ -59,6 +59,18 @@ class ApiClient:
     def delete(self, path: str) -> dict[str, Any]:
         return self._request("DELETE", path)
 
+    def download(self, path: str, **params: Any) -> Iterator[bytes]:
+        """The body of a GET, a piece at a time."""
+        parameters = {name: value for name, value in params.items() if value is not None}
+        try:
+            with self._http.stream("GET", path, params=parameters) as answer:
+                if answer.is_error:
+                    answer.read()
+                    self._body(answer)
+                yield from answer.iter_bytes()
+        except httpx2.HTTPError as error:
+            raise Interrupted(f"{self._http.base_url} does not answer: {error}") from error
+
     def _request(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
             answer = self._http.request(method, path, **options)

@@ -13,7 +13,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from leasehold.cli import remote
+from leasehold.cli import audit, remote
 from leasehold.cli.answers import AsJson
 from leasehold.cli.key_commands import keys
 from leasehold.cli.running import environment, run_or_exit, use_source
@@ -21,6 +21,7 @@ from leasehold.cli.sql import sql
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="A durable job platform.", rich_markup_mode=None)
 app.add_typer(keys, name="keys")
+app.add_typer(audit.app, name="audit")
 app.command()(sql)
 remote.add_to(app)
 console = Console()

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from leasehold.db.database import connect, migrate
+from leasehold.cli.running import command_actor
+from leasehold.db import audit
+from leasehold.db.audit import Target
+from leasehold.db.database import connected, migrate
 from leasehold.db.roles import grant
-from leasehold.db.schemas import CORE
+from leasehold.db.schemas import CORE, state_of
 from leasehold.domain.registry import Pipelines
 from leasehold.kinds.schemas import schemas_of
 from leasehold.pipelines import kinds_of
@@ -19,14 +22,19 @@ async def upgrade(settings: Settings, revision: str) -> None:
     """
     url = settings.database_url.get_secret_value()
     schemas = schemas_of(kinds_of(Pipelines.from_source(settings.pipelines)))
+    async with connected(settings, "migrate") as connection:
+        before = (await state_of(connection, CORE)).revision
     await migrate(url, revision)
     for schema in schemas:
         if schema is not CORE and revision == "head":
             await migrate(url, versions=schema.versions, table=schema.table)
-    if settings.database_app_role is None:
-        return
-    connection = await connect(settings, "migrate")
-    try:
-        await grant(connection, settings.database_app_role)
-    finally:
-        await connection.close()
+    async with connected(settings, "migrate") as connection:
+        if settings.database_app_role is not None:
+            await grant(connection, settings.database_app_role)
+        after = (await state_of(connection, CORE)).revision
+        if (
+            after != before
+            and after is not None
+            and await connection.fetchval("SELECT to_regclass('audit') IS NOT NULL")
+        ):
+            await audit.record(connection, command_actor(), "schema.migrated", Target("schema", after), was=before)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import getpass
 import os
+import socket
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import typer
 from rich.console import Console
 
+from leasehold.domain.audit import Actor
 from leasehold.domain.errors import LeaseholdError
 from leasehold.settings import Settings
 
@@ -45,6 +48,15 @@ def failed(sentence: str) -> typer.Exit:
     """Print the sentence as an error; raise what is returned."""
     Console(stderr=True).print(f"leasehold: {sentence}", style="red", highlight=False, markup=False, soft_wrap=True)
     return typer.Exit(1)
+
+
+def command_actor() -> Actor:
+    """Who the audit names for a command that acts on the database itself: the user of the machine."""
+    try:
+        user = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        user = f"uid {os.getuid()}"
+    return Actor("command", f"{user}@{socket.gethostname()}")
 
 
 def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:

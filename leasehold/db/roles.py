@@ -5,8 +5,7 @@ The role that migrates owns the schema. With two roles, a stolen password of the
 
 from __future__ import annotations
 
-import asyncpg
-
+from leasehold.db.database import Connection
 from leasehold.domain.errors import Invalid
 
 # Only tables that the migrating role owns: the schema may hold tables of others.
@@ -18,10 +17,18 @@ WHERE c.relnamespace = current_schema()::regnamespace AND c.relowner = current_u
 """
 #: A partition that statements name directly. They reach the other partitions through `event`.
 _DEFAULT_DAY = "event_default"
-_FUNCTIONS = ("add_event_day(date)", "drop_event_day(date)")
+_FUNCTIONS = ("add_event_day(date)", "drop_event_day(date)", "forget_audit(int, int)")
+#: Tables that the role only reads and adds rows to, and the columns that its rows may give: the audit.
+_APPEND_ONLY: dict[str, tuple[str, ...]] = {
+    "audit": (
+        "id", "tenant_id", "actor_kind", "actor", "actor_tenant", "key_prefix", "action", "target_kind", "target",
+        "source_ip", "request_id", "details",
+    ),
+    "audit_chain": (),
+}  # fmt: skip
 
 
-async def grant(connection: asyncpg.Connection[asyncpg.Record], role: str) -> None:
+async def grant(connection: Connection, role: str) -> None:
     """Let `role` read and write the rows of every table that the caller owns. Repeating it changes nothing.
 
     Rights to change the schema that were granted to `role` itself are revoked.
@@ -51,10 +58,13 @@ async def grant(connection: asyncpg.Connection[asyncpg.Record], role: str) -> No
             await connection.execute(f"GRANT EXECUTE ON FUNCTION {function} TO {name}")
 
 
-async def _grant_rows(
-    connection: asyncpg.Connection[asyncpg.Record], table: str, role: str, *, only_read: bool = False
-) -> None:
+async def _grant_rows(connection: Connection, table: str, role: str, *, only_read: bool = False) -> None:
     """Grant rights on the rows of `table`. Both names are quoted already."""
-    rights = "SELECT" if only_read else "SELECT, INSERT, UPDATE, DELETE"
+    rights = "SELECT, INSERT, UPDATE, DELETE"
+    if table in _APPEND_ONLY:
+        columns = ", ".join(_APPEND_ONLY[table])
+        rights = f"SELECT, INSERT ({columns})" if columns else "SELECT"
+    elif only_read:
+        rights = "SELECT"
     await connection.execute(f"REVOKE ALL ON {table} FROM {role}")
     await connection.execute(f"GRANT {rights} ON {table} TO {role}")

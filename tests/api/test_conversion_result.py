@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -172,6 +173,9 @@ async def test_every_access_is_audited(
     ]  # fmt: skip
     assert all(line["source_ip"] == "127.0.0.1" for line in lines if line.get("audit"))
     assert client.headers["Authorization"].removeprefix("Bearer ") not in str(lines)
+    (row,) = await rows.fetch("SELECT * FROM audit WHERE action = 'job.downloaded'")
+    assert (row["target"], row["actor"], row["source_ip"]) == (path.rpartition("/")[2], "tests", "127.0.0.1")
+    assert json.loads(row["details"]) == {"artifact": "nef", "bytes": len(NEF), "outcome": "streamed"}
 
 
 async def test_a_client_that_goes_away_is_charged_for_what_it_got(

@@ -27,7 +27,7 @@ from leasehold.pipelines import SHIPPED
 from leasehold.schedules import firing as schedules
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
-from tests.api.conftest import client_of, serving
+from tests.api.conftest import Running, client_of, serving
 from tests.api.media_api import JPEG, MediaApi, Ticket, problem
 
 SCOPES = tuple(value for name, value in vars(security).items() if name.isupper() and isinstance(value, str))
@@ -59,6 +59,7 @@ class World:
 
     http: httpx2.AsyncClient
     rows: Connection
+    running: Running
     made: dict[str, Any] = field(default_factory=dict)
 
     async def post(self, path: str, **body: Any) -> httpx2.Response:
@@ -133,7 +134,7 @@ _IMAGE = {"prompt": "a cat", "provider": "jimeng", "model": "m"}
 async def world(settings: Settings, rows: Connection, **bounds: Any) -> AsyncIterator[World]:
     key = await create_key(rows, tenant_id=TENANT, client_id="tests", scopes=SCOPES)
     async with serving(settings.model_copy(update=bounds)) as running, client_of(running.url, key.text) as http:
-        made = World(http, rows)
+        made = World(http, rows, running)
         answer = await made.post("/v1/templates", **_OUTSIDE)
         assert answer.status_code in (201, 409), answer.text
         yield made
@@ -507,7 +508,7 @@ async def test_a_tenants_unfinished_jobs_are_bounded_on_every_way_in(known: Sett
             of_other_jobs = ("retryRun", "retryJob", "redeliverWebhook", "replayDeadLetter", "replayDeadLetters")
             if of == "upload" or operation in of_other_jobs:
                 continue
-            ask = await way(World(full.http, rows)) if operation != "rerunRun" else None
+            ask = await way(World(full.http, rows, full.running)) if operation != "rerunRun" else None
             if ask is None:
                 run = await rows.fetchval("SELECT id FROM job LIMIT 1")
                 answer = await full.post(f"/v1/runs/{run}/rerun")
@@ -517,8 +518,8 @@ async def test_a_tenants_unfinished_jobs_are_bounded_on_every_way_in(known: Sett
             assert await acme.jobs() == 6, operation
         other = await create_key(rows, tenant_id="other", client_id="t", scopes=SCOPES)
         async with client_of(str(full.http.base_url), other.text) as http:
-            assert (await World(http, rows).post("/v1/templates", **_OUTSIDE)).status_code == 201
-            assert await World(http, rows).run()
+            assert (await World(http, rows, full.running).post("/v1/templates", **_OUTSIDE)).status_code == 201
+            assert await World(http, rows, full.running).run()
 
 
 async def test_bytes_that_are_kept_for_a_tenant_are_bounded(known: Settings, rows: Connection) -> None:

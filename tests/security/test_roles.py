@@ -19,7 +19,7 @@ import pytest
 from pydantic import SecretStr
 
 from leasehold.cli.migrate import upgrade
-from leasehold.db import history
+from leasehold.db import audit, history
 from leasehold.db.database import connect
 from leasehold.db.tables import metadata
 from leasehold.domain.errors import Invalid
@@ -133,10 +133,10 @@ async def test_the_running_role_cannot_change_the_schema_or_reach_the_host(
 
 async def test_the_running_role_reads_and_writes_every_table_of_ours(app: asyncpg.Connection[asyncpg.Record]) -> None:
     of_kinds = (f"pipelines.{kind.name}.tables" for kind in SHIPPED)
-    for room in ("db.run_tables", "db.upload_tables", "db.log_tables", *of_kinds):
+    for room in ("db.run_tables", "db.upload_tables", "db.log_tables", "db.audit_tables", *of_kinds):
         import_module(f"leasehold.{room}")
     assert len(metadata.tables) > 30
-    for table in metadata.tables:
+    for table in metadata.tables.keys() - {"audit", "audit_chain"}:
         rights = await app.fetchrow(
             "SELECT has_table_privilege($1, 'SELECT') AND has_table_privilege($1, 'INSERT')"
             " AND has_table_privilege($1, 'UPDATE') AND has_table_privilege($1, 'DELETE') AS all_it_needs,"
@@ -145,6 +145,47 @@ async def test_the_running_role_reads_and_writes_every_table_of_ours(app: asyncp
             table,
         )
         assert (rights["all_it_needs"], rights["more"]) == (True, False), table  # type: ignore[index]  # there is a row
+
+
+_COLUMNS = "id, tenant_id, actor_kind, actor, action, target_kind, target, details"
+_ROW = "gen_random_uuid(), 'acme', 'key', 'anna', 'job.cancelled', 'job', 'j', '{}'"
+
+
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE audit SET actor = 'bob'",
+        "DELETE FROM audit",
+        "TRUNCATE audit",
+        "TRUNCATE audit_chain",
+        "UPDATE audit_chain SET seq = 0",
+        "DELETE FROM audit_chain",
+        "INSERT INTO audit_chain (tenant_id) VALUES ('acme')",
+        f"INSERT INTO audit ({_COLUMNS}, at) VALUES ({_ROW}, '2020-01-01')",
+        f"INSERT INTO audit ({_COLUMNS}, seq) VALUES ({_ROW}, 1)",
+        f"INSERT INTO audit ({_COLUMNS}, previous) VALUES ({_ROW}, '')",
+        f"INSERT INTO audit ({_COLUMNS}, hash) VALUES ({_ROW}, '')",
+        "ALTER TABLE audit DISABLE TRIGGER audit_link",
+        "DROP TRIGGER audit_link ON audit",
+        "SET session_replication_role = replica",
+        "SELECT audit_hash(a) FROM audit a",
+        "SELECT * FROM audit FOR UPDATE",
+    ],
+)
+async def test_the_running_role_adds_rows_to_the_audit_and_changes_none(
+    app: asyncpg.Connection[asyncpg.Record], statement: str
+) -> None:
+    await app.execute(f"INSERT INTO audit ({_COLUMNS}) VALUES ({_ROW})")
+    with pytest.raises(asyncpg.InsufficientPrivilegeError):
+        await app.execute(statement)
+    for head in await audit.heads(app):
+        assert await audit.verify(app, head) is None
+
+
+async def test_the_running_role_forgets_no_row_of_the_last_month(app: asyncpg.Connection[asyncpg.Record]) -> None:
+    with pytest.raises(asyncpg.InvalidParameterValueError):
+        await audit.forget(app, 29)
+    await audit.forget(app, 30)
 
 
 async def test_the_running_role_makes_days_of_events_ahead_and_drops_old_ones(
@@ -185,13 +226,11 @@ async def test_the_functions_that_run_as_the_owner_look_where_the_owner_says(
     app: asyncpg.Connection[asyncpg.Record],
 ) -> None:
     """Not where their caller's search_path leads, and for a caller's own temporary tables last."""
-    rows = await app.fetch("SELECT proname, prosecdef, proconfig FROM pg_proc WHERE proname LIKE '%_event_day'")
-    assert {row["proname"] for row in rows} == {"add_event_day", "drop_event_day"}
+    rows = await app.fetch("SELECT proname, proconfig FROM pg_proc"
+                           " WHERE pronamespace = 'public'::regnamespace AND prosecdef")  # fmt: skip
+    assert {row["proname"] for row in rows} == {"add_event_day", "drop_event_day", "audit_link", "forget_audit"}
     for row in rows:
-        assert row["prosecdef"]
         assert row["proconfig"] == ["search_path=pg_catalog, public, pg_temp"]
-    assert not await app.fetchval("SELECT bool_or(prosecdef) FROM pg_proc WHERE pronamespace = 'public'::regnamespace"
-                                  " AND proname NOT LIKE '%_event_day'")  # fmt: skip
 
 
 async def test_the_doctor_says_which_role_it_is(

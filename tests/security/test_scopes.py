@@ -39,6 +39,7 @@ OPENS: dict[str, str] = {
     "generation:write": "generateImages generateVideo cancelImages cancelVideo uploadSourceImages",
     "generation:read": """queryImages queryVideo postImagesQuery postVideoQuery streamImagesEvents streamVideoEvents
         generationStatistics""",
+    "audit:read": "listAudit exportAudit",
     "fleet:operate": "listQueues pauseQueue resumeQueue listWorkers drainWorker listLimits setLimit liftLimit",
 }
 #: The scopes of each operation, any one of which opens it.

@@ -15,7 +15,7 @@ from time import monotonic
 from uuid import UUID
 
 from leasehold.broker.announcer import Announcer
-from leasehold.db import history
+from leasehold.db import audit, history
 from leasehold.db.database import Connection, Pool
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.kind import Kind
@@ -97,6 +97,7 @@ class Duties:
             self._tidying("forget_workers", lambda c: workers.forget_workers(c, 10 * self._settings.lease_seconds)),
             self._tidying("forget_idempotency_keys", sweeps.forget_idempotency_keys),
             self._tidying("forget_tombstones", lambda c: jobs.forget_tombstones(c, self._settings.tombstone_hours)),
+            self._tidying("forget_audit", lambda c: audit.forget(c, self._settings.audit_days)),
             self._tidying("forget_gates", concurrency.forget_unused_limits),
             self._tidying("forget_rates", rates.forget_rates),
             self._tidying("forget_downloads", downloads.forget_downloads),

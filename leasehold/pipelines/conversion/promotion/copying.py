@@ -8,11 +8,12 @@ target or the store.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import structlog
 
+from leasehold.db.database import Connection
 from leasehold.domain.errors import BadGateway, LeaseholdError, StoreError
 from leasehold.limits.uploads import Acquire
 from leasehold.pipelines.conversion.promotion import ownership as promotions
@@ -43,8 +44,15 @@ class Promoter:
         self._store = store
         self._target = target
 
-    async def promote(self, turn: Turn, traces: Sequence[Trace], copies: Sequence[Copy]) -> None:
-        """Undo the `traces` of earlier calls, claim the keys, copy, and record that the job is promoted.
+    async def promote(
+        self,
+        turn: Turn,
+        traces: Sequence[Trace],
+        copies: Sequence[Copy],
+        on_finish: Callable[[Connection], Awaitable[None]],
+    ) -> None:
+        """Undo the `traces` of earlier calls, claim the keys, copy, and record that the job is promoted: in one
+        transaction with what `on_finish` writes.
 
         Raises Conflict or BadGateway. Then the call has done nothing, or its copies are undone: now, or later by the
         leading worker.
@@ -60,7 +68,9 @@ class Promoter:
                     await self._copy(turn, copy, f"jobs/{turn.job_id}/promotion/{turn.id}/{nth}", owned)
             async with self._connections() as connection:
                 backups = [trace.backup for trace in await promotions.traces(connection, turn) if trace.backup]
-                await promotions.finish(connection, turn, [copy.key for copy in copies])
+                async with connection.transaction():
+                    await promotions.finish(connection, turn, [copy.key for copy in copies])
+                    await on_finish(connection)
         except TimeoutError:
             await asyncio.shield(self._undo_turn(turn))
             raise BadGateway("promotion_failed", "The target took too long; nothing was promoted.") from None

@@ -1,0 +1,123 @@
+"""/v1/audit: who did what to what, when and from where. A tenant reads its own chain; an operator reads all chains."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import datetime
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from pydantic import BaseModel
+
+from leasehold.api.auth.security import AUDIT_READ, OPERATE, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
+from leasehold.api.http.openapi import problems
+from leasehold.api.http.responses import encoded, json_response
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.api.runs.schemas import Instant
+from leasehold.db import audit
+from leasehold.db.audit import AuditFilter
+
+router = APIRouter(tags=["audit"], prefix="/v1/audit", route_class=CallerFirst)
+Reader = Annotated[Caller, Depends(Require(AUDIT_READ))]
+Tenant = Annotated[
+    str | None,
+    Query(
+        max_length=100,
+        description="For operators: the chain of this tenant; `*`: acts that concern no tenant alone; without it, all.",
+    ),
+]
+_LINES = "application/x-ndjson"
+
+
+class AuditRow(BaseModel):
+    """`hash` is SHA-256 over the row and `previous`, the hash of the row `seq - 1` of the same tenant."""
+
+    id: UUID
+    at: datetime
+    tenant_id: str
+    actor_kind: Literal["key", "person", "command", "platform"]
+    actor: str
+    actor_tenant: str | None
+    key_prefix: str | None
+    action: str
+    target_kind: str
+    target: str
+    source_ip: str | None
+    request_id: str | None
+    details: dict[str, Any]
+    seq: int
+    previous: str
+    hash: str
+
+
+class AuditPage(BaseModel):
+    rows: list[AuditRow]
+    next_cursor: str | None
+
+
+def _chain(caller: Caller, tenant: str | None) -> str | None:
+    """The chain that the caller reads; None: all. Without the scope of operators it is the caller's own, always."""
+    return tenant if OPERATE in caller.scopes else caller.tenant_id
+
+
+@router.get(
+    "",
+    operation_id="listAudit",
+    summary="List who did what, the latest first",
+    response_model=AuditPage,
+    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
+)
+async def list_audit(
+    request: Request,
+    caller: Reader,
+    tenant: Tenant = None,
+    actor: Annotated[str | None, Query(max_length=200)] = None,
+    action: Annotated[str | None, Query(max_length=63)] = None,
+    target: Annotated[str | None, Query(max_length=200)] = None,
+    since: Annotated[Instant | None, Query(description="From this instant on.")] = None,
+    until: Annotated[Instant | None, Query(description="Before this instant.")] = None,
+    cursor: InstantCursor = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Response:
+    wanted = AuditFilter(_chain(caller, tenant), actor, action, target, since, until)
+    before = instant_and_id_at(cursor)
+    async with services_of(request).pool.acquire() as connection:
+        rows = await audit.page(connection, wanted, before, limit + 1)
+    more = cursor_of(rows[limit - 1]["at"], rows[limit - 1]["id"]) if len(rows) > limit else None
+    return json_response({"rows": [audit.shown(row) for row in rows[:limit]], "next_cursor": more})
+
+
+@router.get(
+    "/export",
+    operation_id="exportAudit",
+    summary="Export chains as JSON lines",
+    description="Each chain begins with a line `{head}`: its last `seq` and `hash`, and where it begins. Then come its "
+    "rows, the oldest first. `leasehold audit verify FILE` checks the export.",
+    response_class=StreamingResponse,
+    responses=problems({}) | {200: {"description": "One JSON object a line.", "content": {_LINES: {}}}},
+)
+async def export_audit(request: Request, caller: Reader, tenant: Tenant = None) -> Response:
+    services = services_of(request)
+    async with services.pool.acquire() as connection:
+        heads = await audit.heads(connection, _chain(caller, tenant))
+    return StreamingResponse(_lines(services, heads), media_type=_LINES)
+
+
+async def _lines(services: Services, heads: list[dict[str, Any]]) -> AsyncIterator[bytes]:
+    """The export, a piece at a time: no connection is held while the client reads."""
+    for head in heads:
+        yield encoded({"head": head}) + b"\n"
+        seq = head["first_seq"] - 1
+        while seq < head["seq"]:
+            async with services.pool.acquire() as connection:
+                rows = await audit.piece(connection, head, seq)
+            if not rows:
+                break  # retention deleted them since: the next export begins later
+            yield b"".join(encoded(audit.shown(row)) + b"\n" for row in rows)
+            seq = rows[-1]["seq"]

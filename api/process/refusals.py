@@ -1,0 +1,94 @@
+"""Refused sign-ins in the audit: counted in memory, and written every few seconds, one row for each source and key.
+
+A stranger can ask without end. So a refusal costs no statement and no lock, and the rows of a turn are bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import TypeAlias
+
+from leasehold.db import audit
+from leasehold.db.audit import Target
+from leasehold.db.database import Pool
+from leasehold.domain.audit import EVERYBODYS, Actor
+from leasehold.runtime.gather import cancel_and_wait
+from leasehold.runtime.periodic import Periodic
+
+_EVERY_SECONDS = 10.0
+_MAX_PATH = 200
+#: Who was refused, and why: without the request's id, so that equal refusals are counted together.
+_Refused: TypeAlias = tuple[str, Actor]
+
+
+@dataclass(frozen=True, slots=True)
+class _First:
+    """The first of equal refusals."""
+
+    at: datetime
+    path: str
+    request_id: str | None
+
+
+class Refusals:
+    """`at_most`: different refusals in one turn. Further ones are counted together, by code. A process that is killed
+    loses the refusals of the last ten seconds.
+    """
+
+    def __init__(self, pool: Pool, at_most: int) -> None:
+        self._pool = pool
+        self._at_most = at_most
+        self._counts: Counter[_Refused] = Counter()
+        self._firsts: dict[_Refused, _First] = {}
+        self._turns = Periodic("refusals", self._flush, every=_EVERY_SECONDS)
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._turns.run())
+
+    async def close(self) -> None:
+        if self._task is not None:
+            await cancel_and_wait(self._task)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Write the rows now. If the database is away, the refusals stay counted for the next turn."""
+        await self._turns.once()
+
+    def add(self, code: str, actor: Actor, path: str) -> None:
+        """Count a refusal: `code` is the problem's code."""
+        refused = (code, replace(actor, request_id=None))
+        if refused not in self._counts and len(self._counts) >= self._at_most:
+            refused = (code, Actor("key", "others"))
+        self._counts[refused] += 1
+        self._firsts.setdefault(refused, _First(datetime.now(UTC), path[:_MAX_PATH], actor.request_id))
+
+    async def _flush(self) -> None:
+        counts, firsts = self._counts, self._firsts
+        self._counts, self._firsts = Counter(), {}
+        while counts:
+            tenant_id = _chain_of(next(iter(counts)))
+            of_chain = [refused for refused in counts if _chain_of(refused) == tenant_id]
+            try:
+                async with self._pool.acquire() as connection, connection.transaction():
+                    for code, actor in of_chain:
+                        first = firsts[code, actor]
+                        await audit.record(
+                            connection, replace(actor, request_id=first.request_id), "sign_in.refused",
+                            Target("sign_in", code, tenant_id),
+                            count=counts[code, actor], first_at=first.at, first_path=first.path,
+                        )  # fmt: skip
+            except BaseException:
+                self._counts.update(counts)
+                self._firsts |= {refused: firsts[refused] for refused in counts}
+                raise
+            for refused in of_chain:
+                del counts[refused]
+
+
+def _chain_of(refused: _Refused) -> str:
+    """A caller with a valid key is refused in its own tenant's chain; a stranger in everybody's."""
+    return refused[1].tenant_id or EVERYBODYS

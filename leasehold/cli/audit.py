@@ -1,0 +1,123 @@
+"""`leasehold audit`: list and export the audit over the API; verify its hashes in the database or in an export."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import orjson
+import typer
+
+from leasehold.cli.answers import AsJson, api_client, console, failure, show, table
+from leasehold.cli.running import environment, run_or_exit
+from leasehold.domain.audit import Broken, Chain
+
+app = typer.Typer(no_args_is_help=True, help="The audit: who did what. List, export, verify.")
+_Tenant = Annotated[str | None, typer.Option(help="For operators: the chain of this tenant; `*` is everybody's.")]
+
+
+@app.command("list")
+def list_rows(
+    tenant: _Tenant = None,
+    actor: Annotated[str | None, typer.Option(help="Only acts of this client or person.")] = None,
+    action: Annotated[str | None, typer.Option(help="For example job.cancelled.")] = None,
+    target: Annotated[str | None, typer.Option(help="The id of a job, a key, a queue, ...")] = None,
+    since: Annotated[str | None, typer.Option(help="From this instant on: 2026-11-22T18:00:00Z.")] = None,
+    until: Annotated[str | None, typer.Option(help="Before this instant.")] = None,
+    limit: Annotated[int, typer.Option(help="At most 100.")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List acts, the latest first."""
+    filters = {"tenant": tenant, "actor": actor, "action": action, "target": target, "since": since, "until": until}
+    with api_client() as client:
+        answer = client.get("/v1/audit", limit=limit, cursor=cursor, **filters)
+
+    def print_rows() -> None:
+        table(answer["rows"], "at", "tenant_id", "actor", "action", "target", "source_ip", "details")
+        if answer["next_cursor"] is not None:
+            console.print(f"more: --cursor {answer['next_cursor']}", highlight=False)
+
+    show(answer, as_json, print_rows)
+
+
+@app.command("export")
+def export(
+    file: Annotated[Path, typer.Argument(help="Where the JSON lines are written.")],
+    tenant: _Tenant = None,
+) -> None:
+    """Write chains into a file that `leasehold audit verify FILE` checks."""
+    with api_client() as client, file.open("wb") as out:
+        for piece in client.download("/v1/audit/export", tenant=tenant):
+            out.write(piece)
+
+
+@app.command("verify")
+def verify(
+    file: Annotated[Path | None, typer.Argument(help="An export; without it, the database is read.")] = None,
+    tenant: Annotated[str | None, typer.Option(help="Only this tenant's chain.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Recompute every hash. Names the first broken row of each chain, and exits with 1 if there is one.
+
+    Keep the heads that it prints elsewhere: only so a later look sees that the end of a chain was cut off.
+    """
+    if file is None:
+        from leasehold.cli.audit_database import verified  # noqa: PLC0415 - each command loads only what it needs
+
+        chains = run_or_exit(verified(environment(), tenant))
+    else:
+        chains = [one for one in _of_file(file) if tenant in (None, one["tenant_id"])]
+
+    def print_chains() -> None:
+        table([{**one, "ends with": one["hash"][:16]} for one in chains], "tenant_id", "seq", "ends with", "broken")
+
+    show({"chains": chains}, as_json, print_chains)
+    if any(one["broken"] for one in chains):
+        raise typer.Exit(1)
+
+
+def finding(head: dict[str, Any], broken: Broken | None) -> dict[str, Any]:
+    """A chain as the command prints it."""
+    sentence = None if broken is None else f"row {broken.seq}: {broken.why}"
+    return {"tenant_id": head["tenant_id"], "seq": head["seq"], "hash": head["hash"], "broken": sentence}
+
+
+def _of_file(file: Path) -> Iterator[dict[str, Any]]:
+    head: dict[str, Any] | None = None
+    chain, broken = Chain(""), None
+    for line in _lines(file):
+        if "head" in line:
+            if head is not None:
+                yield finding(head, broken or chain.end(head))
+            head, broken = line["head"], None
+            chain = Chain.after(line["head"])
+        elif head is None:
+            raise failure("the file does not begin with the head of a chain")
+        elif broken is None:
+            broken = chain.check(_row(line))
+    if head is not None:
+        yield finding(head, broken or chain.end(head))
+
+
+def _lines(file: Path) -> Iterator[dict[str, Any]]:
+    with file.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                value = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                raise failure(f"line {number} is not JSON: the export was cut off") from None
+            if not isinstance(value, dict):
+                raise failure(f"line {number} is no object")
+            yield value
+
+
+def _row(line: dict[str, Any]) -> dict[str, Any]:
+    from leasehold.db.audit import text_of  # noqa: PLC0415 - each command loads only what it needs
+
+    try:
+        return {**line, "at": datetime.fromisoformat(line["at"]), "details": text_of(line["details"])}
+    except (KeyError, TypeError, ValueError) as error:
+        raise failure(f"a line is no row of the audit: {error}") from None

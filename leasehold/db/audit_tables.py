@@ -1,0 +1,51 @@
+"""The tables of the audit. The role that the API and the workers connect as only adds rows (roles.py).
+
+A trigger gives each row its place in its tenant's chain when the transaction commits (migration 0021).
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import TIMESTAMP, BigInteger, CheckConstraint, Column, Index, LargeBinary, Table, Text, Uuid, func, text
+
+from leasehold.db.tables import metadata
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Uuid, primary_key=True),
+    Column("at", TIMESTAMP(timezone=True), nullable=False, server_default=func.clock_timestamp()),
+    Column("tenant_id", Text, nullable=False),  # whose chain; `*`: nobody's alone
+    Column("actor_kind", Text, nullable=False),
+    Column("actor", Text, nullable=False),
+    Column("actor_tenant", Text),
+    Column("key_prefix", Text),
+    Column("action", Text, nullable=False),  # for example `job.cancelled`
+    Column("target_kind", Text, nullable=False),
+    Column("target", Text, nullable=False),
+    Column("source_ip", Text),
+    Column("request_id", Text),
+    Column("details", Text, nullable=False),  # JSON as it was written: the hash covers its very characters
+    # Written by the trigger alone.
+    Column("seq", BigInteger),
+    Column("previous", LargeBinary),
+    Column("hash", LargeBinary),
+    CheckConstraint("actor_kind IN ('key', 'person', 'command', 'platform')", name="actor_kind_known"),
+    Index("audit_place", "tenant_id", "seq", unique=True),
+    Index("audit_newest", text("at DESC"), text("id DESC")),
+    Index("audit_tenant_newest", "tenant_id", text("at DESC"), text("id DESC")),
+    Index("audit_target", "target", text("at DESC"), text("id DESC")),
+    Index("audit_actor", "actor", text("at DESC"), text("id DESC")),
+    Index("audit_action", "action", text("at DESC"), text("id DESC")),
+)
+
+#: The head of each chain, and where it begins since retention deleted the rows before.
+audit_chain = Table(
+    "audit_chain",
+    metadata,
+    Column("tenant_id", Text, primary_key=True),
+    Column("seq", BigInteger, nullable=False, server_default="0"),
+    Column("hash", LargeBinary, nullable=False, server_default=""),
+    Column("first_seq", BigInteger, nullable=False, server_default="1"),
+    Column("first_previous", LargeBinary, nullable=False, server_default=""),
+    postgresql_with={"fillfactor": "50"},
+)

@@ -1,0 +1,103 @@
+"""Who did what: the actor of an act, and the hashes that chain the rows of the audit.
+
+Each tenant has a chain of its own; `*` is the chain of what concerns no tenant alone. PostgreSQL computes the hashes
+when the act commits (migration 0021). `hash_of` computes the same, so that anybody can check an export without us.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, TypeAlias
+
+#: The chain of acts that concern no tenant alone: queues, workers, limits of everybody, refused sign-ins.
+EVERYBODYS = "*"
+ActorKind: TypeAlias = Literal["key", "person", "command", "platform"]
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+#: The fields that a row's hash covers, in order; `previous`, `seq` and `at` come before them.
+HASHED = (
+    "tenant_id",
+    "actor_kind",
+    "actor",
+    "actor_tenant",
+    "key_prefix",
+    "action",
+    "target_kind",
+    "target",
+    "source_ip",
+    "request_id",
+    "details",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Actor:
+    """Who acts. `name`: the client of a key, a person, or `user@host` of a command. `tenant_id`: the actor's own."""
+
+    kind: ActorKind
+    name: str
+    tenant_id: str | None = None
+    key_prefix: str | None = None
+    source_ip: str | None = None
+    request_id: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Broken:
+    """The first row of a chain that is not as it was written, and why."""
+
+    tenant_id: str
+    seq: int
+    why: str
+
+
+@dataclass(slots=True)
+class Chain:
+    """Checks the rows of one chain in order. `seq` and `hash`: of the last good row, at first of the row before them
+    all.
+    """
+
+    tenant_id: str
+    seq: int = 0
+    hash: str = ""
+
+    @classmethod
+    def after(cls, head: Mapping[str, Any]) -> Chain:
+        """The chain of this head, before its first row."""
+        return cls(head["tenant_id"], head["first_seq"] - 1, head["first_previous"])
+
+    def end(self, head: Mapping[str, Any]) -> Broken | None:
+        """Whether the chain ends as its head says, once all rows are checked."""
+        if self.seq < head["seq"]:
+            return Broken(self.tenant_id, self.seq + 1, "the row is missing, and all after it")
+        if self.hash != head["hash"]:
+            return Broken(self.tenant_id, self.seq, "it is not the row that the chain ends with")
+        return None
+
+    def check(self, row: Mapping[str, Any]) -> Broken | None:
+        """Check the next row: its fields as the API answers them, `details` as text."""
+        seq = int(row["seq"])
+        if seq != self.seq + 1:
+            return Broken(self.tenant_id, self.seq + 1, f"the row is missing: row {seq} comes next")
+        if row["previous"] != self.hash:
+            return Broken(self.tenant_id, seq, "it does not follow the row before it")
+        if hash_of(row) != row["hash"]:
+            return Broken(self.tenant_id, seq, "its content is not what was written")
+        self.seq, self.hash = seq, row["hash"]
+        return None
+
+
+def hash_of(row: Mapping[str, Any]) -> str:
+    """The hash that a row must have: SHA-256, in hexadecimal, over its fields. Each field is written with its length,
+    so that no text can move from one field to the next unnoticed.
+    """
+    at: datetime = row["at"]
+    fields = [row["previous"], str(row["seq"]), str((at - _EPOCH) // _MICROSECOND), *(row[name] for name in HASHED)]
+    return hashlib.sha256("".join(map(_field, fields)).encode()).hexdigest()
+
+
+def _field(text: str | None) -> str:
+    return "-," if text is None else f"{len(text.encode())}:{text},"

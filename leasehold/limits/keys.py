@@ -1,0 +1,99 @@
+"""What people do to API keys: make, rotate, expire and revoke them, each with its row in the audit.
+
+The API and `leasehold keys` call this. A function acts in one transaction. `tenant_id`: only keys of this tenant are
+found; None: of all tenants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, timedelta
+
+from leasehold.db import audit
+from leasehold.db.audit import Target
+from leasehold.db.database import Connection
+from leasehold.db.job_reads import Row
+from leasehold.domain.audit import Actor
+from leasehold.domain.errors import NotFound
+from leasehold.limits.bounds import make_room
+from leasehold.security import credentials
+from leasehold.security.credentials import NewKey
+
+_FIND = """
+-- key_find
+SELECT prefix, tenant_id, client_id, scopes FROM api_key
+WHERE prefix = $1 AND ($2::text IS NULL OR tenant_id = $2)
+FOR UPDATE
+"""
+
+
+async def make(
+    connection: Connection,
+    actor: Actor,
+    at_most: int,
+    *,
+    tenant_id: str,
+    client_id: str,
+    scopes: Sequence[str],
+    expires_at: datetime | None = None,
+) -> NewKey:
+    """Create a key. Its text is stored nowhere. `at_most`: valid keys that a tenant may have.
+
+    Raises Invalid as `create_key`, and Conflict `too_many_keys`.
+    """
+    async with connection.transaction():
+        await make_room(connection, "api_key", tenant_id, at_most)
+        key = await credentials.create_key(
+            connection, tenant_id=tenant_id, client_id=client_id, scopes=scopes, expires_at=expires_at
+        )
+        target = Target("key", key.prefix, tenant_id)
+        await audit.record(
+            connection,
+            actor,
+            "key.created",
+            target,
+            client=client_id,
+            scopes=sorted(set(scopes)),
+            expires_at=expires_at,
+        )
+    return key
+
+
+async def find(connection: Connection, prefix: str, tenant_id: str | None) -> Row:
+    """The key's owner and scopes. Locks the row until the caller's transaction ends. Raises NotFound."""
+    row = await connection.fetchrow(_FIND, prefix, tenant_id)
+    if row is None:
+        raise NotFound("key_not_found", "No key has this prefix.")
+    return row
+
+
+async def rotate(
+    connection: Connection, actor: Actor, prefix: str, overlap: timedelta, tenant_id: str | None = None
+) -> NewKey:
+    """As `credentials.rotate_key`."""
+    async with connection.transaction():
+        row = await find(connection, prefix, tenant_id)
+        key = await credentials.rotate_key(connection, prefix, overlap=overlap)
+        target = Target("key", prefix, row["tenant_id"])
+        seconds = overlap.total_seconds()
+        await audit.record(connection, actor, "key.rotated", target, new_prefix=key.prefix, overlap_seconds=seconds)
+    return key
+
+
+async def expire(
+    connection: Connection, actor: Actor, prefix: str, lives: timedelta, tenant_id: str | None = None
+) -> datetime:
+    """As `credentials.expire_key`."""
+    async with connection.transaction():
+        row = await find(connection, prefix, tenant_id)
+        ends_at = await credentials.expire_key(connection, prefix, lives)
+        await audit.record(connection, actor, "key.expired", Target("key", prefix, row["tenant_id"]), ends_at=ends_at)
+    return ends_at
+
+
+async def revoke(connection: Connection, actor: Actor, prefix: str, tenant_id: str | None = None) -> None:
+    """As `credentials.revoke_key`."""
+    async with connection.transaction():
+        row = await find(connection, prefix, tenant_id)
+        await credentials.revoke_key(connection, prefix)
+        await audit.record(connection, actor, "key.revoked", Target("key", prefix, row["tenant_id"]))
