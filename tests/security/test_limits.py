@@ -325,9 +325,9 @@ MAKES_NOTHING: dict[str, Way | None] = {
 
 
 def changing(settings: Settings) -> set[str]:
-    """All operations of the API that are not only read."""
+    """All operations of the API that are not only read. The console's acts are these, behind forms."""
     routes = [route for router in _routers(settings, SHIPPED) for route in router.routes if isinstance(route, APIRoute)]
-    return {str(route.operation_id) for route in routes if route.methods - {"GET", "HEAD"}}
+    return {str(route.operation_id) for route in routes if route.methods - {"GET", "HEAD"} and route.include_in_schema}
 
 
 def test_of_every_operation_it_is_known_whether_it_submits(settings: Settings) -> None:
