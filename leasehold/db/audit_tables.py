@@ -1,6 +1,6 @@
 """The tables of the audit. The role that the API and the workers connect as only adds rows (roles.py).
 
-A trigger gives each row its place in its tenant's chain when the transaction commits (migration 0021).
+A trigger gives each row its place in its tenant's chain when the transaction commits (migration 0022).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who did what: the actor of an act, and the hashes that chain the rows of the audit.
 
 Each tenant has a chain of its own; `*` is the chain of what concerns no tenant alone. PostgreSQL computes the hashes
-when the act commits (migration 0021). `hash_of` computes the same, so that anybody can check an export without us.
+when the act commits (migration 0022). `hash_of` computes the same, so that anybody can check an export without us.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """add the audit
 
-Revision ID: 0021_audit
-Revises: 0020_logs
+Revision ID: 0022_audit
+Revises: 0021_streams
 May run before the new code: yes; it only adds tables and functions.
 
 A transaction inserts the row of its act. When it commits, the trigger gives the row its place in its tenant's chain:
@@ -17,8 +17,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
-revision: str = "0021_audit"
-down_revision: str | None = "0020_logs"
+revision: str = "0022_audit"
+down_revision: str | None = "0021_streams"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
