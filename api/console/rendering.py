@@ -58,7 +58,7 @@ def path_of(request: Request) -> str:
     return services_of(request).settings.console_path or ""
 
 
-def page(request: Request, template: str, status: int = HTTPStatus.OK, **values: Any) -> Response:
+def page(request: Request, template: str, /, status: int = HTTPStatus.OK, **values: Any) -> Response:
     """The page. To a refresh that shows the same state already: 204."""
     services, viewer = services_of(request), session.viewer_or_none(request)
     prefix = path_of(request)
@@ -102,6 +102,12 @@ def go_to(request: Request, path: str, sentence: str, *, good: bool = True) -> R
     text = base64.urlsafe_b64encode(orjson.dumps([good, sentence[:600]])).decode()
     response.set_cookie(FLASH, text, path=path_of(request) or "/", max_age=30, httponly=True, samesite="strict")
     return response
+
+
+def once_of(request: Request, *names: str) -> str:
+    """An idempotency key for a form, so that a second press of its button does nothing. It changes every minute."""
+    parts = [session.viewer_of(request).session.nonce, *names, datetime.now(UTC).strftime("%Y%m%d%H%M")]
+    return f"console-{hashlib.sha256(' '.join(parts).encode()).hexdigest()[:32]}"
 
 
 def _read_flash(cookie: str) -> tuple[bool, str] | None:

@@ -9,12 +9,37 @@ from fastapi.responses import RedirectResponse
 from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 
-from leasehold.api.console import assets, dead_letters, job, jobs, overview, session, signing
+from leasehold.api.console import (
+    assets,
+    dead_letters,
+    job,
+    jobs,
+    keys,
+    overview,
+    queues,
+    schedules,
+    session,
+    signing,
+    templating,
+    webhooks,
+)  # fmt: skip
 from leasehold.api.console.rendering import path_of
 from leasehold.api.console.routes import ConsoleRoute
 
 #: In the order in which paths are tried.
-_PARTS = (signing.router, assets.router, overview.router, jobs.router, job.router, dead_letters.router)
+_PARTS = (
+    signing.router,
+    assets.router,
+    overview.router,
+    jobs.router,
+    job.router,
+    dead_letters.router,
+    queues.router,
+    schedules.router,
+    templating.router,
+    webhooks.router,
+    keys.router,
+)
 #: Below the console's path: what needs no session.
 PUBLIC = ("/sign-in", "/enter", "/assets/{hashed}/{name}")
 _rest = APIRouter()

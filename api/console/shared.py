@@ -32,6 +32,10 @@ class Shared(Generic[_Answer]):
                 self._made.popitem(last=False)
         return await asyncio.shield(made[1])
 
+    def forget(self) -> None:
+        """Make every answer anew: the caller has changed what they are about."""
+        self._made.clear()
+
 
 def _failed(task: asyncio.Task[_Answer]) -> bool:
     return task.cancelled() or task.exception() is not None

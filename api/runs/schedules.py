@@ -57,7 +57,7 @@ def _without_null(schema: dict[str, Any]) -> None:
             field.pop("default", None)
 
 
-class _Changes(BaseModel):
+class Changes(BaseModel):
     model_config = ConfigDict(extra="forbid", json_schema_extra=_without_null)
 
     enabled: Flag | None = None
@@ -70,7 +70,7 @@ class _Changes(BaseModel):
     pause_after_failures: Annotated[int, Field(ge=1, le=100), JsonNumber] | None = None
 
 
-class NewSchedule(_Changes):
+class NewSchedule(Changes):
     """`overlap`: what a tick does while the schedule's previous run is unfinished. `catch_up`: which missed ticks (more
     than a minute late) of the last `catch_up_seconds` still start runs.
     """
@@ -250,7 +250,7 @@ async def get_schedule(request: Request, schedule_id: UUID, caller: Reader) -> R
         HTTPStatus.TOO_MANY_REQUESTS: CHECKED_LATER,
     }),
 )  # fmt: skip
-async def change_schedule(request: Request, schedule_id: UUID, body: _Changes, caller: Writer) -> Response:
+async def change_schedule(request: Request, schedule_id: UUID, body: Changes, caller: Writer) -> Response:
     services = services_of(request)
     changes = body.model_dump(exclude_unset=True)
     if empty := [name for name, value in changes.items() if value is None and name != "pause_after_failures"]:

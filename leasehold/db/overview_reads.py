@@ -63,3 +63,24 @@ FROM (SELECT * FROM quarantine ORDER BY duty LIMIT 1000) AS q GROUP BY q.duty OR
 async def quarantined(connection: Connection) -> Sequence[Row]:
     """What the duties of workers leave alone for now, because it failed: of all tenants, for operators."""
     return await connection.fetch(_QUARANTINED)
+
+
+#: Limits on a page, and jobs that are counted at each: those inside, and those that wait.
+MAX_LIMITS, MAX_AT_LIMIT = 25, 100
+
+_LIMITS = f"""
+-- overview_limits
+SELECT g.tenant_id, g.key, g.at_most, g.per_minute,
+    (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key
+        AND o.admitted_at IS NOT NULL LIMIT {MAX_AT_LIMIT}) AS i)::int AS inside,
+    (SELECT count(*) FROM (SELECT 1 FROM gate_job o WHERE o.tenant_id = g.tenant_id AND o.key = g.key
+        AND o.admitted_at IS NULL LIMIT {MAX_AT_LIMIT}) AS w)::int AS waiting
+FROM (SELECT * FROM gate WHERE declared ORDER BY tenant_id, key LIMIT {MAX_LIMITS}) AS g ORDER BY g.tenant_id, g.key
+"""
+
+
+async def limits(connection: Connection) -> Sequence[Row]:
+    """The first MAX_LIMITS declared limits of all tenants, each with the jobs inside and those that wait, counted up to
+    MAX_AT_LIMIT: for operators.
+    """
+    return await connection.fetch(_LIMITS)

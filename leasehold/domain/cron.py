@@ -19,7 +19,8 @@ from cronsim import CronSim, CronSimError
 
 from leasehold.domain.errors import Invalid
 
-_ALIASES = {
+#: Names that stand for expressions.
+ALIASES = {
     "@yearly": "0 0 1 1 *",
     "@annually": "0 0 1 1 *",
     "@monthly": "0 0 1 * *",
@@ -65,7 +66,7 @@ def ticks(cron: str, timezone: str, after: datetime) -> Iterator[datetime]:
 
     Raises Invalid: `invalid_cron`, or `range_too_long` when the zone cannot show `after`.
     """
-    expression = _ALIASES.get(cron.strip(), cron)
+    expression = ALIASES.get(cron.strip(), cron)
     if len(expression.split()) != _FIELDS:
         raise Invalid("invalid_cron", "A cron expression has five fields: minute hour day-of-month month day-of-week.")
     try:

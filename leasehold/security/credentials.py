@@ -131,7 +131,7 @@ SELECT * FROM (
     FROM api_key WHERE $1::text IS NULL OR tenant_id = $1
 ) AS keys
 WHERE state = 'active' OR $2
-ORDER BY tenant_id, client_id, created_at
+ORDER BY tenant_id, client_id, created_at LIMIT $3
 """
 
 REVOKE = """
@@ -217,13 +217,13 @@ async def expire_key(connection: Connection, prefix: str, lives: timedelta) -> d
 
 
 async def list_keys(
-    connection: Connection, tenant_id: str | None = None, *, ended: bool = False
+    connection: Connection, tenant_id: str | None = None, *, ended: bool = False, at_most: int | None = None
 ) -> list[dict[str, Any]]:
     """The tenant's keys (None: all tenants') without their secrets. `state`: active, expired or revoked.
 
-    `ended`: whether to list expired and revoked keys, too.
+    `ended`: whether to list expired and revoked keys, too. `at_most`: how many; None: all.
     """
-    return [dict(row) for row in await connection.fetch(LIST, tenant_id, ended)]
+    return [dict(row) for row in await connection.fetch(LIST, tenant_id, ended, at_most)]
 
 
 async def revoke_key(connection: Connection, prefix: str) -> None:

@@ -46,7 +46,7 @@ class Person:
         return answer.text
 
     async def token(self) -> str:
-        found = _TOKEN.search(await self.see("/"))
+        found = _TOKEN.search(await self.see("/nothing", 404))
         assert found is not None
         return found[1]
 

@@ -1,0 +1,117 @@
+"""Queues, workers and limits: for operators of all tenants."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import ValidationError
+
+from leasehold.api.auth.security import OPERATE
+from leasehold.api.console.rendering import go_to, page
+from leasehold.api.console.routes import Fields
+from leasehold.api.console.session import SignedIn
+from leasehold.api.console.shared import Shared, shared_of
+from leasehold.api.fleet import operators as endpoints
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+from leasehold.db import overview_reads, run_reads
+from leasehold.db.job_reads import Row
+from leasehold.domain.errors import Invalid
+
+router = APIRouter()
+Operator = Annotated[Caller, Depends(SignedIn(OPERATE))]
+#: Tasks of a queue that are counted.
+_MAX_TASKS = 1000
+_SHARED_SECONDS = 2.0
+
+
+@router.get("/queues")
+async def show_queues(request: Request, _caller: Operator) -> Response:
+    services = services_of(request)
+
+    async def read() -> list[Row]:
+        async with services.pool.acquire() as connection:
+            return list(await run_reads.queues(connection, _MAX_TASKS))
+
+    shared: Shared[list[Row]] = shared_of(request, "queues", _SHARED_SECONDS)
+    queues = await shared.get("all", read)
+    return page(request, "queues.html", live=3, live_url=request.url.path, queues=queues, most=_MAX_TASKS)
+
+
+@router.post("/queues/{queue}/pause")
+async def pause(request: Request, queue: str, caller: Operator, form: Fields) -> Response:
+    await endpoints.pause_queue(request, queue, caller, endpoints.Pause(reason=form.get("reason", "")[:500]))
+    shared_of(request, "queues", _SHARED_SECONDS).forget()
+    return go_to(request, "/queues", f"The queue {queue} is paused.")
+
+
+@router.post("/queues/{queue}/resume")
+async def resume(request: Request, queue: str, caller: Operator) -> Response:
+    await endpoints.resume_queue(request, queue, caller)
+    shared_of(request, "queues", _SHARED_SECONDS).forget()
+    return go_to(request, "/queues", f"The queue {queue} goes on.")
+
+
+@router.get("/workers")
+async def show_workers(request: Request, _caller: Operator) -> Response:
+    services = services_of(request)
+
+    async def read() -> list[Row]:
+        async with services.pool.acquire() as connection:
+            return list(await run_reads.workers(connection))
+
+    shared: Shared[list[Row]] = shared_of(request, "workers", _SHARED_SECONDS)
+    workers = await shared.get("all", read)
+    return page(request, "workers.html", live=3, live_url=request.url.path, workers=workers)
+
+
+@router.post("/workers/{worker_id}/drain")
+async def drain(request: Request, worker_id: UUID, caller: Operator) -> Response:
+    await endpoints.drain_worker(request, worker_id, caller)
+    shared_of(request, "workers", _SHARED_SECONDS).forget()
+    return go_to(request, "/workers", "The worker finishes or releases what it has, and ends.")
+
+
+@router.get("/limits")
+async def show_limits(request: Request, _caller: Operator) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        limits = await overview_reads.limits(connection)
+    return page(
+        request, "limits.html", live=5, live_url=request.url.path, limits=limits, most=overview_reads.MAX_LIMITS,
+        most_jobs=overview_reads.MAX_AT_LIMIT,
+    )  # fmt: skip
+
+
+@router.post("/limits/set")
+async def set_limit(request: Request, caller: Operator, form: Fields) -> Response:
+    try:
+        limit = endpoints.Limit(
+            tenant_id=form.get("tenant", "").strip() or "*",
+            key=form.get("key", "").strip(),
+            at_most=_count(form.get("at_most", "")),
+            per_minute=_count(form.get("per_minute", "")),
+        )
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(str(part) for part in wrong["loc"])
+        raise Invalid("invalid_request", f"{where or 'The limit'}: {wrong['msg']}.") from None
+    await endpoints.set_limit(request, limit, caller)
+    return go_to(request, "/limits", f"The limit {limit.key} of {limit.tenant_id} is set.")
+
+
+def _count(text: str) -> int | None:
+    text = text.strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise Invalid("invalid_request", "A limit is a whole number.")
+    return int(text[:9])
+
+
+@router.post("/limits/lift")
+async def lift_limit(request: Request, caller: Operator, form: Fields) -> Response:
+    tenant_id, key = form.get("tenant", ""), form.get("key", "")
+    await endpoints.lift_limit(request, tenant_id, key, caller)
+    return go_to(request, "/limits", f"The limit {key} of {tenant_id} is lifted.")

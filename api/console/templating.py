@@ -1,0 +1,40 @@
+"""Templates: their versions, steps and schemas; enable and disable a version."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import orjson
+from fastapi import APIRouter, Depends, Request, Response
+
+from leasehold.api.auth.security import RUNS_READ, TEMPLATES_WRITE
+from leasehold.api.console.rendering import go_to, page
+from leasehold.api.console.routes import Fields
+from leasehold.api.console.session import SignedIn
+from leasehold.api.process.keyring import Caller
+from leasehold.api.runs import templates as endpoints
+
+router = APIRouter()
+Reader = Annotated[Caller, Depends(SignedIn(RUNS_READ))]
+Writer = Annotated[Caller, Depends(SignedIn(TEMPLATES_WRITE))]
+_MAX_SHOWN = 300
+
+
+@router.get("/templates")
+async def show_templates(request: Request, caller: Reader) -> Response:
+    templates = orjson.loads(bytes((await endpoints.list_templates(request, caller)).body))["templates"]
+    return page(request, "templates.html", templates=templates[:_MAX_SHOWN], more=len(templates) - _MAX_SHOWN)
+
+
+@router.get("/templates/{kind}/{version}")
+async def show_template(request: Request, kind: str, version: endpoints.Version, caller: Reader) -> Response:
+    template = orjson.loads(bytes((await endpoints.get_template(request, kind, version, caller)).body))
+    return page(request, "template.html", template=template)
+
+
+@router.post("/templates/{kind}/{version}/enable")
+async def enable(request: Request, kind: str, version: endpoints.Version, caller: Writer, form: Fields) -> Response:
+    enabled = form.get("enabled") == "true"
+    await endpoints.enable_template(request, kind, version, endpoints.Enabling(enabled=enabled), caller)
+    sentence = f"Version {version} is {'enabled' if enabled else 'disabled: new runs of it are refused'}."
+    return go_to(request, f"/templates/{kind}/{version}", sentence)

@@ -1,0 +1,69 @@
+"""Webhooks: where they lead, their deliveries and the answers to them; test, redeliver, enable, disable."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Depends, Request, Response
+
+from leasehold.api.auth.security import WEBHOOKS_WRITE
+from leasehold.api.console.rendering import go_to, once_of, page
+from leasehold.api.console.routes import Fields
+from leasehold.api.console.session import SignedIn
+from leasehold.api.process.keyring import Caller
+from leasehold.api.runs import webhooks as endpoints
+from leasehold.domain.errors import NotFound
+
+router = APIRouter()
+Owner = Annotated[Caller, Depends(SignedIn(WEBHOOKS_WRITE))]
+_DELIVERIES = 50
+
+
+@router.get("/webhooks")
+async def show_webhooks(request: Request, caller: Owner) -> Response:
+    return page(request, "webhooks.html", webhooks=await _listed(request, caller))
+
+
+async def _listed(request: Request, caller: Caller) -> list[dict[str, Any]]:
+    answer: dict[str, Any] = orjson.loads(bytes((await endpoints.list_webhooks(request, caller)).body))
+    webhooks: list[dict[str, Any]] = answer["webhooks"]
+    return webhooks
+
+
+@router.get("/webhooks/{webhook_id}")
+async def show_webhook(request: Request, webhook_id: UUID, caller: Owner) -> Response:
+    webhook = next((one for one in await _listed(request, caller) if one["id"] == str(webhook_id)), None)
+    if webhook is None:
+        raise NotFound("webhook_not_found", "There is no such webhook.")
+    answer = orjson.loads(bytes((await endpoints.list_deliveries(request, webhook_id, caller, _DELIVERIES)).body))
+    return page(
+        request,
+        "webhook.html",
+        live=5,
+        live_url=request.url.path,
+        webhook=webhook,
+        deliveries=answer["deliveries"],
+        once=once_of(request, "send", str(webhook_id)),
+    )
+
+
+@router.post("/webhooks/{webhook_id}/test")
+async def send_test(request: Request, webhook_id: UUID, caller: Owner, form: Fields) -> Response:
+    await endpoints.send_test(request, webhook_id, caller, form.get("once") or None)
+    return go_to(request, f"/webhooks/{webhook_id}", "A test message is on its way.")
+
+
+@router.post("/webhooks/{webhook_id}/deliveries/{delivery_id}/redeliver")
+async def redeliver(request: Request, webhook_id: UUID, delivery_id: UUID, caller: Owner, form: Fields) -> Response:
+    once = f"{form['once']}-{delivery_id}" if form.get("once") else None
+    await endpoints.redeliver(request, webhook_id, delivery_id, caller, once)
+    return go_to(request, f"/webhooks/{webhook_id}", "The message is on its way again.")
+
+
+@router.post("/webhooks/{webhook_id}/enable")
+async def enable(request: Request, webhook_id: UUID, caller: Owner, form: Fields) -> Response:
+    enabled = form.get("enabled") == "true"
+    await endpoints.change_webhook(request, webhook_id, endpoints.Changes(enabled=enabled), caller)
+    return go_to(request, f"/webhooks/{webhook_id}", f"The webhook is {'enabled' if enabled else 'disabled'}.")

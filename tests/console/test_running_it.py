@@ -1,0 +1,152 @@
+"""The pages from which an installation is run: queues, workers, limits, schedules, templates, webhooks, keys."""
+
+from __future__ import annotations
+
+import html
+import re
+from datetime import UTC, datetime
+
+import pytest
+
+from leasehold.api.console import schedules
+from leasehold.db.database import Connection
+from leasehold.domain.ids import new_id
+from leasehold.security.credentials import revoke_key
+from tests.console.conftest import ROLES, MakePerson
+from tests.jobs.conftest import Maker
+
+_ONCE = re.compile(r'name="once" value="([^"]+)"')
+
+
+async def test_a_queue_is_paused_with_a_reason_and_goes_on(person: MakePerson, maker: Maker, rows: Connection) -> None:
+    admin = await person()
+    await maker.make("media")
+    page = await admin.see("/queues")
+    assert re.search(r'media</a></td>\n<td class="n">1</td>', page)
+    assert '<span class="late">none</span>' in page
+    page = await admin.do("/queues/media/pause", reason="the disk is <full>")
+    assert "The queue media is paused." in page
+    assert "the disk is &lt;full&gt;" in page
+    assert await rows.fetchval("SELECT reason FROM paused_queue WHERE queue = 'media'") == "the disk is <full>"
+    assert "The queue media goes on." in await admin.do("/queues/media/resume")
+    assert await rows.fetchval("SELECT count(*) FROM paused_queue") == 0
+
+
+async def test_a_worker_is_drained(person: MakePerson, rows: Connection) -> None:
+    admin, worker_id = await person(), new_id()
+    await rows.execute(
+        "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, 'box-7', 41, '0', '{a,b}')",
+        worker_id,
+    )
+    page = await admin.see("/workers")
+    assert "box-7:41" in page
+    assert "a, b" in page
+    assert '<span class="state draining">' in await admin.do(f"/workers/{worker_id}/drain")
+    assert (await admin.send(f"/workers/{new_id()}/drain")).status_code == 404
+
+
+async def test_limits_show_who_fills_them(person: MakePerson, maker: Maker, rows: Connection) -> None:
+    admin = await person()
+    assert "No limit is declared." in await admin.see("/limits")
+    assert "is set." in await admin.do("/limits/set", tenant="acme", key="tenant", at_most="1")
+    for number in range(3):
+        await maker.make("run", scope="user", scope_id=str(number))
+    page = await admin.see("/limits")
+    assert re.search(r'tenant</code></td><td>acme</td><td class="n">1</td>', page)
+    assert re.search(r'<td class="n">1</td><td class="n"><span class="late">2</span></td>', page)
+    for wrong in ({"key": "nothing", "at_most": "1"}, {"key": "tenant"}, {"key": "tenant", "at_most": "-1"}):
+        answer = await admin.send("/limits/set", tenant="acme", **wrong)
+        assert answer.status_code == 422, wrong
+    assert "is lifted." in await admin.do("/limits/lift", tenant="acme", key="tenant")
+    assert await rows.fetchval("SELECT count(*) FROM gate_job WHERE admitted_at IS NULL") == 0
+
+
+async def test_a_schedule_shows_its_firings_and_is_run_paused_and_changed(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    operator = await person(ROLES["operator"])
+    await maker.make("run")
+    body = {"template": "outside", "cron": "30 9 * * 1-5", "timezone": "Europe/Berlin", "overlap": "allow_all"}
+    schedule = (await maker.client.post("/v1/schedules", json=body | {"scope": "user", "scope_id": "s"})).json()
+    path = f"/schedules/{schedule['id']}"
+    assert "At 09:30 on Monday through Friday" in await operator.see("/schedules")
+    page = await operator.see(path)
+    assert len(re.findall(r"09:30 CES?T", page)) == 5
+    assert f"{datetime.fromisoformat(schedule['next_runs'][4]):%Y-%m-%d %H:%M:%S} UTC" in page
+    once = _ONCE.findall(page)[0]
+    first = await operator.send(f"{path}/run-now", once=once)
+    second = await operator.send(f"{path}/run-now", once=once)  # a double click
+    assert first.headers["location"] == second.headers["location"]
+    assert await rows.fetchval("SELECT count(*) FROM run WHERE schedule_id = $1", schedule["id"]) == 1
+    assert first.headers["location"].removeprefix("/console") in await operator.see(path)
+    assert "The schedule is paused." in await operator.do(f"{path}/change", enabled="false")
+    assert "None while it is paused." in await operator.see(path)
+    page = await operator.do(f"{path}/change", cron="0 3 * * *", timezone="UTC")
+    assert "At 03:00 every day" in page
+    assert "The schedule goes on." in await operator.do(f"{path}/change", enabled="true")
+    for wrong in ({"cron": "61 * * * *"}, {"timezone": "Mars/Olympus"}, {"enabled": "perhaps"}):
+        assert "flash bad" in await operator.do(f"{path}/change", back=path, **wrong), wrong
+
+
+@pytest.mark.parametrize(
+    ("cron", "words"), [("@hourly", "At the start of every hour"), ("0 0 * * 0", "At 00:00 on Sunday"), ("no", "no")]
+)
+def test_cron_in_words(cron: str, words: str) -> None:
+    assert schedules.in_words(cron) == words
+
+
+async def test_a_version_of_a_template_is_disabled(person: MakePerson, maker: Maker) -> None:
+    admin = await person()
+    await maker.make("run")
+    assert 'href="/console/templates/outside/1"' in await admin.see("/templates")
+    assert "disabled: new runs of it are refused" in await admin.do("/templates/outside/1/enable", enabled="false")
+    answer = await maker.client.post("/v1/runs", json={"template": "outside", "version": 1})
+    assert answer.status_code in (404, 409)
+    assert "is enabled." in await admin.do("/templates/outside/1/enable", enabled="true")
+    await admin.see("/templates/nothing/1", 404)
+
+
+async def test_a_webhooks_deliveries_are_seen_and_sent_again(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    operator = await person(ROLES["operator"])
+    delivery = await maker.make("webhook")
+    await maker.fail(delivery, "http_500")
+    webhook = await rows.fetchval("SELECT params ->> 'webhook_id' FROM job WHERE id = $1", delivery)
+    assert "http://127.0.0.1/hook" in await operator.see("/webhooks")
+    page = await operator.see(f"/webhooks/{webhook}")
+    assert "http_500" in page
+    once = _ONCE.findall(page)[0]
+    for _ in range(2):
+        assert "on its way again" in await operator.do(
+            f"/webhooks/{webhook}/deliveries/{delivery}/redeliver", once=once
+        )
+    assert "on its way." in await operator.do(f"/webhooks/{webhook}/test", once=once)
+    assert await rows.fetchval("SELECT count(*) FROM job WHERE pipeline = 'webhook'") == 3
+    assert "The webhook is disabled." in await operator.do(f"/webhooks/{webhook}/enable", enabled="false")
+    await rows.execute("UPDATE webhook SET disabled_because = 'ten deliveries failed'")
+    assert "ten deliveries failed" in await operator.see("/")
+    stranger = await person(ROLES["operator"], tenant="other")
+    await stranger.see(f"/webhooks/{webhook}", 404)
+
+
+async def test_keys_are_listed_without_their_secrets(person: MakePerson, rows: Connection) -> None:
+    admin, other = await person(), await person(ROLES["viewer"], tenant="other")
+    page = html.unescape(await admin.see("/keys"))
+    assert f"lh_{other.key.prefix}" in page
+    assert other.key.text.rpartition("_")[2] not in page
+    await revoke_key(rows, other.key.prefix)
+    assert other.key.prefix not in await admin.see("/keys?tenant=other")
+    assert '<span class="state revoked">' in await admin.see("/keys?tenant=other&ended=true")
+    assert other.key.prefix not in await admin.see("/keys?tenant=acme&ended=true")
+    assert str(datetime.now(UTC).year) in page
+
+
+async def test_a_schedule_that_paused_itself_is_on_the_overview(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    operator = await person(ROLES["operator"])
+    await maker.make("run")
+    await maker.client.post("/v1/schedules", json={"template": "outside", "cron": "0 9 * * *"})
+    await rows.execute("UPDATE schedule SET enabled = false, next_run_at = NULL, paused_because = 'three runs failed'")
+    assert "A schedule of outside paused itself: three runs failed" in await operator.see("/")
