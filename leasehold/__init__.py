@@ -40,12 +40,14 @@ if TYPE_CHECKING:
     from leasehold.pipelines.conversion import nef
     from leasehold.settings import Settings
     from leasehold.transitions.jobs import NewJob, replay, request_cancel, submit
+    from leasehold.workflows.context import Context
 
 __all__ = [
     "App",
     "Attempt",
     "Cancelled",
     "ConcurrencyLimit",
+    "Context",
     "Current",
     "DeclarationError",
     "Done",
@@ -105,6 +107,7 @@ _MODULES = {
     "domain.work": ("Work",),
     "pipelines.conversion": ("nef",),
     "settings": ("Settings",),
+    "workflows.context": ("Context",),
     "transitions.jobs": ("NewJob", "replay", "request_cancel", "submit"),
 }  # fmt: skip
 _HOMES = {name: f"leasehold.{module}" for module, names in _MODULES.items() for name in names}

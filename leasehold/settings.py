@@ -339,6 +339,18 @@ class Settings(BaseSettings):
         le=1024,
         description="Handlers that are plain functions, at once; each runs in a thread of the worker.",
     )
+    workflow_max_calls: int = Field(
+        20_000, ge=1, le=30_000, description="Calls of its context that one run of a workflow may make."
+    )
+    workflow_memory: int = Field(
+        1000, ge=0, description="Coroutines of waiting workflows that a worker keeps in memory; 0: none."
+    )
+    workflow_memory_seconds: float = Field(
+        10.0,
+        ge=0,
+        description="A worker keeps the coroutine of a waiting workflow for so long. After that, the workflow runs "
+        "from its top, with the results that its journal has.",
+    )
     loop_blocked_seconds: float = Field(
         0.1, gt=0, description="The worker logs a warning about a handler that blocks its event loop longer than this."
     )

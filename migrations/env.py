@@ -22,6 +22,7 @@ from leasehold.urls import database_url
 for room in (
     "db.run_tables",
     "db.upload_tables",
+    "db.workflow_tables",
     "db.log_tables",
     "db.audit_tables",
     *(f"pipelines.{kind.name}.tables" for kind in SHIPPED),

@@ -123,7 +123,8 @@ async def assert_sums(connection: asyncpg.Connection[asyncpg.Record]) -> None:
                j.finished_at, j.expires_at, j.keep_seconds
         FROM job j CROSS JOIN LATERAL (
             SELECT count(*) FILTER (WHERE t.status = 'running') AS running,
-                   count(*) FILTER (WHERE t.status NOT IN ('succeeded', 'skipped')) AS missing,
+                   count(*) FILTER (WHERE t.status NOT IN ('succeeded', 'skipped')
+                                      AND NOT (t.contained AND t.status = 'failed')) AS missing,
                    count(*) FILTER (WHERE t.finished_at IS NULL) AS open
             FROM task t WHERE t.job_id = j.id
         ) AS steps

@@ -43,6 +43,7 @@ from leasehold.worker.attempts.isolated import IsolatedAttempts
 from leasehold.worker.attempts.outlet import Outlets
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.runner import Runner
+from leasehold.worker.attempts.workflows import Recorder
 from leasehold.worker.claiming.claimer import Claimer
 from leasehold.worker.claiming.hint_router import HintRouter
 from leasehold.worker.claiming.slot_pools import SlotPools
@@ -124,14 +125,22 @@ async def open_parts(
         claims = ClaimBatcher(settings, terms, heartbeat, _BATCH)
         stack.enter_context(attempt_logs.installed())
         outlets = Outlets(settings)
-        for batcher in (outlets.logs, outlets.streams, settlements, claims):
+        recorder = Recorder(settings, router.announce, _BATCH)
+        for batcher in (outlets.logs, outlets.streams, settlements, claims, recorder):
             batcher.start()
             stack.push_async_callback(batcher.close)
 
         directories = Directories(warm_up.work_dir)
         inline = InlineAttempts(
-            store=store, pool=pool, reporter=reporter, directories=directories, opened=opened, settings=settings
+            store=store,
+            pool=pool,
+            reporter=reporter,
+            directories=directories,
+            opened=opened,
+            recorder=recorder,
+            settings=settings,
         )
+        stack.callback(inline.workflows.close)
         isolated = IsolatedAttempts(
             store=store, pool=pool, children=children, reporter=reporter, directories=directories, settings=settings
         )

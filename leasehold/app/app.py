@@ -8,17 +8,21 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from leasehold.app.connection import Connections
 from leasehold.app.place import wrong
 from leasehold.app.retry import Retry
 from leasehold.app.task import Task, TaskTerms, TaskWith, TaskWithout
+from leasehold.app.workflow import Workflow, WorkflowTerms, WorkflowWith, WorkflowWithout, workflow_of
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import NAME, Pipeline
 from leasehold.domain.registry import Pipelines
 from leasehold.settings import Settings
+
+if TYPE_CHECKING:
+    from leasehold.workflows.context import Context
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -42,6 +46,19 @@ class TaskDecorator(Protocol):
     ) -> TaskWithout[P, T, Coroutine[Any, Any, T]]: ...
     @overload
     def __call__(self, function: Callable[P, T], /) -> TaskWithout[P, T, T]: ...
+
+
+class WorkflowDecorator(Protocol):
+    """What `@app.workflow(...)` with options is."""
+
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, A, Q], Coroutine[Any, Any, T]], /
+    ) -> WorkflowWith[A, Q, T]: ...
+    @overload
+    def __call__(
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, T]], /
+    ) -> WorkflowWithout[P, T]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +118,40 @@ class App:
             return self._declare(function, terms, names_of(inspect.currentframe()))
 
         return declare
+
+    @overload
+    def workflow(
+        self, function: Callable[Concatenate[Context, A, Q], Coroutine[Any, Any, T]], /
+    ) -> WorkflowWith[A, Q, T]: ...
+    @overload
+    def workflow(
+        self, function: Callable[Concatenate[Context, P], Coroutine[Any, Any, T]], /
+    ) -> WorkflowWithout[P, T]: ...
+    @overload
+    def workflow(
+        self, *, name: str | None = None, queue: str = "default", version: int = 1, timeout: timedelta = ...
+    ) -> WorkflowDecorator: ...
+    def workflow(self, *function: Any, **options: Any) -> Any:
+        """Declare the `async def` below, whose first parameter is a Context, as a workflow. Raises DeclarationError.
+
+        `name`: instead of the function's. `queue`: which workers run it. `version`: what `ctx.version` is in new runs.
+        `timeout`: the longest that the function may run between two waits.
+        """
+        terms = WorkflowTerms(**options)
+        if function:
+            return self._declare_workflow(function[0], terms, names_of(inspect.currentframe()))
+
+        def declare(function: Callable[..., Any], /) -> Workflow:
+            return self._declare_workflow(function, terms, names_of(inspect.currentframe()))
+
+        return declare
+
+    def _declare_workflow(
+        self, function: Callable[..., Any], terms: WorkflowTerms, names: Mapping[str, Any]
+    ) -> Workflow:
+        workflow = workflow_of(self.name, function, terms, names, self.connections)
+        self.register(workflow)
+        return workflow
 
     def _declare(self, function: Callable[..., Any], terms: TaskTerms, names: Mapping[str, Any]) -> Task[..., Any]:
         kind = TaskWith if _takes_one(function) else TaskWithout

@@ -39,7 +39,7 @@ class Handling:
         finally:
             leave(token)
         encoded = self._results.encoded(result)
-        if self._is_small(encoded, attempt.opened):
+        if ResultLimits.of(attempt.opened).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
         return Done(value=encoding.stored())
@@ -55,7 +55,7 @@ class Handling:
         finally:
             leave(token)
         encoded = self._results.encoded(result)
-        if self._is_small(encoded, attempt.opened):
+        if ResultLimits.of(attempt.opened).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
         return Done(value=encoding.stored())
@@ -71,25 +71,11 @@ class Handling:
         finally:
             leave(token)
         encoded = self._results.encoded(result)
-        if self._is_small(encoded, None):
+        if ResultLimits.of(None).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         path = work.directory / encoding.OUTPUT
         path.write_bytes(encoded)
         return Done(files={encoding.OUTPUT: File(path, encoding.CONTENT_TYPE)}, value=encoding.stored())
-
-    def _is_small(self, encoded: bytes, opened: Any) -> bool:
-        """Whether PostgreSQL keeps the result. Raises Permanent `result_too_large`."""
-        limits = ResultLimits.of(opened)
-        if len(encoded) > limits.most:
-            sentence = f"the result has {len(encoded)} bytes of JSON; at most {limits.most} are stored"
-            raise Permanent("result_too_large", sentence)
-        if len(encoded) > limits.inline and not limits.store:
-            sentence = (
-                f"the result has {len(encoded)} bytes of JSON; without an object store at most {limits.inline} are "
-                "stored"
-            )
-            raise Permanent("result_too_large", sentence)
-        return len(encoded) <= limits.inline
 
 
 def refused(error: Exception) -> Permanent:

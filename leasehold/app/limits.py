@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Self
 
+from leasehold.domain.errors import Permanent
 from leasehold.settings import Settings
 
 
@@ -24,3 +25,15 @@ class ResultLimits:
             return cls(settings.result_inline_bytes, settings.result_max_bytes, settings.object_store == "s3")
         fields = Settings.model_fields
         return cls(fields["result_inline_bytes"].default, fields["result_max_bytes"].default, store=True)
+
+    def is_small(self, encoded: bytes) -> bool:
+        """Whether PostgreSQL keeps the result. Raises Permanent `result_too_large`."""
+        if len(encoded) > self.most:
+            sentence = f"the result has {len(encoded)} bytes of JSON; at most {self.most} are stored"
+            raise Permanent("result_too_large", sentence)
+        if len(encoded) > self.inline and not self.store:
+            sentence = (
+                f"the result has {len(encoded)} bytes of JSON; without an object store at most {self.inline} are stored"
+            )
+            raise Permanent("result_too_large", sentence)
+        return len(encoded) <= self.inline

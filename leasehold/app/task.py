@@ -24,6 +24,7 @@ from leasehold.app.place import place_of, wrong
 from leasehold.app.results import Results
 from leasehold.app.retry import Retry
 from leasehold.app.run import Run
+from leasehold.app.started import StartedTask
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.pipeline import NAME, Pipeline, RunTerms, Step
 
@@ -50,6 +51,9 @@ class TaskTerms:
 class Task(Generic[P, R]):
     """A declared function. `name`: `APP.TASK`, the name of its pipeline. `place`: file and line of the function."""
 
+    #: Leading parameters of the function that are no arguments.
+    _skip = 0
+
     def __init__(
         self,
         app: str,
@@ -64,14 +68,18 @@ class Task(Generic[P, R]):
         self.function = function
         self.place = place_of(function)
         self.terms = terms
-        self.arguments = Arguments(function, names)
+        self.arguments = Arguments(function, names, skip=self._skip)
         self.results = Results(function, names)
         self.pipeline = pipeline_of(app, function, terms, self.arguments)
         self.name = self.pipeline.name
+        self.runnable = StartedTask(self.pipeline, self.arguments, self.results)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
-        handling = Handling(self.name, function, self.arguments, self.results, terms.retry)
         self._option_names = OPTIONS - set(self.arguments.names)
-        self.pipeline.handlers[STEP] = handling.loop if self._is_async else handling.plain
+        self.pipeline.handlers[STEP] = self._handler()
+
+    def _handler(self) -> Callable[..., Any]:
+        handling = Handling(self.name, self.function, self.arguments, self.results, self.terms.retry)
+        return handling.loop if self._is_async else handling.plain
 
     def __repr__(self) -> str:
         return f"<task {self.name} of {self.place}>"

@@ -116,7 +116,7 @@ FROM task t
 JOIN job j ON j.id = t.job_id AND {LIVES}
 LEFT JOIN run r ON r.job_id = t.job_id
 JOIN LATERAL (SELECT * FROM failure f WHERE f.task_id = t.id ORDER BY f.epoch DESC LIMIT 1) AS f ON true
-WHERE t.tenant_id = $1 AND t.status = 'failed'
+WHERE t.tenant_id = $1 AND t.status = 'failed' AND NOT t.contained
   AND ($2::timestamptz IS NULL OR (t.finished_at, t.id) < ($2, $3::uuid))
   AND ($4::text IS NULL OR coalesce(r.template, j.pipeline) = $4) AND ($5::text IS NULL OR f.code = $5)
   AND CASE WHEN r.job_id IS NOT NULL OR NOT (j.pipeline = ANY($8::text[])) THEN $6
@@ -167,7 +167,7 @@ async def dead_letter_groups(
 async def job_of_dead_letter(connection: Connection, tenant_id: str | None, task_id: UUID) -> UUID | None:
     job_id: UUID | None = await connection.fetchval(
         "SELECT t.job_id FROM task t WHERE t.id = $1 AND ($2::text IS NULL OR t.tenant_id = $2)"
-        " AND t.status = 'failed'",
+        " AND t.status = 'failed' AND NOT t.contained",
         task_id,
         tenant_id,
     )

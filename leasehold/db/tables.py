@@ -1,4 +1,4 @@
-"""The tables of jobs, tasks and the platform itself. run_tables.py and upload_tables.py add to the same metadata.
+"""The tables of jobs, tasks and the platform itself. run_tables.py and its neighbours add to the same metadata.
 
 Migrations are written against this metadata; a change here needs a migration. `task` is the hot table: it is narrow,
 has fillfactor 70, and is vacuumed early. **No index of it contains a column that a heartbeat changes** (`lease_until`),
@@ -184,6 +184,11 @@ task = Table(
     Column("errors", SmallInteger, nullable=False, server_default="0"),  # attempts that failed or timed out
     Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts whose child process died
     Column("losses", SmallInteger, nullable=False, server_default="0"),  # attempts lost with their worker
+    # Of a workflow: how many of its steps have ended and signals have come; and the number that ends its wait.
+    Column("news", Integer, nullable=False, server_default="0"),
+    Column("wake_at", Integer),
+    # A step that a workflow started: if it gives up, the workflow decides what follows, and the job goes on.
+    Column("contained", Boolean, nullable=False, server_default="false"),
     Column("lease_owner", Uuid),
     Column("lease_until", _INSTANT),
     Column("available_at", _INSTANT, nullable=False, server_default=_NOW),

@@ -35,7 +35,7 @@ class TaskState(StrEnum):
     PENDING = "pending"  # runnable
     RUNNING = "running"  # leased
     RETRY = "retry"  # an attempt failed; runnable again at available_at
-    WAITING = "waiting"  # snoozed until available_at, or waits for an external worker
+    WAITING = "waiting"  # snoozed until available_at, or a workflow that waits; or waits for an external worker
     SUCCEEDED = "succeeded"
     FAILED = "failed"  # a dead letter: an operator can replay it
     SKIPPED = "skipped"  # not needed, or its job ended without it
@@ -52,10 +52,12 @@ RUNNABLE = frozenset({TaskState.PENDING, TaskState.RETRY, TaskState.WAITING})
 TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
     "claim": (RUNNABLE | {TaskState.RUNNING}, frozenset({TaskState.RUNNING})),
     "complete": (frozenset({TaskState.RUNNING}), frozenset({TaskState.SUCCEEDED})),
-    # The worker that completes a step claims the next step in the same commit.
-    "go_on": (frozenset({TaskState.BLOCKED}), frozenset({TaskState.RUNNING})),
+    # The worker that completes a step claims the next step in the same commit, or the workflow that waits for it.
+    "go_on": (frozenset({TaskState.BLOCKED, TaskState.WAITING}), frozenset({TaskState.RUNNING})),
     "fail": (frozenset({TaskState.RUNNING}), frozenset({TaskState.RETRY, TaskState.FAILED})),
     "wait_until": (frozenset({TaskState.RUNNING}), frozenset({TaskState.WAITING})),
+    # A workflow waits for its steps, a signal or a time.
+    "suspend": (frozenset({TaskState.RUNNING}), frozenset({TaskState.WAITING})),
     "release": (frozenset({TaskState.RUNNING}), frozenset({TaskState.PENDING})),
     "fan_out": (frozenset({TaskState.RUNNING}), frozenset({TaskState.BLOCKED})),
     "acknowledge_cancel": (frozenset({TaskState.RUNNING}), frozenset({TaskState.CANCELLED})),

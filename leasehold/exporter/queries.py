@@ -80,7 +80,8 @@ BACKLOG = """
 SELECT (SELECT count(*) FROM (SELECT 1 FROM outbox ORDER BY relay_at LIMIT $1) AS capped)::int AS outbox,
        coalesce((SELECT extract(epoch FROM now() - created_at) FROM outbox ORDER BY id LIMIT 1), 0)::float8
            AS outbox_oldest,
-       (SELECT count(*) FROM (SELECT 1 FROM task WHERE status = 'failed' LIMIT $1) AS capped)::int AS dead_letters,
+       (SELECT count(*) FROM (SELECT 1 FROM task WHERE status = 'failed' AND NOT contained LIMIT $1) AS capped)::int
+           AS dead_letters,
        (SELECT count(*) FROM (SELECT 1 FROM job WHERE finished_at IS NULL LIMIT $1) AS capped)::int AS unfinished,
        coalesce((SELECT greatest(extract(epoch FROM now() - next_run_at), 0) FROM schedule
                  WHERE next_run_at IS NOT NULL ORDER BY next_run_at LIMIT 1), 0)::float8 AS schedule_oldest

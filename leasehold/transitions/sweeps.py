@@ -46,21 +46,25 @@ EXPIRE_LEASES = (
     f"""
 -- expire_leases
 WITH held AS MATERIALIZED (
-    SELECT t.id, t.job_id, t.losses FROM task t
+    SELECT t.id, t.job_id, t.losses, t.contained FROM task t
     WHERE t.job_id = ANY($3::uuid[])
       AND t.status = 'running' AND (t.lease_until < clock_timestamp() OR {owner_is_dead("$1::uuid[]")})
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
 ), judged AS MATERIALIZED (
-    -- If one step was lost too often, all steps that its job lost in this batch fail with it.
-    SELECT held.id, bool_or(held.losses >= $2) OVER (PARTITION BY held.job_id) AS spent FROM held
+    -- `ends`: one step was lost too often, and its job fails; all steps that the job lost in this batch fail with it.
+    -- The job goes on without a step that its workflow started.
+    SELECT held.id, held.losses >= $2 AS spent,
+           bool_or(held.losses >= $2 AND NOT held.contained) OVER (PARTITION BY held.job_id) AS ends
+    FROM held
 ), failed AS (
     UPDATE task t
-    SET status = CASE WHEN judged.spent THEN 'failed' ELSE 'pending' END,
+    SET status = CASE WHEN judged.spent OR judged.ends THEN 'failed' ELSE 'pending' END,
         lease_owner = NULL, lease_until = NULL, losses = t.losses + 1, available_at = clock_timestamp(),
-        finished_at = CASE WHEN judged.spent THEN clock_timestamp() END
+        finished_at = CASE WHEN judged.spent OR judged.ends THEN clock_timestamp() END
     FROM judged WHERE t.id = judged.id
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.queue, t.priority,
+              t.contained, t.unblocks, judged.ends,
               'worker_lost' AS code, 'the worker was lost while it ran this step' AS message,
               'loss' AS cause, true AS retryable
 ), failures AS (
@@ -79,6 +83,8 @@ WITH held AS MATERIALIZED (
 SELECT f.id AS task_id, f.status, h.id AS outbox_id, h.queue, h.priority, h.headers,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds
 FROM failed f LEFT JOIN hinted h ON h.task_id = f.id LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
+UNION ALL
+SELECT h.task_id, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints h
 """
 )
 
@@ -99,7 +105,7 @@ async def expire_leases(
 
     rows = await each(connection, LEASES, take, end)
     hints = [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]
-    return len(rows), hints, jobs_ended(rows)
+    return sum(row["status"] is not None for row in rows), hints, jobs_ended(rows)
 
 
 async def _locked_first(

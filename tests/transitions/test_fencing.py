@@ -13,10 +13,22 @@ import pytest
 
 from leasehold.db.artifacts import note_of
 from leasehold.domain.errors import LeaseLost
+from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.transitions import claims, jobs, notes, settlements
 from leasehold.transitions.claims import Claimed
-from leasehold.transitions.settlements import Completion, Failure, FanningOut, Output, Part, Settled, Snoozing, Verdict
+from leasehold.transitions.settlements import (
+    Completion,
+    Failure,
+    FanningOut,
+    Output,
+    Part,
+    Settled,
+    Snoozing,
+    Suspending,
+    Verdict,
+)
+from leasehold.transitions.workflows.records import Call
 from tests.factories import DIAMOND, Rows, assert_history, stale
 from tests.transitions.conftest import Open, waits_for_a_lock
 
@@ -29,10 +41,18 @@ def part_of(lease: Lease) -> Part:
     return Part(f"part-{lease.task_id.hex[-8:]}", "default", 1, "one.only", 1)
 
 
+def step_of(lease: Lease) -> Call:
+    """A step that a workflow starts."""
+    step = f"child-{lease.task_id.hex[-8:]}#1"
+    return Call("", 1, "run", "child", child=new_id(), step=step, queue="default", max_attempts=1, handler="one.only",
+                argument={})  # fmt: skip
+
+
 SETTLEMENTS: dict[str, Settle] = {
     "complete": lambda c, lease: settlements.complete(c, [Completion(lease, [OUTPUT], {"x": 1})]),
     "fail": lambda c, lease: settlements.fail(c, [Failure(lease, "error", "boom", "it broke", True, 0.0)]),
     "wait_until": lambda c, lease: settlements.wait_until(c, [Snoozing(lease, 0.0, {"n": 1})]),
+    "suspend": lambda c, lease: settlements.suspend(c, [Suspending(lease, (step_of(lease),), 0, 1)]),
     "release": lambda c, lease: settlements.release(c, [lease]),
     "fan_out": lambda c, lease: settlements.fan_out(c, [FanningOut(lease, [part_of(lease)])]),
     "acknowledge_cancel": lambda c, lease: settlements.acknowledge_cancel(c, [lease]),
@@ -42,6 +62,7 @@ BATCHES: dict[str, Callable[[Any, list[Lease]], Awaitable[Settled]]] = {
     "complete": lambda c, leases: settlements.complete(c, [Completion(lease) for lease in leases]),
     "fail": lambda c, leases: settlements.fail(c, [Failure(lease, "error", "e", "m", True, 0.0) for lease in leases]),
     "wait_until": lambda c, leases: settlements.wait_until(c, [Snoozing(lease, 0.0, None) for lease in leases]),
+    "suspend": lambda c, leases: settlements.suspend(c, [Suspending(a, (step_of(a),), 0, 1) for a in leases]),
     "release": settlements.release,
     "fan_out": lambda c, leases: settlements.fan_out(c, [FanningOut(lease, [part_of(lease)]) for lease in leases]),
     "acknowledge_cancel": settlements.acknowledge_cancel,
@@ -87,6 +108,7 @@ async def test_a_settlement_with_a_wrong_lease_changes_nothing(rows: Rows, verb:
     assert await rows.connection.fetchval("SELECT count(*) FROM output") == 0
     assert await rows.connection.fetchval("SELECT count(*) FROM failure") == 0
     assert await rows.connection.fetchval("SELECT count(*) FROM task") == 1
+    assert await rows.connection.fetchval("SELECT count(*) FROM journal") == 0
 
 
 @pytest.mark.parametrize("verb", SETTLEMENTS)

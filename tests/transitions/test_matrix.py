@@ -14,7 +14,7 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.lease import Lease
 from leasehold.domain.states import TASK_MOVES, TASK_TERMINAL, TaskState
 from leasehold.transitions import claims, concurrency, jobs, settlements, sweeps
-from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing, Suspending
 from tests.factories import ONE, Rows
 
 _JOB_OF = {TaskState.SUCCEEDED: "succeeded", TaskState.FAILED: "failed", TaskState.SKIPPED: "failed",
@@ -51,6 +51,7 @@ async def apply(rows: Rows, verb: str, job_id: UUID, lease: Lease) -> None:
         "complete": lambda: settlements.complete(c, [Completion(lease)]),
         "fail": lambda: settlements.fail(c, [Failure(lease, "error", "e", "m", True, 0.0)]),
         "wait_until": lambda: settlements.wait_until(c, [Snoozing(lease, 0.0)]),
+        "suspend": lambda: settlements.suspend(c, [Suspending(lease, (), 0)]),
         "release": lambda: settlements.release(c, [lease]),
         "expire_lease": lambda: sweeps.expire_leases(c, [], 5),
         "replay": lambda: jobs.replay(c, job_id, "t"),
@@ -65,7 +66,8 @@ async def apply(rows: Rows, verb: str, job_id: UUID, lease: Lease) -> None:
 
 
 async def _go_on(rows: Rows, job_id: UUID, lease: Lease) -> None:
-    """After a step before it."""
+    """After a step before it. If the task waits, it is a workflow that waits for that step."""
+    await rows.connection.execute("UPDATE task SET wake_at = 1 WHERE id = $1", lease.task_id)
     before = new_id()
     await rows.connection.execute(
         "INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,"

@@ -24,7 +24,19 @@ def test_every_statement_is_the_one_that_was_reviewed() -> None:
     assert changed == [], f"read these statements, then renew them: {RENEW}"
 
 
-@pytest.mark.parametrize("name", ["complete", "fail", "wait_until", "release", "acknowledge_cancel", "fan_out"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "complete",
+        "fail",
+        "wait_until",
+        "suspend",
+        "release",
+        "acknowledge_cancel",
+        "fan_out",
+        "record_calls",
+    ],
+)
 def test_the_command_prints_a_settlement_with_its_guard(name: str) -> None:
     printed = CliRunner().invoke(app, ["sql", name])
     assert printed.exit_code == 0

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -29,7 +29,7 @@ from leasehold.storage.store import ObjectStore
 from leasehold.telemetry.attempt_logs import current
 from leasehold.transitions import notes
 from leasehold.transitions.claims import Claimed
-from leasehold.transitions.settlements import Completion, FanningOut, Output, Part, Snoozing
+from leasehold.transitions.settlements import Completion, FanningOut, Output, Part, Snoozing, Suspending
 from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.inputs import item_of, sources_of
 from leasehold.worker.attempts.plain import in_thread, is_plain
@@ -37,7 +37,10 @@ from leasehold.worker.attempts.publishing import replaceable, writer_of
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.stalls import Watched
 from leasehold.worker.attempts.threads import Threads
+from leasehold.worker.attempts.workflows import Recorder, Workflows
 from leasehold.worker.leases.held_lease import HeldLease
+from leasehold.workflows.driver import Driver
+from leasehold.workflows.pending import Outcome
 
 #: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
@@ -61,7 +64,9 @@ class InlineAttempt:
         reporter: Reporter,
         opened: Any,
         directories: Directories,
+        workflows: Workflows,
     ) -> None:
+        self._workflows = workflows
         self._claimed = claimed
         self._pipeline = pipeline
         self._step = step
@@ -187,6 +192,10 @@ class InlineAttempt:
         await asyncio.sleep(0)
         self.checkpoint()
 
+    async def drive(self, start: Callable[[Driver], Coroutine[Any, Any, Any]]) -> Outcome:
+        """Run the workflow whose coroutine `start` makes, until it waits or has ended."""
+        return await self._workflows.drive(self, self._held, start)
+
     async def note(self) -> dict[str, Any]:
         if self.lease.epoch == 1:
             return {}
@@ -216,6 +225,7 @@ class InlineAttempts:
         reporter: Reporter,
         directories: Directories,
         opened: Mapping[str, Any],
+        recorder: Recorder,
         settings: Settings,
     ) -> None:
         self._store = store
@@ -224,12 +234,13 @@ class InlineAttempts:
         self._directories = directories
         self._opened = opened
         self._threads = Threads(settings.worker_threads)
+        self.workflows = Workflows(settings, pool, store, recorder, self._threads)
         self._blocked_after = settings.loop_blocked_seconds
         self._plain: dict[tuple[str, str], bool] = {}
 
     async def perform(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, held: HeldLease, seconds: float
-    ) -> Completion | Snoozing | FanningOut:
+    ) -> Completion | Snoozing | Suspending | FanningOut:
         """Raises what the handler raises, and StepTimeout after `seconds`."""
         attempt = InlineAttempt(
             claimed,
@@ -241,6 +252,7 @@ class InlineAttempts:
             self._reporter,
             opened=self._opened.get(pipeline.name),
             directories=self._directories,
+            workflows=self.workflows,
         )
         try:
             return await self._call(attempt, seconds)
@@ -255,7 +267,7 @@ class InlineAttempts:
             self._plain[key] = is_plain(pipeline.handlers[step])
         return self._plain[key]
 
-    async def _call(self, attempt: InlineAttempt, seconds: float) -> Completion | Snoozing | FanningOut:
+    async def _call(self, attempt: InlineAttempt, seconds: float) -> Completion | Snoozing | Suspending | FanningOut:
         """Call the handler. A plain handler that finds no free thread snoozes."""
         handler = attempt.pipeline.handlers[attempt.step]
         plain = self._is_plain(attempt.pipeline, attempt.step)
@@ -273,7 +285,7 @@ class InlineAttempts:
         return _settlement(attempt, returned)
 
 
-def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozing | FanningOut:
+def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozing | Suspending | FanningOut:
     if returned is None or isinstance(returned, Mapping):
         returned = Done(value=returned)
     match returned:
@@ -284,6 +296,8 @@ def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozi
             return Completion(attempt.lease, list(attempt.outputs.values()), value)
         case Snooze():
             return Snoozing(attempt.lease, _seconds_until(returned.until), returned.note)
+        case Suspending():  # of a workflow: see `drive`
+            return returned
         case FanOut():
             return FanningOut(attempt.lease, _parts(attempt.pipeline, returned))
     allowed = "Done, Snooze, FanOut, a mapping or None"

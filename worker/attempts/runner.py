@@ -25,7 +25,7 @@ from leasehold.telemetry import traces
 from leasehold.telemetry.attempt_logs import record_in
 from leasehold.telemetry.logs import add_to_every_line
 from leasehold.transitions.claims import Claimed
-from leasehold.transitions.settlements import Completion, Failure, FanningOut, Snoozing, Verdict
+from leasehold.transitions.settlements import Completion, Failure, FanningOut, Snoozing, Suspending, Verdict
 from leasehold.worker import metrics
 from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.failures import as_step_error, failure_of, traceback_of
@@ -57,6 +57,7 @@ _OUTCOMES = {
     Completion: "succeeded",
     Failure: "failed",
     Snoozing: "parked",
+    Suspending: "suspended",
     Release: "released",
     FanningOut: "spread",
     Acknowledgement: "cancelled",
@@ -134,6 +135,8 @@ class Runner:
                 if settlement is not None:
                     outcome, next_step = await self._settle(claimed, settlement)
             finally:
+                if isinstance(settlement, Suspending):
+                    self._inline.workflows.settled(claimed.lease, committed=outcome == "suspended")
                 self._heartbeat.drop(held)
                 self._isolated.forget(claimed, next_step)
             span.set_attributes(leasehold_outcome=outcome)

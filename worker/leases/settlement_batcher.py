@@ -19,7 +19,15 @@ from leasehold.exporter.jobs import jobs_ended
 from leasehold.settings import Settings
 from leasehold.transitions import claims, settlements
 from leasehold.transitions.claims import Claimed, LeaseTerms
-from leasehold.transitions.settlements import Completion, Failure, FanningOut, Settled, Snoozing, Verdict
+from leasehold.transitions.settlements import (
+    Completion,
+    Failure,
+    FanningOut,
+    Settled,
+    Snoozing,
+    Suspending,
+    Verdict,
+)
 from leasehold.worker import metrics
 from leasehold.worker.leases.heartbeat import Heartbeat
 
@@ -41,7 +49,7 @@ class Acknowledgement:
     lease: Lease
 
 
-Settlement: TypeAlias = Completion | Failure | Snoozing | Release | FanningOut | Acknowledgement
+Settlement: TypeAlias = Completion | Failure | Snoozing | Suspending | Release | FanningOut | Acknowledgement
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +115,7 @@ class SettlementBatcher:
         snoozes = [settlement for settlement in batch if isinstance(settlement, Snoozing)]
         released = [settlement.lease for settlement in batch if isinstance(settlement, Release)]
         fan_outs = [settlement for settlement in batch if isinstance(settlement, FanningOut)]
+        suspensions = [settlement for settlement in batch if isinstance(settlement, Suspending)]
         began = perf_counter()
         outcomes = [
             await settlements.complete(connection, completions, self._terms) if completions else None,
@@ -114,6 +123,7 @@ class SettlementBatcher:
             await settlements.wait_until(connection, snoozes) if snoozes else None,
             await settlements.release(connection, released) if released else None,
             await settlements.fan_out(connection, fan_outs) if fan_outs else None,
+            await settlements.suspend(connection, suspensions) if suspensions else None,
         ]
         metrics.observe_duration("settle", began)
         answers: dict[UUID, Answer] = {}

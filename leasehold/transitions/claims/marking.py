@@ -8,9 +8,17 @@ _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "param
                 "gated", "grace_seconds")  # fmt: skip
 
 
-def job_columns(alias: str) -> str:
-    """SQL: the job's columns, of the table or CTE `alias`."""
-    return ", ".join(f"{alias}.{column}" for column in _JOB_COLUMNS)
+def job_columns(alias: str, **instead: str) -> str:
+    """SQL: the job's columns, of the table or CTE `alias`. `instead`: an expression for a column."""
+    return ", ".join(
+        f"{instead[column]} AS {column}" if column in instead else f"{alias}.{column}" for column in _JOB_COLUMNS
+    )
+
+
+#: A step that a workflow started has an argument and an output prefix of its own. `#` would need quoting in a URL.
+_PARAMS = """CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE found.params END"""
+_OUTPUT_PREFIX = """CASE WHEN t.contained THEN found.output_prefix || '/' || replace(t.step, '#', '.')
+                   ELSE found.output_prefix END"""
 
 
 #: After a CTE `found` (id, was, job_columns). $2 the owner, $3 the duration of the lease. A CTE `counted` returns.
@@ -29,7 +37,7 @@ MARK_CLAIMED = f"""
     WHERE t.id = found.id
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
               t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
-              {job_columns("found")}
+              {job_columns("found", params=_PARAMS, output_prefix=_OUTPUT_PREFIX)}
 ), counted AS MATERIALIZED (
     -- The claimed tasks of each job, numbered for its events; `becomes`: the job's status.
     SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS n,

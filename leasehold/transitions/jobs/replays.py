@@ -18,6 +18,10 @@ from leasehold.transitions import concurrency
 _SKIPPED_BY_PARAMETERS = """(t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))"""
 
+# A step of a workflow that gave up stays failed, if the workflow has called anything since: the journal depends on it.
+_JOURNAL_DEPENDS = """(t.contained AND t.status = 'failed'
+    AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND e.at > t.finished_at))"""
+
 # Only a failed job can be replayed. Its failed, skipped and cancelled steps become runnable again, with their counters
 # reset, and webhooks are sent at its next end, too. $4: the job must wait at its concurrency limits first: each
 # runnable step then waits for one step more. $5: whether $6 replaces the exclusive key.
@@ -34,9 +38,11 @@ WITH locked AS MATERIALIZED (
     SET status = CASE WHEN t.waiting_on = 0 AND NOT $4 THEN 'pending' ELSE 'blocked' END,
         waiting_on = CASE WHEN t.waiting_on = 0 AND $4 THEN 1 ELSE t.waiting_on END,
         errors = 0, crashes = 0, losses = 0, finished_at = NULL, available_at = clock_timestamp()
-    FROM locked
+    FROM locked, task AS before
     WHERE t.job_id = locked.id AND t.status IN ('failed', 'skipped', 'cancelled') AND NOT {_SKIPPED_BY_PARAMETERS}
-    RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch
+      AND NOT {_JOURNAL_DEPENDS} AND before.id = t.id
+    RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch,
+              t.contained AND before.status = 'failed' AS uncounted
 ), advanced AS (
     UPDATE job j
     SET status = 'pending', error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
@@ -51,6 +57,7 @@ WITH locked AS MATERIALIZED (
                 (SELECT r.scheduled_at FROM run r WHERE r.job_id = j.id),
                 j.created_at) END,
         notify = EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = j.tenant_id AND w.enabled),
+        steps_left = j.steps_left + (SELECT count(*) FROM revived WHERE uncounted),
         event_seq = j.event_seq + (SELECT count(*)::int FROM revived)
     FROM locked WHERE j.id = locked.id
     RETURNING j.id, j.tenant_id, j.trace, j.event_seq - (SELECT count(*)::int FROM revived) AS seq
@@ -85,7 +92,8 @@ WITH RECURSIVE again(id) AS (
 ), rewound AS (
     UPDATE task t
     SET status = CASE WHEN t.status = 'succeeded' THEN 'skipped' ELSE t.status END,
-        waiting_on = (SELECT count(*) FROM again a JOIN task p ON p.id = a.id WHERE t.id = ANY(p.unblocks))
+        waiting_on = (SELECT count(*) FROM again a JOIN task p ON p.id = a.id
+                      WHERE t.id = ANY(p.unblocks) AND NOT p.contained)
     FROM again, task AS before
     WHERE t.id = again.id AND before.id = t.id AND t.finished_at IS NOT NULL
     RETURNING before.status AS was

@@ -1,4 +1,4 @@
-"""Settlements end an attempt: complete, fail, wait_until, release, acknowledge_cancel, fan_out; a module each.
+"""Settlements end an attempt: complete, fail, wait_until, suspend, release, acknowledge_cancel, fan_out; a module each.
 
 A settlement takes a batch of leases and returns one verdict for each lease. The shared guard is in `guard`: a lease
 whose owner, epoch or state does not match changes nothing. A settlement may be repeated when its answer was lost: a
@@ -21,6 +21,7 @@ from leasehold.transitions.settlements.records import (
 )
 from leasehold.transitions.settlements.releasing import release
 from leasehold.transitions.settlements.snoozing import wait_until
+from leasehold.transitions.settlements.suspending import Suspending, suspend
 
 __all__ = [
     "MAX_CRASHES",
@@ -31,11 +32,13 @@ __all__ = [
     "Part",
     "Settled",
     "Snoozing",
+    "Suspending",
     "Verdict",
     "acknowledge_cancel",
     "complete",
     "fail",
     "fan_out",
     "release",
+    "suspend",
     "wait_until",
 ]

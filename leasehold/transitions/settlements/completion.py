@@ -9,7 +9,7 @@ from time import monotonic
 from typing import Any
 from uuid import UUID
 
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, unindexed
 from leasehold.transitions.claims import LeaseTerms, claimed_of
 from leasehold.transitions.settlements.guard import HELD, lease_columns, settled_of
 from leasehold.transitions.settlements.records import Completion, Settled
@@ -18,8 +18,13 @@ from leasehold.transitions.settlements.records import Completion, Settled
 # A worker that goes on claims a step that this commit unblocks, instead of a hint: this saves a way through the broker
 # and a commit. Two steps are never claimed so: a less urgent step, because other tasks may wait before it, and a step
 # of a job with external workers, whose job status needs other rules.
+# A workflow waits with the status `waiting`: a step of it that ends counts as news, and enough news make it due. While
+# the workflow runs, news only count: `suspend` finds them.
 # `parents` may read the step older than the row that `freed` updates: by then the row can only need fewer steps, so
 # the step then gets a hint instead.
+#: Whether the `p.n` tasks that end make step `c` due: a blocked step, or a workflow that waits.
+_IS_READY = "(CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END)"
+
 COMPLETE = f"""-- complete
 WITH {HELD}, done AS (
     -- The guarded write: the leases' tasks succeed.
@@ -48,24 +53,33 @@ WITH {HELD}, done AS (
     ) AS p JOIN task c ON c.id = p.child
     CROSS JOIN LATERAL (
         SELECT p.place IS NOT NULL AND c.queue = p.queue AND c.priority <= p.priority
-               AND c.status = 'blocked' AND c.waiting_on = p.n
+               AND coalesce({_IS_READY}, false)
                AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS ready
     ) AS x
 ), freed AS (
     -- Counts down on the child's own row: the job's lock puts its parents in a row.
     UPDATE task c
-    SET waiting_on = c.waiting_on - p.n,
-        status = CASE WHEN c.waiting_on <> p.n THEN c.status WHEN p.taken THEN 'running' ELSE 'pending' END,
-        lease_owner = CASE WHEN c.waiting_on = p.n AND p.taken THEN ($1::uuid[])[p.place] END,
-        lease_until = CASE WHEN c.waiting_on = p.n AND p.taken THEN clock_timestamp() + $7::interval END,
-        epoch = c.epoch + (c.waiting_on = p.n AND p.taken)::int,
-        attempt = c.attempt + (c.waiting_on = p.n AND p.taken)::int,
-        started_at = CASE WHEN c.waiting_on = p.n AND p.taken THEN clock_timestamp() ELSE c.started_at END,
-        available_at = clock_timestamp()
+    SET waiting_on = CASE c.status WHEN 'blocked' THEN c.waiting_on - p.n ELSE c.waiting_on END,
+        news = CASE c.status WHEN 'waiting' THEN c.news + p.n ELSE c.news END,
+        wake_at = CASE WHEN {_IS_READY} THEN NULL ELSE c.wake_at END,
+        status = CASE WHEN NOT {_IS_READY} THEN c.status WHEN p.taken THEN 'running'
+                      WHEN c.status = 'waiting' THEN 'waiting' ELSE 'pending' END,
+        lease_owner = CASE WHEN {_IS_READY} AND p.taken THEN ($1::uuid[])[p.place] END,
+        lease_until = CASE WHEN {_IS_READY} AND p.taken THEN clock_timestamp() + $7::interval END,
+        epoch = c.epoch + ({_IS_READY} AND p.taken)::int,
+        attempt = c.attempt + ({_IS_READY} AND p.taken)::int,
+        started_at = CASE WHEN {_IS_READY} AND p.taken THEN clock_timestamp() ELSE c.started_at END,
+        available_at = CASE WHEN {_IS_READY} THEN clock_timestamp() ELSE c.available_at END
     FROM parents p
-    WHERE c.id = p.child AND c.status = 'blocked'
+    WHERE c.id = p.child
+      AND {unindexed("c.status = 'blocked' OR (c.status = 'waiting' AND c.wake_at IS NOT NULL)")}
     RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
-              c.errors, c.crashes, c.handler, c.timeout_seconds, p.trace, p.seq, p.place
+              c.errors, c.crashes, c.handler, c.timeout_seconds, c.wake_at, p.trace, p.seq, p.place
+), noticed AS (
+    -- The workflow runs now.
+    UPDATE task c SET news = c.news + p.n
+    FROM parents p
+    WHERE c.id = p.child AND {unindexed("c.status = 'running'")} AND c.id NOT IN (SELECT d.id FROM done d)
 ), taken AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM freed f
@@ -118,7 +132,7 @@ WITH {HELD}, done AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT f.id, f.job_id, f.queue, f.priority, f.trace, clock_timestamp() + interval '1 second'
     FROM freed f
-    WHERE f.status = 'pending' AND NOT starts_with(f.queue, 'ext:')
+    WHERE (f.status = 'pending' OR (f.status = 'waiting' AND f.wake_at IS NULL)) AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,

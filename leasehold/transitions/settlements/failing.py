@@ -25,41 +25,49 @@ FOR UPDATE
 # $4 causes, $5 codes, $6 messages, $7 retryable, $8 delays in seconds, $9 MAX_CRASHES
 FAIL = f"""-- fail
 WITH {HELD_IN_LIVE_JOB}, judged AS MATERIALIZED (
-    -- `again`: every failure of the job in this batch may be retried. Else all of them fail.
-    SELECT t.id, t.job_id, f.cause, f.code, f.message, f.delay, f.retryable,
-           bool_and(f.retryable AND CASE f.cause WHEN 'crash' THEN t.crashes + 1 < $9
-                                                 ELSE t.errors + 1 < t.max_attempts END)
-               OVER (PARTITION BY t.job_id) AS again
-    FROM held
-    JOIN task t ON t.id = held.id
-    JOIN unnest($4::text[], $5::text[], $6::text[], $7::bool[], $8::float8[])
-        WITH ORDINALITY AS f(cause, code, message, retryable, delay, nth) ON f.nth = held.nth
+    -- `ends`: a failure of the job in this batch is final, and its job fails with it. Then all of them fail.
+    SELECT one.*, bool_or(NOT one.again AND NOT one.contained) OVER (PARTITION BY one.job_id) AS ends
+    FROM (
+        SELECT t.id, t.job_id, t.contained, f.cause, f.code, f.message, f.delay, f.retryable,
+               f.retryable AND CASE f.cause WHEN 'crash' THEN t.crashes + 1 < $9
+                                            ELSE t.errors + 1 < t.max_attempts END AS again
+        FROM held
+        JOIN task t ON t.id = held.id
+        JOIN unnest($4::text[], $5::text[], $6::text[], $7::bool[], $8::float8[])
+            WITH ORDINALITY AS f(cause, code, message, retryable, delay, nth) ON f.nth = held.nth
+    ) AS one
 ), failed AS (
     -- The guarded write. END_FAILED_JOBS reads this CTE.
     UPDATE task t
-    SET status = CASE WHEN judged.again THEN 'retry' ELSE 'failed' END,
+    SET status = CASE WHEN judged.again AND NOT judged.ends THEN 'retry' ELSE 'failed' END,
         lease_owner = NULL, lease_until = NULL,
         errors = t.errors + (judged.cause <> 'crash')::int,
         crashes = t.crashes + (judged.cause = 'crash')::int,
         available_at = clock_timestamp() + make_interval(secs => judged.delay),
-        finished_at = CASE WHEN NOT judged.again THEN clock_timestamp() END
+        finished_at = CASE WHEN NOT judged.again OR judged.ends THEN clock_timestamp() END
     FROM judged WHERE t.id = judged.id
-    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, judged.code, judged.message,
-              judged.cause, judged.retryable
+    RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status, t.available_at, t.contained, t.unblocks,
+              judged.ends, judged.code, judged.message, judged.cause, judged.retryable
 ), failures AS (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
     SELECT id, epoch, cause, code, message, retryable FROM failed
 ){END_FAILED_JOBS}
 SELECT a.id AS task_id, f.status AS state,
        coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled,
-       e.id AS ended_job, e.pipeline, e.outcome, e.seconds
+       e.id AS ended_job, e.pipeline, e.outcome, e.seconds,
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
 FROM asked a LEFT JOIN failed f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
 LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
+UNION ALL
+SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM woken_hints h
 """
 
 
 async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
-    """running -> retry while the failure is retryable and attempts are left; else -> failed, and the job fails, too."""
+    """running -> retry while the failure is retryable and attempts are left; else -> failed, and the job fails, too.
+
+    The job does not fail with a step that its workflow started: the workflow is woken, and decides.
+    """
     leases = lease_columns([failure.lease for failure in failures])
     async with connection.transaction():
         await connection.execute(_LOCK_JOBS, leases[1])
@@ -73,4 +81,4 @@ async def fail(connection: Connection, failures: Sequence[Failure]) -> Settled:
             [failure.delay for failure in failures],
             MAX_CRASHES,
         )
-    return settled_of(rows, ends=True)
+    return settled_of(rows, hints=True, ends=True)

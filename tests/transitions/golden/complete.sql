@@ -52,24 +52,33 @@ WITH asked AS MATERIALIZED (
     ) AS p JOIN task c ON c.id = p.child
     CROSS JOIN LATERAL (
         SELECT p.place IS NOT NULL AND c.queue = p.queue AND c.priority <= p.priority
-               AND c.status = 'blocked' AND c.waiting_on = p.n
+               AND coalesce((CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END), false)
                AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS ready
     ) AS x
 ), freed AS (
     -- Counts down on the child's own row: the job's lock puts its parents in a row.
     UPDATE task c
-    SET waiting_on = c.waiting_on - p.n,
-        status = CASE WHEN c.waiting_on <> p.n THEN c.status WHEN p.taken THEN 'running' ELSE 'pending' END,
-        lease_owner = CASE WHEN c.waiting_on = p.n AND p.taken THEN ($1::uuid[])[p.place] END,
-        lease_until = CASE WHEN c.waiting_on = p.n AND p.taken THEN clock_timestamp() + $7::interval END,
-        epoch = c.epoch + (c.waiting_on = p.n AND p.taken)::int,
-        attempt = c.attempt + (c.waiting_on = p.n AND p.taken)::int,
-        started_at = CASE WHEN c.waiting_on = p.n AND p.taken THEN clock_timestamp() ELSE c.started_at END,
-        available_at = clock_timestamp()
+    SET waiting_on = CASE c.status WHEN 'blocked' THEN c.waiting_on - p.n ELSE c.waiting_on END,
+        news = CASE c.status WHEN 'waiting' THEN c.news + p.n ELSE c.news END,
+        wake_at = CASE WHEN (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) THEN NULL ELSE c.wake_at END,
+        status = CASE WHEN NOT (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) THEN c.status WHEN p.taken THEN 'running'
+                      WHEN c.status = 'waiting' THEN 'waiting' ELSE 'pending' END,
+        lease_owner = CASE WHEN (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) AND p.taken THEN ($1::uuid[])[p.place] END,
+        lease_until = CASE WHEN (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) AND p.taken THEN clock_timestamp() + $7::interval END,
+        epoch = c.epoch + ((CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) AND p.taken)::int,
+        attempt = c.attempt + ((CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) AND p.taken)::int,
+        started_at = CASE WHEN (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) AND p.taken THEN clock_timestamp() ELSE c.started_at END,
+        available_at = CASE WHEN (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) THEN clock_timestamp() ELSE c.available_at END
     FROM parents p
-    WHERE c.id = p.child AND c.status = 'blocked'
+    WHERE c.id = p.child
+      AND CASE WHEN c.status = 'blocked' OR (c.status = 'waiting' AND c.wake_at IS NOT NULL) THEN true ELSE false END
     RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
-              c.errors, c.crashes, c.handler, c.timeout_seconds, p.trace, p.seq, p.place
+              c.errors, c.crashes, c.handler, c.timeout_seconds, c.wake_at, p.trace, p.seq, p.place
+), noticed AS (
+    -- The workflow runs now.
+    UPDATE task c SET news = c.news + p.n
+    FROM parents p
+    WHERE c.id = p.child AND CASE WHEN c.status = 'running' THEN true ELSE false END AND c.id NOT IN (SELECT d.id FROM done d)
 ), taken AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM freed f
@@ -122,7 +131,7 @@ WITH asked AS MATERIALIZED (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT f.id, f.job_id, f.queue, f.priority, f.trace, clock_timestamp() + interval '1 second'
     FROM freed f
-    WHERE f.status = 'pending' AND NOT starts_with(f.queue, 'ext:')
+    WHERE (f.status = 'pending' OR (f.status = 'waiting' AND f.wake_at IS NULL)) AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT d.id AS task_id, true AS settled, 'succeeded' AS state,

@@ -102,7 +102,8 @@ WITH RECURSIVE served AS MATERIALIZED (
     WHERE t.id = found.id
     RETURNING t.id, t.job_id, t.step, t.queue, t.priority, t.epoch, t.attempt, t.errors, t.crashes, t.handler,
               t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
-              found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, found.params, found.inputs, found.output_prefix, found.trace, found.gated, found.grace_seconds
+              found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE found.params END AS params, found.inputs, CASE WHEN t.contained THEN found.output_prefix || '/' || replace(t.step, '#', '.')
+                   ELSE found.output_prefix END AS output_prefix, found.trace, found.gated, found.grace_seconds
 ), counted AS MATERIALIZED (
     -- The claimed tasks of each job, numbered for its events; `becomes`: the job's status.
     SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS n,

@@ -10,10 +10,13 @@ WITH locked AS MATERIALIZED (
     SET status = CASE WHEN t.waiting_on = 0 AND NOT $4 THEN 'pending' ELSE 'blocked' END,
         waiting_on = CASE WHEN t.waiting_on = 0 AND $4 THEN 1 ELSE t.waiting_on END,
         errors = 0, crashes = 0, losses = 0, finished_at = NULL, available_at = clock_timestamp()
-    FROM locked
+    FROM locked, task AS before
     WHERE t.job_id = locked.id AND t.status IN ('failed', 'skipped', 'cancelled') AND NOT (t.status = 'skipped' AND t.epoch = 0
     AND NOT EXISTS (SELECT 1 FROM history e WHERE e.job_id = t.job_id AND e.task_id = t.id))
-    RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch
+      AND NOT (t.contained AND t.status = 'failed'
+    AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND e.at > t.finished_at)) AND before.id = t.id
+    RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch,
+              t.contained AND before.status = 'failed' AS uncounted
 ), advanced AS (
     UPDATE job j
     SET status = 'pending', error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
@@ -28,6 +31,7 @@ WITH locked AS MATERIALIZED (
                 (SELECT r.scheduled_at FROM run r WHERE r.job_id = j.id),
                 j.created_at) END,
         notify = EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = j.tenant_id AND w.enabled),
+        steps_left = j.steps_left + (SELECT count(*) FROM revived WHERE uncounted),
         event_seq = j.event_seq + (SELECT count(*)::int FROM revived)
     FROM locked WHERE j.id = locked.id
     RETURNING j.id, j.tenant_id, j.trace, j.event_seq - (SELECT count(*)::int FROM revived) AS seq

@@ -1,0 +1,127 @@
+"""`Workflow`: a function that was declared with `@app.workflow`. Its code calls a `Context`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Concatenate, Generic, NoReturn, ParamSpec, TypeAlias, TypeVar
+
+from leasehold.app import results as encoding
+from leasehold.app.arguments import Arguments
+from leasehold.app.connection import Connections
+from leasehold.app.limits import ResultLimits
+from leasehold.app.place import wrong
+from leasehold.app.results import Results
+from leasehold.app.task import Task, TaskTerms, TaskWith, TaskWithout
+from leasehold.domain.verdicts import Done
+
+A = TypeVar("A")
+P = ParamSpec("P")
+Q = ParamSpec("Q")
+R = TypeVar("R")
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkflowTerms:
+    """What `@app.workflow(...)` takes; `App.workflow` says what each means."""
+
+    name: str | None = None
+    queue: str = "default"
+    version: int = 1
+    timeout: timedelta = timedelta(minutes=5)
+
+
+class WorkflowHandling:
+    """The handler of a workflow's one step, as the worker calls it."""
+
+    def __init__(self, function: Callable[..., Any], arguments: Arguments, results: Results) -> None:
+        self._function = function
+        self._arguments = arguments
+        self._results = results
+
+    async def loop(self, attempt: Any) -> Any:
+        """For the worker's inline attempt. Returns a Done, or the suspension that the worker settles."""
+        from leasehold.workflows.context import Context  # noqa: PLC0415 - declaring a workflow needs no engine
+
+        positional, named = self._arguments.decoded(attempt.params)
+
+        def start(driver: Any) -> Coroutine[Any, Any, Any]:
+            coroutine: Coroutine[Any, Any, Any] = self._function(Context(driver), *positional, **named)
+            return coroutine
+
+        outcome = await attempt.drive(start)
+        if not outcome.ended:
+            return outcome.suspension
+        encoded = self._results.encoded(outcome.result)
+        if ResultLimits.of(attempt.opened).is_small(encoded):
+            return Done(value=encoding.inline(encoded))
+        await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
+        return Done(value=encoding.stored())
+
+
+class _Durable(Task[P, R]):
+    """What both kinds of workflows have in place of a task's."""
+
+    _skip = 1
+
+    def _handler(self) -> Callable[..., Any]:
+        return WorkflowHandling(self.function, self.arguments, self.results).loop
+
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> R:  # noqa: ARG002 - the signature of a task
+        """Raises TypeError: a workflow needs a server, which keeps its journal."""
+        raise TypeError(f"{self.name} is a workflow: it needs a server, which keeps its journal")
+
+    async def alocal(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """As `local`."""
+        return self.local(*args, **kwargs)
+
+
+class WorkflowWith(_Durable[Concatenate[A, Q], R], TaskWith[A, Q, R, NoReturn], Generic[A, Q, R]):
+    """A workflow with at least one parameter beside its context. A worker runs it: submit it."""
+
+    def __call__(self, _argument: A, /, *_args: Q.args, **_kwargs: Q.kwargs) -> NoReturn:
+        """Raises TypeError."""
+        raise _not_called(self)
+
+
+class WorkflowWithout(_Durable[P, R], TaskWithout[P, R, NoReturn], Generic[P, R]):
+    """A workflow without parameters beside its context, or with named ones only."""
+
+    def __call__(self, *_args: P.args, **_kwargs: P.kwargs) -> NoReturn:
+        """Raises TypeError."""
+        raise _not_called(self)
+
+
+Workflow: TypeAlias = "WorkflowWith[Any, ..., Any] | WorkflowWithout[..., Any]"
+
+
+def workflow_of(
+    app: str, function: Callable[..., Any], terms: WorkflowTerms, names: Mapping[str, Any], connections: Connections
+) -> Workflow:
+    """The workflow of a function. Raises DeclarationError with file and line."""
+    _check(function)
+    takes_one = any(
+        parameter.kind in _POSITIONAL for parameter in list(inspect.signature(function).parameters.values())[1:]
+    )
+    kind: Any = WorkflowWith if takes_one else WorkflowWithout
+    task_terms = TaskTerms(name=terms.name, queue=terms.queue, timeout=terms.timeout)
+    workflow: Workflow = kind(app, function, task_terms, names, connections)
+    workflow.pipeline.version = terms.version
+    return workflow
+
+
+def _not_called(workflow: Task[..., Any]) -> TypeError:
+    return TypeError(f"{workflow.name} is a workflow: submit it")
+
+
+def _check(function: Callable[..., Any]) -> None:
+    """Raises DeclarationError for a function that cannot be a workflow."""
+    inner = inspect.unwrap(function)
+    if not inspect.iscoroutinefunction(inner):
+        raise wrong(function, "a workflow is an async def")
+    parameters = list(inspect.signature(function).parameters.values())
+    if not parameters or parameters[0].kind not in _POSITIONAL:
+        raise wrong(function, "the first parameter of a workflow is its context: async def f(ctx: Context, ...)")

@@ -1,0 +1,68 @@
+"""The tables of workflows: their journal, and the signals that wait for them. tables.py has those of jobs and tasks.
+
+A change here needs a migration.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    TIMESTAMP,
+    BigInteger,
+    CheckConstraint,
+    Column,
+    ForeignKey,
+    Identity,
+    Index,
+    Integer,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    Uuid,
+    func,
+    text,
+)
+from sqlalchemy.dialects.postgresql import JSONB
+
+from leasehold.db.tables import metadata
+
+_INSTANT = TIMESTAMP(timezone=True)
+_NOW = func.clock_timestamp()
+
+#: The calls of a workflow, by their place: the branch of its code, and the number in that branch.
+journal = Table(
+    "journal",
+    metadata,
+    Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
+    Column("branch", Text, nullable=False),  # '' for the function itself; a branch of a gather has a name of its own
+    Column("number", Integer, nullable=False),  # counted from 1 in each branch
+    Column("kind", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("state", Text, nullable=False),
+    Column("value", JSONB),  # a result that the workflow recorded, or {code, message} of a failed call
+    Column("child_id", Uuid),  # run: a task of this job; start, result: another job
+    Column("due_at", _INSTANT),  # sleep, signal: when the wait ends by itself
+    Column("epoch", Integer, nullable=False),  # of the lease that wrote the row
+    Column("at", _INSTANT, nullable=False, server_default=_NOW),
+    PrimaryKeyConstraint("job_id", "branch", "number"),
+    CheckConstraint(
+        "kind IN ('run', 'sleep', 'signal', 'start', 'result', 'call', 'patch')",
+        name="kind_known",
+    ),
+    CheckConstraint("state IN ('open', 'done', 'failed', 'timed_out')", name="state_known"),
+    Index("journal_child", "child_id", postgresql_where=text("kind IN ('start', 'result')")),
+    # A workflow's rows are read together: a run's page, and the wait for a signal.
+    Index("journal_waits", "job_id", "name", postgresql_where=text("kind = 'signal' AND state = 'open'")),
+)
+
+#: Signals that no wait has consumed yet. A consumed one is in the journal.
+signal = Table(
+    "signal",
+    metadata,
+    Column("id", BigInteger, Identity(always=True), primary_key=True),
+    Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
+    Column("tenant_id", Text, nullable=False),
+    Column("name", Text, nullable=False),
+    Column("payload", JSONB, nullable=False),
+    Column("at", _INSTANT, nullable=False, server_default=_NOW),
+    Index("signal_job_id", "job_id", "id"),
+)

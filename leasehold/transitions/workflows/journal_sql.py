@@ -1,0 +1,38 @@
+"""The SQL that writes to a journal, for the statements that do: `record_calls` and `suspend`."""
+
+from __future__ import annotations
+
+#: After a CTE `held` of settlements.guard. $4: the calls of each lease, {"of": [records.Call.record()]}.
+#: A repeated statement writes nothing twice: a place has one row, and a step one task.
+WRITE_CALLS = """, written AS MATERIALIZED (
+    -- The calls of the leases that are still valid.
+    SELECT w.*, held.id AS workflow, t.job_id, t.tenant_id, t.epoch, t.position, t.priority
+    FROM held JOIN task t ON t.id = held.id
+    CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[held.nth] -> 'of') AS w(
+        branch text, number int, kind text, name text, state text, value jsonb, delay float8, child uuid,
+        signal bigint, step text, queue text, max_attempts smallint, handler text, timeout_seconds int,
+        cancelable bool, argument jsonb)
+), entries AS (
+    -- A row that has its result never changes.
+    INSERT INTO journal AS e (job_id, branch, number, kind, name, state, value, child_id, due_at, epoch)
+    SELECT job_id, branch, number, kind, name, state, value, child,
+           statement_timestamp() + make_interval(secs => delay), epoch
+    FROM written
+    ON CONFLICT (job_id, branch, number) DO UPDATE
+    SET state = excluded.state, value = excluded.value, epoch = excluded.epoch
+    WHERE e.state = 'open' AND excluded.state <> 'open'
+), consumed AS (
+    DELETE FROM signal s USING written w WHERE s.id = w.signal AND s.job_id = w.job_id
+), steps AS (
+    INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, unblocks, max_attempts,
+                      handler, timeout_seconds, cancelable, contained)
+    SELECT child, job_id, tenant_id, step, position, queue, priority, 'pending', ARRAY[workflow], max_attempts,
+           handler, timeout_seconds, cancelable, true
+    FROM written WHERE step IS NOT NULL
+    ON CONFLICT (job_id, step) DO NOTHING
+    RETURNING id, job_id, queue, priority
+), arguments AS (
+    INSERT INTO item (task_id, parent_id, number, value)
+    SELECT child, workflow, number, argument FROM written WHERE step IS NOT NULL
+    ON CONFLICT (task_id) DO NOTHING
+)"""

@@ -1,0 +1,126 @@
+"""`read`: everything that a workflow's worker needs of its journal, in one query."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from leasehold.db.database import Connection, unindexed
+from leasehold.domain.errors import LeaseLost
+from leasehold.domain.lease import Lease
+
+# `status`: of the task or run that the call awaits; `seconds`: until its time has passed, 0 if it has.
+_ENTRIES = """
+    SELECT coalesce(jsonb_agg(jsonb_build_array(
+        e.branch, e.number, e.kind, e.name, e.state, coalesce(e.value, r.value), e.child_id,
+        coalesce(c.status, other.status), coalesce(f.code, other.error ->> 'code'),
+        coalesce(f.message, other.error ->> 'message'),
+        greatest(extract(epoch FROM e.due_at - clock_timestamp()), 0)::float8,
+        coalesce(c.finished_at, other.finished_at, CASE WHEN e.kind = 'sleep' THEN e.due_at END, e.at))
+        ORDER BY e.branch, e.number), '[]')
+    FROM {rows}
+    LEFT JOIN task c ON e.kind = 'run' AND c.id = e.child_id
+    LEFT JOIN job other ON e.kind = 'result' AND other.id = e.child_id AND other.tenant_id = t.tenant_id
+    LEFT JOIN result r ON r.task_id = CASE WHEN c.status = 'succeeded' THEN c.id
+        WHEN other.status = 'succeeded' THEN (SELECT o.id FROM task o WHERE o.job_id = other.id AND NOT o.contained) END
+    LEFT JOIN LATERAL (
+        SELECT f.code, f.message FROM failure f
+        WHERE f.task_id = c.id AND c.status = 'failed' ORDER BY f.epoch DESC LIMIT 1) AS f ON true"""
+
+
+def _read(name: str, rows: str) -> str:
+    return f"""
+-- {name}
+SELECT t.news, coalesce(j.started_at, j.created_at) AS started_at, j.pipeline_version AS version,
+    (SELECT coalesce(jsonb_agg(jsonb_build_object('id', s.id, 'name', s.name, 'payload', s.payload, 'at', s.at)
+                               ORDER BY s.id), '[]')
+     FROM signal s WHERE s.job_id = t.job_id) AS signals,
+    ({_ENTRIES.format(rows=rows)}) AS entries
+FROM task t JOIN job j ON j.id = t.job_id
+WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3 AND {unindexed("t.status = 'running'")}
+"""
+
+
+# $1 the task, $2 its owner, $3 its epoch
+READ = _read("read_journal", "(SELECT * FROM journal x WHERE x.job_id = t.job_id) AS e")
+# $4 branches, $5 numbers: the places that the worker still waits for.
+READ_OPEN = _read(
+    "read_open_calls",
+    "unnest($4::text[], $5::int[]) AS p(branch, number)"
+    " JOIN journal e ON e.job_id = t.job_id AND e.branch = p.branch AND e.number = p.number",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A row of the journal, with what became of the task or run that it awaits.
+
+    `state`: open | done | failed | timed_out, as the workflow recorded it. `status`: of the task or run, or None.
+    `seconds`: until the wait ends by itself; None: never. `at`: when the result came to be, or the call was made.
+    """
+
+    branch: str
+    number: int
+    kind: str
+    name: str
+    state: str
+    value: Any
+    child: UUID | None
+    status: str | None
+    code: str | None
+    message: str | None
+    seconds: float | None
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class StoredSignal:
+    """A signal that no wait has consumed."""
+
+    id: int
+    name: str
+    payload: Any
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class Journal:
+    """`news`: the count that `suspend` compares. `version`: of the workflow's code when the run was submitted."""
+
+    news: int
+    started_at: datetime
+    version: int
+    entries: list[Entry]
+    signals: list[StoredSignal]
+
+
+async def read(connection: Connection, lease: Lease, places: Sequence[tuple[str, int]] | None = None) -> Journal:
+    """The journal of the workflow, for the worker with its lease. `places`: only these rows. Raises LeaseLost."""
+    key = (lease.task_id, lease.owner, lease.epoch)
+    if places is None:
+        row = await connection.fetchrow(READ, *key)
+    else:
+        row = await connection.fetchrow(READ_OPEN, *key, [place[0] for place in places], [place[1] for place in places])
+    if row is None:
+        raise LeaseLost
+    return Journal(
+        news=row["news"],
+        started_at=row["started_at"],
+        version=row["version"],
+        entries=[_entry(values) for values in row["entries"]],
+        signals=[
+            StoredSignal(one["id"], one["name"], one["payload"], datetime.fromisoformat(one["at"]))
+            for one in row["signals"]
+        ],
+    )
+
+
+def _entry(values: list[Any]) -> Entry:
+    branch, number, kind, name, state, value, child, status, code, message, seconds, at = values
+    return Entry(
+        branch, number, kind, name, state, value, UUID(child) if child else None, status, code, message, seconds,
+        datetime.fromisoformat(at),
+    )  # fmt: skip

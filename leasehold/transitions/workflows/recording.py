@@ -1,0 +1,55 @@
+"""`record`: a running workflow commits calls now, and keeps its lease."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
+from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns
+from leasehold.transitions.workflows.journal_sql import WRITE_CALLS
+from leasehold.transitions.workflows.records import Recorded, Recording, calls_column
+
+RECORD = f"""-- record_calls
+WITH {HELD_IN_LIVE_JOB}{WRITE_CALLS}, forgiven AS (
+    -- The workflow has come further: what its worker lost before does not count against it.
+    UPDATE task t SET losses = 0, errors = 0 FROM held WHERE t.id = held.id AND t.losses + t.errors > 0
+), advanced AS (
+    UPDATE job j SET steps_left = j.steps_left + mine.n
+    FROM (SELECT job_id, count(*)::int AS n FROM steps GROUP BY job_id) AS mine
+    WHERE j.id = mine.job_id
+    RETURNING j.id, j.trace
+), hinted AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT s.id, s.job_id, s.queue, s.priority, a.trace, clock_timestamp() + interval '1 second'
+    FROM steps s JOIN advanced a ON a.id = s.job_id
+    RETURNING id, task_id, queue, priority, headers
+)
+SELECT a.id AS task_id, held.id IS NOT NULL AS kept, coalesce(jobs.status = 'cancel_requested', false) AS cancelling,
+       NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
+FROM asked a LEFT JOIN held ON held.id = a.id LEFT JOIN task t ON t.id = a.id LEFT JOIN jobs ON jobs.id = t.job_id
+UNION ALL
+SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
+"""
+
+
+async def record(
+    connection: Connection, recordings: Sequence[Recording]
+) -> tuple[dict[UUID, Recorded], list[Announcement]]:
+    """running -> running: write the calls of each lease that is valid, with the steps that they start. Safe to repeat.
+
+    Returns what became of each lease's calls, by task, and the hints of the steps: publish them after the commit.
+    """
+    rows = await connection.fetch(
+        RECORD,
+        *lease_columns([recording.lease for recording in recordings]),
+        calls_column([recording.calls for recording in recordings]),
+    )
+    answers, hints = {}, []
+    for row in rows:
+        if row["outbox_id"] is not None:
+            hints.append(Announcement.from_row(row))
+        else:
+            answers[row["task_id"]] = Recorded(row["kept"], row["cancelling"])
+    return answers, hints

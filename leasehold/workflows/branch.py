@@ -1,0 +1,43 @@
+"""A branch: one coroutine of a workflow, with its own places in the journal. The function itself is the branch ''."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Coroutine
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from leasehold.workflows.pending import Pending
+
+
+class Branch(Pending[Any]):
+    """`number`: of its last call. `now`: when the last result came to be that the branch has received. `waits_for`:
+    what its coroutine awaits. As a Pending it is what the coroutine returns or raises.
+    """
+
+    __slots__ = ("coroutine", "gathers", "now", "number", "patches", "path", "randoms", "uuids", "waits_for")
+
+    def __init__(self, path: str, coroutine: Coroutine[Any, Any, Any], now: datetime) -> None:
+        super().__init__()
+        self.path = path
+        self.coroutine = coroutine
+        self.now = now
+        self.number = 0
+        self.gathers = 0
+        self.uuids = 0
+        self.randoms = 0
+        self.patches: dict[str, bool] = {}
+        self.waits_for: Pending[Any] | None = None
+
+    def uuid(self, run_id: UUID) -> UUID:
+        """The same one at each replay, and no other place's."""
+        self.uuids += 1
+        digest = hashlib.sha256(f"{run_id}/{self.path}/uuid/{self.uuids}".encode()).digest()
+        return UUID(bytes=digest[:16], version=4)
+
+    def random(self, run_id: UUID) -> random.Random:
+        """A generator with the same numbers at each replay."""
+        self.randoms += 1
+        return random.Random(f"{run_id}/{self.path}/random/{self.randoms}")  # noqa: S311 - it must be repeatable

@@ -1,0 +1,160 @@
+"""`Context`: what a workflow calls. Each call is durable: it has a place in the run's journal."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Coroutine
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from uuid import UUID
+
+import orjson
+from pydantic import TypeAdapter
+from pydantic_core import PydanticSerializationError
+
+from leasehold.domain.errors import Permanent
+from leasehold.workflows.driver import Driver
+from leasehold.workflows.pending import Gather, LocalCall, Pending, RunCall, Runnable, SignalCall, SleepCall
+
+P = ParamSpec("P")
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
+T = TypeVar("T")
+
+#: The longest name of a step or a signal.
+MAX_NAME = 200
+
+
+class TaskOf(Protocol[P, R_co]):
+    """A task of an app: `leasehold.app.task.Task`."""
+
+    @property
+    def runnable(self) -> Runnable: ...
+
+    def local(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
+
+
+class Context:
+    """The first parameter of a workflow. Await what its methods return; await nothing else."""
+
+    def __init__(self, driver: Driver, name: str | None = None) -> None:
+        self._driver = driver
+        self._name = name
+
+    @property
+    def run_id(self) -> UUID:
+        """The id of the run."""
+        return self._driver.run_id
+
+    @property
+    def version(self) -> int:
+        """The workflow's `version` when this run was submitted."""
+        return self._driver.version
+
+    def run(self, task: TaskOf[P, R], *args: P.args, **kwargs: P.kwargs) -> Pending[R]:
+        """Run the task as a step of this run, on its own queue, with its own retries. Gives its result.
+
+        Raises InvalidArguments here, and TaskFailed where it is awaited.
+        """
+        return RunCall(task.runnable, task.runnable.encode(args, kwargs), self._name)
+
+    def named(self, name: str) -> Context:
+        """The same context, whose `run` names its steps so instead of by the task: `ctx.named("deposit").run(...)`."""
+        return Context(self._driver, _checked(name))
+
+    def sleep(self, duration: timedelta | float) -> Pending[None]:
+        """Wait for a duration or for so many seconds. The run holds a row meanwhile, and no slot."""
+        return SleepCall(_seconds(duration))
+
+    @overload
+    def wait_for(self, name: str, /, *, timeout: timedelta | float | None = None) -> Pending[Any]: ...
+    @overload
+    def wait_for(self, name: str, model: type[T], /, *, timeout: timedelta | float | None = None) -> Pending[T]: ...
+    def wait_for(self, name: str, model: Any = Any, /, *, timeout: timedelta | float | None = None) -> Pending[Any]:
+        """Wait for the signal `name`, also for one that came before. Gives its payload, checked against `model`.
+
+        Raises TimeoutError where it is awaited when `timeout` has passed, and TaskFailed `signal_invalid` for a payload
+        that does not fit.
+        """
+        adapter: TypeAdapter[Any] = TypeAdapter(model)
+        schema = None if model is Any else adapter.json_schema()
+        seconds = None if timeout is None else _seconds(timeout)
+        return SignalCall(_checked(name), seconds, lambda payload: adapter.validate_json(orjson.dumps(payload)), schema)
+
+    @overload
+    def gather(self, *calls: Awaitable[T], return_exceptions: bool = False) -> Pending[list[T]]: ...
+    @overload
+    def gather(self, *calls: Awaitable[Any], return_exceptions: bool = False) -> Pending[list[Any]]: ...
+    def gather(self, *calls: Any, return_exceptions: bool = False) -> Pending[list[Any]]:
+        """Wait for all of them: calls of this context, and coroutines of your own that use it. Gives their results in
+        order. Raises the first failure in their order, once all have ended; with `return_exceptions` failures are
+        results.
+        """
+        return Gather(calls, return_exceptions=return_exceptions)
+
+    @overload
+    def call(self, function: Callable[P, Coroutine[Any, Any, T]], *args: P.args, **kwargs: P.kwargs) -> Pending[T]: ...
+    @overload
+    def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Pending[T]: ...
+    def call(self, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Pending[Any]:
+        """Call a function here and now, and record what it returns: for a small effect, or a value that may differ the
+        next time. A worker that dies before the record calls it again. Raises TaskFailed for what it raises.
+        """
+        adapter: TypeAdapter[Any] = TypeAdapter(_returned(function))
+        return LocalCall(
+            _checked(getattr(function, "__name__", type(function).__name__)),
+            partial(function, *args, **kwargs),
+            lambda result: _encoded(adapter, result),
+            adapter.validate_json,
+        )
+
+    def patched(self, name: str) -> bool:
+        """Whether this run takes the new code: True for a run that reaches this point now, False for one that had
+        passed it before the code changed.
+        """
+        return self._driver.patched(_checked(name))
+
+    def now(self) -> datetime:
+        """The time of the last result that this branch has received; at first, of the run's start. The same at each
+        replay.
+        """
+        return self._driver.active.now
+
+    def uuid(self) -> UUID:
+        """A random-looking UUID, the same at each replay."""
+        return self._driver.active.uuid(self._driver.run_id)
+
+    def random(self) -> random.Random:
+        """A random number generator that gives the same numbers at each replay."""
+        return self._driver.active.random(self._driver.run_id)
+
+
+def _seconds(duration: timedelta | float) -> float:
+    seconds = duration.total_seconds() if isinstance(duration, timedelta) else float(duration)
+    return max(seconds, 0.0)
+
+
+def _checked(name: str) -> str:
+    if not 1 <= len(name) <= MAX_NAME or not name.isprintable() or any(sign in name for sign in "#/"):
+        raise Permanent("bad_name", f"a name has 1 to {MAX_NAME} printable characters without # and /, not {name!r}")
+    return name
+
+
+def _returned(function: Callable[..., Any]) -> Any:
+    """The type that the function is declared to return, as far as it is known here."""
+    from typing import get_type_hints  # noqa: PLC0415 - beside its only use
+
+    try:
+        return get_type_hints(function).get("return", Any)
+    except (NameError, TypeError):
+        return Any
+
+
+def _encoded(adapter: TypeAdapter[Any], result: Any) -> bytes:
+    try:
+        encoded = adapter.dump_json(result, warnings="error")
+        orjson.loads(encoded)  # a number beyond 64 bits is JSON, and PostgreSQL's driver has no form for it
+    except (PydanticSerializationError, ValueError) as error:
+        raise Permanent("result_not_serialisable", f"ctx.call returned what is not JSON: {error}") from error
+    return encoded

@@ -1,0 +1,444 @@
+"""`Driver`: runs a workflow's coroutine by hand, from one wait to the next.
+
+The coroutine yields what it awaits. The driver gives it the result at once if the journal has it; else the branch
+waits. When every branch waits, the driver is done: the worker commits `calls` and suspends the workflow. The driver
+stays as it is, and `advance` goes on with what has come meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Coroutine
+from contextlib import suppress
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+import orjson
+
+from leasehold.domain.errors import Cancelled, LeaseLost, Permanent, StepError, TaskFailed
+from leasehold.domain.ids import new_id
+from leasehold.transitions.workflows.reading import Entry, Journal, StoredSignal
+from leasehold.transitions.workflows.records import Call
+from leasehold.workflows.branch import Branch
+from leasehold.workflows.ends import needed_ends
+from leasehold.workflows.journal import Replay
+from leasehold.workflows.pending import (
+    Gather,
+    Journaled,
+    LocalCall,
+    Outcome,
+    Patch,
+    Pending,
+    RunCall,
+    SignalCall,
+    SleepCall,
+)
+from leasehold.workflows.port import Port
+
+#: After so many results in a row the driver lets the worker's other attempts run.
+_BURST = 200
+_MAX_MESSAGE = 1000
+
+
+class Driver:
+    """`start` makes the coroutine; it may call the context only while the driver runs it. `calls`: what the code has
+    called since the last commit. `news`: the count that the driver has read.
+    """
+
+    def __init__(self, run_id: UUID, start: Callable[[Driver], Coroutine[Any, Any, Any]], max_calls: int) -> None:
+        self.run_id = run_id
+        self.version = 0
+        self.calls: list[Call] = []
+        self.news = 0
+        self._start = start
+        self._max_calls = max_calls
+        self._length = 0
+        self._replay = Replay(())
+        self._signals: deque[StoredSignal] = deque()
+        self._main: Branch | None = None
+        self._active: Branch | None = None
+        self._ready: deque[Branch] = deque()
+        self._waiting: dict[tuple[str, int], Journaled[Any]] = {}
+        self._waiters: dict[int, list[Branch | Gather]] = {}
+        self._branches: dict[str, Branch] = {}
+        self._counts: dict[tuple[str, str], int] = {}
+        self._locals: dict[asyncio.Task[Any], LocalCall[Any]] = {}
+        self._cancelling = False
+
+    # --- for the worker
+
+    async def advance(self, port: Port) -> Outcome:
+        """Go on until every branch waits, or the workflow has ended.
+
+        Raises what the workflow raises: a StepError, or Permanent; Cancelled; and LeaseLost.
+        """
+        await self._read(port)
+        main = self._main
+        assert main is not None
+        try:
+            while await self._go_on(port, main):
+                if not self._locals:
+                    return Outcome(ended=False, ends=needed_ends(main), delay=self._delay())
+                await self._finish_locals(port)
+        finally:
+            for task in self._locals:
+                task.cancel()
+        outcome = self._ended(main)
+        if self.calls:  # a signal that was consumed, and nothing was awaited after it
+            if not await port.record(self.calls):
+                raise Cancelled
+            self.committed()
+        return outcome
+
+    def close(self) -> None:
+        """Drop the coroutines. Their `finally` blocks run, and may call nothing."""
+        for branch in self._branches.values():
+            if not branch.is_done:
+                with suppress(BaseException):  # it awaits in a `finally`, or raises there: the run goes on elsewhere
+                    branch.coroutine.close()
+
+    async def _go_on(self, port: Port, main: Branch) -> bool:
+        """Run what can run. Returns whether the workflow waits then."""
+        if not self._cancelling and port.cancelled():
+            self._cancel()
+        await self._run_ready(port)
+        return not main.is_done
+
+    def committed(self) -> None:
+        """`calls` are in the journal now."""
+        self.calls = []
+
+    # --- for the context
+
+    @property
+    def active(self) -> Branch:
+        """The branch that runs. Raises RuntimeError outside of the workflow's own code."""
+        if self._active is None:
+            raise RuntimeError("the context of a workflow was used outside of its function")
+        return self._active
+
+    def patched(self, name: str) -> bool:
+        """Whether the code below is new for this run: see Context.patched."""
+        branch = self.active
+        if name in branch.patches:
+            return branch.patches[name]
+        call = Patch(name)
+        call.branch, call.number = branch.path, branch.number + 1
+        entry = self._replay.at((call.branch, call.number))
+        # At a place with another call the run has passed this point with the old code.
+        is_new = entry is None or (entry.kind, entry.name) == ("patch", name)
+        if is_new:
+            branch.number += 1
+            if self._replay.take(call) is None:
+                self._write(Call(call.branch, call.number, "patch", name, state="done"))
+        branch.patches[name] = is_new
+        return is_new
+
+    # --- what has come
+
+    async def _read(self, port: Port) -> None:
+        if self._main is None:
+            journal = await port.read(None)
+            self._replay = Replay(journal.entries)
+            self._length = self._replay.length
+            self.version = journal.version
+            self._main = self._branches[""] = Branch("", self._start(self), journal.started_at)
+            self._ready.append(self._main)
+            self._take_news(journal)
+            return
+        journal = await port.read(list(self._waiting))
+        self._take_news(journal)
+        signalled = []
+        for entry in journal.entries:
+            call = self._waiting[entry.branch, entry.number]
+            if isinstance(call, SignalCall):
+                signalled.append((call, entry))
+            else:
+                await self._receive(port, call, entry)
+        for call, entry in signalled:
+            self._match(call, entry)
+
+    def _take_news(self, journal: Journal) -> None:
+        self.news = journal.news
+        self._signals = deque(journal.signals)
+
+    async def _receive(self, port: Port, call: Journaled[Any], entry: Entry) -> None:
+        """Give the call what the journal has for it. Otherwise the call waits."""
+        branch = self._branch_of(call)
+        if isinstance(call, RunCall) and entry.status == "succeeded":
+            self._resolve(call, branch, entry, await self._result(port, call, entry))
+        elif isinstance(call, RunCall) and entry.status in ("failed", "cancelled", "skipped"):
+            self._reject(call, TaskFailed(entry.code or entry.status, entry.message or f"the step was {entry.status}"))
+        elif isinstance(call, SleepCall) and entry.seconds == 0:
+            self._resolve(call, branch, entry, None)
+        elif isinstance(call, LocalCall) and entry.state == "done":
+            call.resolve(call.decode(orjson.dumps(entry.value["value"])))
+            self._wake(call)
+        elif isinstance(call, LocalCall) and entry.state == "failed":
+            self._reject(call, TaskFailed(entry.value["code"], entry.value["message"]))
+        elif isinstance(call, SignalCall):
+            self._match(call, entry)
+        else:
+            self._wait(call, entry.seconds)
+
+    async def _result(self, port: Port, call: RunCall[Any], entry: Entry) -> Any:
+        assert entry.child is not None
+        if entry.value is not None and "output" in entry.value:
+            return call.task.decode_result(orjson.loads(await port.fetch(entry.child, entry.value["output"])))
+        return call.task.decode_result(None if entry.value is None else entry.value.get("value"))
+
+    def _match(self, call: SignalCall[Any], entry: Entry | None) -> None:
+        """Give the wait its signal: the one that was recorded for it, or the oldest that nobody has consumed."""
+        branch = self._branch_of(call)
+        if entry is not None and entry.state == "timed_out":
+            self._reject(call, TimeoutError(f"no signal {call.name} came in time"))
+        elif entry is not None and entry.state == "done":
+            self._deliver(call, branch, entry.value["value"], datetime.fromisoformat(entry.value["at"]))
+        elif (signal := next((one for one in self._signals if one.name == call.name), None)) is not None:
+            self._signals.remove(signal)
+            value = {"value": signal.payload, "at": signal.at.isoformat()}
+            self._write(Call(call.branch, call.number, "signal", call.name, "done", value, signal=signal.id))
+            self._deliver(call, branch, signal.payload, signal.at)
+        elif entry is not None and entry.seconds == 0:
+            self._write(Call(call.branch, call.number, "signal", call.name, "timed_out"))
+            self._reject(call, TimeoutError(f"no signal {call.name} came in time"))
+        else:
+            if entry is None:
+                schema = None if call.schema is None else {"schema": call.schema}
+                self._write(Call(call.branch, call.number, "signal", call.name, value=schema, delay=call.seconds))
+            self._wait(call, call.seconds if entry is None else entry.seconds)
+
+    def _deliver(self, call: SignalCall[Any], branch: Branch, payload: Any, at: datetime) -> None:
+        try:
+            value = call.decode(payload)
+        except ValueError as error:
+            self._reject(call, TaskFailed("signal_invalid", f"the signal {call.name} does not fit: {error}"))
+            return
+        branch.now = max(branch.now, at)
+        call.resolve(value)
+        self._wake(call)
+
+    def _resolve(self, call: Journaled[Any], branch: Branch, entry: Entry, value: Any) -> None:
+        branch.now = max(branch.now, entry.at)
+        call.resolve(value)
+        self._wake(call)
+
+    def _reject(self, call: Journaled[Any], error: BaseException) -> None:
+        call.fail(error)
+        self._wake(call)
+
+    def _wake(self, pending: Pending[Any]) -> None:
+        """Whoever waits for `pending` may go on."""
+        if isinstance(pending, Journaled):
+            self._waiting.pop((pending.branch, pending.number), None)
+        for waiter in self._waiters.pop(id(pending), ()):
+            if isinstance(waiter, Branch):
+                self._ready.append(waiter)
+            else:
+                waiter.left -= 1
+                if waiter.left == 0:
+                    self._settle_gather(waiter)
+
+    def _settle_gather(self, gather: Gather) -> None:
+        """All parts are done. The first error in their order is raised: so it is the same at each replay."""
+        errors = [part.error for part in gather.parts if part.error is not None]
+        gather.owner.now = max([gather.owner.now, *(part.now for part in gather.parts if isinstance(part, Branch))])
+        if errors and not gather.return_exceptions:
+            gather.fail(errors[0])
+        else:
+            gather.resolve([part.value if part.error is None else part.error for part in gather.parts])
+        self._wake(gather)
+
+    # --- the code
+
+    async def _run_ready(self, port: Port) -> None:
+        burst = 0
+        while self._ready:
+            await self._step(port, self._ready.popleft())
+            burst += 1
+            if burst % _BURST == 0:
+                await asyncio.sleep(0)
+                port.check()
+
+    async def _step(self, port: Port, branch: Branch) -> None:
+        """Run the branch up to what it awaits next. What the journal has for it, it gets at once."""
+        self._active = branch
+        try:
+            awaited = branch.coroutine.send(None)
+        except StopIteration as end:
+            branch.resolve(end.value)
+        except (Exception, Cancelled) as error:  # noqa: BLE001 - the workflow's own; it belongs to whoever awaits the branch
+            branch.fail(error)
+        else:
+            branch.waits_for = awaited if isinstance(awaited, Pending) else None
+            if not isinstance(awaited, Pending):
+                raise _refused(awaited)
+            self._waiters.setdefault(id(awaited), []).append(branch)
+            await self._issue(port, awaited, branch)
+            return
+        finally:
+            self._active = None
+        branch.waits_for = None
+        self._wake(branch)
+
+    async def _issue(self, port: Port, pending: Pending[Any], branch: Branch) -> None:
+        if pending.is_done:
+            self._wake(pending)
+        elif isinstance(pending, Gather):
+            await self._issue_gather(port, pending, branch)
+        elif isinstance(pending, Journaled):
+            if pending.number:  # it waits already, for another branch
+                return
+            branch.number += 1
+            pending.branch, pending.number = branch.path, branch.number
+            if isinstance(pending, RunCall):
+                key = (pending.branch, pending.name)
+                self._counts[key] = self._counts.get(key, 0) + 1
+            entry = self._replay.take(pending)
+            if entry is not None:
+                await self._receive(port, pending, entry)
+            elif not self._cancelling or isinstance(pending, LocalCall):
+                self._begin(port, pending)
+            elif not isinstance(pending, LocalCall):
+                self._reject(pending, Cancelled())
+            if self._cancelling and (pending.branch, pending.number) in self._waiting:
+                self._reject(pending, Cancelled())
+
+    async def _issue_gather(self, port: Port, gather: Gather, branch: Branch) -> None:
+        branch.gathers += 1
+        gather.owner = branch
+        for number, element in enumerate(gather.elements):
+            if isinstance(element, Pending):
+                gather.parts.append(element)
+            elif isinstance(element, Coroutine):
+                path = f"{branch.path}{branch.gathers}.{number}/"
+                self._branches[path] = Branch(path, element, branch.now)
+                gather.parts.append(self._branches[path])
+            else:
+                raise _refused(element)
+        gather.left = 1  # this call itself: nothing settles the gather before all of its parts have begun
+        for part in gather.parts:
+            if part.is_done:
+                continue
+            gather.left += 1
+            self._waiters.setdefault(id(part), []).append(gather)
+            if isinstance(part, Branch):
+                self._ready.append(part)
+            else:
+                await self._issue(port, part, branch)
+        gather.left -= 1
+        if gather.left == 0:
+            self._settle_gather(gather)
+
+    def _begin(self, port: Port, call: Journaled[Any]) -> None:
+        """A call that the journal does not have."""
+        match call:
+            case RunCall():
+                step = f"{call.branch}{call.name}#{self._counts[call.branch, call.name]}"
+                self._write(
+                    Call(call.branch, call.number, "run", call.name, child=new_id(), step=step, argument=call.argument,
+                         handler=call.task.handler, **call.task.new_step())
+                )  # fmt: skip
+                self._wait(call, None)
+            case SleepCall():
+                self._write(Call(call.branch, call.number, "sleep", call.name, delay=call.seconds))
+                self._wait(call, call.seconds)
+            case SignalCall():
+                self._match(call, None)
+            case LocalCall():
+                self._locals[asyncio.ensure_future(port.call(call.function))] = call
+
+    async def _finish_locals(self, port: Port) -> None:
+        """Wait for a function that runs here. Commit what it returned before the workflow sees it."""
+        done, _ = await asyncio.wait(self._locals, return_when=asyncio.FIRST_COMPLETED)
+        ended: list[tuple[LocalCall[Any], Call, Any]] = []
+        for task in done:
+            call = self._locals.pop(task)
+            error = task.exception() if not task.cancelled() else asyncio.CancelledError()
+            if error is None:
+                encoded = call.encode(task.result())
+                record = Call(call.branch, call.number, "call", call.name, "done", {"value": orjson.loads(encoded)})
+                ended.append((call, record, encoded))
+            elif isinstance(error, (Exception, Cancelled)) and not isinstance(error, LeaseLost):
+                code, message = _reported(error)
+                value = {"code": code, "message": message}
+                ended.append((call, Call(call.branch, call.number, "call", call.name, "failed", value), None))
+            else:
+                raise error
+        if not self._cancelling:
+            for _, record, _ in ended:
+                self._write(record)
+            if await port.record(self.calls):
+                self.committed()
+            else:
+                self._cancel()
+        for call, record, encoded in ended:
+            if encoded is None:
+                self._reject(call, TaskFailed(record.value["code"], record.value["message"]))
+            else:
+                call.resolve(call.decode(encoded))
+                self._wake(call)
+
+    def _write(self, call: Call) -> None:
+        self._length += 1
+        if self._length > self._max_calls:
+            sentence = (
+                f"a workflow makes at most {self._max_calls} calls (LEASEHOLD_WORKFLOW_MAX_CALLS): start a new run"
+            )
+            raise Permanent("workflow_too_long", sentence)
+        self.calls.append(call)
+
+    def _wait(self, call: Journaled[Any], seconds: float | None) -> None:
+        self._waiting[call.branch, call.number] = call
+        call.deadline = None if seconds is None else asyncio.get_running_loop().time() + seconds
+
+    # --- the ends
+
+    def _cancel(self) -> None:
+        """Raise Cancelled where each branch waits. What a cleanup may do then is `ctx.call`."""
+        self._cancelling = True
+        self.calls = []
+        for call in list(self._waiting.values()):
+            self._reject(call, Cancelled())
+
+    def _ended(self, main: Branch) -> Outcome:
+        if self._cancelling:
+            raise Cancelled
+        if main.error is not None:
+            raise _final(main.error)
+        self._replay.check_end()
+        return Outcome(ended=True, result=main.value)
+
+    def _delay(self) -> float | None:
+        now = asyncio.get_running_loop().time()
+        deadlines = [call.deadline for call in self._waiting.values() if call.deadline is not None]
+        return max(min(deadlines) - now, 0.001) if deadlines else None
+
+    def _branch_of(self, call: Journaled[Any]) -> Branch:
+        return self._branches[call.branch]
+
+
+def _final(error: BaseException) -> BaseException:
+    """What the workflow raised, as the end of its run. The same code would raise it again: no attempt follows."""
+    if isinstance(error, (StepError, LeaseLost, Cancelled)):
+        return error
+    if isinstance(error, TaskFailed):
+        return Permanent(error.code, error.message)
+    return Permanent("handler_error", f"{type(error).__name__}: {error}")
+
+
+def _reported(error: BaseException) -> tuple[str, str]:
+    """The code and message of an error that `ctx.call` met."""
+    if isinstance(error, (StepError, TaskFailed)):
+        return error.code, error.message[:_MAX_MESSAGE]
+    return "handler_error", f"{type(error).__name__}: {error}"[:_MAX_MESSAGE]
+
+
+def _refused(awaited: Any) -> Permanent:
+    sentence = (
+        f"the workflow awaits a {type(awaited).__name__}: it may await only what its context returns. Do other work "
+        "in a task (ctx.run), or in ctx.call"
+    )
+    return Permanent("workflow_awaits", sentence)

@@ -1,0 +1,56 @@
+"""The journal as a driver reads it: each call takes the row at its place, and must be the call of that row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from leasehold.domain.errors import Permanent
+from leasehold.transitions.workflows.reading import Entry
+from leasehold.workflows.pending import Journaled
+
+Place = tuple[str, int]
+
+
+class Replay:
+    """The entries that no call has taken yet, and the last call that agreed with its entry."""
+
+    def __init__(self, entries: Iterable[Entry]) -> None:
+        self._left: dict[Place, Entry] = {(entry.branch, entry.number): entry for entry in entries}
+        self.length = len(self._left)
+        self._agreed: str | None = None
+
+    def has(self, place: Place) -> bool:
+        return place in self._left
+
+    def at(self, place: Place) -> Entry | None:
+        return self._left.get(place)
+
+    def take(self, call: Journaled[Any]) -> Entry | None:
+        """The entry at the call's place. None: the call is new. Raises Permanent `workflow_changed`."""
+        entry = self._left.get((call.branch, call.number))
+        if entry is None:
+            return None
+        if (entry.kind, entry.name) != (call.kind, call.name):
+            raise self._changed(entry, f"{call.kind} {call.name}")
+        del self._left[entry.branch, entry.number]
+        self._agreed = _described(entry)
+        return entry
+
+    def check_end(self) -> None:
+        """Raises Permanent `workflow_changed` if the code has ended before the journal did."""
+        if self._left:
+            raise self._changed(self._left[min(self._left)], "the end of the function")
+
+    def _changed(self, expected: Entry, found: str) -> Permanent:
+        agreed = self._agreed or "none"
+        sentence = (
+            f"the run's journal has {_described(expected)}, and the code calls {found}; the last call that agreed: "
+            f"{agreed}. Let new code begin with ctx.patched(...), or deploy the code that the run began with and replay"
+        )
+        return Permanent("workflow_changed", sentence)
+
+
+def _described(entry: Entry) -> str:
+    where = f" of branch {entry.branch}" if entry.branch else ""
+    return f"{entry.kind} {entry.name} as call {entry.number}{where}"

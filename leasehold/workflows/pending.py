@@ -1,0 +1,157 @@
+"""`Pending`: what a method of the context returns. Await it, or give it to `ctx.gather`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Mapping
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+from leasehold.transitions.settlements import Suspending
+
+T = TypeVar("T")
+
+
+class Pending(Generic[T]):
+    """A call of the context. Nothing happens before it is awaited. Awaited again, it gives the same result."""
+
+    __slots__ = ("error", "is_done", "value")
+
+    def __init__(self) -> None:
+        self.is_done = False
+        self.value: Any = None
+        self.error: BaseException | None = None
+
+    def __await__(self) -> Generator[Pending[T], None, T]:
+        if not self.is_done:
+            yield self
+        if self.error is not None:
+            raise self.error
+        result: T = self.value
+        return result
+
+    def resolve(self, value: Any) -> None:
+        self.is_done, self.value = True, value
+
+    def fail(self, error: BaseException) -> None:
+        self.is_done, self.error = True, error
+
+
+class Runnable(Protocol):
+    """A task of an app, as a workflow starts it."""
+
+    @property
+    def step_name(self) -> str:
+        """The task's name without its app's."""
+
+    @property
+    def handler(self) -> str:
+        """`pipeline.step` of the code."""
+
+    def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The arguments as JSON. Raises InvalidArguments."""
+
+    def new_step(self) -> Mapping[str, Any]:
+        """Queue, max_attempts, timeout_seconds and cancelable of the task's row."""
+
+    def decode_result(self, value: Any) -> Any:
+        """The result that the JSON `value` stands for. Raises ResultUnreadable."""
+
+
+class Journaled(Pending[T]):
+    """A call with a place in the journal. `kind` and `name`: what the journal must have at its place."""
+
+    __slots__ = ("branch", "deadline", "kind", "name", "number")
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.name = name
+        self.branch = ""
+        self.number = 0
+        self.deadline: float | None = None  # of the loop's clock: when the wait ends by itself
+
+
+class RunCall(Journaled[T]):
+    """`ctx.run`."""
+
+    __slots__ = ("argument", "task")
+
+    def __init__(self, task: Runnable, argument: Mapping[str, Any], name: str | None) -> None:
+        super().__init__("run", name or task.step_name)
+        self.task = task
+        self.argument = argument
+
+
+class SleepCall(Journaled[None]):
+    """`ctx.sleep`. `seconds`: of PostgreSQL's clock."""
+
+    __slots__ = ("seconds",)
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("sleep", "sleep")
+        self.seconds = seconds
+
+
+class SignalCall(Journaled[T]):
+    """`ctx.wait_for`. `seconds`: the timeout, or None. `schema`: of the payload."""
+
+    __slots__ = ("decode", "schema", "seconds")
+
+    def __init__(
+        self, name: str, seconds: float | None, decode: Callable[[Any], T], schema: Mapping[str, Any] | None
+    ) -> None:
+        super().__init__("signal", name)
+        self.seconds = seconds
+        self.decode = decode
+        self.schema = schema
+
+
+class LocalCall(Journaled[T]):
+    """`ctx.call`. `encode`: its result as JSON bytes; `decode`: back."""
+
+    __slots__ = ("decode", "encode", "function")
+
+    def __init__(
+        self, name: str, function: Callable[[], Any], encode: Callable[[Any], bytes], decode: Callable[[bytes], Any]
+    ) -> None:
+        super().__init__("call", name)
+        self.function = function
+        self.encode = encode
+        self.decode = decode
+
+
+class Patch(Journaled[bool]):
+    """`ctx.patched`: it waits for nothing."""
+
+    __slots__ = ()
+
+    def __init__(self, name: str) -> None:
+        super().__init__("patch", name)
+
+
+class Gather(Pending[list[Any]]):
+    """`ctx.gather`. An element is a Pending, or a coroutine that becomes a branch."""
+
+    __slots__ = ("elements", "left", "owner", "parts", "return_exceptions")
+
+    def __init__(self, elements: tuple[Any, ...], *, return_exceptions: bool) -> None:
+        super().__init__()
+        self.elements = elements
+        self.return_exceptions = return_exceptions
+        self.parts: list[Pending[Any]] = []  # the elements, each coroutine as its branch
+        self.left = 0  # parts that are not done
+        self.owner: Any = None  # the branch that awaits it
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How the driver left the coroutine. `result`: what the workflow returned, if it `ended`; else it waits: due after
+    `ends` more steps have ended (None: no step makes it due), and after `delay` seconds in any case (None: never).
+    `suspension`: the settlement for it, which the worker makes.
+    """
+
+    ended: bool
+    result: Any = None
+    ends: int | None = None
+    delay: float | None = None
+    suspension: Suspending | None = None

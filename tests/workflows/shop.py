@@ -1,0 +1,149 @@
+"""The app of the tests: tasks that note that they ran, and workflows of them."""
+
+from __future__ import annotations
+
+import uuid
+from datetime import timedelta
+from typing import Any
+
+from pydantic import BaseModel
+
+from leasehold import App, Context, Permanent, Retry, TaskFailed
+
+app = App("shop")
+#: What ran, in this process: {task: its arguments}.
+ran: list[tuple[str, Any]] = []
+
+
+class Order(BaseModel):
+    id: int
+    amount: int = 1
+
+
+class Approval(BaseModel):
+    by: str
+
+
+@app.task
+async def charge(order: Order) -> int:
+    ran.append(("charge", order.id))
+    return order.amount
+
+
+@app.task
+def receipt(order: Order, charged: int) -> str:
+    ran.append(("receipt", order.id))
+    return f"{order.id}: {charged}"
+
+
+@app.task(retry=Retry(times=1, delay=timedelta(0)))
+async def refuse(code: str) -> None:
+    raise Permanent(code, "no such card")
+
+
+@app.task
+async def double(number: int) -> int:
+    return 2 * number
+
+
+@app.task
+async def large(size: int) -> str:
+    return "x" * size
+
+
+@app.workflow
+async def checkout(ctx: Context, order: Order) -> str:
+    charged = await ctx.run(charge, order)
+    return await ctx.run(receipt, order, charged)
+
+
+@app.workflow
+async def naps(ctx: Context, seconds: float) -> list[str]:
+    before = ctx.now()
+    await ctx.sleep(seconds)
+    return [str((ctx.now() - before).total_seconds() >= seconds), str(ctx.uuid()), str(ctx.random().random())]
+
+
+@app.workflow
+async def approved(ctx: Context, seconds: float | None = None) -> str:
+    try:
+        first = await ctx.wait_for("approved", Approval, timeout=seconds)
+        second = await ctx.wait_for("approved", Approval, timeout=seconds)
+    except TimeoutError:
+        return "nobody approved"
+    return f"{first.by}, {second.by}"
+
+
+@app.workflow
+async def compensates(ctx: Context, code: str) -> str:
+    try:
+        await ctx.run(refuse, code)
+    except TaskFailed as failed:
+        return f"{failed.code}; {await ctx.run(double, 21)}"
+    return "charged"
+
+
+@app.workflow
+async def fails(ctx: Context, code: str) -> None:
+    await ctx.run(refuse, code)
+
+
+async def _twice(ctx: Context, number: int) -> int:
+    return await ctx.run(double, await ctx.run(double, number))
+
+
+@app.workflow
+async def fans(ctx: Context, count: int) -> list[int]:
+    plain = await ctx.gather(*(ctx.run(double, number) for number in range(count)))
+    branches = await ctx.gather(*(_twice(ctx, number) for number in range(3)))
+    return [sum(plain), *branches]
+
+
+@app.workflow
+async def partly(ctx: Context) -> list[str]:
+    results = await ctx.gather(ctx.run(double, 1), ctx.run(refuse, "a"), ctx.run(refuse, "b"), return_exceptions=True)
+    try:
+        await ctx.gather(ctx.run(refuse, "c"), ctx.run(double, 2), ctx.run(refuse, "d"))
+    except TaskFailed as failed:
+        results.append(failed)
+    return [one.code if isinstance(one, TaskFailed) else str(one) for one in results]
+
+
+def _drawn() -> str:
+    ran.append(("drawn", None))
+    return uuid.uuid4().hex
+
+
+async def _broken() -> None:
+    raise ValueError("broken")
+
+
+@app.workflow
+async def calls(ctx: Context) -> list[Any]:
+    drawn = await ctx.call(_drawn)
+    await ctx.sleep(0.05)
+    try:
+        await ctx.call(_broken)
+    except TaskFailed as failed:
+        return [drawn, failed.code, failed.message]
+    return []
+
+
+@app.workflow
+async def reads_much(ctx: Context, size: int) -> int:
+    return len(await ctx.run(large, size))
+
+
+@app.workflow
+async def awaits_else(ctx: Context) -> None:
+    import asyncio  # noqa: PLC0415 - only this one does what a workflow may not
+
+    await asyncio.sleep(1)
+
+
+@app.workflow
+async def loops(ctx: Context, count: int) -> int:
+    total = 0
+    for number in range(count):
+        total += await ctx.run(double, number)
+    return total

@@ -1,0 +1,108 @@
+"""A worker runs workflows: steps, waits, signals, gathers, failures; from memory, and from the journal alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from leasehold import App, DeclarationError
+from tests.workflows import shop
+from tests.workflows.conftest import Runs, Start
+from tests.workflows.shop import Order
+
+#: With its coroutine in memory between two waits, and without.
+MEMORY = pytest.mark.parametrize("memory", [1000, 0], ids=["kept", "replayed"])
+
+
+@MEMORY
+async def test_a_workflow_runs_its_steps_one_after_the_other(runs: Runs, worker_of: Start, memory: int) -> None:
+    await worker_of(workflow_memory=memory)
+    run = await runs.submit(shop.checkout, Order(id=7, amount=5))
+    assert await runs.ended(run) == ("succeeded", "7: 5")
+    assert await runs.steps(run) == {"charge#1": "succeeded", "receipt#1": "succeeded"}
+    assert await runs.journal(run) == [("", 1, "run", "charge", "open"), ("", 2, "run", "receipt", "open")]
+
+
+@MEMORY
+async def test_a_gather_waits_for_all_and_branches_have_places_of_their_own(
+    runs: Runs, worker_of: Start, memory: int
+) -> None:
+    await worker_of(workflow_memory=memory)
+    run = await runs.submit(shop.fans, 40)
+    assert await runs.ended(run) == ("succeeded", [sum(range(40)) * 2, 0, 4, 8])
+    steps = await runs.steps(run)
+    assert len(steps) == 46
+    assert {"double#40", "2.0/double#1", "2.2/double#2"} <= steps.keys()
+
+
+@MEMORY
+async def test_a_failed_step_is_raised_where_it_is_awaited_and_the_run_goes_on(
+    runs: Runs, worker_of: Start, memory: int
+) -> None:
+    await worker_of(workflow_memory=memory)
+    run = await runs.submit(shop.compensates, "stolen")
+    assert await runs.ended(run) == ("succeeded", "stolen; 42")
+    assert await runs.steps(run) == {"double#1": "succeeded", "refuse#1": "failed"}
+
+
+async def test_a_gather_raises_the_first_failure_in_order_once_all_have_ended(runs: Runs, worker_of: Start) -> None:
+    await worker_of()
+    run = await runs.submit(shop.partly)
+    assert await runs.ended(run) == ("succeeded", ["2", "a", "b", "c"])
+    assert set((await runs.steps(run)).values()) == {"succeeded", "failed"}
+
+
+async def test_what_the_workflow_raises_ends_its_run(runs: Runs, worker_of: Start) -> None:
+    await worker_of()
+    run = await runs.submit(shop.fails, "stolen")
+    status, error = await runs.ended(run)
+    assert (status, error["code"], error["message"]) == ("failed", "stolen", "no such card")
+
+
+@MEMORY
+async def test_a_sleep_holds_no_lease_and_values_are_the_same_at_each_replay(
+    runs: Runs, worker_of: Start, memory: int
+) -> None:
+    await worker_of(workflow_memory=memory)
+    run = await runs.submit(shop.naps, 0.3)
+    await runs.waits(run)
+    status, (late, drawn, number) = await runs.ended(run)
+    assert (status, late) == ("succeeded", "True")
+    other = await runs.submit(shop.naps, 0.0)
+    assert (await runs.ended(other))[1][1:] != [drawn, number]
+
+
+@MEMORY
+async def test_a_call_is_made_once_and_its_result_recorded(runs: Runs, worker_of: Start, memory: int) -> None:
+    await worker_of(workflow_memory=memory)
+    shop.ran.clear()
+    run = await runs.submit(shop.calls)
+    status, (drawn, code, message) = await runs.ended(run)
+    assert (status, code, message) == ("succeeded", "handler_error", "ValueError: broken")
+    assert len(drawn) == 32
+    assert shop.ran == [("drawn", None)]
+
+
+async def test_a_large_result_of_a_step_comes_from_the_object_store(runs: Runs, worker_of: Start) -> None:
+    await worker_of()
+    run = await runs.submit(shop.reads_much, 5_000_000)
+    assert await runs.ended(run) == ("succeeded", 5_000_000)
+
+
+async def test_a_workflow_that_awaits_anything_else_fails_with_the_way_out(runs: Runs, worker_of: Start) -> None:
+    await worker_of()
+    status, error = await runs.ended(await runs.submit(shop.awaits_else))
+    assert (status, error["code"]) == ("failed", "workflow_awaits")
+    assert "ctx.call" in error["message"]
+
+
+def test_a_workflow_is_an_async_def_with_a_context() -> None:
+    app = App("other")
+
+    def plain(ctx: Any) -> None: ...
+    async def bare() -> None: ...
+
+    for function, sentence in ((plain, "async def"), (bare, "first parameter")):
+        with pytest.raises(DeclarationError, match=f"test_running.py:[0-9]+: .*{sentence}"):
+            app.workflow(function)  # type: ignore[arg-type]  # it is the test

@@ -1,0 +1,204 @@
+"""Runs workflows: an attempt goes on until the workflow waits, and keeps its coroutine in memory for a while.
+
+A kept coroutine is used again only by the next claim of the same task, and only if this worker knows that the
+suspension is committed. Otherwise the function runs from its top, with what the journal has.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections import OrderedDict
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+from uuid import UUID
+
+from leasehold.broker.outbox import Announcement
+from leasehold.db.batcher import Batcher
+from leasehold.db.database import Connection, Pool, connect
+from leasehold.domain.errors import LeaseLost, ObjectMissing
+from leasehold.domain.lease import Lease
+from leasehold.settings import Settings
+from leasehold.storage.store import ObjectStore
+from leasehold.transitions.settlements import Suspending
+from leasehold.transitions.workflows import reading, recording
+from leasehold.transitions.workflows.reading import Journal
+from leasehold.transitions.workflows.records import Call, Recorded, Recording
+from leasehold.worker.attempts.threads import Threads
+from leasehold.worker.leases.held_lease import HeldLease
+from leasehold.workflows.driver import Driver
+from leasehold.workflows.pending import Outcome
+
+#: The largest result of a step that a workflow reads from the object store.
+_MAX_RESULT_BYTES = 64 * 1024 * 1024
+
+
+class Recorder:
+    """Commits calls of workflows that go on: all that wait at the same time share one round trip."""
+
+    def __init__(self, settings: Settings, announce: Callable[[Sequence[Announcement]], None], at_most: int) -> None:
+        self._announce = announce
+        self._batcher: Batcher[Recording, Recorded] = Batcher(
+            lambda: connect(settings, "journal"),
+            self._record,
+            name="journal",
+            at_most=at_most,
+            patience=float("inf"),
+        )
+        self.start, self.close, self.record = self._batcher.start, self._batcher.close, self._batcher.ask
+
+    async def _record(
+        self,
+        connection: Connection,
+        batch: Sequence[Recording],
+        _repeated: bool,  # noqa: FBT001 - the Batcher's signature
+    ) -> list[Recorded]:
+        answers, hints = await recording.record(connection, batch)
+        self._announce(hints)
+        return [answers[one.lease.task_id] for one in batch]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """A driver that waits. `epoch`: of the lease under which it suspended. `committed`: PostgreSQL has confirmed it."""
+
+    driver: Driver
+    epoch: int
+    timer: asyncio.TimerHandle
+    committed: bool = False
+
+
+class Attempt(Protocol):
+    """What a workflow's attempt has: worker.attempts.inline.InlineAttempt."""
+
+    @property
+    def lease(self) -> Lease: ...
+    @property
+    def job_id(self) -> UUID: ...
+
+
+class Workflows:
+    """The worker has one."""
+
+    def __init__(
+        self, settings: Settings, pool: Pool, store: ObjectStore, recorder: Recorder, threads: Threads
+    ) -> None:
+        self.pool = pool
+        self.store = store
+        self.recorder = recorder
+        self.threads = threads
+        self._max_calls = settings.workflow_max_calls
+        self._seconds = settings.workflow_memory_seconds
+        self._at_most = settings.workflow_memory
+        self._kept: OrderedDict[UUID, _Kept] = OrderedDict()
+
+    async def drive(
+        self, attempt: Attempt, held: HeldLease, start: Callable[[Driver], Coroutine[Any, Any, Any]]
+    ) -> Outcome:
+        """Run the workflow until it waits or has ended. Raises what `Driver.advance` raises."""
+        lease = attempt.lease
+        driver = self._take(lease) or Driver(attempt.job_id, start, self._max_calls)
+        try:
+            outcome = await driver.advance(_Port(self, lease, held))
+        except BaseException:
+            driver.close()
+            raise
+        if not outcome.ended:
+            outcome.suspension = Suspending(lease, tuple(driver.calls), driver.news, outcome.ends, outcome.delay)
+            driver.committed()
+            self._keep(driver, lease, outcome)
+        return outcome
+
+    def settled(self, lease: Lease, *, committed: bool) -> None:
+        """PostgreSQL has answered to the suspension of this lease."""
+        kept = self._kept.get(lease.task_id)
+        if kept is None or kept.epoch != lease.epoch:
+            return
+        if committed:
+            kept.committed = True
+        else:
+            self._drop(lease.task_id, kept)
+
+    def close(self) -> None:
+        """Drop what is kept: the worker ends."""
+        for task_id, kept in list(self._kept.items()):
+            self._drop(task_id, kept)
+
+    def _take(self, lease: Lease) -> Driver | None:
+        """The driver that nobody else has run since it suspended here."""
+        kept = self._kept.get(lease.task_id)
+        if kept is None:
+            return None
+        if not kept.committed or kept.epoch + 1 != lease.epoch:
+            self._drop(lease.task_id, kept)
+            return None
+        kept.timer.cancel()
+        del self._kept[lease.task_id]
+        return kept.driver
+
+    def _keep(self, driver: Driver, lease: Lease, outcome: Outcome) -> None:
+        """Keep the driver for a while, if something may make the workflow due soon."""
+        soon = outcome.ends is not None or (outcome.delay is not None and outcome.delay < self._seconds)
+        if not soon or not self._at_most:
+            driver.close()
+            return
+        while len(self._kept) >= self._at_most:
+            self._drop(*next(iter(self._kept.items())))
+        loop = asyncio.get_running_loop()
+        timer = loop.call_later(self._seconds, self._expire, lease)
+        self._kept[lease.task_id] = _Kept(driver, lease.epoch, timer)
+
+    def _expire(self, lease: Lease) -> None:
+        kept = self._kept.get(lease.task_id)
+        if kept is not None and kept.epoch == lease.epoch:
+            self._drop(lease.task_id, kept)
+
+    def _drop(self, task_id: UUID, kept: _Kept) -> None:
+        kept.timer.cancel()
+        self._kept.pop(task_id, None)
+        kept.driver.close()
+
+
+class _Port:
+    """One attempt's access to its journal: a leasehold.workflows.port.Port."""
+
+    def __init__(self, workflows: Workflows, lease: Lease, held: HeldLease) -> None:
+        self._workflows = workflows
+        self._lease = lease
+        self._held = held
+
+    async def read(self, places: Sequence[tuple[str, int]] | None) -> Journal:
+        async with self._workflows.pool.acquire() as connection:
+            return await reading.read(connection, self._lease, places)
+
+    async def record(self, calls: Sequence[Call]) -> bool:
+        self.check()
+        recorded = await self._workflows.recorder.record(Recording(self._lease, tuple(calls)))
+        if not recorded.kept and not recorded.cancelling:
+            raise LeaseLost
+        return recorded.kept
+
+    async def fetch(self, task_id: UUID, output: str) -> bytes:
+        async with self._workflows.pool.acquire() as connection:
+            row = await connection.fetchrow(
+                "SELECT key, sha256 FROM output WHERE task_id = $1 AND name = $2", task_id, output
+            )
+        if row is None:
+            raise ObjectMissing(f"the step has no output {output}")
+        return await self._workflows.store.fetch_bytes(row["key"], sha256=row["sha256"], max_bytes=_MAX_RESULT_BYTES)
+
+    async def call(self, function: Callable[[], Any]) -> Any:
+        if inspect.iscoroutinefunction(inspect.unwrap(function)):
+            return await function()
+        threads = self._workflows.threads
+        while not await threads.reserve(1.0):
+            self.check()
+        return await threads.run(function)
+
+    def cancelled(self) -> bool:
+        return self._held.cancelled
+
+    def check(self) -> None:
+        if not self._held.trusted():
+            raise LeaseLost
