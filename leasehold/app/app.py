@@ -11,7 +11,9 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
 
 from leasehold.app.connection import Connections
+from leasehold.app.middleware import Middleware, around
 from leasehold.app.place import wrong
+from leasehold.app.processes import Processes
 from leasehold.app.retry import Retry
 from leasehold.app.task import Task, TaskTerms, TaskWith, TaskWithout
 from leasehold.app.workflow import Workflow, WorkflowTerms, WorkflowWith, WorkflowWithout, workflow_of
@@ -22,6 +24,7 @@ from leasehold.domain.registry import Pipelines
 from leasehold.settings import Settings
 
 if TYPE_CHECKING:
+    from leasehold.worker.worker import Worker
     from leasehold.workflows.context import Context
 
 P = ParamSpec("P")
@@ -67,6 +70,7 @@ class Opened:
 
     settings: Settings
     state: Any
+    processes: Processes
 
 
 class App:
@@ -80,6 +84,7 @@ class App:
         self.connections = Connections(name)
         self.tasks: dict[str, Task[..., Any]] = {}
         self._others: list[Pipeline | Kind] = []
+        self._middleware: list[Middleware] = []
         self._lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
 
     def __repr__(self) -> str:
@@ -100,15 +105,19 @@ class App:
         self,
         *,
         name: str | None = None,
-        queue: str = "default",
+        queue: str | None = None,
         retry: Retry = ...,
         timeout: timedelta = ...,
+        process: bool = False,
+        isolated: bool = False,
     ) -> TaskDecorator: ...
     def task(self, *function: Any, **options: Any) -> Any:
         """Declare the function below as a task. Raises DeclarationError with file and line.
 
-        `name`: instead of the function's. `queue`: which workers run it (LEASEHOLD_WORKER_QUEUES). `retry`: how often
-        a failed attempt is tried again. `timeout`: the longest that one attempt may take.
+        `name`: instead of the function's. `queue`: which workers run it (LEASEHOLD_WORKER_QUEUES); `default`, and of
+        isolated tasks `isolated`. `retry`: how often a failed attempt is tried again. `timeout`: the longest that one
+        attempt may take. `process`: a plain function runs in a process of its own, which the worker kills at the time
+        limit with all that it started. `isolated`: it runs in the sandbox, without network, for bytes of strangers.
         """
         terms = TaskTerms(**options)
         if function:
@@ -172,20 +181,52 @@ class App:
         self._lifespan = asynccontextmanager(function)
         return function
 
+    def middleware(self, function: Middleware, /) -> Middleware:
+        """Run the async generator below around each attempt of the app's tasks, but isolated ones. It gets the attempt
+        as `current()` has it; what follows its one `yield` runs when the function has ended, or raised there.
+
+        The first declared one is the outermost. Raises DeclarationError for what is no async generator.
+        """
+        if not inspect.isasyncgenfunction(inspect.unwrap(function)):
+            raise wrong(function, "a middleware is an async def with one yield")
+        self._middleware.append(function)
+        for task in self.tasks.values():
+            self._wrap(task)
+        return function
+
+    def _wrap(self, task: Task[..., Any]) -> None:
+        """An app without a middleware costs its attempts nothing."""
+        if self._middleware:
+            task.pipeline.around = around(task.name, self._middleware)
+
     @asynccontextmanager
     async def opened(self, settings: Settings) -> AsyncIterator[Opened]:
         """What a worker opens once for all tasks of the app."""
         async with AsyncExitStack() as stack:
             state = None if self._lifespan is None else await stack.enter_async_context(self._lifespan())
-            yield Opened(settings, state)
+            processes = Processes(settings)
+            stack.push_async_callback(processes.close)
+            yield Opened(settings, state, processes)
 
     def register(self, task: Task[..., Any]) -> None:
         """Add a task. Raises DeclarationError if the app has one of its name."""
         other = self.tasks.get(task.name)
         if other is not None:
             raise DeclarationError(f"{task.place}: {task.name} is declared already, at {other.place}")
+        self._refuse_mixed_queue(task)
         task.pipeline.opens(self.opened)
+        self._wrap(task)
         self.tasks[task.name] = task
+
+    def _refuse_mixed_queue(self, task: Task[..., Any]) -> None:
+        (step,) = task.pipeline.steps
+        for other in self.tasks.values():
+            (other_step,) = other.pipeline.steps
+            if other_step.queue == step.queue and other_step.isolated is not step.isolated:
+                raise DeclarationError(
+                    f"{task.place}: {task.name} and {other.name} ({other.place}) are both in the queue {step.queue}, "
+                    "and only one is isolated: a worker serves a whole queue behind fences, or none of it"
+                )
 
     def add(self, *others: Pipeline | Kind) -> None:
         """Serve these, too: pipelines with several steps, files or templates of their own."""
@@ -194,6 +235,21 @@ class App:
     def use(self, settings: Settings) -> None:
         """Submit by these settings, in place of those of the environment."""
         self.connections.use(settings)
+
+    @asynccontextmanager
+    async def serving(self, settings: Settings | None = None) -> AsyncIterator[Worker]:
+        """Run a worker for this app in this process, inside the block: for a small program, and for tests. At the end
+        of the block it drains: what runs may finish for `drain_seconds`.
+        """
+        from leasehold.app.logging import log_to_the_program  # noqa: PLC0415 - declaring a task loads no worker
+        from leasehold.worker.worker import Worker  # noqa: PLC0415 - as above
+
+        log_to_the_program()
+        async with Worker(settings or self.connections.settings, self.pipelines()) as worker:
+            try:
+                yield worker
+            finally:
+                await worker.drain()
 
     def close(self) -> None:
         """Close the connections of this process. The next submission opens them again."""

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from datetime import timedelta
 from typing import Any
 
 from leasehold.app import results as encoding
 from leasehold.app.arguments import Arguments
 from leasehold.app.current import Current, enter, leave
 from leasehold.app.limits import ResultLimits
+from leasehold.app.process_frames import CallOfProcess
 from leasehold.app.results import Results
 from leasehold.app.retry import Retry
 from leasehold.domain.errors import Permanent
-from leasehold.domain.verdicts import Done, File
+from leasehold.domain.verdicts import Done, File, Snooze
 from leasehold.domain.work import Work
+
+#: A call that found no free process tries again after this.
+_NO_PROCESS = timedelta(seconds=5)
 
 
 class Handling:
-    """One function as a handler: `plain` for a thread, `loop` for `async def`, `isolated` for a child process."""
+    """One function as a handler: `plain` for a thread, `loop` for `async def`, `process` and `isolated` for a child."""
 
     def __init__(
         self, name: str, function: Callable[..., Any], arguments: Arguments, results: Results, retry: Retry
@@ -30,15 +35,7 @@ class Handling:
 
     def plain(self, attempt: Any) -> Done:
         """For a leasehold.PlainAttempt."""
-        positional, named = self._arguments.decoded(attempt.params)
-        token = enter(Current(self._name, attempt))
-        try:
-            result = self._function(*positional, **named)
-        except self._never as error:
-            raise refused(error) from error
-        finally:
-            leave(token)
-        encoded = self._results.encoded(result)
+        encoded = self._called(attempt.params, attempt)
         if ResultLimits.of(attempt.opened).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
@@ -54,7 +51,23 @@ class Handling:
             raise refused(error) from error
         finally:
             leave(token)
-        encoded = self._results.encoded(result)
+        return await self._done(attempt, self._results.encoded(result))
+
+    async def process(self, attempt: Any) -> Done | Snooze:
+        """For a leasehold.Attempt, whose function runs in a process of its own (processes.py)."""
+        call = CallOfProcess(
+            module=self._function.__module__,
+            task=self._name,
+            params=attempt.params.model_dump(mode="json", by_alias=True),
+            job_id=str(attempt.job_id),
+            task_id=str(attempt.task_id),
+            tenant=attempt.tenant_id,
+            number=attempt.number,
+        )
+        encoded = await attempt.opened.processes.run(call, attempt)
+        return Snooze(_NO_PROCESS) if encoded is None else await self._done(attempt, encoded)
+
+    async def _done(self, attempt: Any, encoded: bytes) -> Done:
         if ResultLimits.of(attempt.opened).is_small(encoded):
             return Done(value=encoding.inline(encoded))
         await attempt.write(encoding.OUTPUT, encoded, encoding.CONTENT_TYPE)
@@ -62,20 +75,27 @@ class Handling:
 
     def isolated(self, work: Work) -> Done:
         """In the sandbox's child process."""
-        positional, named = self._arguments.decoded(work.params)
-        token = enter(Current(self._name, work))
+        encoded = self._called(work.params, work)
+        if ResultLimits.of(None).is_small(encoded):
+            return Done(value=encoding.inline(encoded))
+        path = work.directory / encoding.OUTPUT
+        path.write_bytes(encoded)
+        return Done(files={encoding.OUTPUT: File(path, encoding.CONTENT_TYPE)}, value=encoding.stored())
+
+    def called(self, params: Mapping[str, Any], attempt: Any) -> bytes:
+        """Call a plain function with the JSON of its arguments. Returns the JSON of its result."""
+        return self._called(self._arguments.model.model_validate(params), attempt)
+
+    def _called(self, params: Any, attempt: Any) -> bytes:
+        positional, named = self._arguments.decoded(params)
+        token = enter(Current(self._name, attempt))
         try:
             result = self._function(*positional, **named)
         except self._never as error:
             raise refused(error) from error
         finally:
             leave(token)
-        encoded = self._results.encoded(result)
-        if ResultLimits.of(None).is_small(encoded):
-            return Done(value=encoding.inline(encoded))
-        path = work.directory / encoding.OUTPUT
-        path.write_bytes(encoded)
-        return Done(files={encoding.OUTPUT: File(path, encoding.CONTENT_TYPE)}, value=encoding.stored())
+        return self._results.encoded(result)
 
 
 def refused(error: Exception) -> Permanent:

@@ -34,6 +34,8 @@ R = TypeVar("R")
 A = TypeVar("A")
 C = TypeVar("C")
 
+#: The queue of isolated tasks that name none: a worker serves a queue with isolated work behind fences only.
+ISOLATED_QUEUE = "isolated"
 #: The one step of a task's pipeline.
 STEP = "run"
 
@@ -43,9 +45,11 @@ class TaskTerms:
     """What `@app.task(...)` takes; `App.task` says what each means."""
 
     name: str | None = None
-    queue: str = "default"
+    queue: str | None = None
     retry: Retry = field(default_factory=Retry)
     timeout: timedelta = timedelta(minutes=5)
+    process: bool = False
+    isolated: bool = False
 
 
 class Task(Generic[P, R]):
@@ -75,11 +79,21 @@ class Task(Generic[P, R]):
         self.runnable = StartedTask(self.pipeline, self.arguments, self.results)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         self._option_names = OPTIONS - set(self.arguments.names)
+        self.handling = Handling(self.name, function, self.arguments, self.results, terms.retry)
         self.pipeline.handlers[STEP] = self._handler()
 
     def _handler(self) -> Callable[..., Any]:
-        handling = Handling(self.name, self.function, self.arguments, self.results, self.terms.retry)
-        return handling.loop if self._is_async else handling.plain
+        if (self.terms.process or self.terms.isolated) and self._is_async:
+            raise wrong(self.function, "an async def runs in the worker's loop: a process of its own needs a plain def")
+        if self.terms.process and self.terms.isolated:
+            raise wrong(self.function, "process=True has the network and the disk, isolated=True has neither: choose")
+        if self.terms.process:
+            if "<locals>" in self.function.__qualname__:
+                raise wrong(self.function, "a process can import no function of a function: declare it at the top")
+            return self.handling.process
+        if self.terms.isolated:
+            return self.handling.isolated
+        return self.handling.loop if self._is_async else self.handling.plain
 
     def __repr__(self) -> str:
         return f"<task {self.name} of {self.place}>"
@@ -319,7 +333,8 @@ def pipeline_of(app: str, function: Callable[..., Any], terms: TaskTerms, argume
     try:
         step = Step(
             STEP,
-            queue=terms.queue,
+            queue=terms.queue or (ISOLATED_QUEUE if terms.isolated else "default"),
+            isolated=terms.isolated,
             max_attempts=terms.retry.times + 1,
             timeout=terms.timeout,
             retry_ladder=terms.retry.ladder,

@@ -22,6 +22,8 @@ from leasehold.domain.errors import DeclarationError
 
 #: Takes the worker's leasehold.settings.Settings. Opens the object that the pipeline's inline handlers share.
 Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
+#: Takes the attempt of an inline step.
+Around: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
 #: Takes the worker's settings and the files of an isolated step by output name, before the worker stores them.
 Finisher: TypeAlias = Callable[[Any, Mapping[str, Path]], None]
 Concurrency: TypeAlias = Literal["allow", "reject_same_scope", "queue_same_scope", "replace_same_scope"]
@@ -186,6 +188,8 @@ class Pipeline:
         self.slots = slots
         self.preload = preload
         self.opener: Opener | None = None
+        #: Entered around each inline attempt: it may see what the handler raises, and may not swallow it.
+        self.around: Around | None = None
         self.finishers: dict[str, Finisher] = {}
 
     def _ordered(self, steps: list[Step]) -> tuple[Step, ...]:

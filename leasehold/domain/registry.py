@@ -91,7 +91,7 @@ class Pipelines:
         Raises DeclarationError when there is none.
         """
         module, _, name = source.partition(":")
-        _import_from_current_folder()
+        import_from_current_folder()
         try:
             found = getattr(importlib.import_module(module), name or "app")
         except (ImportError, AttributeError) as error:
@@ -112,7 +112,7 @@ class Pipelines:
             self.add(offered)
 
 
-def _import_from_current_folder() -> None:
+def import_from_current_folder() -> None:
     """Make the current folder importable, after all installed packages: a user's file must not shadow a library."""
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:

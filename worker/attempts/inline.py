@@ -268,6 +268,17 @@ class InlineAttempts:
         return self._plain[key]
 
     async def _call(self, attempt: InlineAttempt, seconds: float) -> Completion | Snoozing | Suspending | FanningOut:
+        """Call the handler inside what the pipeline enters around its attempts."""
+        if attempt.pipeline.around is None:
+            return await self._invoke(attempt, seconds)
+        settlement: Completion | Snoozing | Suspending | FanningOut | None = None
+        async with attempt.pipeline.around(attempt):
+            settlement = await self._invoke(attempt, seconds)
+        if settlement is None:
+            raise Permanent("middleware_error", "a middleware swallowed the error of the handler: let it raise again")
+        return settlement
+
+    async def _invoke(self, attempt: InlineAttempt, seconds: float) -> Completion | Snoozing | Suspending | FanningOut:
         """Call the handler. A plain handler that finds no free thread snoozes."""
         handler = attempt.pipeline.handlers[attempt.step]
         plain = self._is_plain(attempt.pipeline, attempt.step)

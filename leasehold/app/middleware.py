@@ -1,0 +1,29 @@
+"""Middleware of an app: async generators around each attempt, for error reporters and a tenant's context."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Any, TypeAlias
+
+from leasehold.app.current import Current, enter, leave
+
+Middleware: TypeAlias = Callable[[Current], AsyncIterator[None]]
+
+
+def around(task: str, middleware: Sequence[Middleware]) -> Callable[[Any], AbstractAsyncContextManager[None]]:
+    """What the core enters around each inline attempt of the task. `middleware`: the first is the outermost."""
+
+    @asynccontextmanager
+    async def entered(attempt: Any) -> AsyncIterator[None]:
+        current = Current(task, attempt)
+        token = enter(current)
+        try:
+            async with AsyncExitStack() as stack:
+                for function in middleware:
+                    await stack.enter_async_context(asynccontextmanager(function)(current))
+                yield
+        finally:
+            leave(token)
+
+    return entered

@@ -1,0 +1,106 @@
+"""The process of `process=True` tasks, `python -m leasehold.app.process_child FD PARENT`: it runs call after call.
+
+It has the worker's environment, disk and network; a worker kills it at the time limit, and whatever it started.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import signal
+import socket
+import sys
+import tempfile
+import traceback
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+from leasehold.app.process_frames import CallOfProcess, FailedInProcess, Kind, json_of, receive, send
+from leasehold.app.task import Task
+from leasehold.domain.errors import Cancelled, Permanent, Retryable, StepError
+from leasehold.domain.registry import import_from_current_folder
+from leasehold.worker.sandbox.fences import die_with
+
+
+class ProcessAttempt:
+    """The attempt that `current()` reaches in this process."""
+
+    opened = None
+
+    def __init__(self, call: CallOfProcess, channel: socket.socket, directory: Path) -> None:
+        self.job_id = UUID(call.job_id)
+        self.task_id = UUID(call.task_id)
+        self.tenant_id = call.tenant
+        self.number = call.number
+        self.directory = directory
+        self.log = logging.getLogger(call.task)
+        self._channel = channel
+
+    def progress(self, percent: float, summary: str = "") -> None:
+        send(self._channel, Kind.PROGRESS, json_of([float(percent), summary]))
+
+    def emit(self, chunk: Any) -> None:
+        send(self._channel, Kind.EMIT, json_of(chunk))
+
+    def checkpoint(self) -> None:
+        if _Stop.requested:
+            raise Cancelled
+
+
+class _Stop:
+    """SIGTERM asks the function to stop at its next checkpoint."""
+
+    requested = False
+
+    @classmethod
+    def on_signal(cls, *_signal: object) -> None:
+        cls.requested = True
+
+
+def main() -> None:
+    descriptor, parent = map(int, sys.argv[1:3])
+    die_with(parent)
+    signal.signal(signal.SIGTERM, _Stop.on_signal)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    import_from_current_folder()
+    with socket.socket(fileno=descriptor) as channel:
+        while (frame := receive(channel)) is not None:
+            call = CallOfProcess.model_validate_json(frame[1])
+            with tempfile.TemporaryDirectory(prefix="leasehold-") as directory:
+                kind, body = _answer(call, ProcessAttempt(call, channel, Path(directory)))
+            send(channel, kind, body)
+
+
+def _answer(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes]:
+    try:
+        task = task_of(call.module, call.task)
+        return Kind.DONE, task.handling.called(call.params, attempt)
+    except Cancelled:
+        return Kind.CANCELLED, b""
+    except BaseException as error:  # noqa: BLE001 - SystemExit, too: whatever a function raises is its answer
+        return Kind.FAILED, _failed(error).model_dump_json().encode()
+
+
+def task_of(module: str, name: str) -> Task[..., Any]:
+    """The task of a module's top. Raises Permanent: this process cannot import it."""
+    with suppress(ImportError):
+        for value in vars(importlib.import_module(module)).values():
+            if isinstance(value, Task) and value.name == name:
+                return value
+    raise Permanent("task_not_found", f"the module {module} has no task {name} at its top level")
+
+
+def _failed(error: BaseException) -> FailedInProcess:
+    trace = "".join(traceback.format_exception(error))
+    if isinstance(error, StepError):
+        after = error.after.total_seconds() if isinstance(error, Retryable) and error.after is not None else None
+        permanent = isinstance(error, Permanent)
+        return FailedInProcess(code=error.code, message=error.message, permanent=permanent, after=after, trace=trace)
+    message = f"{type(error).__name__}: {error}"
+    return FailedInProcess(code="handler_error", message=message, permanent=False, trace=trace)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,165 @@
+"""The processes of a worker's `process=True` tasks: a bounded number, each of which runs one call after another."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import orjson
+
+from leasehold.app.process_frames import HEAD, CallOfProcess, FailedInProcess, Kind
+from leasehold.domain.errors import Cancelled, ChildCrashed, LeaseLost, Permanent, Retryable, StepError
+from leasehold.runtime.gather import cancel_and_wait
+from leasehold.settings import Settings
+
+#: A call waits this long for a process. Then its attempt snoozes.
+WAIT_SECONDS = 5.0
+#: How often a call checks whether its run was cancelled.
+_CHECK_SECONDS = 0.2
+_STREAM_BYTES = 1 << 20
+
+
+class Process:
+    """One child process, in a session of its own: so a kill reaches what it started."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ) -> None:
+        self._process = process
+        self._reader = reader
+        self._writer = writer
+
+    @classmethod
+    async def start(cls) -> Process:
+        worker_end, child_end = socket.socketpair()
+        try:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-P", "-m", "leasehold.app.process_child", str(child_end.fileno()), str(os.getpid()),
+                pass_fds=(child_end.fileno(),), stdin=asyncio.subprocess.DEVNULL, start_new_session=True,
+            )  # fmt: skip
+        finally:
+            child_end.close()
+        reader, writer = await asyncio.open_connection(sock=worker_end, limit=_STREAM_BYTES)
+        return cls(process, reader, writer)
+
+    @property
+    def lives(self) -> bool:
+        return self._process.returncode is None
+
+    async def call(self, call: CallOfProcess, on_frame: Callable[[Kind, bytes], None]) -> tuple[Kind, bytes]:
+        """The last frame of the call. Raises ChildCrashed."""
+        body = call.model_dump_json().encode()
+        try:
+            self._writer.write(HEAD.pack(Kind.CALL, len(body)) + body)
+            await self._writer.drain()
+            while True:
+                number, length = HEAD.unpack(await self._reader.readexactly(HEAD.size))
+                kind, body = Kind(number), await self._reader.readexactly(length)
+                if kind in (Kind.DONE, Kind.FAILED, Kind.CANCELLED):
+                    return kind, body
+                on_frame(kind, body)
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            code = await self._process.wait()
+            ended = signal.Signals(-code).name if code < 0 else f"status {code}"
+            raise ChildCrashed("child_crashed", f"the process of the task ended with {ended}") from error
+
+    def request_stop(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            self._process.send_signal(signal.SIGTERM)
+
+    async def kill(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)  # the leader's id is the group's, also after its end
+        await self._process.wait()
+        self._writer.close()
+
+
+class Processes:
+    """The worker's pool for one app. A process stays for the next call unless its call was interrupted."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._free = asyncio.Semaphore(settings.worker_children or os.cpu_count() or 1)
+        self._idle: list[Process] = []
+
+    async def run(self, call: CallOfProcess, attempt: Any) -> bytes | None:
+        """The JSON of the result. None: no process became free. Raises what the function raised, as a StepError, and
+        Cancelled. Cancelling it kills the process.
+        """
+        try:
+            async with asyncio.timeout(WAIT_SECONDS):
+                await self._free.acquire()
+        except TimeoutError:
+            return None
+        try:
+            return await self._run(call, attempt)
+        finally:
+            self._free.release()
+
+    async def _run(self, call: CallOfProcess, attempt: Any) -> bytes:
+        process = await self._process()
+        watching = asyncio.create_task(_watch(process, attempt))
+        may_stay = False
+        try:
+            kind, body = await process.call(call, lambda kind, body: _pass_on(kind, body, attempt))
+            may_stay = kind is not Kind.CANCELLED and not watching.done()
+        finally:
+            await cancel_and_wait(watching)
+            if may_stay:
+                self._idle.append(process)
+            else:
+                await process.kill()
+        match kind:
+            case Kind.CANCELLED:
+                raise Cancelled
+            case Kind.FAILED:
+                raise error_of(FailedInProcess.model_validate_json(body))
+        return body
+
+    async def _process(self) -> Process:
+        while self._idle:
+            process = self._idle.pop()
+            if process.lives:
+                return process
+            await process.kill()
+        return await Process.start()
+
+    async def close(self) -> None:
+        while self._idle:
+            await self._idle.pop().kill()
+
+
+async def _watch(process: Process, attempt: Any) -> None:
+    """Ask the process to stop once the run is cancelled. Ends then."""
+    while True:
+        await asyncio.sleep(_CHECK_SECONDS)
+        try:
+            attempt.checkpoint()
+        except (Cancelled, LeaseLost):
+            process.request_stop()
+            return
+
+
+def _pass_on(kind: Kind, body: bytes, attempt: Any) -> None:
+    if kind is Kind.PROGRESS:
+        attempt.progress(*orjson.loads(body))
+    elif kind is Kind.EMIT:
+        attempt.emit(orjson.loads(body))
+
+
+def error_of(failed: FailedInProcess) -> StepError:
+    """The error that the worker raises for the function's."""
+    error: StepError
+    if failed.permanent:
+        error = Permanent(failed.code, failed.message)
+    else:
+        after = None if failed.after is None else timedelta(seconds=failed.after)
+        error = Retryable(failed.message, code=failed.code, after=after)
+    error.trace = failed.trace
+    return error

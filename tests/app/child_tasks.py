@@ -1,0 +1,64 @@
+"""Tasks that run in a process of their own, or in the sandbox; the worker's processes import this module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from datetime import timedelta
+
+from leasehold import App, Permanent, Retry, current
+
+app = App("children")
+ONCE = Retry(times=0)
+
+
+@app.task(process=True, retry=ONCE)
+def add(a: int, b: int) -> list[int]:
+    current().progress(50, "half")
+    return [a + b, os.getpid(), current().number]
+
+
+@app.task(process=True, retry=ONCE)
+def large(size: int) -> str:
+    return "x" * size
+
+
+@app.task(process=True, retry=Retry(times=1, delay=timedelta(0), never=(KeyError,)))
+def fail(kind: str) -> None:
+    if kind == "permanent":
+        raise Permanent("no_such_thing", "never was")
+    if kind == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if kind == "exits":
+        sys.exit(3)
+    raise {"key": KeyError, "value": ValueError}[kind]("it")
+
+
+@app.task(process=True, retry=ONCE, timeout=timedelta(seconds=2))
+def hang_with_a_child(path: str) -> None:
+    """Starts a program that would go on, and never returns."""
+    program = f"import time,pathlib\nwhile True: pathlib.Path({path!r}).write_text(str(time.time())); time.sleep(0.05)"
+    subprocess.Popen([sys.executable, "-c", program])
+    time.sleep(600)
+
+
+@app.task(process=True, retry=ONCE)
+def stop_when_asked() -> None:
+    current().progress(1, "looping")
+    while True:
+        current().checkpoint()
+        time.sleep(0.02)
+
+
+@app.task(isolated=True, retry=ONCE)
+def shout(text: str) -> str:
+    current().progress(10)
+    return text.upper()
+
+
+@app.task(isolated=True, retry=ONCE)
+def shout_much(size: int) -> str:
+    return "X" * size

@@ -1,0 +1,103 @@
+"""Middleware runs around each attempt, and a program may run a worker of its own."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from contextvars import ContextVar
+from datetime import timedelta
+
+import pytest
+
+from leasehold import App, Current, DeclarationError, Retry, TaskFailed, current
+from tests.app.conftest import Serve
+
+SECONDS = 30.0
+ONCE = Retry(times=0)
+customer: ContextVar[str] = ContextVar("customer")
+events: list[str] = []
+app = App("around")
+
+
+@app.task(retry=ONCE)
+def in_a_thread(*, fails: bool = False) -> str:
+    if fails:
+        raise ValueError("it")
+    return customer.get()
+
+
+@app.middleware
+async def outer(attempt: Current) -> AsyncIterator[None]:
+    assert current().run_id == attempt.run_id
+    customer.set(f"customer of {attempt.task}")
+    events.append(f"outer {attempt.number}")
+    try:
+        yield
+    except Exception as error:
+        events.append(f"outer saw {type(error).__name__}")
+        raise
+    events.append("outer end")
+
+
+@app.middleware
+async def inner(attempt: Current) -> AsyncIterator[None]:
+    events.append("inner")
+    yield
+
+
+@app.task(retry=ONCE)
+async def in_the_loop() -> str:
+    return customer.get()
+
+
+swallowing = App("swallowing")
+
+
+@swallowing.middleware
+async def swallow(attempt: Current) -> AsyncIterator[None]:
+    with suppress(ValueError):
+        yield
+
+
+@swallowing.task(retry=Retry(times=3, delay=timedelta(0)))
+async def fails() -> None:
+    raise ValueError("it")
+
+
+async def test_middleware_runs_around_functions_of_both_kinds_in_the_order_of_declaration(
+    using: Callable[..., App], serve: Serve
+) -> None:
+    using(app)
+    async with serve(app), asyncio.timeout(SECONDS):
+        for task in (in_a_thread, in_the_loop):
+            events.clear()
+            assert await (await task.asubmit()) == f"customer of {task.name}"
+            assert events == ["outer 1", "inner", "outer end"]
+        events.clear()
+        with pytest.raises(TaskFailed, match="ValueError: it"):
+            await (await in_a_thread.asubmit(fails=True))
+        assert events == ["outer 1", "inner", "outer saw ValueError"]
+
+
+async def test_a_middleware_that_swallows_an_error_fails_the_run_and_is_named(
+    using: Callable[..., App], serve: Serve
+) -> None:
+    using(swallowing)
+    async with serve(swallowing), asyncio.timeout(SECONDS):
+        with pytest.raises(TaskFailed, match="middleware_error"):
+            await (await fails.asubmit())
+
+
+async def test_a_program_runs_a_worker_of_its_own(using: Callable[..., App]) -> None:
+    using(app)
+    async with asyncio.timeout(SECONDS), app.serving():
+        assert await (await in_the_loop.asubmit()) == "customer of around.in_the_loop"
+
+
+def test_what_is_no_async_generator_is_refused() -> None:
+    async def plain(attempt: Current) -> None: ...
+
+    for declare in (App("a").middleware, App("a").lifespan):
+        with pytest.raises(DeclarationError, match=r"test_around\.py:\d+: a .* is an async def with one yield"):
+            declare(plain)  # type: ignore[arg-type, operator]  # that is the test

@@ -1,0 +1,111 @@
+"""`process=True` and `isolated=True`: functions in processes of their own, killed with all that they started."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from leasehold import App, DeclarationError, TaskFailed
+from leasehold.db.database import Connection
+from tests.app import child_tasks
+from tests.app.conftest import Serve
+
+SECONDS = 40.0
+SOURCE = "tests.app.child_tasks:app"
+
+
+@pytest.fixture
+async def served(using: Callable[..., App], serve: Serve) -> AsyncIterator[None]:
+    using(child_tasks.app)
+    changes: dict[str, Any] = {"pipelines": SOURCE, "worker_children": 2}
+    async with serve(child_tasks.app, **changes), asyncio.timeout(SECONDS):
+        yield
+
+
+async def test_a_process_runs_one_call_after_another_and_is_not_the_worker(served: None) -> None:
+    first = await (await child_tasks.add.asubmit(1, 2))
+    assert first[0] == 3
+    assert first[1] != os.getpid()
+    assert await (await child_tasks.add.asubmit(3, 4)) == [7, first[1], 1]
+    results = [await run for run in await child_tasks.add.asubmit_many([child_tasks.add.call(n, n) for n in range(6)])]
+    assert [result[0] for result in results] == [0, 2, 4, 6, 8, 10]
+    assert len({result[1] for result in results}) <= 2
+    assert await (await child_tasks.large.asubmit(3_000_000)) == "x" * 3_000_000
+
+
+@pytest.mark.parametrize(
+    ("kind", "code", "sentence", "attempts"),
+    [
+        ("permanent", "no_such_thing", "never was", 1),
+        ("key", "handler_error", "KeyError: 'it'", 1),
+        ("value", "handler_error", "ValueError: it", 2),
+        ("killed", "child_crashed", "SIGKILL", 2),
+        ("exits", "handler_error", "SystemExit: 3", 2),
+    ],
+)
+async def test_what_ends_a_process_ends_the_attempt_with_its_code(
+    kind: str, code: str, sentence: str, attempts: int, served: None, connection: Connection
+) -> None:
+    run = await child_tasks.fail.asubmit(kind)
+    with pytest.raises(TaskFailed) as failed:
+        await run
+    assert failed.value.code == code
+    assert sentence in failed.value.message
+    assert await connection.fetchval("SELECT attempt FROM task WHERE job_id = $1", run.id) == attempts
+    assert (await (await child_tasks.add.asubmit(1, 2)))[0] == 3  # another process serves the next call
+
+
+async def test_the_time_limit_kills_a_process_and_what_it_started(served: None, tmp_path: Path) -> None:
+    alive = tmp_path / "alive"
+    with pytest.raises(TaskFailed, match="step_timeout"):
+        await (await child_tasks.hang_with_a_child.asubmit(str(alive)))
+    assert alive.exists()
+    written = alive.read_text()
+    await asyncio.sleep(0.3)
+    assert alive.read_text() == written
+
+
+async def test_a_cancel_stops_the_function_at_its_next_checkpoint(served: None, connection: Connection) -> None:
+    run = await child_tasks.stop_when_asked.asubmit()
+    while await connection.fetchval("SELECT count(*) FROM progress WHERE summary = 'looping'") == 0:
+        await asyncio.sleep(0.05)
+    await run.acancel("enough")
+    with pytest.raises(TaskFailed, match="cancelled: enough"):
+        await run.aresult(timeout=10)  # the grace alone would be 30 s
+
+
+async def test_an_isolated_task_runs_in_the_sandbox(served: None) -> None:
+    assert await (await child_tasks.shout.asubmit("hello")) == "HELLO"
+    assert await (await child_tasks.shout_much.asubmit(100_000)) == "X" * 100_000
+
+
+def test_what_no_process_could_run_is_refused_at_import() -> None:
+    app = App("shop")
+
+    async def in_the_loop() -> None: ...
+    def nested() -> None: ...
+
+    for options, function, words in (
+        ({"process": True}, in_the_loop, "async def runs in the worker's loop"),
+        ({"isolated": True}, in_the_loop, "async def runs in the worker's loop"),
+        ({"process": True, "isolated": True}, nested, "choose"),
+        ({"process": True}, nested, "declare it at the top"),
+    ):
+        with pytest.raises(DeclarationError, match=r"test_children\.py:\d+: .*" + words):
+            app.task(**options)(function)  # type: ignore[call-overload]  # one of several
+
+
+def test_a_queue_is_isolated_or_it_is_not() -> None:
+    app = App("shop")
+    app.task(name="one", queue="mixed")(_one)
+    with pytest.raises(DeclarationError, match=r"shop\.two and shop\.one"):
+        app.task(name="two", queue="mixed", isolated=True)(_two)
+
+
+def _one() -> None: ...
+def _two() -> None: ...
