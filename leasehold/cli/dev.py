@@ -76,6 +76,7 @@ def _card_of_app(installation: Installation) -> str:
     logs = ", ".join(str(path) for path in installation.logs.values())
     return (
         f"serves   {', '.join(names) or 'nothing yet'}\n"
+        f"{_console_line(installation)}"
         f"API      {installation.api_url}   (key {installation.api_key})\n"
         f"broker   {installation.broker}\n"
         f"logs     {logs}\n\n"
@@ -85,12 +86,17 @@ def _card_of_app(installation: Installation) -> str:
     )
 
 
+def _console_line(installation: Installation) -> str:
+    """Empty where LEASEHOLD_CONSOLE=off."""
+    url = installation.console_url()
+    return "" if url is None else f"console  {url}\n"
+
+
 def _card(installation: Installation) -> str:
     logs = ", ".join(str(path) for path in installation.logs.values())
-    console_url = installation.console_url()
-    console = "" if console_url is None else f"console  {console_url}\n"
     return (
-        f"{console}API      {installation.api_url}   (what it can do: {installation.api_url}/openapi.json)\n"
+        f"{_console_line(installation)}"
+        f"API      {installation.api_url}   (what it can do: {installation.api_url}/openapi.json)\n"
         f"key      {installation.api_key}\n"
         f"broker   {installation.broker}\n"
         f"database {installation.environment['LEASEHOLD_DATABASE_URL']}\n"

@@ -20,7 +20,7 @@ from pydantic import SecretStr
 from leasehold.api.console import session
 from leasehold.cli.migrate import upgrade
 from leasehold.db.database import connect
-from leasehold.embedded.ports import free_port
+from leasehold.embedded.ports import free_port, require_free
 from leasehold.embedded.process import RunAs, Server
 from leasehold.embedded.rabbitmq import RabbitMQ
 from leasehold.embedded.rabbitmq_install import find_rabbitmq
@@ -80,6 +80,7 @@ class Installation:
         self._opened = AsyncExitStack()
 
     async def __aenter__(self) -> Self:
+        require_free(int(self._port))
         async with AsyncExitStack() as opening:
             await opening.enter_async_context(self._stack)
             environment = self._stack.environment | self._elsewhere
