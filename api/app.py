@@ -20,7 +20,7 @@ from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.edge import Edge, identity_of
 from leasehold.api.http.methods import Methods
 from leasehold.api.http.problems import NOT_STORABLE, problem_of
-from leasehold.api.jobs import dead_letters, jobs
+from leasehold.api.jobs import dead_letters, jobs, operations
 from leasehold.api.jobs import lists as job_lists
 from leasehold.api.jobs import logs as job_logs
 from leasehold.api.process import metrics
@@ -43,7 +43,7 @@ from leasehold.domain.kind import Kind
 from leasehold.domain.registry import Pipelines
 from leasehold.kinds.loading import load
 from leasehold.kinds.settings import check_settings
-from leasehold.pipelines import SHIPPED, kinds_of
+from leasehold.pipelines import SHIPPED, completed, kinds_of
 from leasehold.settings import Settings
 
 #: The paths that need no key: for monitoring, and for programs that generate a client. Kinds of work name further
@@ -63,6 +63,7 @@ _REST = (
     job_lists.router,
     jobs.router,
     job_logs.router,
+    operations.router,
     dead_letters.router,
     operators.router,
     audit.router,
@@ -82,7 +83,7 @@ def make_app(settings: Settings) -> FastAPI:
 
     Raises DeclarationError for pipelines or kinds of work that cannot be served.
     """
-    pipelines = Pipelines.from_source(settings.pipelines)
+    pipelines = completed(Pipelines.from_source(settings.pipelines))
     kinds = kinds_of(pipelines)
     check_settings(kinds)
 

@@ -111,7 +111,7 @@ async def _figures(connection: Connection, text: str, jobs: int, runs: int) -> l
             spent.append(1000 * (perf_counter() - began))
         worst.append(quantile(spent, 0.95))
     assert last is not None
-    rows = await _rows_read(connection, Listing(_SCOPE, parse(text, datetime.now(UTC))))
+    rows = await rows_read(connection, Listing(_SCOPE, parse(text, datetime.now(UTC))))
     broad = last.ended_at is not None  # refused, or a search that ends there: its goal is the bound alone
     name = f"a page of `{text or 'no filter'}` beside {jobs:,} jobs"
     details = {"jobs on the page": len(last.rows), "walk ended": broad}
@@ -121,10 +121,18 @@ async def _figures(connection: Connection, text: str, jobs: int, runs: int) -> l
     ]
 
 
-async def _rows_read(connection: Connection, listing: Listing) -> int:
-    """Of tables and their indexes, with those that a condition threw away."""
-    text = await job_lists.with_literals(connection, listing.page(_PAGE))
-    explained = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) {text}")
+async def rows_read(connection: Connection, listing: Listing) -> int:
+    """Of tables and their indexes, with those that a condition threw away. By the plan that a page has: it is made
+    without the values.
+    """
+    statement = listing.page(_PAGE)
+    values = ", ".join(await job_lists.literals(connection, statement))
+    await connection.execute(f"PREPARE page AS {statement.text}")
+    try:
+        async with job_lists.in_order(connection):
+            explained = await connection.fetchval(f"EXPLAIN (ANALYZE, FORMAT JSON) EXECUTE page({values})")
+    finally:
+        await connection.execute("DEALLOCATE page")
     (plan,) = orjson.loads(explained) if isinstance(explained, str) else explained
     return _read(plan["Plan"])
 

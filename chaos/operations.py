@@ -51,6 +51,7 @@ SPARED = {
     "cancelVideo": "the function of cancelImages",
     "acknowledgeCancelExternal": "a run's cancels meet an external task by chance",
     "deleteJob": "as deleteMedia",
+    "createOperation": "a bulk action would end jobs that the checker must find",
     "deleteMedia": "the load deletes nothing that the checker must find",
     "uploadSourceImages": "the load's generations have no source images",
     "announceExternalFiles": "the load's external steps make no files",

@@ -180,6 +180,16 @@ class Settings(BaseSettings):
     bulk_writes_wait_seconds: float = Field(
         10.0, gt=0, le=60, description="A bulk write that has waited this long gets 429 `bulk_writes_waiting`."
     )
+    operations_per_tenant: int = Field(10, ge=1, description="Unfinished bulk operations that a tenant may have.")
+    operation_rate: int = Field(
+        5000, ge=1, le=100_000, description="Jobs a second that one bulk operation acts on, at most."
+    )
+    operation_canary_seconds: int = Field(
+        3600, ge=1, description="A bulk operation stops if its canary jobs have not ended by then."
+    )
+    operation_refusals: int = Field(
+        10_000, ge=0, le=1_000_000, description="Refusals of one bulk operation that are kept; all are counted."
+    )
     backfill_max_days: int = Field(
         3660, ge=1, le=36_600, description="How many days back a schedule's backfill may begin."
     )

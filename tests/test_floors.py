@@ -32,6 +32,7 @@ ROOMS = (
     "leasehold.limits",
     "leasehold.schedules",
     "leasehold.kinds",
+    "leasehold.actions",
     "leasehold.selfcheck",
     "leasehold.client",
     "leasehold.embedded",

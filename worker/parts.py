@@ -22,7 +22,7 @@ from leasehold.broker.base import Broker
 from leasehold.db.database import Pool, make_pool
 from leasehold.db.pool_sizes import pool_of_worker
 from leasehold.domain.errors import StoreError
-from leasehold.domain.pipeline import Opener
+from leasehold.domain.pipeline import Opener, RegistryOpener
 from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.evaluator import evaluating
 from leasehold.evaluation.templates import Templates
@@ -240,13 +240,16 @@ async def _open_pipelines(
     what it opened.
     """
     opened: dict[str, Any] = {}
-    by_opener: dict[Opener, Any] = {}
+    by_opener: dict[Opener | RegistryOpener, Any] = {}
     for name in queues.inline_pipelines:
-        opener = pipelines.load_handlers(name).opener
+        loaded = pipelines.load_handlers(name)
+        opener = loaded.registry_opener or loaded.opener
         if opener is None:
             continue
         if opener not in by_opener:
-            by_opener[opener] = await stack.enter_async_context(opener(settings))
+            opening = loaded.opened(settings, pipelines)
+            assert opening is not None
+            by_opener[opener] = await stack.enter_async_context(opening)
         opened[name] = by_opener[opener]
     return opened
 

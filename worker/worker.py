@@ -20,7 +20,7 @@ from leasehold.domain.ids import new_id
 from leasehold.domain.registry import Pipelines
 from leasehold.kinds.schemas import schemas_of
 from leasehold.kinds.settings import check_settings
-from leasehold.pipelines import kinds_of
+from leasehold.pipelines import completed, kinds_of
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
 from leasehold.worker import metrics
@@ -45,7 +45,7 @@ class Worker:
     def __init__(self, settings: Settings, pipelines: Pipelines | None = None) -> None:
         self.id = new_id()  # new at every start: a reused id would hide the leases of the process before
         self.settings = settings
-        self.pipelines = pipelines if pipelines is not None else Pipelines.from_source(settings.pipelines)
+        self.pipelines = completed(pipelines if pipelines is not None else Pipelines.from_source(settings.pipelines))
         check_settings(kinds_of(self.pipelines))
         self.queues: frozenset[str] = frozenset()
         #: Set when the worker serves all queues that it may serve.

@@ -12,6 +12,7 @@ import orjson
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import ValidationError
 
+from leasehold.actions.retrying import template_of
 from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ
 from leasehold.api.console.rendering import go_to, page
 from leasehold.api.console.routes import Fields
@@ -21,7 +22,6 @@ from leasehold.api.http.nesting import refusal
 from leasehold.api.jobs import jobs as endpoints
 from leasehold.api.jobs.access import Found, find
 from leasehold.api.jobs.explain import explain
-from leasehold.api.jobs.retrying import template_of
 from leasehold.api.jobs.schemas import Reason, RetryRequest
 from leasehold.api.jobs.view import answer, with_links
 from leasehold.api.process.keyring import Caller
@@ -84,7 +84,7 @@ async def _needs(services: Services, found: Found) -> Mapping[str, Sequence[str]
         return {} if pipeline is None else {step.name: step.needs for step in pipeline.steps}
     try:
         async with services.pool.acquire() as connection:
-            known = await template_of(services, connection, found)
+            known = await template_of(services.actions, connection, found.target)
     except RequestError:
         return {}
     return {} if known is None else {step.name: step.needs for step in known.pipeline.steps}

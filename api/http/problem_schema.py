@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 class FieldError(BaseModel):
     pointer: str | None = Field(None, description="A JSON pointer into the body, if the error is in the body.")
     parameter: str | None = Field(None, description="The name of a parameter, if the error is in a parameter.")
-    position: int | None = Field(None, description="The character of the parameter at which the error stands, from 1.")
+    position: int | None = Field(None, description="The character of the filter at which the error stands, from 1.")
     detail: str
 
 

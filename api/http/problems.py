@@ -154,8 +154,9 @@ def _of_request_error(error: RequestError) -> Problem:
     elif isinstance(error, (TooMany, Unavailable)):
         headers["Retry-After"] = str(RETRY_AFTER)
     if isinstance(error, InvalidFilter):
-        place: dict[str, str | int] = {"parameter": "q", "in": "query", "position": error.position}
-        return Problem(status, error.code, error.message, headers, [place | {"detail": error.sentence}])
+        place = {"parameter": "q", "in": "query"} if error.pointer is None else {"pointer": error.pointer}
+        errors: list[dict[str, str | int]] = [{**place, "position": error.position, "detail": error.sentence}]
+        return Problem(status, error.code, error.message, headers, errors)
     return Problem(status, error.code, error.message, headers)
 
 

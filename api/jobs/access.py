@@ -10,6 +10,7 @@ from uuid import UUID
 
 import structlog
 
+from leasehold.actions.context import Target
 from leasehold.api.auth.security import OPERATE
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services
@@ -31,6 +32,12 @@ class Found:
     def id(self) -> UUID:
         job_id: UUID = self.row["id"]
         return job_id
+
+    @property
+    def target(self) -> Target:
+        """The job as an action sees it."""
+        steps = self.row["steps"]
+        return Target(self.row, self.kind, steps[0]["queue"] if steps else "")
 
 
 def found_of(services: Services, caller: Caller, row: Row) -> Found:

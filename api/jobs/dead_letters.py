@@ -13,13 +13,15 @@ from uuid import UUID
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
+from leasehold.actions.retrying import revive, template_of
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, RUNS_READ, RUNS_WRITE, Require
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.cursors import InstantCursor, cursor_of, instant_and_id_at
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import follow_up_run, json_response
 from leasehold.api.jobs.access import Found, found_of
-from leasehold.api.jobs.retrying import retry, revive, template_of
+from leasehold.api.jobs.ending import record
+from leasehold.api.jobs.retrying import retry
 from leasehold.api.jobs.schemas import BulkReplayRequest, RetryRequest
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
@@ -169,9 +171,11 @@ async def _replay(services: Services, connection: Connection, caller: Caller, jo
     if row is None:
         return None
     found = found_of(services, caller, row)
-    known = await template_of(services, connection, found)
+    known = await template_of(services.actions, connection, found.target)
     async with connection.transaction(), services.admission.submitting(connection, caller.payer, {}, 0) as paid:
-        effects = await revive(services, connection, found, known)
+        effects = await revive(services.actions, connection, found.target, known)
+        if effects is not None:
+            await record(connection, found, "job.retried")
         paid.queues |= await queues_waited_in(connection, job_id)
     return effects
 

@@ -8,10 +8,11 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
-from leasehold.domain.json_values import Flag, Integer
+from leasehold.domain.job_filter import MAX_CHARACTERS
+from leasehold.domain.json_values import Flag, Integer, JsonNumber
 from leasehold.domain.states import JobState, TaskState
 
-KindName = Annotated[str, Field(max_length=63, description="media, conversion, generation, run or webhook.")]
+KindName = Annotated[str, Field(max_length=63, description="media, conversion, generation, run, webhook or operation.")]
 
 
 class _Request(BaseModel):
@@ -237,3 +238,74 @@ class EventPage(BaseModel):
 
     events: list[EventItem]
     next_after: int | None
+
+
+class NewOperation(_Request):
+    """`filter`: as `q` of GET /v1/jobs, with at least one term. `canary`: so many jobs go first; if one is refused, or
+    a retried one does not succeed, the operation stops. `rate`: jobs a second at most. `reason`: kept with the jobs
+    that are cancelled.
+    """
+
+    action: Literal["cancel", "retry", "delete"]
+    filter: str = Field(min_length=1, max_length=MAX_CHARACTERS)
+    canary: Integer = Field(0, ge=0, le=100)
+    rate: Annotated[int, Field(ge=1, le=100_000), JsonNumber] | None = None
+    reason: str = Field("", max_length=500)
+    dry_run: Flag = False
+
+
+class OperationCanary(BaseModel):
+    jobs: int
+    passed: bool | None = Field(None, description="None: not known yet.")
+
+
+class OperationAnswer(BaseModel):
+    """A bulk operation. `total`: the jobs that matched when it began. `refused_by_code`: how many, by the refusal's
+    code.
+    """
+
+    id: UUID
+    action: Literal["cancel", "retry", "delete"]
+    filter: str
+    status: JobState
+    tenant_id: str
+    by: str
+    reason: str
+    rate: int | None = None
+    canary: OperationCanary | None = None
+    total: Count | None = None
+    acted: int
+    refused: int
+    refused_by_code: dict[str, int]
+    percent: float
+    error: JobError | None = None
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+
+
+class OperationPreview(BaseModel):
+    """What an operation would act on. `examples`: the newest jobs, at most ten."""
+
+    dry_run: Literal[True]
+    action: Literal["cancel", "retry", "delete"]
+    filter: str
+    total: Count
+    examples: list[JobSummary]
+
+
+class OperationList(BaseModel):
+    operations: list[OperationAnswer]
+    next_cursor: str | None
+
+
+class RefusalItem(BaseModel):
+    job_id: UUID
+    code: str
+    detail: str
+    at: datetime
+
+
+class RefusalList(BaseModel):
+    refusals: list[RefusalItem]
+    next_cursor: str | None

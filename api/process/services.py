@@ -14,6 +14,7 @@ from typing import Any
 
 from fastapi import Request
 
+from leasehold.actions.context import Actions
 from leasehold.api.process.bodies import Bodies
 from leasehold.api.process.keyring import Keyring
 from leasehold.api.process.refusals import Refusals
@@ -26,14 +27,15 @@ from leasehold.broker.base import Broker
 from leasehold.db.database import make_pool
 from leasehold.db.pool_sizes import pool_of_api
 from leasehold.domain.ids import new_id
-from leasehold.domain.kind import Kind, Scopes
+from leasehold.domain.kind import Kind
 from leasehold.domain.registry import Pipelines
 from leasehold.evaluation.evaluator import evaluating
 from leasehold.evaluation.templates import Templates
 from leasehold.exporter.exporter import exporting
+from leasehold.kinds.housekeeping import HousekeepingContext, hooks_before_jobs_go, housekeeping_of
 from leasehold.kinds.metrics import questions_of
 from leasehold.kinds.opening import open_all
-from leasehold.kinds.operations import JobKinds
+from leasehold.kinds.operations import RUN_SCOPES, JobKinds
 from leasehold.limits.admission import Admission
 from leasehold.limits.external_files import Files
 from leasehold.pipelines import kinds_of
@@ -69,6 +71,7 @@ class Services:
     job_kinds: JobKinds
     opened: Mapping[str, Any]  # by kinds of work, for their endpoints
     files: Files
+    actions: Actions
     draining: bool = False
 
     def drain(self) -> None:
@@ -110,6 +113,10 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
         refusals.start()
         stack.push_async_callback(refusals.close)
         evaluator = await stack.enter_async_context(evaluating(settings))
+        templates = Templates(pipelines, evaluator)
+        job_kinds = JobKinds(kinds, pipelines, RUN_SCOPES)
+        opened = await open_all(kinds, settings, stack)
+        housekeeping = housekeeping_of(kinds, HousekeepingContext(settings, pool.acquire, store))
         yield Services(
             settings=settings,
             pool=TenantPool(pool, pool_of_api(settings), _PATIENCE_SECONDS),
@@ -125,12 +132,13 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             queues=queues,
             log_watch=log_watch,
             stream_watch=stream_watch,
-            templates=Templates(pipelines, evaluator),
+            templates=templates,
             admission=Admission(settings, kinds),
             kinds=kinds,
-            job_kinds=JobKinds(kinds, pipelines, Scopes("runs:read", "runs:write")),
-            opened=await open_all(kinds, settings, stack),
+            job_kinds=job_kinds,
+            opened=opened,
             files=Files(pool, store),
+            actions=Actions(settings, templates, job_kinds, opened, hooks_before_jobs_go(housekeeping)),
         )
 
 

@@ -115,14 +115,31 @@ def list_events(
     show(answer, as_json, lambda: table(answer["events"], *columns))
 
 
+OptionalJobId = Annotated[str | None, typer.Argument(help="The job's id; none: all that --filter finds.")]
+Filter = Annotated[
+    str | None,
+    typer.Option("--filter", help="Act on every job that it finds, as a bulk operation."),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Change nothing; count the jobs and show some.")]
+Canary = Annotated[int, typer.Option(help="So many jobs go first; the operation stops if one of them fails.")]
+Rate = Annotated[int | None, typer.Option(help="Jobs a second, at most.")]
+
+
 @app.command("retry")
 def retry_job(
-    job: JobId,
+    job: OptionalJobId = None,
     from_step: Annotated[str | None, typer.Option(help="This step runs again, too, and what needs it.")] = None,
     payload: Annotated[str | None, typer.Option(help="JSON: another payload, of a run.")] = None,
+    filter_: Filter = None,
+    dry_run: DryRun = False,
+    canary: Canary = 0,
+    rate: Rate = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run a failed job again from the step that failed."""
+    """Run a failed job again from the step that failed, or every failed job that a filter finds."""
+    if _is_bulk(job, filter_, single_only=from_step or payload, bulk_only=dry_run or canary or rate):
+        operate("retry", filter_, {"dry_run": dry_run, "canary": canary, "rate": rate}, as_json=as_json)
+        return
     body = {} if from_step is None else {"from_step": from_step}
     if payload is not None:
         body["payload"] = parsed(payload)
@@ -133,20 +150,66 @@ def retry_job(
 
 @app.command("cancel")
 def cancel_job(
-    job: JobId,
+    job: OptionalJobId = None,
     reason: Annotated[str, typer.Option(help="Stored in the job's history.")] = "",
+    filter_: Filter = None,
+    dry_run: DryRun = False,
+    canary: Canary = 0,
+    rate: Rate = None,
     as_json: AsJson = False,
 ) -> None:
-    """Request the cancel of a job."""
+    """Request the cancel of a job, or of every unfinished job that a filter finds."""
+    if _is_bulk(job, filter_, bulk_only=dry_run or canary or rate):
+        more = {"reason": reason, "dry_run": dry_run, "canary": canary, "rate": rate}
+        operate("cancel", filter_, more, as_json=as_json)
+        return
     with api_client() as client:
         answer = client.post(f"/v1/jobs/{job}/cancel", {"reason": reason})
     show(answer, as_json, lambda: console.print(answer["status"]))
 
 
 @app.command("delete")
-def delete_job(job: JobId, as_json: AsJson = False) -> None:
-    """Delete a job with its objects. An unfinished job is cancelled first."""
+def delete_job(
+    job: OptionalJobId = None,
+    filter_: Filter = None,
+    dry_run: DryRun = False,
+    canary: Canary = 0,
+    rate: Rate = None,
+    as_json: AsJson = False,
+) -> None:
+    """Delete a job with its objects, or every job that a filter finds. An unfinished job is cancelled first."""
+    if _is_bulk(job, filter_, bulk_only=dry_run or canary or rate):
+        operate("delete", filter_, {"dry_run": dry_run, "canary": canary, "rate": rate}, as_json=as_json)
+        return
     with api_client() as client:
         answer = client.delete(f"/v1/jobs/{job}")
     waits = f"{answer.get('status')}: it is deleted when it has stopped" if answer else "deleted"
     show(answer, as_json, lambda: console.print(waits, highlight=False))
+
+
+def _is_bulk(job: str | None, filter_: str | None, *, single_only: object = None, bulk_only: object = None) -> bool:
+    """Whether the command is about all that a filter finds. Options that do not fit are a failure."""
+    if (job is None) == (filter_ is None):
+        raise failure("name one job, or write --filter")
+    if filter_ is not None and single_only:
+        raise failure("--from-step and --payload are for one job")
+    if filter_ is None and bulk_only:
+        raise failure("--dry-run, --canary and --rate go with --filter")
+    return filter_ is not None
+
+
+def operate(action: str, filter_: str | None, more: dict[str, Any], *, as_json: bool) -> None:
+    """Submit a bulk operation, or preview it."""
+    body = {"action": action, "filter": _checked([filter_ or ""])} | {k: v for k, v in more.items() if v}
+    with api_client() as client:
+        answer = client.post("/v1/operations", body)
+
+    def print_summary() -> None:
+        if "dry_run" in answer:
+            total = answer["total"]
+            console.print(f"{'' if total['exact'] else 'about '}{total['n']} jobs", highlight=False)
+            table(answer["examples"], "id", "kind", "template", "status", "created_at", "finished_at", "error")
+        else:
+            console.print(answer["id"], highlight=False)
+
+    show(answer, as_json, print_summary)

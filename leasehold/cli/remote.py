@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
-from leasehold.cli import jobs
+from leasehold.cli import jobs, operations
 from leasehold.cli.answers import AsJson, api_client, console, failure, parsed, show, table
 from leasehold.cli.api_client import ApiClient
 from leasehold.cli.jobs import show_explanation
@@ -278,6 +278,7 @@ def add_to(app: typer.Typer) -> None:
     for command in (submit, watch, runs, cancel, retry, explain, logs):
         app.command()(command)
     app.add_typer(jobs.app, name="jobs")
+    app.add_typer(operations.app, name="operations")
     app.add_typer(schedules, name="schedules")
     app.add_typer(dead_letters, name="dead-letters")
     app.add_typer(queues, name="queues")

@@ -11,9 +11,11 @@ Ids are UUIDv7: they sort by the time at which they were made, so `created:` bou
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
+from typing import Literal
 from uuid import UUID
 
 import orjson
@@ -22,6 +24,7 @@ from leasehold.db.database import Connection
 from leasehold.db.job_reads import COLUMNS, LIVES, Row
 from leasehold.domain.ids import id_at
 from leasehold.domain.job_filter import JobFilter, Range
+from leasehold.domain.states import JobState
 
 #: Rows that one page may read, and jobs whose payload or texts it may search.
 MAX_READ, MAX_SEARCHED = 100_000, 10_000
@@ -55,6 +58,16 @@ class Scope:
 
 
 @dataclass(frozen=True, slots=True)
+class Bound:
+    """What a bulk action may act on. `at`: no job that was created later; ages count from it. `state`: only jobs that
+    had failed by then, or only unfinished ones; None: any.
+    """
+
+    at: datetime
+    state: Literal["failed", "unfinished"] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Page:
     """`more`: a job may follow. `ended_at`: the walk ended before the page was full: this job is the next to check."""
 
@@ -79,17 +92,23 @@ class _Values:
 
 
 class Listing:
-    """The statements of one filter. `before`: the page ends before this job. `max_read`: rows that a page may read."""
+    """The statements of one filter. `before`: the page ends before this job. `bound`: only what an action may act on.
+    `max_read`: rows that a page may read.
+    """
 
     def __init__(
-        self, scope: Scope, wanted: JobFilter, before: UUID | None = None, *, max_read: int | None = None
+        self,
+        scope: Scope,
+        wanted: JobFilter,
+        before: UUID | None = None,
+        *,
+        bound: Bound | None = None,
+        max_read: int | None = None,
     ) -> None:
-        self._scope, self._wanted, self._before, self._max_read = (
-            scope,
-            wanted,
-            before,
-            MAX_READ if max_read is None else max_read,
-        )
+        if bound is not None and bound.state == "failed":
+            wanted = replace(wanted, status=JobState.FAILED)
+        self._scope, self._wanted, self._before, self._bound = scope, wanted, before, bound
+        self._max_read = MAX_READ if max_read is None else max_read
         self._made = _Values()
         self._tenant = None if scope.tenant_id is None else self._made.add(scope.tenant_id, "text")
         self._conditions = self._all_conditions()
@@ -107,6 +126,16 @@ class Listing:
         return Statement(
             f"-- job_list\nSELECT f.*, w.walked FROM {self._walk()} CROSS JOIN LATERAL ("
             f"SELECT {COLUMNS} FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE j.id = w.id"
+            f" AND ({self._conditions} OR w.walked > {self.max_walked}) LIMIT 1) AS f"
+            f" ORDER BY w.id DESC LIMIT {limit + 1}",
+            self._made.values,
+        )
+
+    def ids(self, limit: int) -> Statement:
+        """As `page`, with `id`, `tenant_id` and `walked` alone."""
+        return Statement(
+            f"-- job_ids\nSELECT f.id, f.tenant_id, w.walked FROM {self._walk()} CROSS JOIN LATERAL ("
+            "SELECT j.id, j.tenant_id FROM job j LEFT JOIN run r ON r.job_id = j.id WHERE j.id = w.id"
             f" AND ({self._conditions} OR w.walked > {self.max_walked}) LIMIT 1) AS f"
             f" ORDER BY w.id DESC LIMIT {limit + 1}",
             self._made.values,
@@ -142,6 +171,8 @@ class Listing:
             bounds.append(f">= {self._made.add(id_at(max(wanted.created_after, _EARLIEST) - _SKEW), 'uuid')}")
         if wanted.created_before is not None:
             bounds.append(f"< {self._made.add(id_at(max(wanted.created_before, _EARLIEST) + _SKEW), 'uuid')}")
+        if self._bound is not None:
+            bounds.append(f"< {self._made.add(id_at(self._bound.at + _SKEW), 'uuid')}")
         return bounds
 
     def _bounded(self, column: str) -> str:
@@ -188,7 +219,8 @@ class Listing:
             ])  # fmt: skip
         if status in ("cancelled", "cancel_requested"):
             return self._ids("job", "id", "x.cancel IS NOT NULL")
-        return self._ids("job", "id", "x.finished_at IS NULL") if status in _LIVE else None
+        unfinished = self._bound is not None and self._bound.state == "unfinished"
+        return self._ids("job", "id", "x.finished_at IS NULL") if unfinished or status in _LIVE else None
 
     def _pipelines(self) -> Sequence[str] | None:
         """The pipelines that the filter names; None: any. A run's pipeline has the name of its template."""
@@ -246,9 +278,19 @@ class Listing:
         if wanted.created_before is not None:
             conditions.append(f"j.created_at < {add(wanted.created_before, 'timestamptz')}")
         now = "clock_timestamp()"
+        if self._bound is not None:
+            now = add(self._bound.at, "timestamptz")
+            conditions += self._within_bound(self._bound, now)
         conditions += self._within(wanted.waited, f"coalesce(j.started_at, j.finished_at, {now}) - j.created_at")
         conditions += self._within(wanted.duration, f"coalesce(j.finished_at, {now}) - j.started_at")
         return " AND ".join(conditions + self._of_others())
+
+    def _within_bound(self, bound: Bound, at: str) -> list[str]:
+        of_state = {
+            "failed": [f"j.finished_at <= {at}"],  # a job that was retried meanwhile, and failed again, is no target
+            "unfinished": ["j.finished_at IS NULL", "j.status <> 'cancel_requested'"],
+        }
+        return [f"j.created_at <= {at}", *of_state.get(bound.state or "", ())]
 
     def _of_others(self) -> list[str]:
         """Conditions on rows of other tables, and on texts."""
@@ -301,10 +343,21 @@ def _uuid(text: str) -> UUID | None:
         return None
 
 
+@asynccontextmanager
+async def in_order(connection: Connection) -> AsyncIterator[None]:
+    """Let PostgreSQL read the index that drives in the index's order, and end where the page is full.
+
+    Where an index finds a few thousand jobs, the planner would rather read all of them and sort: it does not know that
+    the first fifty are enough.
+    """
+    async with connection.transaction():
+        await connection.execute("SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
+        yield
+
+
 async def page(connection: Connection, listing: Listing, limit: int) -> Page:
     """At most `limit` jobs, newest first."""
-    statement = listing.page(limit)
-    found = await connection.fetch(statement.text, *statement.values)
+    found = await _fetch(connection, listing.page(limit))
     rows = [row for row in found if row["walked"] <= listing.max_walked]
     ended_at = next((row for row in found if row["walked"] > listing.max_walked), None)
     if len(rows) > limit or (ended_at is not None and len(rows) == limit):
@@ -312,13 +365,38 @@ async def page(connection: Connection, listing: Listing, limit: int) -> Page:
     return Page(rows, more=False, ended_at=ended_at)
 
 
+async def _fetch(connection: Connection, statement: Statement) -> Sequence[Row]:
+    async with in_order(connection):
+        return await connection.fetch(statement.text, *statement.values)
+
+
+@dataclass(frozen=True, slots=True)
+class Stride:
+    """A part of a walk over everything that matches. `targets`: (id, tenant), newest first. `before`: where the walk
+    goes on; None: it has come to the end.
+    """
+
+    targets: Sequence[tuple[UUID, str]]
+    before: UUID | None
+
+
+async def stride(connection: Connection, listing: Listing, limit: int) -> Stride:
+    """At most `limit` jobs. It may find none and the walk go on: then none of `max_walked` rows matched."""
+    found = await _fetch(connection, listing.ids(limit))
+    targets = [(row["id"], row["tenant_id"]) for row in found if row["walked"] <= listing.max_walked]
+    if len(targets) > limit:
+        return Stride(targets[:limit], targets[limit - 1][0])
+    ended_at = next((row["id"] for row in found if row["walked"] > listing.max_walked), None)
+    if ended_at is not None:  # it was not checked: the next stride begins with it
+        return Stride(targets, UUID(int=ended_at.int + 1))
+    return Stride(targets, None)
+
+
 async def count(connection: Connection, listing: Listing) -> tuple[int, bool]:
     """How many jobs match, and whether that is exact. Above MAX_COUNTED, or where the walk is too long, it is
     PostgreSQL's estimate.
     """
-    statement = listing.count()
-    counted = await connection.fetchrow(statement.text, *statement.values)
-    assert counted is not None
+    (counted,) = await _fetch(connection, listing.count())
     if counted["n"] <= MAX_COUNTED and not counted["ended"]:
         return counted["n"], True
     explained = await connection.fetchval(
@@ -330,11 +408,17 @@ async def count(connection: Connection, listing: Listing) -> tuple[int, bool]:
 
 async def with_literals(connection: Connection, statement: Statement) -> str:
     """The statement with its values in it, quoted by PostgreSQL: EXPLAIN takes no parameters."""
-    quoted = await connection.fetchval(
+    quoted = await literals(connection, statement)
+    return re.sub(r"\$(\d+)", lambda found: quoted[int(found[1]) - 1], statement.text)
+
+
+async def literals(connection: Connection, statement: Statement) -> list[str]:
+    """The statement's values as SQL, quoted by PostgreSQL."""
+    quoted: list[str] | None = await connection.fetchval(
         "SELECT array_agg(quote_nullable(v) ORDER BY n) FROM unnest($1::text[]) WITH ORDINALITY AS u(v, n)",
         [_as_text(value) for value in statement.values],
     )
-    return re.sub(r"\$(\d+)", lambda found: quoted[int(found[1]) - 1], statement.text)
+    return quoted or []
 
 
 def _as_text(value: object) -> str:

@@ -162,6 +162,19 @@ tombstone = Table(
     Index("tombstone_at", "at"),
 )
 
+#: The jobs that a bulk operation could not act on.
+operation_refusal = Table(
+    "operation_refusal",
+    metadata,
+    Column("operation_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
+    Column("job_id", Uuid, nullable=False),
+    Column("tenant_id", Text, nullable=False),  # of the operation
+    Column("code", Text, nullable=False),
+    Column("detail", Text, nullable=False),
+    Column("at", _INSTANT, nullable=False, server_default=_NOW),
+    PrimaryKeyConstraint("operation_id", "job_id"),
+)
+
 task = Table(
     "task",
     metadata,

@@ -71,10 +71,12 @@ class Attempt(AttemptIdentity, Protocol):
     async def note(self) -> dict[str, Any]:
         """The note that this step's last Snooze or `remember` wrote, or {}."""
 
-    async def remember(self, note: Mapping[str, Any]) -> None:
+    async def remember(self, note: Mapping[str, Any], connection: Any = None) -> None:
         """Commit the note now. Every later attempt of the step sees it, even if this attempt dies at once.
 
-        Raises LeaseLost when the task has meanwhile gone to another claim.
+        `connection`: lent by `connection()`, with a transaction open. The note is part of it, and both commit only
+        while this attempt has its lease: what the transaction changes then happens once. Call it last, for it locks the
+        task. Raises LeaseLost when the task has meanwhile gone to another claim: let the transaction roll back.
         """
 
     async def item(self) -> Any:

@@ -33,7 +33,11 @@ _KEYS = (
 
 
 class InvalidFilter(Invalid):
-    """A filter that cannot be used. `position`: of the character at which the error stands; the first is 1."""
+    """A filter that cannot be used. `position`: of the character at which the error stands; the first is 1. `pointer`:
+    where the filter stands in a JSON body; None: in the query parameter `q`.
+    """
+
+    pointer: str | None = None
 
     def __init__(self, position: int, sentence: str, code: str = "invalid_filter") -> None:
         super().__init__(code, f"At character {position}: {sentence}")

@@ -24,6 +24,8 @@ from leasehold.domain.errors import DeclarationError
 Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
 #: Takes the attempt of an inline step.
 Around: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
+#: As Opener, for an opener that also takes the worker's registry of pipelines.
+RegistryOpener: TypeAlias = Callable[[Any, Any], AbstractAsyncContextManager[Any]]
 #: Takes the worker's settings and the files of an isolated step by output name, before the worker stores them.
 Finisher: TypeAlias = Callable[[Any, Mapping[str, Path]], None]
 Concurrency: TypeAlias = Literal["allow", "reject_same_scope", "queue_same_scope", "replace_same_scope"]
@@ -190,6 +192,7 @@ class Pipeline:
         self.opener: Opener | None = None
         #: Entered around each inline attempt: it may see what the handler raises, and may not swallow it.
         self.around: Around | None = None
+        self.registry_opener: RegistryOpener | None = None
         self.finishers: dict[str, Finisher] = {}
 
     def _ordered(self, steps: list[Step]) -> tuple[Step, ...]:
@@ -246,6 +249,17 @@ class Pipeline:
             raise DeclarationError(f"pipeline {self.name} has two openers")
         self.opener = opener
         return opener
+
+    def opens_with_pipelines(self, opener: RegistryOpener) -> RegistryOpener:
+        """As `opens`, for steps that act on jobs of other pipelines: the opener also gets the worker's registry."""
+        self.registry_opener = opener
+        return opener
+
+    def opened(self, settings: Any, pipelines: Any) -> AbstractAsyncContextManager[Any] | None:
+        """What the opener of this pipeline opens. None: it has none."""
+        if self.registry_opener is not None:
+            return self.registry_opener(settings, pipelines)
+        return None if self.opener is None else self.opener(settings)
 
     def finishes(self, step: str, finisher: Finisher) -> None:
         """Register a function that the worker itself calls, in a thread, on the files of the isolated `step`.

@@ -79,3 +79,7 @@ class KindHousekeeping:
 def housekeeping_of(kinds: Iterable[Kind], context: HousekeepingContext) -> list[KindHousekeeping]:
     """That of all `kinds`, in their order."""
     return [load(kind.housekeeping)(context) for kind in kinds if kind.housekeeping is not None]
+
+
+def hooks_before_jobs_go(of_kinds: Iterable[KindHousekeeping]) -> list[BeforeJobsGo]:
+    return [kind.before_jobs_go for kind in of_kinds if kind.before_jobs_go is not None]

@@ -12,11 +12,19 @@ from leasehold.pipelines.conversion.pipeline import CONVERSION
 from leasehold.pipelines.demo.pipeline import demo_long_task, noop
 from leasehold.pipelines.generation.pipeline import GENERATION
 from leasehold.pipelines.media.pipeline import MEDIA
+from leasehold.pipelines.operations.pipeline import OPERATION
 from leasehold.pipelines.webhooks.pipeline import WEBHOOK
 
 #: The shipped kinds. Their tables are in every database, so every process serves and tidies them, whichever pipelines
 #: it has.
 SHIPPED = (MEDIA, CONVERSION, GENERATION)
+
+
+def completed(pipelines: Pipelines) -> Pipelines:
+    """The same registry with the platform's own work, which every installation has, whatever pipelines it names."""
+    if OPERATION not in pipelines.kinds:
+        pipelines.add(OPERATION)
+    return pipelines
 
 
 def shipped() -> Pipelines:
@@ -48,7 +56,7 @@ def kinds_of(pipelines: Pipelines) -> tuple[Kind, ...]:
 
     Raises DeclarationError for another kind with the name of a shipped one.
     """
-    kinds = {kind.name: kind for kind in (*SHIPPED, WEBHOOK)}
+    kinds = {kind.name: kind for kind in (*SHIPPED, WEBHOOK, OPERATION)}
     for kind in pipelines.kinds:
         if kinds.setdefault(kind.name, kind) is not kind:
             raise DeclarationError(f"{kind.name!r} is the name of a kind of work that ships with the platform")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from collections.abc import Awaitable, Callable
 from typing import Any
+from uuid import UUID
 
 import pytest
 from click.testing import Result
@@ -23,6 +25,7 @@ from tests.jobs.conftest import TENANT_SCOPES, Maker
 from tests.jobs.test_job_logs import line
 
 Cli = Callable[..., Awaitable[Result]]
+LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[")
 
 
 @pytest.fixture
@@ -31,7 +34,8 @@ async def cli(running: Running, rows: Connection) -> Cli:
     environment = {"LEASEHOLD_URL": running.url, "LEASEHOLD_API_KEY": key.text, "COLUMNS": "200"}
 
     async def call(*arguments: str) -> Result:
-        return await asyncio.to_thread(CliRunner().invoke, app, ["jobs", *arguments], env=environment)
+        group = () if arguments[0] == "operations" else ("jobs",)
+        return await asyncio.to_thread(CliRunner().invoke, app, [*group, *arguments], env=environment)
 
     return call
 
@@ -43,8 +47,8 @@ async def said(cli: Cli, *arguments: str) -> Any:
 
 
 def last_line(result: Result) -> str:
-    """The API's log of this process stands before it."""
-    return result.stdout.splitlines()[-1]
+    """The API logs in this process, too: before the command's line, and a moment after its own answer."""
+    return [line for line in result.stdout.splitlines() if not LOGGED.match(line)][-1]
 
 
 async def test_a_failed_picture_is_found_explained_and_retried(cli: Cli, maker: Maker) -> None:
@@ -105,3 +109,37 @@ async def test_the_log_of_a_job_is_printed_and_followed(running: Running, maker:
     assert [word for word in ("one", "two", "three") if f"shop: {word}" in followed.stdout] == ["one", "two", "three"]
     missing = await logs("01a20382-ea04-742b-b35b-91b46ec7bc5b")
     assert (missing.exit_code, "job_not_found" in missing.stderr) == (1, True)
+
+
+async def test_all_that_match_are_retried_as_an_operation_that_is_shown_and_aborted(cli: Cli, maker: Maker) -> None:
+    broken = [str(await maker.make("media")) for _ in range(3)]
+    for job_id in broken:
+        await maker.fail(UUID(job_id))
+    preview = await cli("retry", "--filter", "kind:media", "--dry-run")
+    assert "3 jobs" in preview.stdout
+    assert broken[0] in preview.stdout
+    operation = last_line(await cli("retry", "--filter", "kind:media", "--canary", "1", "--rate", "5"))
+    shown = await said(cli, "operations", "show", operation)
+    assert (shown["action"], shown["filter"], shown["rate"], shown["canary"]["jobs"]) == ("retry", "kind:media", 5, 1)
+    assert [listed["id"] for listed in (await said(cli, "operations", "list"))["operations"]] == [operation]
+    assert "kind:media" in (await cli("operations", "show", operation)).stdout
+    assert (await cli("operations", "abort", broken[0])).exit_code == 1
+    assert last_line(await cli("operations", "abort", operation)) == "cancelled"
+    for action in ("cancel", "delete"):
+        body = await said(cli, action, "--filter", "kind:media created:>1h")
+        assert body["action"] == action
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (("retry",), "name one job"),
+        (("cancel", "X", "--filter", "kind:media"), "name one job"),
+        (("retry", "--filter", "kind:media", "--from-step", "a"), "for one job"),
+        (("delete", "X", "--dry-run"), "go with --filter"),
+        (("delete", "--filter", "kindd:media"), "There is no term"),
+    ],
+)
+async def test_options_that_do_not_fit_are_refused(cli: Cli, arguments: tuple[str, ...], sentence: str) -> None:
+    result = await cli(*arguments)
+    assert (result.exit_code, sentence in result.stderr) == (1, True)

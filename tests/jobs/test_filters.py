@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID, uuid4
 
 import httpx2
 import pytest
 
+from bench.surface import rows_read
 from leasehold.db import job_lists
 from leasehold.db.database import Connection
 from leasehold.db.job_lists import Listing, Scope
@@ -187,3 +189,24 @@ async def test_postgresql_takes_every_statement(rows: Connection) -> None:
 
 def test_every_status_is_a_term() -> None:
     assert {parse(f"status:{state}", NOW).status for state in JobState} == set(JobState)
+
+
+@pytest.mark.parametrize("q", ["schedule:{schedule}", "tag.customer:7", "code:broken", "status:failed"])
+async def test_a_page_of_thousands_reads_no_more_than_it_shows(rows: Connection, q: str) -> None:
+    """The planner would read all that the index finds, and sort it."""
+    schedule = uuid4()
+    await rows.execute(
+        "WITH made AS (INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, steps_left, event_seq,"
+        " params, inputs, output_prefix, error, finished_at) SELECT gen_random_uuid(), 'acme', 'report', 1,"
+        " CASE WHEN n % 4 = 0 THEN 'failed' ELSE 'succeeded' END, 0, 1, '{}', '{}', 'x',"
+        ' CASE WHEN n % 4 = 0 THEN \'{"code": "broken"}\'::jsonb END, now() FROM generate_series(1, 12000) AS n'
+        " RETURNING id, error), runs AS (INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id,"
+        " schedule_id) SELECT id, 'acme', 'report', 1, 'tenant', '', CASE WHEN error IS NOT NULL THEN $1::uuid END"
+        " FROM made) INSERT INTO job_tag (job_id, name, tenant_id, value) SELECT id, 'customer', 'acme', '7' FROM made"
+        " WHERE error IS NOT NULL",
+        schedule,
+    )
+    await rows.execute("ANALYZE job; ANALYZE run; ANALYZE job_tag")
+    listing = Listing(Scope("acme", (), True, (), ()), parse(q.format(schedule=schedule), datetime.now(UTC)))
+    assert len((await job_lists.page(rows, listing, 50)).rows) == 50
+    assert 50 < await rows_read(rows, listing) < 500

@@ -63,10 +63,10 @@ async def test_a_worker_without_a_fence_refuses_isolated_queues_in_one_line_and_
         async with Worker(lesser(settings, tmp_path, which, "required"), partly.pipelines()) as worker:
             assert (await end_of(Rows(connection), inline.id))["status"] == "succeeded"
             await worker.complete.wait()
-            assert worker.queues == {"partly-inline"}
+            assert worker.queues == {"partly-inline", "operations"}
             assert worker.parts.children.pids == frozenset()
             registered = await connection.fetchval("SELECT queues FROM worker WHERE id = $1", worker.id)
-            assert registered == ["partly-inline"]
+            assert registered == ["operations", "partly-inline"]
             assert (await Rows(connection).job(isolated.id))["finished_at"] is None
     (line,) = [entry for entry in logs if entry["event"] == "isolated queues are refused"]
     assert (line["log_level"], line["queues"]) == ("error", ["partly-isolated"])
@@ -125,7 +125,7 @@ async def test_with_all_fences_nothing_is_said(settings: Settings, tmp_path: Pat
     with logged() as logs:
         async with Worker(lesser(settings, tmp_path, "pipelines", "required"), partly.pipelines()) as worker:
             await worker.complete.wait()
-            assert worker.queues == {"partly-inline", "partly-isolated"}
+            assert worker.queues == {"partly-inline", "partly-isolated", "operations"}
     assert not [entry for entry in logs if entry["log_level"] == "error" or "best_effort" in entry["event"]]
 
 

@@ -217,6 +217,7 @@ SUBMITS: dict[str, tuple[Way, int, str]] = {
     "createRuns": (plain("/v1/runs/batch", template="outside", runs=[{}] * 5), 5, "submit"),
     "retryRun": (of_failed("/v1/runs/{run}/retry"), 1, "submit"),
     "retryJob": (of_failed("/v1/jobs/{run}/retry"), 1, "submit"),
+    "createOperation": (plain("/v1/operations", action="cancel", filter="created:>1h"), 1, "submit"),
     "testWebhook": (of_webhook("POST", "/test"), 1, "submit"),
     "redeliverWebhook": (redelivering, 1, "submit"),
     "rerunRun": (rerunning, 1, "submit"),
@@ -477,7 +478,7 @@ async def test_a_depth_holds_on_every_way_in(known: Settings, rows: Connection) 
                 " SELECT gen_random_uuid(), $1, 'x', 'filler' || q || n, 0, q, 1, 'pending', 1"
                 " FROM unnest($2::text[]) AS q, generate_series(1, 8) AS n"
             )
-            queues = ["ext:acme:q", "media", "conversion", "generation", "webhooks"]
+            queues = ["ext:acme:q", "media", "conversion", "generation", "webhooks", "operations"]
             await rows.execute(fill, UUID(str(job)), queues)
             before = await acme.jobs()
             refused = await ask()

@@ -26,9 +26,9 @@ OPENS: dict[str, str] = {
     "runs:read": """listRuns getRun streamRunEvents explainRun listSchedules getSchedule listTemplates
         listTemplateVersions getTemplate listDeadLetters groupDeadLetters readRunLogs readRunStream""",
     "jobs:read": """listJobs getJob explainJob streamJobEvents readJobLogs readJobStream listDeadLetters
-        groupDeadLetters""",
-    "jobs:operate": "cancelJob retryJob replayDeadLetter replayDeadLetters",
-    "jobs:delete": "deleteJob",
+        groupDeadLetters listOperations getOperation listRefusals""",
+    "jobs:operate": "cancelJob retryJob replayDeadLetter replayDeadLetters createOperation",
+    "jobs:delete": "deleteJob createOperation",
     "templates:write": "createTemplate enableTemplate",
     "external:work": """claimExternal heartbeatExternal progressExternal completeExternal failExternal
         acknowledgeCancelExternal announceExternalFiles""",

@@ -144,7 +144,7 @@ async def test_pinned_work_is_done_by_a_worker_with_its_label_and_by_no_other(
     assert (await rows.job(pinned.id))["status"] == "pending"
     labelled = {"worker_labels": "south, north", "poll_seconds": 0.1, "work_dir": str(tmp_path / "labelled")}
     async with Worker(settings.model_copy(update=labelled), pipelines()) as second, asyncio.timeout(SECONDS):
-        assert second.queues == {"default", "default@south", "default@north"}
+        assert second.queues >= {"default", "default@south", "default@north"}
         while not (row := await rows.job(pinned.id))["finished_at"]:
             await asyncio.sleep(0.02)
     assert row["status"] == "succeeded"

@@ -38,13 +38,13 @@ async def test_inline_queues_are_served_while_the_handlers_of_isolated_ones_load
     await jobs.submit(rows.connection, [isolated])
     await jobs.submit(rows.connection, [inline])
     async with starting(settings, tmp_path, "late") as worker:
-        assert worker.queues == {"late-inline"}
-        assert await registered(rows, worker.id) == {"late-inline"}
+        assert worker.queues == {"late-inline", "operations"}
+        assert await registered(rows, worker.id) == {"late-inline", "operations"}
         assert (await end_of(rows, inline.id))["status"] == "succeeded"
-        assert worker.queues == {"late-inline"}
+        assert worker.queues == {"late-inline", "operations"}
         assert (await rows.job(isolated.id))["started_at"] is None
         await worker.complete.wait()
-        assert worker.queues == {"late-inline", "late-isolated"}
+        assert worker.queues == {"late-inline", "late-isolated", "operations"}
         assert await registered(rows, worker.id) == worker.queues
         assert (await end_of(rows, isolated.id))["status"] == "succeeded"
 
@@ -74,7 +74,7 @@ async def test_isolated_queues_whose_handlers_load_while_the_worker_registers_ar
     await jobs.submit(rows.connection, [job])
     async with starting(settings, tmp_path, "late") as worker:
         assert (await end_of(rows, job.id))["status"] == "succeeded"
-        assert worker.queues == {"late-inline", "late-isolated"}
+        assert worker.queues == {"late-inline", "late-isolated", "operations"}
 
 
 async def test_handlers_that_do_not_load_end_the_worker_but_not_what_it_runs(
@@ -87,7 +87,7 @@ async def test_handlers_that_do_not_load_end_the_worker_but_not_what_it_runs(
         with pytest.raises(DeclarationError, match="a library is missing"):
             async with asyncio.timeout(20):
                 await worker.failed()
-        assert worker.queues == {"late-inline"}
+        assert worker.queues == {"late-inline", "operations"}
         ended = await rows.job(long.id)
         assert ended["status"] == "succeeded"
     assert await rows.connection.fetchval("SELECT max(attempt) FROM task WHERE job_id = $1", long.id) == 1
@@ -102,5 +102,5 @@ async def test_a_worker_that_is_told_to_drain_while_it_starts_takes_no_more(
         isolated = jobs.NewJob(late_handlers.isolated, "t")
         await jobs.submit(rows.connection, [isolated])
         await asyncio.sleep(0.3)
-        assert worker.queues == {"late-inline"}
+        assert worker.queues == {"late-inline", "operations"}
         assert (await rows.job(isolated.id))["started_at"] is None

@@ -202,9 +202,12 @@ class InlineAttempt:
         async with self._pool.acquire() as connection:
             return await note_of(connection, self.task_id)
 
-    async def remember(self, note: Mapping[str, Any]) -> None:
-        async with self._pool.acquire() as connection:
+    async def remember(self, note: Mapping[str, Any], connection: Connection | None = None) -> None:
+        if connection is not None:
             await notes.remember(connection, self.lease, note)
+            return
+        async with self._pool.acquire() as own:
+            await notes.remember(own, self.lease, note)
 
 
 def _params(pipeline: Pipeline, claimed: Claimed) -> Any:

@@ -14,7 +14,14 @@ from typing import Any, TypeVar
 from leasehold.db.database import Connection
 from leasehold.domain.errors import DeclarationError, StoreError, StoreUnavailable
 from leasehold.domain.kind import Kind
-from leasehold.kinds.housekeeping import Forgetting, HousekeepingContext, Tidying, Turn, housekeeping_of
+from leasehold.kinds.housekeeping import (
+    Forgetting,
+    HousekeepingContext,
+    Tidying,
+    Turn,
+    hooks_before_jobs_go,
+    housekeeping_of,
+)
 from leasehold.limits import uploads
 from leasehold.limits.uploads import Acquire
 from leasehold.settings import Settings
@@ -90,8 +97,7 @@ class Housekeeping:
             await self._store.delete(*[stored.key async for stored in self._store.list(job.prefix + "/")])
 
         async def forget(connection: Connection, units: Sequence[sweeps.Forgettable]) -> None:
-            before = [kind.before_jobs_go for kind in self._of_kinds if kind.before_jobs_go is not None]
-            await sweeps.forget_jobs(connection, [job.job_id for job in units], before)
+            await sweeps.forget_jobs(connection, [job.job_id for job in units], hooks_before_jobs_go(self._of_kinds))
 
         units = await self._read(sweeps.forgettable_jobs)
         return await self._forget(sweeps.RETENTION, units, lambda job: job.job_id, delete_objects, forget)

@@ -1,0 +1,183 @@
+"""Submits bulk operations and previews them. The endpoints and the console call `submit` and `preview`.
+
+An operation is bound when it is submitted: to the jobs that exist by then, and to the kinds that the key's scopes
+allow.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from leasehold.api.auth import audit
+from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE
+from leasehold.api.http.idempotent import Answer, once
+from leasehold.api.http.responses import encoded, follow_up
+from leasehold.api.jobs.access import sight_of
+from leasehold.api.jobs.schemas import NewOperation
+from leasehold.api.jobs.view import summary
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services
+from leasehold.broker.outbox import Announcement
+from leasehold.db import job_lists, operation_reads
+from leasehold.db.database import Connection, lock_name
+from leasehold.db.idempotency import fingerprint
+from leasehold.db.job_lists import Bound, Listing, Scope
+from leasehold.db.job_reads import Row
+from leasehold.domain.errors import Conflict, Forbidden
+from leasehold.domain.job_filter import InvalidFilter, JobFilter, parse
+from leasehold.domain.states import JobState
+from leasehold.limits.admission import queues_of
+from leasehold.pipelines.operations.pipeline import OPERATION, Action, Operation, bound_of, bulk_operation
+from leasehold.pipelines.operations.progress import progress_of
+from leasehold.transitions import jobs
+from leasehold.transitions.jobs import NewJob
+
+#: Jobs that a preview shows.
+EXAMPLES = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """The answer with the operation's JSON, and the RateLimit fields."""
+
+    answer: Answer
+    fields: dict[str, str]
+
+
+def _checked(services: Services, caller: Caller, wish: NewOperation, now: datetime) -> tuple[JobFilter, Scope]:
+    """The filter, and whose jobs of which kinds the operation may act on. Raises Forbidden and InvalidFilter."""
+    scope = JOBS_DELETE if wish.action == "delete" else JOBS_OPERATE
+    if scope not in caller.scopes:
+        raise Forbidden("insufficient_scope", f"The API key lacks the scope {scope}.")
+    try:
+        wanted = parse(wish.filter, now)
+        _check_terms(services, wanted, wish.action)
+    except InvalidFilter as error:
+        error.pointer = "#/filter"
+        raise
+    sight = sight_of(services, caller, write=True, kind=wanted.kind)
+    pipelines = tuple(name for name in sight.pipelines if name not in {p.name for p in OPERATION.pipelines})
+    if not sight.runs and not pipelines:
+        raise Forbidden("insufficient_scope", "The API key lacks the scopes of the kinds of these jobs.")
+    of_tenant = sight.tenant_id if sight.tenant_id is not None else wanted.tenant
+    kinds = services.job_kinds
+    return wanted, Scope(of_tenant, pipelines, sight.runs, kinds.others, kinds.owned)
+
+
+def _check_terms(services: Services, wanted: JobFilter, action: Action) -> None:
+    if not wanted.positions:
+        raise wanted.refused("", "Name at least one term: `created:>0s` finds every job.")
+    if wanted.kind is not None and services.job_kinds.named(wanted.kind) is None:
+        raise wanted.refused("kind", f"There is no kind {wanted.kind}.")
+    if wanted.kind == OPERATION.name:
+        raise wanted.refused("kind", "An operation does not act on operations: cancel them one by one.")
+    if action == "retry" and wanted.status not in (None, JobState.FAILED):
+        raise wanted.refused("status", "Only failed jobs can be retried.")
+
+
+async def preview(services: Services, caller: Caller, wish: NewOperation) -> dict[str, Any]:
+    """What the operation would act on now: a count, and the newest jobs as examples. Raises as `submit`."""
+    now = datetime.now(UTC)
+    wanted, scope = _checked(services, caller, wish, now)
+    bound = Bound(now, bound_of(wish.action))
+    rows: list[Row] = []
+    async with services.pool.acquire() as connection:
+        n, exact = await job_lists.count(connection, Listing(scope, wanted, bound=bound))
+        if n:
+            page = await job_lists.page(connection, Listing(scope, wanted, bound=bound), EXAMPLES)
+            rows = list(page.rows)
+    examples = [summary(row, services.job_kinds.of(row["pipeline"], is_run=row["is_run"])) for row in rows]
+    return {
+        "dry_run": True,
+        "action": wish.action,
+        "filter": wish.filter,
+        "total": {"n": n, "exact": exact},
+        "examples": examples,
+    }
+
+
+async def submit(
+    services: Services, caller: Caller, wish: NewOperation, idempotency_key: str | None = None, trace: Any = None
+) -> Submitted:
+    """Write the operation. Raises Forbidden `insufficient_scope`, InvalidFilter, Conflict `too_many_operations`, and
+    what a submission raises.
+    """
+    hints: list[Announcement] = []
+    fields: dict[str, str] = {}
+
+    async def work(connection: Connection) -> Answer:
+        now: datetime = await connection.fetchval("SELECT clock_timestamp()")
+        _, scope = _checked(services, caller, wish, now)
+        at_most = services.settings.operations_per_tenant
+        await lock_name(connection, f"operations of {caller.tenant_id}")
+        if await operation_reads.unfinished(connection, caller.tenant_id) >= at_most:
+            raise Conflict(
+                "too_many_operations", f"A tenant has at most {at_most} unfinished operations: cancel one, or wait."
+            )
+        new = NewJob(
+            bulk_operation,
+            caller.tenant_id,
+            params=_bound(caller, wish, scope, now).model_dump(mode="json"),
+            priority=0,
+            keep_seconds=services.settings.retention_days * 86_400,
+            trace=trace,
+        )
+        queues = queues_of(caller.tenant_id, bulk_operation)
+        async with services.admission.submitting(connection, caller.payer, queues) as paid:
+            hints.extend(await jobs.submit(connection, [new]))
+        fields.update(paid.fields)
+        await audit.record(connection, caller, "operation.submitted", new.id, does=wish.action, filter=wish.filter)
+        row = await operation_reads.find(connection, caller.tenant_id, new.id)
+        assert row is not None
+        return Answer(202, encoded(view(row)))
+
+    request_hash = fingerprint(b"POST /v1/operations", wish.model_dump_json().encode())
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
+    await follow_up(services, hints)
+    return Submitted(answer, fields)
+
+
+def _bound(caller: Caller, wish: NewOperation, scope: Scope, now: datetime) -> Operation:
+    return Operation(
+        action=wish.action,
+        filter=wish.filter,
+        at=now,
+        of_tenant=scope.tenant_id,
+        pipelines=tuple(scope.pipelines),
+        runs=scope.runs,
+        client_id=caller.client_id,
+        payer_key=caller.quota_key,
+        canary=wish.canary,
+        rate=wish.rate,
+        reason=wish.reason,
+    )
+
+
+def view(row: Row) -> dict[str, Any]:
+    """The JSON of an operation."""
+    operation = Operation.model_validate(row["params"])
+    progress = progress_of(row["note"] or {})
+    ended_well = row["status"] == JobState.SUCCEEDED
+    view = {
+        "id": row["id"],
+        "action": operation.action,
+        "filter": operation.filter,
+        "status": row["status"],
+        "tenant_id": row["tenant_id"],
+        "by": f"client {operation.client_id}",
+        "reason": operation.reason,
+        "rate": operation.rate,
+        "canary": {"jobs": operation.canary, "passed": progress.canary.passed} if operation.canary else None,
+        "total": progress.total and progress.total.model_dump(),
+        "acted": progress.acted,
+        "refused": progress.refused,
+        "refused_by_code": progress.codes,
+        "percent": 100.0 if ended_well else round(progress.percent, 1),
+        "error": row["error"],
+        "created_at": row["created_at"],
+        "started_at": row["started_at"],
+        "finished_at": row["finished_at"],
+    }
+    return {name: value for name, value in view.items() if value is not None}

@@ -1,0 +1,117 @@
+"""/v1/operations: cancel, retry or delete every job that a filter finds."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.edge import identity_of
+from leasehold.api.http.idempotent import IdempotencyKey
+from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
+from leasehold.api.http.responses import json_response
+from leasehold.api.jobs.access import tenant_of
+from leasehold.api.jobs.operating import preview, submit, view
+from leasehold.api.jobs.schemas import NewOperation, OperationAnswer, OperationList, OperationPreview, RefusalList
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.db import operation_reads
+from leasehold.db.job_reads import Row
+from leasehold.domain.errors import NotFound
+
+router = APIRouter(tags=["operations"], prefix="/v1/operations", route_class=CallerFirst)
+Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
+Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE, or_else=JOBS_DELETE))]
+_MISSING = {HTTPStatus.NOT_FOUND: "`operation_not_found`"}
+
+
+@router.post(
+    "",
+    operation_id="createOperation",
+    summary="Cancel, retry or delete every job that a filter finds",
+    description="The answer is 202 with the operation, a job of the kind `operation`: workers do it, in small "
+    "batches. `POST /v1/jobs/{id}/cancel` aborts it. It acts on jobs that exist now, and never on one that is created "
+    "later; a retry acts on jobs that have failed by now, a cancel on unfinished jobs. `dry_run` changes nothing: the "
+    "answer is 200 with a count and examples. A delete needs `jobs:delete`, the others `jobs:operate`; all need the "
+    "scopes of the kinds, and act on no other kinds.",
+    status_code=202,
+    response_model=OperationAnswer,
+    responses=problems({
+        HTTPStatus.CONFLICT: "`too_many_operations`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_filter`: `position` says at which character",
+        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
+    }) | {200: {"model": OperationPreview, "description": "What a `dry_run` found."}},
+)  # fmt: skip
+async def create_operation(
+    request: Request, body: NewOperation, caller: Operator, idempotency_key: IdempotencyKey = None
+) -> Response:
+    services = services_of(request)
+    if body.dry_run:
+        return json_response(await preview(services, caller, body))
+    submitted = await submit(services, caller, body, idempotency_key, identity_of(request).trace)
+    return json_response(submitted.answer.body, submitted.answer.status_code, submitted.fields)
+
+
+@router.get(
+    "",
+    operation_id="listOperations",
+    summary="List bulk operations, newest first",
+    response_model=OperationList,
+    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`"}),
+)
+async def list_operations(
+    request: Request, caller: Reader, cursor: IdCursor = None, limit: Annotated[int, Query(ge=1, le=100)] = 50
+) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        rows = await operation_reads.newest(connection, caller.tenant_id, id_at(cursor), limit + 1)
+    more = cursor_of(rows[limit - 1]["id"]) if len(rows) > limit else None
+    return json_response({"operations": [view(row) for row in rows[:limit]], "next_cursor": more})
+
+
+@router.get(
+    "/{operation_id}",
+    operation_id="getOperation",
+    summary="Get a bulk operation and its progress",
+    response_model=OperationAnswer,
+    responses=problems(_MISSING),
+)
+async def get_operation(request: Request, operation_id: UUID, caller: Reader) -> Response:
+    return json_response(view(await _find(services_of(request), caller, operation_id)))
+
+
+@router.get(
+    "/{operation_id}/refusals",
+    operation_id="listRefusals",
+    summary="List the jobs that a bulk operation could not act on",
+    description="Each with its code. An operation keeps at most LEASEHOLD_OPERATION_REFUSALS of them, and counts all.",
+    response_model=RefusalList,
+    responses=problems(_MISSING | {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`"}),
+)
+async def list_refusals(
+    request: Request,
+    operation_id: UUID,
+    caller: Reader,
+    cursor: IdCursor = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Response:
+    services = services_of(request)
+    operation = await _find(services, caller, operation_id)
+    async with services.pool.acquire() as connection:
+        rows = await operation_reads.refusals(
+            connection, operation["tenant_id"], operation_id, id_at(cursor), limit + 1
+        )
+    more = cursor_of(rows[limit - 1]["job_id"]) if len(rows) > limit else None
+    return json_response({"refusals": [dict(row) for row in rows[:limit]], "next_cursor": more})
+
+
+async def _find(services: Services, caller: Caller, operation_id: UUID) -> Row:
+    async with services.pool.acquire() as connection:
+        row = await operation_reads.find(connection, tenant_of(caller), operation_id)
+    if row is None:
+        raise NotFound("operation_not_found", "There is no such operation.")
+    return row

@@ -1,0 +1,59 @@
+"""What actions need of the process, and the job that they act on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
+from leasehold.db.job_reads import Row
+from leasehold.evaluation.templates import Templates
+from leasehold.kinds.housekeeping import BeforeJobsGo
+from leasehold.kinds.operations import JobKind, JobKinds
+from leasehold.settings import Settings
+from leasehold.transitions import webhooks
+
+
+@dataclass(frozen=True, slots=True)
+class Actions:
+    """`opened`: what the kinds of work opened for their endpoints. `before_jobs_go`: the hooks of all kinds."""
+
+    settings: Settings
+    templates: Templates
+    kinds: JobKinds
+    opened: Mapping[str, Any]
+    before_jobs_go: Sequence[BeforeJobsGo] = ()
+
+    async def dispatch(self, connection: Connection, job_id: UUID) -> list[Announcement]:
+        """Write the deliveries that the job's end still owes, before its row changes again or goes. Returns hints to
+        publish.
+        """
+        pipeline = self.templates.pipelines.find("webhook")
+        if pipeline is None:
+            return []
+        keep_seconds = self.settings.retention_days * 86_400
+        return await webhooks.dispatch(connection, pipeline, keep_seconds, self.kinds.subjects, job_id=job_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """A job to act on. `row`: id, tenant_id, pipeline, status, params, priority, exclusive_key and the columns of its
+    run. `queue`: of its first step.
+    """
+
+    row: Row
+    kind: JobKind
+    queue: str
+
+    @property
+    def id(self) -> UUID:
+        job_id: UUID = self.row["id"]
+        return job_id
+
+    @property
+    def tenant_id(self) -> str:
+        tenant_id: str = self.row["tenant_id"]
+        return tenant_id

@@ -1,0 +1,92 @@
+"""Makes a failed job run again. The job waits as a new job does: at its own limits and at the declared limits. A run
+also waits for the other runs of its scope.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import asyncpg
+
+from leasehold.actions.context import Actions, Target
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Conflict
+from leasehold.evaluation.templates import TemplateVersion
+from leasehold.kinds.operations import RUN, FailedJob, SecondLife
+from leasehold.transitions import jobs, limits, runs
+from leasehold.transitions.jobs import AdmissionTerms
+from leasehold.transitions.runs import CreatedRun, NewRun
+
+
+async def template_of(actions: Actions, connection: Connection, target: Target) -> TemplateVersion | None:
+    """The template of a run. None: the job is of another kind. Raises NotFound `template_not_found`."""
+    row = target.row
+    if not row["is_run"]:
+        return None
+    return await actions.templates.of_run(connection, target.tenant_id, row["template"], row["version"])
+
+
+async def revive(
+    actions: Actions,
+    connection: Connection,
+    target: Target,
+    template_version: TemplateVersion | None,
+    params: dict[str, Any] | None = None,
+    from_step: str | None = None,
+) -> CreatedRun | None:
+    """Make the failed job pending again, inside the caller's transaction. None: the job is not failed any more.
+
+    It first writes the webhook deliveries of the failure, because afterwards the job's row no longer shows the failure.
+    Raises as `runs.revive`, and Conflict `pipeline_not_served`, `same_key_running`.
+    """
+    hints = await actions.dispatch(connection, target.id)
+    if template_version is not None:
+        effects = await runs.revive(connection, _new_run(target, template_version, params), params, from_step)
+    else:
+        effects = await _revive_other(actions, connection, target, from_step)
+    return None if effects is None else replace(effects, hints=[*hints, *effects.hints])
+
+
+def _new_run(target: Target, template_version: TemplateVersion, params: dict[str, Any] | None) -> NewRun:
+    row = target.row
+    return NewRun(
+        template_version=template_version,
+        tenant_id=target.tenant_id,
+        params=row["params"] if params is None else params,
+        scope=row["scope"],
+        scope_id=row["scope_id"],
+        priority=row["priority"],
+        id=target.id,
+    )
+
+
+async def _revive_other(
+    actions: Actions, connection: Connection, target: Target, from_step: str | None
+) -> CreatedRun | None:
+    """As `revive`, for a job that is no run."""
+    row, tenant_id = target.row, target.tenant_id
+    pipeline = actions.kinds.pipeline(row["pipeline"])
+    if pipeline is None:
+        raise Conflict("pipeline_not_served", "This installation no longer has the job's pipeline.")
+    retry_terms = _terms_of_retry(actions, target)
+    params = row["params"] if retry_terms.params is None else retry_terms.params
+    all_limits = [*retry_terms.limits, *await limits.declared(connection, tenant_id, pipeline, params)]
+    terms = AdmissionTerms(all_limits, row["exclusive_key"])
+    try:
+        async with connection.transaction():  # a savepoint
+            hints = await jobs.replay(connection, target.id, tenant_id, retry_terms.params, from_step, terms)
+    except asyncpg.UniqueViolationError as error:
+        if error.constraint_name not in runs.KEYS:
+            raise
+        raise Conflict("same_key_running", "Another job with the same key is unfinished.") from None
+    names = [(limit.tenant_id, limit.key) for limit in all_limits]
+    return None if hints is None else CreatedRun(target.id, hints, names)
+
+
+def _terms_of_retry(actions: Actions, target: Target) -> SecondLife:
+    before_retry = target.kind.operations.before_retry
+    if before_retry is None or target.kind.name == RUN:
+        return SecondLife()
+    job = FailedJob(target.tenant_id, target.row["params"], target.queue.partition("@")[2] or None)
+    return before_retry(actions.settings, actions.opened.get(target.kind.name), job)

@@ -1,0 +1,58 @@
+"""`leasehold operations`: the bulk operations that `leasehold jobs retry|cancel|delete --filter` submits."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from leasehold.cli.answers import AsJson, api_client, console, show, table
+
+app = typer.Typer(no_args_is_help=True, help="Bulk operations: see, follow, abort.")
+OperationId = Annotated[str, typer.Argument(help="The operation's id.")]
+_SHOWN = ("id", "action", "filter", "status", "by", "rate", "canary", "total", "acted", "refused", "percent", "error")
+
+
+@app.command("list")
+def list_operations(
+    limit: Annotated[int, typer.Option(help="At most 100.")] = 20,
+    cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List bulk operations, the newest first."""
+    with api_client() as client:
+        answer = client.get("/v1/operations", limit=limit, cursor=cursor)
+
+    def print_summary() -> None:
+        columns = ("id", "action", "filter", "status", "acted", "refused", "percent", "created_at")
+        table(answer["operations"], *columns)
+        if answer["next_cursor"] is not None:
+            console.print(f"more: --cursor {answer['next_cursor']}", highlight=False)
+
+    show(answer, as_json, print_summary)
+
+
+@app.command("show")
+def show_operation(operation: OperationId, as_json: AsJson = False) -> None:
+    """Show how far an operation is, and the newest jobs that it could not act on."""
+    with api_client() as client:
+        answer = client.get(f"/v1/operations/{operation}")
+        refusals = client.get(f"/v1/operations/{operation}/refusals") if answer["refused"] else {"refusals": []}
+
+    def print_summary() -> None:
+        for name in _SHOWN:
+            if answer.get(name) is not None:
+                console.print(f"{name:10}{answer[name]}", highlight=False, markup=False)
+        if refusals["refusals"]:
+            table(refusals["refusals"], "job_id", "code", "detail", "at")
+
+    show(answer | refusals, as_json, print_summary)
+
+
+@app.command("abort")
+def abort_operation(operation: OperationId, as_json: AsJson = False) -> None:
+    """Stop an operation. What it did stays done."""
+    with api_client() as client:
+        client.get(f"/v1/operations/{operation}")  # the id of another job is refused
+        answer = client.post(f"/v1/jobs/{operation}/cancel")
+    show(answer, as_json, lambda: console.print(answer["status"]))

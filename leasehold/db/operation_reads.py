@@ -1,0 +1,60 @@
+"""The reads of bulk operations: each is a job of the pipeline `bulk_operation`, and the note of its step says how far
+it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from leasehold.db.database import Connection
+from leasehold.db.job_reads import LIVES, Row
+
+_COLUMNS = """
+j.id, j.tenant_id, j.status, j.params, j.error, j.cancel, j.created_at, j.started_at, j.finished_at, j.event_seq,
+(SELECT n.value FROM task t JOIN note n ON n.task_id = t.id WHERE t.job_id = j.id) AS note
+"""
+
+FIND = f"""
+-- operation_find
+SELECT {_COLUMNS} FROM job j
+WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND j.pipeline = 'bulk_operation' AND {LIVES}
+"""
+
+LIST = f"""
+-- operation_list
+SELECT {_COLUMNS} FROM job j
+WHERE j.tenant_id = $1 AND j.pipeline = 'bulk_operation' AND ($2::uuid IS NULL OR j.id < $2) AND {LIVES}
+ORDER BY j.id DESC LIMIT $3
+"""
+
+REFUSALS = """
+-- operation_refusals
+SELECT r.job_id, r.code, r.detail, r.at FROM operation_refusal r
+WHERE r.operation_id = $1 AND r.tenant_id = $2 AND ($3::uuid IS NULL OR r.job_id < $3)
+ORDER BY r.job_id DESC LIMIT $4
+"""
+
+
+async def find(connection: Connection, tenant_id: str | None, operation_id: UUID) -> Row | None:
+    """`tenant_id` None: of any tenant."""
+    return await connection.fetchrow(FIND, operation_id, tenant_id)
+
+
+async def newest(connection: Connection, tenant_id: str, before: UUID | None, limit: int) -> Sequence[Row]:
+    return await connection.fetch(LIST, tenant_id, before, limit)
+
+
+async def refusals(
+    connection: Connection, tenant_id: str, operation_id: UUID, before: UUID | None, limit: int
+) -> Sequence[Row]:
+    """By descending job id. `tenant_id`: of the operation."""
+    return await connection.fetch(REFUSALS, operation_id, tenant_id, before, limit)
+
+
+async def unfinished(connection: Connection, tenant_id: str) -> int:
+    n: int = await connection.fetchval(
+        "SELECT count(*) FROM job j WHERE j.tenant_id = $1 AND j.pipeline = 'bulk_operation' AND j.finished_at IS NULL",
+        tenant_id,
+    )
+    return n

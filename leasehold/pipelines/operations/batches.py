@@ -1,0 +1,140 @@
+"""One batch of an operation: a transaction that acts on a few jobs of one tenant."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from leasehold.actions import ending
+from leasehold.actions.context import Target
+from leasehold.actions.ending import Effects
+from leasehold.actions.retrying import revive, template_of
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Conflict, Invalid, NotFound
+from leasehold.limits.admission import Payer, queues_waited_in
+from leasehold.pipelines.operations.context import OperationContext
+from leasehold.pipelines.operations.pipeline import Operation
+from leasehold.runtime.transient import may_try_again
+from leasehold.transitions import concurrency, operations
+from leasehold.transitions.concurrency import ConcurrencyLimitName
+from leasehold.transitions.endings import JobEnded
+from leasehold.transitions.operations import Refusal
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a batch did. `busy`: targets that another transaction held. After the commit count `ended`, and admit jobs
+    at `limits`, which the jobs `departed` have left.
+    """
+
+    acted: list[UUID] = field(default_factory=list)
+    refusals: list[Refusal] = field(default_factory=list)
+    busy: list[UUID] = field(default_factory=list)
+    ended: list[JobEnded] = field(default_factory=list)
+    limits: set[ConcurrencyLimitName] = field(default_factory=set)
+    departed: list[UUID] = field(default_factory=list)
+
+
+async def act_on(
+    context: OperationContext, connection: Connection, operation: Operation, job_ids: Sequence[UUID], tenant_id: str
+) -> Outcome:
+    """Act on jobs of one tenant, in the caller's transaction. Raises TooMany if a limit of the tenant is full: roll
+    back then, and come back later or with fewer.
+    """
+    if operation.action == "retry":
+        return await _retry_charged(context, connection, operation, job_ids, tenant_id)
+    rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
+    outcome = Outcome(busy=busy)
+    targets = [_target(context, row) for row in rows]
+    if targets:
+        ids = [target.id for target in targets]
+        outcome.limits |= set(await concurrency.limits_of(connection, ids))
+        act = _cancel if operation.action == "cancel" else _delete
+        await act(context, connection, operation, targets, outcome)
+        outcome.departed += outcome.acted
+    return outcome
+
+
+def _target(context: OperationContext, row: asyncpg.Record) -> Target:
+    kind = context.actions.kinds.of(row["pipeline"], is_run=row["is_run"])
+    return Target(row, kind, row["queue"] or "")
+
+
+async def _cancel(
+    context: OperationContext, connection: Connection, operation: Operation, targets: Sequence[Target], outcome: Outcome
+) -> None:
+    by = f"client {operation.client_id}"
+    effects = await ending.cancel(context.actions, connection, targets, operation.reason, by)
+    outcome.ended += effects.ended
+    for target in targets:
+        if target.id in effects.states:
+            outcome.acted.append(target.id)
+        else:  # it is locked, and was a target: nothing else can have kept it from being cancelled
+            sentence = "The template of this job does not support cancelling."
+            outcome.refusals.append(Refusal(target.id, "cancel_not_supported", sentence))
+
+
+async def _delete(
+    context: OperationContext, connection: Connection, operation: Operation, targets: Sequence[Target], outcome: Outcome
+) -> None:
+    """Their objects and rows go by retention: an operation that waited for the store would take hours."""
+    for target in targets:
+        effects = Effects()
+
+        async def delete(target: Target = target, effects: Effects = effects) -> None:
+            await ending.delete(context.actions, connection, target, f"client {operation.client_id}", effects)
+
+        if await _alone(connection, target, outcome, delete):
+            outcome.ended += effects.ended
+
+
+async def _retry_charged(
+    context: OperationContext, connection: Connection, operation: Operation, job_ids: Sequence[UUID], tenant_id: str
+) -> Outcome:
+    """Each retry is charged as a submission. The rates are locked first, as by every submission."""
+    payer = Payer(tenant_id, operation.payer_key)
+    async with context.admission.submitting(connection, payer, {}, len(job_ids)) as paid:
+        rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
+        outcome = Outcome(busy=busy)
+        for row in rows:
+            target = _target(context, row)
+
+            async def retry(target: Target = target) -> None:
+                template_version = await template_of(context.actions, connection, target)
+                effects = await revive(context.actions, connection, target, template_version)
+                if effects is None:  # it is locked, and had failed
+                    raise Conflict("resource_invalid_state", "The job's state does not allow this.")
+                outcome.limits |= set(effects.limits)
+                outcome.departed += effects.departed
+                outcome.ended += effects.ended
+                if context.settings.queue_depth_limit is not None:
+                    paid.queues |= await queues_waited_in(connection, target.id)
+
+            await _alone(connection, target, outcome, retry)
+        await context.admission.refund(connection, payer, len(job_ids) - len(outcome.acted))
+    return outcome
+
+
+async def _alone(connection: Connection, target: Target, outcome: Outcome, act: Callable[[], Awaitable[None]]) -> bool:
+    """`act` on one job, and note what became of it: one that is refused, or has an odd row, holds up no other."""
+    try:
+        async with connection.transaction():  # a savepoint
+            await act()
+    except (Conflict, Invalid, NotFound) as error:
+        outcome.refusals.append(Refusal(target.id, error.code, error.message))
+        return False
+    except (asyncpg.PostgresError, ValueError, KeyError, TypeError) as error:
+        if connection.is_closed() or may_try_again(error):
+            raise
+        log.exception("an operation could not act on a job", target=str(target.id))
+        sentence = f"{type(error).__name__}; the worker's log has more"
+        outcome.refusals.append(Refusal(target.id, "unforeseen", sentence))
+        return False
+    outcome.acted.append(target.id)
+    return True

@@ -1,0 +1,70 @@
+"""Declares the pipeline of bulk operations: one job for each, with one step that acts on batch after batch."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from leasehold.domain.kind import Kind, Scopes
+from leasehold.domain.pipeline import Pipeline, RunTerms, Step
+
+Action = Literal["cancel", "retry", "delete"]
+
+
+def bound_of(action: Action) -> Literal["failed", "unfinished"] | None:
+    """The state that a job must have to be a target."""
+    states: dict[str, Literal["failed", "unfinished"]] = {"retry": "failed", "cancel": "unfinished"}
+    return states.get(action)
+
+
+#: After an error: the database was away, or a bug. What an operation did before the error stays done.
+_RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (1, 5, 30, 60))
+
+
+class Operation(BaseModel):
+    """The parameters of an operation, as they were bound when it was submitted.
+
+    `at`: no job that was created later is a target; ages in the filter count from it. `of_tenant`: whose jobs; None: of
+    all tenants. `pipelines` and `runs`: the kinds that the key's scopes allowed. `payer_key`: the quota key that
+    retries are charged to. `canary`: how many jobs go first; 0: none. `rate`: jobs a second at most.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    action: Action
+    filter: str
+    at: datetime
+    of_tenant: str | None
+    pipelines: tuple[str, ...]
+    runs: bool
+    client_id: str
+    payer_key: str | None = None
+    canary: int = Field(0, ge=0)
+    rate: int | None = Field(None, ge=1)
+    reason: str = ""
+
+
+bulk_operation = Pipeline(
+    "bulk_operation",
+    module="leasehold.pipelines.operations.steps",
+    params=Operation,
+    steps=[
+        Step(
+            "act",
+            queue="operations",
+            max_attempts=100,
+            retry_ladder=_RETRY_LADDER,
+            timeout=timedelta(seconds=60),
+        )
+    ],
+    terms=RunTerms(offered=False, unlimited=True),
+)
+
+OPERATION = Kind(
+    "operation",
+    pipelines=(bulk_operation,),
+    scopes=Scopes("jobs:read", "jobs:operate"),
+    redacted=frozenset({"payer_key"}),
+)

@@ -1,0 +1,73 @@
+"""How far an operation is: the note of its step. Each batch commits the note together with what it did."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+from uuid import UUID
+
+from pydantic import BaseModel, Field
+
+from leasehold.transitions.operations import Refusal
+
+
+class Count(BaseModel):
+    """How many jobs matched when the operation began. `exact` False: an estimate."""
+
+    n: int
+    exact: bool
+
+
+class Busy(BaseModel):
+    """A target that another transaction held. `tries`: how often the operation came back to it."""
+
+    job_id: UUID
+    tenant_id: str
+    tries: int = 0
+
+
+class Canary(BaseModel):
+    """`until`: a Unix time; the jobs must have ended well by then. `passed` None: not known yet."""
+
+    job_ids: list[UUID] = Field(default_factory=list)
+    until: float | None = None
+    passed: bool | None = None
+
+
+class Progress(BaseModel):
+    """`before`: the walk goes on below this id; None: it has not begun, or (`walked`) it has come to its end.
+    `next_at`: a Unix time; the rate allows the next job then.
+    """
+
+    total: Count | None = None
+    acted: int = 0
+    refused: int = 0
+    codes: dict[str, int] = Field(default_factory=dict)
+    before: UUID | None = None
+    walked: bool = False
+    busy: list[Busy] = Field(default_factory=list)
+    canary: Canary = Field(default_factory=Canary)
+    next_at: float = 0.0
+
+    def note(self) -> dict[str, Any]:
+        return self.model_dump(mode="json")
+
+    @property
+    def done(self) -> int:
+        return self.acted + self.refused
+
+    @property
+    def percent(self) -> float:
+        if self.total is None or not self.total.n:
+            return 0.0
+        return min(100.0 * self.done / self.total.n, 99.9)
+
+    def count(self, acted: Sequence[UUID], refusals: Sequence[Refusal]) -> None:
+        self.acted += len(acted)
+        self.refused += len(refusals)
+        self.codes = dict(Counter(self.codes) + Counter(refusal.code for refusal in refusals))
+
+
+def progress_of(note: Mapping[str, Any]) -> Progress:
+    return Progress.model_validate(note)

@@ -1,0 +1,249 @@
+"""The handler of bulk operations. It walks over the jobs that the filter finds, newest first, in small batches.
+
+A batch and the note about it commit together, under the lease: so each target is acted on once, whatever dies. The
+step snoozes now and then, so that it holds no slot for hours and a worker can drain.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from time import monotonic, time
+from uuid import UUID
+
+from leasehold.db import job_lists
+from leasehold.db.database import Connection
+from leasehold.db.job_lists import Bound, Listing, Scope
+from leasehold.domain.attempt import Attempt
+from leasehold.domain.errors import Invalid, Permanent, TooMany
+from leasehold.domain.job_filter import parse
+from leasehold.domain.verdicts import Done, Snooze
+from leasehold.exporter.jobs import jobs_ended
+from leasehold.pipelines.operations.batches import Outcome, act_on
+from leasehold.pipelines.operations.context import OperationContext, open_operation_context
+from leasehold.pipelines.operations.pipeline import Operation, bound_of, bulk_operation
+from leasehold.pipelines.operations.progress import Busy, Count, Progress, progress_of
+from leasehold.transitions import concurrency, operations
+from leasehold.transitions.operations import Refusal
+
+#: An attempt snoozes after this many seconds.
+_TURN_SECONDS = 15.0
+#: A batch holds its locks about this long; it has at most so many jobs.
+_BATCH_SECONDS, _MAX_BATCH = 0.02, 100
+#: Targets that are read ahead, and rows that one such statement may read.
+_STRIDE, _MAX_READ = 500, 15_000
+#: A longer pause gives the slot back.
+_LONGEST_SLEEP = 1.0
+#: The operation comes back to a job that another transaction holds this often.
+_MAX_TRIES, _BUSY_SECONDS = 20, 0.5
+_CANARY_SECONDS = 1.0
+
+bulk_operation.opens_with_pipelines(open_operation_context)
+
+
+@bulk_operation.handles("act")
+async def act(attempt: Attempt) -> Done | Snooze:
+    """Act on one batch after the other, for at most `_TURN_SECONDS`."""
+    return await _Turn(attempt, progress_of(await attempt.note())).run()
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    """Jobs of one tenant. `before`: where the walk goes on after them; `walked`: they are its last. `again`: they were
+    held by another transaction before, and the walk stays where it is.
+    """
+
+    job_ids: Sequence[UUID]
+    tenant_id: str
+    before: UUID | None
+    walked: bool
+    again: bool = False
+
+
+class _Turn:
+    def __init__(self, attempt: Attempt, progress: Progress) -> None:
+        self._attempt, self._progress = attempt, progress
+        self._operation: Operation = attempt.params
+        self._context: OperationContext = attempt.opened
+        self._ends_at = monotonic() + _TURN_SECONDS
+        self._ahead: list[tuple[UUID, str]] = []
+        self._after_ahead: tuple[UUID | None, bool] = (None, False)
+        self._size = 8
+        highest = self._context.settings.operation_rate
+        self._rate = min(self._operation.rate or highest, highest)
+
+    async def run(self) -> Done | Snooze:
+        if self._progress.total is None:
+            async with self._attempt.connection() as connection:
+                n, exact = await job_lists.count(connection, self._listing())
+            self._progress.total = Count(n=n, exact=exact)
+        while True:
+            self._attempt.checkpoint()
+            if self._progress.canary.until is not None and self._progress.canary.passed is None:
+                if not await self._canary_ended():
+                    return self._snooze(_CANARY_SECONDS)
+                continue
+            batch = await self._next_batch()
+            if batch is None:
+                return Done(value=self._summary())
+            pause = self._pause_before(batch)
+            if pause > _LONGEST_SLEEP or monotonic() > self._ends_at:
+                return self._snooze(max(pause, 0.0))
+            if pause > 0:
+                await asyncio.sleep(pause)
+                self._attempt.checkpoint()
+            refused_for = await self._commit(batch)
+            if refused_for is not None:
+                return self._snooze(refused_for)
+            self._attempt.progress(self._progress.percent, f"{self._progress.done} jobs")
+
+    def _snooze(self, seconds: float) -> Snooze:
+        return Snooze(timedelta(seconds=seconds), self._progress.note())
+
+    def _summary(self) -> dict[str, object]:
+        return {"acted": self._progress.acted, "refused": self._progress.refused, "codes": self._progress.codes}
+
+    def _listing(self, max_read: int | None = None) -> Listing:
+        operation, kinds = self._operation, self._context.actions.kinds
+        try:
+            wanted = parse(operation.filter, operation.at)
+        except Invalid as error:  # a newer release accepted it
+            raise Permanent(error.code, error.message) from None
+        scope = Scope(operation.of_tenant, operation.pipelines, operation.runs, kinds.others, kinds.owned)
+        bound = Bound(operation.at, bound_of(operation.action))
+        return Listing(scope, wanted, self._progress.before, bound=bound, max_read=max_read)
+
+    # --- the next batch
+
+    async def _next_batch(self) -> _Batch | None:
+        """None: every target was acted on or refused."""
+        while not self._ahead and not self._progress.walked:
+            async with self._attempt.connection() as connection:
+                stride = await job_lists.stride(connection, self._listing(_MAX_READ), _STRIDE)
+            self._ahead = list(stride.targets)
+            self._after_ahead = (stride.before, stride.before is None)
+            if not self._ahead:
+                self._progress.before, self._progress.walked = self._after_ahead
+                self._attempt.checkpoint()
+        if self._progress.busy and (not self._ahead or len(self._progress.busy) >= _MAX_BATCH):
+            tenant_id = self._progress.busy[0].tenant_id
+            held = [busy.job_id for busy in self._progress.busy if busy.tenant_id == tenant_id]
+            return _Batch(held[: self._size], tenant_id, self._progress.before, self._progress.walked, again=True)
+        if not self._ahead:
+            return None
+        tenant_id = self._ahead[0][1]
+        job_ids = []
+        for job_id, whose in self._ahead[: self._allowed()]:
+            if whose != tenant_id:
+                break
+            job_ids.append(job_id)
+        is_last = len(job_ids) == len(self._ahead)
+        before, walked = self._after_ahead if is_last else (job_ids[-1], False)
+        return _Batch(job_ids, tenant_id, before, walked)
+
+    def _allowed(self) -> int:
+        """How many jobs the next batch may have: as many as the rate allows in a tenth of a second, and the canary."""
+        allowed: int = min(self._size, max(self._rate // 10, 1))
+        if self._operation.canary and self._progress.canary.passed is None:
+            allowed = min(allowed, max(self._operation.canary - self._progress.done, 1))
+        return allowed
+
+    def _pause_before(self, batch: _Batch) -> float:
+        return max(self._progress.next_at - time(), _BUSY_SECONDS if batch.again else 0.0)
+
+    # --- a batch
+
+    async def _commit(self, batch: _Batch) -> float | None:
+        """Act on the batch. Returns seconds to wait if a limit of the tenant has no room, even for one job."""
+        began = monotonic()
+        async with self._attempt.connection() as connection:
+            try:
+                async with connection.transaction():
+                    outcome = await act_on(self._context, connection, self._operation, batch.job_ids, batch.tenant_id)
+                    progress = self._after(batch, outcome)
+                    await self._report(connection, outcome)
+                    await self._attempt.remember(progress.note(), connection)
+            except (TooMany, Invalid) as error:  # a batch that exceeds a limit by itself is Invalid
+                if len(batch.job_ids) > 1:
+                    self._size = max(len(batch.job_ids) // 2, 1)
+                    return None
+                return error.retry_after or _LONGEST_SLEEP
+            self._progress = progress
+            if not batch.again:
+                del self._ahead[: len(batch.job_ids)]
+            self._adapt(len(batch.job_ids), monotonic() - began)
+            # The hints stand in the outbox: the relay publishes them.
+            if outcome.limits:
+                await concurrency.admit(connection, sorted(outcome.limits), outcome.departed)
+        jobs_ended(outcome.ended)
+        return None
+
+    def _adapt(self, jobs: int, seconds: float) -> None:
+        """Let the next batch take about `_BATCH_SECONDS`."""
+        fitting = int(jobs * _BATCH_SECONDS / max(seconds, 0.001))
+        self._size = max(1, min(fitting, 2 * self._size, _MAX_BATCH))
+
+    def _after(self, batch: _Batch, outcome: Outcome) -> Progress:
+        """The progress once the batch is committed. A job that was busy too often is refused."""
+        progress = self._progress.model_copy(deep=True)
+        tries = {busy.job_id: busy.tries for busy in progress.busy}
+        in_batch = set(batch.job_ids)
+        progress.busy = [busy for busy in progress.busy if busy.job_id not in in_batch]
+        for job_id in outcome.busy:
+            tried = tries.get(job_id, 0) + 1
+            if tried < _MAX_TRIES:
+                progress.busy.append(Busy(job_id=job_id, tenant_id=batch.tenant_id, tries=tried))
+            else:
+                sentence = "Another transaction held the job all the time."
+                outcome.refusals.append(Refusal(job_id, "job_busy", sentence))
+        progress.count(outcome.acted, outcome.refusals)
+        progress.before, progress.walked = batch.before, batch.walked
+        progress.next_at = max(progress.next_at, time()) + len(outcome.acted) / self._rate
+        self._advance_canary(progress, outcome)
+        return progress
+
+    def _advance_canary(self, progress: Progress, outcome: Outcome) -> None:
+        canary, size = progress.canary, self._operation.canary
+        if not size or canary.passed is not None:
+            return
+        canary.job_ids += outcome.acted
+        if progress.done >= size:
+            canary.until = time() + self._context.settings.operation_canary_seconds
+
+    async def _report(self, connection: Connection, outcome: Outcome) -> None:
+        """Record the refusals, as many as the setting keeps; all of them are counted."""
+        room = self._context.settings.operation_refusals - self._progress.refused
+        if outcome.refusals and room > 0:
+            await operations.record(connection, self._attempt.job_id, self._attempt.tenant_id, outcome.refusals[:room])
+
+    # --- the canary
+
+    async def _canary_ended(self) -> bool:
+        """Whether the canary jobs have ended, well. Raises Permanent if one was refused, failed, or takes too long: the
+        operation stops. A person who retries it then lets it go on.
+        """
+        canary = self._progress.canary
+        if self._progress.refused:
+            codes = ", ".join(sorted(self._progress.codes))
+            await self._stop("canary_refused", f"{self._progress.refused} of the canary jobs were refused: {codes}.")
+        if self._operation.action != "delete":
+            async with self._attempt.connection() as connection:
+                operation = self._operation
+                unfinished, bad = await operations.canary(
+                    connection, canary.job_ids, operation.of_tenant, operation.action
+                )
+            if bad:
+                await self._stop("canary_failed", f"{bad} of {len(canary.job_ids)} canary jobs did not succeed.")
+            if unfinished:
+                if time() > (canary.until or 0.0):
+                    await self._stop("canary_late", f"{unfinished} canary jobs had not ended in time.")
+                return False
+        canary.passed, canary.job_ids = True, []
+        return True
+
+    async def _stop(self, code: str, sentence: str) -> None:
+        self._progress.canary.passed = False
+        await self._attempt.remember(self._progress.note())
+        raise Permanent(code, sentence)

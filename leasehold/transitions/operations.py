@@ -1,0 +1,99 @@
+"""Bulk operations: the targets of a batch, locked, and the report of the jobs that an operation could not act on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from leasehold.db.database import Connection, unindexed
+from leasehold.db.job_reads import LIVES
+
+#: By action: the jobs that it may act on. $2: when the operation was submitted. A job that changed after the filter
+#: found it is no target any more.
+_STILL = {
+    "retry": unindexed(f"j.status = 'failed' AND j.finished_at <= $2::timestamptz AND {LIVES}"),
+    "cancel": unindexed("j.finished_at IS NULL AND j.status <> 'cancel_requested' AND j.created_at <= $2::timestamptz"),
+    "delete": unindexed(f"j.created_at <= $2::timestamptz AND {LIVES}"),
+}
+_COLUMNS = """j.id, j.tenant_id, j.pipeline, j.status, j.params, j.priority, j.exclusive_key,
+    r.job_id IS NOT NULL AS is_run, r.template, r.version, r.scope, r.scope_id,
+    (SELECT t.queue FROM task t WHERE t.job_id = j.id ORDER BY t.position, t.step LIMIT 1) AS queue"""
+
+
+def _lock(action: str) -> str:
+    return f"""
+-- operation_{action}
+SELECT {_COLUMNS} FROM job j LEFT JOIN run r ON r.job_id = j.id
+WHERE j.id = ANY($1::uuid[]) AND j.tenant_id = $3 AND {_STILL[action]}
+ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
+"""
+
+
+# By action. Jobs that another transaction holds are passed over: an operation waits for nobody while it holds locks.
+RETRIED, CANCELLED, DELETED = _lock("retry"), _lock("cancel"), _lock("delete")
+LOCK = {"retry": RETRIED, "cancel": CANCELLED, "delete": DELETED}
+_BUSY = {
+    action: f"SELECT j.id FROM job j WHERE j.id = ANY($1::uuid[]) AND j.tenant_id = $3 AND {still}"
+    for action, still in _STILL.items()
+}
+
+RECORD = """
+-- operation_refusals
+INSERT INTO operation_refusal (operation_id, job_id, tenant_id, code, detail)
+SELECT $1, r.job_id, $2, r.code, r.detail FROM unnest($3::uuid[], $4::text[], $5::text[]) AS r(job_id, code, detail)
+ON CONFLICT (operation_id, job_id) DO NOTHING
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A job that the operation did not act on. `code`: stable. `detail`: a sentence."""
+
+    job_id: UUID
+    code: str
+    detail: str
+
+
+async def lock(
+    connection: Connection, action: str, job_ids: Sequence[UUID], tenant_id: str, at: datetime
+) -> tuple[Sequence[Any], list[UUID]]:
+    """Lock those of the jobs that are still targets, by ascending id. Returns their rows, and the ids of the targets
+    that another transaction holds.
+    """
+    rows = await connection.fetch(LOCK[action], list(job_ids), at, tenant_id)
+    missing = set(job_ids) - {row["id"] for row in rows}
+    if not missing:
+        return rows, []
+    busy = await connection.fetch(_BUSY[action], list(missing), at, tenant_id)
+    return rows, [row["id"] for row in busy]
+
+
+_CANARY = """
+-- operation_canary
+SELECT count(*) FILTER (WHERE j.finished_at IS NULL) AS unfinished,
+       count(*) FILTER (WHERE j.finished_at IS NOT NULL AND j.status <> 'succeeded') AS unsuccessful
+FROM job j WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2)
+"""
+
+
+async def canary(
+    connection: Connection, job_ids: Sequence[UUID], of_tenant: str | None, action: str
+) -> tuple[int, int]:
+    """How many of the jobs have not ended, and how many have ended badly: a retry's job should succeed."""
+    row = await connection.fetchrow(_CANARY, list(job_ids), of_tenant)
+    assert row is not None
+    return row["unfinished"], row["unsuccessful"] if action == "retry" else 0
+
+
+async def record(connection: Connection, operation_id: UUID, tenant_id: str, refusals: Sequence[Refusal]) -> None:
+    await connection.execute(
+        RECORD,
+        operation_id,
+        tenant_id,
+        [refusal.job_id for refusal in refusals],
+        [refusal.code for refusal in refusals],
+        [refusal.detail for refusal in refusals],
+    )

@@ -1,0 +1,388 @@
+"""Bulk operations: what a filter finds is cancelled, retried or deleted, each job once."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx2
+import pytest
+
+from leasehold.api.auth import security
+from leasehold.api.jobs.schemas import OperationAnswer, OperationPreview, RefusalList
+from leasehold.db.database import Connection, connect
+from leasehold.settings import Settings
+from leasehold.worker.worker import Worker
+from tests.api.conftest import Running
+from tests.api.media_api import problem
+from tests.factories import Rows, assert_history
+from tests.jobs.conftest import KINDS, TENANT_SCOPES, MakeClient, Maker
+
+SECONDS = 30.0
+
+
+@asynccontextmanager
+async def operating(settings: Settings, **changes: Any) -> AsyncIterator[Worker]:
+    """A worker that does operations and nothing else: what they retry stays pending."""
+    served = {"worker_queues": "operations", "poll_seconds": 0.1, "sweep_seconds": 0.2, "renew_seconds": 0.5}
+    async with Worker(settings.model_copy(update=served | changes)) as worker:
+        yield worker
+
+
+async def submit(client: httpx2.AsyncClient, action: str, q: str, **more: Any) -> str:
+    answer = await client.post("/v1/operations", json={"action": action, "filter": q} | more)
+    assert answer.status_code == 202, answer.text
+    OperationAnswer.model_validate(answer.json())
+    return str(answer.json()["id"])
+
+
+async def read(client: httpx2.AsyncClient, operation: str) -> dict[str, Any]:
+    answer = await client.get(f"/v1/operations/{operation}")
+    assert answer.status_code == 200, answer.text
+    OperationAnswer.model_validate(answer.json())
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+async def ended(client: httpx2.AsyncClient, operation: str) -> dict[str, Any]:
+    async with asyncio.timeout(SECONDS):
+        while (body := await read(client, operation))["status"] not in ("succeeded", "failed", "cancelled"):
+            await asyncio.sleep(0.05)
+    return body
+
+
+async def statuses(rows: Connection, job_ids: list[UUID]) -> list[str]:
+    by_id = {row["id"]: row["status"] for row in await rows.fetch("SELECT id, status FROM job")}
+    return [by_id[job_id] for job_id in job_ids]
+
+
+async def failed(maker: Maker, kind: str = "run", number: int = 1, **more: Any) -> list[UUID]:
+    made = [await maker.make(kind, **more) for _ in range(number)]
+    for job_id in made:
+        await maker.fail(job_id)
+    return made
+
+
+async def test_a_dry_run_counts_shows_examples_and_changes_nothing(
+    maker: Maker, client: httpx2.AsyncClient, rows: Connection
+) -> None:
+    broken = await failed(maker, "media", 12)
+    await maker.make("media")
+    wish = {"action": "retry", "filter": "kind:media", "dry_run": True}
+    answer = await client.post("/v1/operations", json=wish)
+    assert answer.status_code == 200
+    OperationPreview.model_validate(answer.json())
+    assert answer.json()["total"] == {"n": 12, "exact": True}
+    assert [job["id"] for job in answer.json()["examples"]] == [str(job_id) for job_id in broken[:1:-1]]
+    assert await rows.fetchval("SELECT count(*) FROM job WHERE pipeline = 'bulk_operation'") == 0
+    assert set(await statuses(rows, broken)) == {"failed"}
+
+
+async def test_failed_jobs_of_every_kind_are_retried(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    broken = [job_id for kind in KINDS for job_id in await failed(maker, kind)]
+    healthy = await maker.make("run")
+    await maker.succeed(healthy)
+    operation = await submit(client, "retry", "created:>0s")
+    async with operating(running.services.settings):
+        body = await ended(client, operation)
+    assert (body["status"], body["acted"], body["refused"], body["percent"]) == ("succeeded", len(KINDS), 0, 100.0)
+    assert body["total"] == {"n": len(KINDS), "exact": True}
+    assert set(await statuses(rows, broken)) == {"pending"}
+    assert await statuses(rows, [healthy]) == ["succeeded"]
+    for job_id in broken:
+        await assert_history(Rows(rows), job_id)
+
+
+async def test_unfinished_jobs_of_every_kind_are_cancelled(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    waiting = [await maker.make(kind) for kind in KINDS]
+    (over,) = await failed(maker)
+    operation = await submit(client, "cancel", "created:>0s", reason="enough")
+    async with operating(running.services.settings):
+        body = await ended(client, operation)
+    assert (body["status"], body["acted"]) == ("succeeded", len(KINDS))
+    assert set(await statuses(rows, waiting)) == {"cancelled"}
+    assert await statuses(rows, [over]) == ["failed"]
+    cancel = await rows.fetchval("SELECT cancel FROM job WHERE id = $1", waiting[0])
+    assert (cancel["reason"], cancel["by"]) == ("enough", "client tests")
+    withdrawals = "SELECT count(*) FROM job WHERE pipeline = 'generation_withdrawal'"
+    assert await rows.fetchval(withdrawals) == 1, "the provider hears of it"
+
+
+async def test_jobs_of_every_kind_are_deleted_also_unfinished_ones(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    doomed = [job_id for kind in KINDS for job_id in (*await failed(maker, kind), await maker.make(kind))]
+    leased = await maker.make("run")
+    await maker.claim(leased)
+    operation = await submit(client, "delete", "created:>0s")
+    async with operating(running.services.settings):
+        body = await ended(client, operation)
+    assert (body["status"], body["acted"]) == ("succeeded", len(doomed) + 1)
+    for job_id in doomed:
+        problem(await client.get(f"/v1/jobs/{job_id}"), 410, "job_deleted")
+    assert await statuses(rows, [leased]) == ["cancel_requested"]
+    assert await rows.fetchval("SELECT keep_seconds FROM job WHERE id = $1", leased) == 0
+
+
+async def test_jobs_that_come_or_fail_later_are_not_touched(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    (before,) = await failed(maker)
+    (again,) = await failed(maker)
+    unfinished = await maker.make("run")
+    operation = await submit(client, "retry", "kind:run")
+    await maker.fail(unfinished)
+    after = await failed(maker, number=3)
+    await client.post(f"/v1/jobs/{again}/retry")
+    await maker.fail(again)
+    async with operating(running.services.settings):
+        body = await ended(client, operation)
+    assert body["acted"] == 1
+    assert await statuses(rows, [before, again, unfinished, *after]) == ["pending", *["failed"] * 5]
+
+
+async def test_a_filter_finds_its_jobs_in_many_batches(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    wanted = await failed(maker, number=30, tags={"batch": "7"})
+    others = await failed(maker, number=3, tags={"batch": "8"})
+    operation = await submit(client, "retry", "tag.batch:7 status:failed")
+    async with operating(running.services.settings):
+        body = await ended(client, operation)
+    assert body["acted"] == 30
+    assert set(await statuses(rows, wanted)) == {"pending"}
+    assert set(await statuses(rows, others)) == {"failed"}
+
+
+async def test_a_job_that_is_refused_is_reported_and_holds_up_no_other(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    (blocked,) = await failed(maker, "conversion", user_id="me")
+    (fine,) = await failed(maker, "conversion")
+    await maker.make("conversion", user_id="me")
+    odd = await failed(maker, "generation")
+    await rows.execute("UPDATE job SET params = params - 'kind' WHERE id = $1", odd[0])  # of a release that is gone
+    operation = await submit(client, "retry", "created:>0s")
+    async with operating(running.services.settings):
+        body = await ended(client, operation)
+    assert (body["acted"], body["refused"]) == (1, 2)
+    assert body["refused_by_code"] == {"same_key_running": 1, "unforeseen": 1}
+    assert await statuses(rows, [fine, blocked, *odd]) == ["pending", "failed", "failed"]
+    first = (await client.get(f"/v1/operations/{operation}/refusals", params={"limit": 1})).json()
+    RefusalList.model_validate(first)
+    second = await client.get(f"/v1/operations/{operation}/refusals", params={"cursor": first["next_cursor"]})
+    found = {item["job_id"]: item["code"] for item in first["refusals"] + second.json()["refusals"]}
+    assert found == {str(blocked): "same_key_running", str(odd[0]): "unforeseen"}
+    assert second.json()["next_cursor"] is None
+
+
+async def test_the_report_is_bounded_and_the_count_is_not(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    for _ in range(4):
+        await failed(maker, "conversion", user_id="me")
+    await maker.make("conversion", user_id="me")
+    operation = await submit(client, "retry", "kind:conversion")
+    async with operating(running.services.settings, operation_refusals=3):
+        body = await ended(client, operation)
+    assert body["refused_by_code"] == {"same_key_running": 4}
+    assert await rows.fetchval("SELECT count(*) FROM operation_refusal") == 3
+
+
+async def test_a_canary_that_fails_stops_the_operation_until_a_person_retries_it(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    broken = await failed(maker, number=5)
+    operation = await submit(client, "retry", "kind:run", canary=2)
+    async with operating(running.services.settings):
+        async with asyncio.timeout(SECONDS):
+            while (await statuses(rows, broken)).count("pending") < 2:
+                await asyncio.sleep(0.02)
+        assert await statuses(rows, broken) == [*["failed"] * 3, *["pending"] * 2]
+        await maker.succeed(broken[4])
+        await maker.fail(broken[3])
+        body = await ended(client, operation)
+        assert (body["status"], body["error"]["code"]) == ("failed", "canary_failed")
+        assert body["canary"] == {"jobs": 2, "passed": False}
+        assert await statuses(rows, broken) == [*["failed"] * 4, "succeeded"]
+        assert (await client.post(f"/v1/jobs/{operation}/retry")).status_code == 202
+        body = await ended(client, operation)
+    assert (body["status"], body["acted"]) == ("succeeded", 5)
+    assert await statuses(rows, broken) == [*["pending"] * 3, "failed", "succeeded"]
+
+
+async def test_a_canary_that_succeeds_lets_the_others_go(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    broken = await failed(maker, number=5)
+    operation = await submit(client, "retry", "kind:run", canary=1)
+    async with operating(running.services.settings):
+        async with asyncio.timeout(SECONDS):
+            while await statuses(rows, broken[4:]) != ["pending"]:
+                await asyncio.sleep(0.02)
+        await maker.succeed(broken[4])
+        body = await ended(client, operation)
+    assert (body["acted"], body["canary"]) == (5, {"jobs": 1, "passed": True})
+    assert await statuses(rows, broken[:4]) == ["pending"] * 4
+
+
+@pytest.mark.parametrize(("seconds", "code"), [(3600, "canary_refused"), (1, "canary_late")])
+async def test_a_canary_that_is_refused_or_late_stops_the_operation(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, seconds: int, code: str
+) -> None:
+    broken = await failed(maker, "conversion", 3)
+    if code == "canary_refused":
+        broken += await failed(maker, "conversion", user_id="me")
+        await maker.make("conversion", user_id="me")
+    operation = await submit(client, "retry", "kind:conversion status:failed", canary=1)
+    async with operating(running.services.settings, operation_canary_seconds=seconds):
+        body = await ended(client, operation)
+    assert (body["status"], body["error"]["code"]) == ("failed", code)
+    assert (await statuses(rows, broken)).count("pending") == (code == "canary_late")
+
+
+async def test_an_operation_is_aborted_and_paced(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    """At one job a second the third comes two seconds after the first."""
+    broken = await failed(maker, number=30)
+    operation = await submit(client, "retry", "kind:run", rate=1)
+    async with operating(running.services.settings):
+        async with asyncio.timeout(SECONDS):
+            while (await read(client, operation))["acted"] < 3:
+                await asyncio.sleep(0.05)
+        began, now = await rows.fetchrow(
+            "SELECT started_at, clock_timestamp() FROM task WHERE job_id = $1", UUID(operation)
+        )
+        assert (now - began).total_seconds() > 1.9
+        assert (await client.post(f"/v1/jobs/{operation}/cancel")).status_code == 202
+        body = await ended(client, operation)
+    assert body["status"] == "cancelled"
+    assert (await statuses(rows, broken)).count("pending") == body["acted"] < 30
+
+
+async def test_retries_are_charged_and_wait_for_their_tenants_rate(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    broken = await failed(maker, number=8)
+    operation = await submit(client, "retry", "kind:run")
+    async with operating(running.services.settings, submissions_per_tenant=6):
+        async with asyncio.timeout(SECONDS):
+            while (await read(client, operation))["acted"] < 6:
+                await asyncio.sleep(0.05)
+    body = await read(client, operation)
+    assert (body["refused"], body["status"]) == (0, "running")
+    assert (await statuses(rows, broken)).count("pending") == body["acted"] < 8
+
+
+async def test_a_job_that_somebody_holds_is_passed_over_and_acted_on_later(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, settings: Settings
+) -> None:
+    broken = await failed(maker, number=4)
+    operation = await submit(client, "retry", "kind:run")
+    holder = await connect(settings, "holder")
+    transaction = holder.transaction()
+    await transaction.start()
+    await holder.execute("SELECT 1 FROM job WHERE id = $1 FOR UPDATE", broken[2])
+    async with operating(running.services.settings):
+        async with asyncio.timeout(SECONDS):
+            while (await read(client, operation))["acted"] < 3:
+                await asyncio.sleep(0.05)
+        assert await statuses(rows, broken) == ["pending", "pending", "failed", "pending"]
+        await transaction.rollback()
+        body = await ended(client, operation)
+    await holder.close()
+    assert (body["acted"], body["refused"]) == (4, 0)
+
+
+async def test_a_key_acts_on_its_kinds_its_tenant_and_with_its_scope_alone(
+    maker: Maker, client_with: MakeClient, running: Running, rows: Connection
+) -> None:
+    (run,), (picture,) = await failed(maker, "run"), await failed(maker, "media")
+    for scopes, wish in [
+        (("jobs:operate", "runs:write"), {"action": "delete", "filter": "kind:run"}),
+        (("jobs:delete", "runs:write"), {"action": "retry", "filter": "kind:run"}),
+        (("jobs:operate", "runs:read"), {"action": "retry", "filter": "kind:run"}),
+        (("jobs:operate", "runs:write"), {"action": "retry", "filter": "kind:media"}),
+    ]:
+        problem(await (await client_with(*scopes)).post("/v1/operations", json=wish), 403, "insufficient_scope")
+    narrow = await client_with("jobs:operate", "jobs:read", "runs:write")
+    stranger = await client_with(*TENANT_SCOPES, tenant="other")
+    operations = [
+        (narrow, await submit(narrow, "retry", "created:>0s")),
+        (stranger, await submit(stranger, "retry", "created:>0s tenant:acme")),
+        (stranger, await submit(stranger, "delete", "created:>0s")),
+    ]
+    async with operating(running.services.settings):
+        acted = [(await ended(client, operation))["acted"] for client, operation in operations]
+    assert acted == [1, 0, 0]
+    assert await statuses(rows, [run, picture]) == ["pending", "failed"]
+    problem(await stranger.get(f"/v1/operations/{operations[0][1]}"), 404, "operation_not_found")
+    problem(await stranger.get(f"/v1/operations/{operations[0][1]}/refusals"), 404, "operation_not_found")
+    assert len((await stranger.get("/v1/operations")).json()["operations"]) == 2
+
+
+async def test_an_operator_of_the_fleet_acts_on_all_tenants(
+    maker: Maker, client_with: MakeClient, running: Running, rows: Connection
+) -> None:
+    other = Maker(await client_with(*TENANT_SCOPES, tenant="other"), rows)
+    broken = await failed(maker, number=3) + await failed(other, number=3) + await failed(maker, number=3)
+    operator = await client_with(*TENANT_SCOPES, security.OPERATE, tenant="operators")
+    operation = await submit(operator, "retry", "kind:run", canary=4)
+    async with operating(running.services.settings):
+        async with asyncio.timeout(SECONDS):
+            while (await statuses(rows, broken)).count("pending") < 4:
+                await asyncio.sleep(0.02)
+        for job_id in broken[:-5:-1]:
+            await maker.succeed(job_id)
+        body = await ended(operator, operation)
+    assert body["acted"] == 9
+    assert await statuses(rows, broken) == ["pending"] * 5 + ["succeeded"] * 4
+
+
+@pytest.mark.parametrize(
+    ("wish", "position"),
+    [
+        ({"action": "retry", "filter": "status:succeeded"}, 1),
+        ({"action": "cancel", "filter": "kind:media kind:run"}, 12),
+        ({"action": "delete", "filter": "kind:nothing"}, 1),
+        ({"action": "cancel", "filter": "kind:operation"}, 1),
+        ({"action": "delete", "filter": "  "}, 1),
+    ],
+)
+async def test_a_filter_that_cannot_be_used_is_pointed_at(
+    client: httpx2.AsyncClient, wish: dict[str, Any], position: int
+) -> None:
+    for dry_run in (False, True):
+        refused = await client.post("/v1/operations", json=wish | {"dry_run": dry_run})
+        (place,) = problem(refused, 422, "invalid_filter")["errors"]
+        assert (place["pointer"], place["position"]) == ("#/filter", position)
+
+
+async def test_a_request_with_a_key_makes_one_operation_and_a_tenant_has_so_many(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    headers, wish = {"Idempotency-Key": str(uuid4())}, {"action": "cancel", "filter": "created:>1h"}
+    answers = [await client.post("/v1/operations", json=wish, headers=headers) for _ in range(2)]
+    assert answers[0].json()["id"] == answers[1].json()["id"]
+    problem(
+        await client.post("/v1/operations", json=wish | {"rate": 5}, headers=headers), 422, "idempotency_key_reused"
+    )
+    for _ in range(running.services.settings.operations_per_tenant - 1):
+        await submit(client, "cancel", "created:>1h")
+    problem(await client.post("/v1/operations", json=wish), 409, "too_many_operations")
+    pages = (await client.get("/v1/operations", params={"limit": 9})).json()
+    last = (await client.get("/v1/operations", params={"cursor": pages["next_cursor"]})).json()
+    assert [body["id"] for body in last["operations"]] == [answers[0].json()["id"]]
+    # An operation never acts on operations: this one would cancel the others.
+    await client.post(f"/v1/jobs/{answers[0].json()['id']}/cancel")
+    operation = await submit(client, "cancel", "created:>0s")
+    async with operating(running.services.settings):
+        assert (await ended(client, operation))["acted"] == 0

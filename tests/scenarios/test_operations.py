@@ -1,0 +1,172 @@
+"""A worker dies in the middle of a bulk operation, at every point where it can, and each target is acted on once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from uuid import UUID
+
+import pytest
+
+from leasehold.db.database import Connection, connect
+from leasehold.domain.ids import new_id
+from leasehold.pipelines.demo.pipeline import noop
+from leasehold.pipelines.operations.pipeline import Action, Operation, bulk_operation
+from leasehold.transitions import claims, jobs, settlements
+from leasehold.transitions.jobs import NewJob
+from leasehold.transitions.settlements import Failure
+from tests.factories import assert_history
+from tests.scenarios.fleet import Fleet, Process
+
+JOBS = 30
+TERMS = {"worker_queues": "operations", "poll_seconds": 0.1}
+#: Event of each action, of which a job has one.
+EVENTS = {"retry": "replayed", "cancel": "cancel_requested"}
+#: The commits of a worker's connections that are killed after: some of the operation's, some of its duties'.
+POINTS: list[tuple[Action, str]] = [
+    ("retry", "commit.worker:kill:16"),
+    ("retry", "after_commit:kill"),
+    ("cancel", "commit.worker:kill:18"),
+    ("delete", "commit.worker:kill:19"),
+]
+
+
+async def targets(fleet: Fleet, action: Action) -> list[UUID]:
+    connection = fleet.rows.connection
+    new = [NewJob(noop, "t") for _ in range(JOBS)]
+    await jobs.submit(connection, new)
+    if action != "cancel":
+        tasks = [row["id"] for row in await connection.fetch("SELECT id FROM task")]
+        claimed = await claims.claim(connection, fleet.rows.terms, tasks)
+        await settlements.fail(
+            connection, [Failure(one.lease, "error", "broken", "It did not work.", False, 0.0) for one in claimed]
+        )
+    return [one.id for one in new]
+
+
+async def submit(fleet: Fleet, action: Action, rate: int = 20) -> UUID:
+    """An operation that takes some seconds: two jobs in a batch, ten batches a second."""
+    connection = fleet.rows.connection
+    operation = Operation(
+        action=action,
+        filter="created:>0s",
+        at=await connection.fetchval("SELECT clock_timestamp()"),
+        of_tenant="t",
+        pipelines=(),
+        runs=True,
+        client_id="tests",
+        rate=rate,
+    )
+    new = NewJob(bulk_operation, "t", params=operation.model_dump(mode="json"))
+    await jobs.submit(connection, [new])
+    return new.id
+
+
+async def acted_on(fleet: Fleet, action: Action) -> int:
+    """Jobs that the operation has acted on."""
+    connection = fleet.rows.connection
+    if action == "delete":
+        return int(await connection.fetchval("SELECT count(*) FROM tombstone"))
+    kind = EVENTS[action]
+    return int(await connection.fetchval("SELECT count(DISTINCT job_id) FROM event WHERE kind = $1", kind))
+
+
+async def assert_each_once(fleet: Fleet, action: Action, made: list[UUID], operation: UUID) -> None:
+    connection = fleet.rows.connection
+
+    async def ended() -> bool:
+        return bool(await connection.fetchval("SELECT finished_at IS NOT NULL FROM job WHERE id = $1", operation))
+
+    await fleet.until(ended)
+    value = await connection.fetchval(
+        "SELECT r.value FROM result r JOIN task t ON t.id = r.task_id WHERE t.job_id = $1", operation
+    )
+    assert value == {"acted": JOBS, "refused": 0, "codes": {}}
+    if action == "delete":
+        gone = {row["job_id"] for row in await connection.fetch("SELECT job_id FROM tombstone")}
+        assert gone == set(made)
+        return
+    counted = await connection.fetch(
+        "SELECT job_id, count(*) AS n FROM event WHERE kind = $1 AND job_id = ANY($2) GROUP BY job_id",
+        EVENTS[action],
+        made,
+    )
+    assert {row["job_id"]: row["n"] for row in counted} == dict.fromkeys(made, 1)
+    for job_id in made:
+        await assert_history(fleet.rows, job_id)
+
+
+@pytest.mark.parametrize(("action", "point"), POINTS)
+async def test_a_worker_killed_at_a_point_acts_on_each_target_once(fleet: Fleet, action: Action, point: str) -> None:
+    made = await targets(fleet, action)
+    operation = await submit(fleet, action)
+    victim = await fleet.worker(failpoints=point, **TERMS)
+    assert await victim.wait() == -signal.SIGKILL
+    if point.startswith("commit"):
+        assert 0 < await acted_on(fleet, action) < JOBS, "it died too early or too late to show anything"
+    await fleet.worker(**TERMS)
+    await assert_each_once(fleet, action, made, operation)
+
+
+async def _held_in_its_batch(fleet: Fleet, operation: UUID, holder: Connection) -> None:
+    """Hold the operation's task, inside a transaction of `holder`, until a batch waits for it: the batch has acted on
+    its targets then, and nothing of that is committed.
+    """
+
+    async def begun() -> bool:
+        return await acted_on(fleet, "retry") > 0
+
+    await fleet.until(begun)
+    await holder.execute("SELECT 1 FROM task WHERE job_id = $1 FOR UPDATE", operation)
+
+    async def waits() -> bool:
+        return bool(
+            await fleet.rows.connection.fetchval(
+                "SELECT EXISTS (SELECT 1 FROM pg_stat_activity WHERE datname = current_database()"
+                " AND wait_event_type = 'Lock' AND query LIKE '%-- note%')"
+            )
+        )
+
+    await fleet.until(waits)
+
+
+async def test_a_worker_killed_between_its_acts_and_their_commit_acts_on_each_target_once(fleet: Fleet) -> None:
+    made = await targets(fleet, "retry")
+    operation = await submit(fleet, "retry")
+    victim = await fleet.worker(**TERMS)
+    holder = await connect(fleet.settings, "holder")
+    async with holder.transaction():
+        await _held_in_its_batch(fleet, operation, holder)
+        before = await acted_on(fleet, "retry")
+        await victim.kill()
+    await holder.close()
+    assert await acted_on(fleet, "retry") == before < JOBS
+    await fleet.worker(**TERMS)
+    await assert_each_once(fleet, "retry", made, operation)
+
+
+async def test_a_batch_of_a_lost_lease_changes_nothing(fleet: Fleet) -> None:
+    made = await targets(fleet, "retry")
+    operation = await submit(fleet, "retry")
+    worker: Process = await fleet.worker(**TERMS)
+    holder = await connect(fleet.settings, "holder")
+    async with holder.transaction():
+        await _held_in_its_batch(fleet, operation, holder)
+        before = await acted_on(fleet, "retry")
+        await holder.execute(  # another worker takes the task over
+            "UPDATE task SET epoch = epoch + 1, lease_owner = $2, lease_until = clock_timestamp() + interval '2 s'"
+            " WHERE job_id = $1",
+            operation,
+            new_id(),
+        )
+        await holder.execute(  # and its claim is recorded, as each is
+            "WITH j AS (UPDATE job SET event_seq = event_seq + 1 WHERE id = $1 RETURNING id, tenant_id, event_seq)"
+            " INSERT INTO event (job_id, seq, tenant_id, kind, job_status) SELECT id, event_seq, tenant_id, 'claimed',"
+            " 'running' FROM j",
+            operation,
+        )
+    await holder.close()
+    await asyncio.sleep(0.5)
+    assert await acted_on(fleet, "retry") == before < JOBS
+    await assert_each_once(fleet, "retry", made, operation)
+    assert worker.process.returncode is None
