@@ -12,6 +12,7 @@ from leasehold.api.auth import audit
 from leasehold.api.http.responses import follow_up
 from leasehold.api.jobs.access import Found
 from leasehold.api.process.services import Services
+from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, StoreError
 from leasehold.domain.states import JOB_TERMINAL, JobState
 from leasehold.exporter.jobs import jobs_ended
