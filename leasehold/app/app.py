@@ -8,19 +8,18 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass
 from datetime import timedelta
 from types import FrameType
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Literal, ParamSpec, Protocol, TypeVar, Unpack, overload
 
 from leasehold.app.connection import Connections
 from leasehold.app.middleware import Middleware, around
 from leasehold.app.place import wrong
 from leasehold.app.processes import Processes
-from leasehold.app.retry import Retry
-from leasehold.app.task import Task, TaskTerms, TaskWith, TaskWithout
+from leasehold.app.task import Task, TaskOptions, TaskTerms, TaskWith, TaskWithout
 from leasehold.app.workflow import Workflow, WorkflowTerms, WorkflowWith, WorkflowWithout, workflow_of
-from leasehold.domain.errors import DeclarationError
+from leasehold.domain.errors import DeclarationError, Invalid, InvalidArguments
 from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import NAME, Pipeline
-from leasehold.domain.registry import Pipelines
+from leasehold.domain.registry import DeclaredSchedule, Pipelines
 from leasehold.settings import Settings
 
 if TYPE_CHECKING:
@@ -84,6 +83,7 @@ class App:
         self.connections = Connections(name)
         self.tasks: dict[str, Task[..., Any]] = {}
         self._others: list[Pipeline | Kind] = []
+        self._schedules: list[DeclaredSchedule] = []
         self._middleware: list[Middleware] = []
         self._lifespan: Callable[[], AbstractAsyncContextManager[Any]] | None = None
 
@@ -103,13 +103,7 @@ class App:
     @overload
     def task(
         self,
-        *,
-        name: str | None = None,
-        queue: str | None = None,
-        retry: Retry = ...,
-        timeout: timedelta = ...,
-        process: bool = False,
-        isolated: bool = False,
+        **options: Unpack[TaskOptions],
     ) -> TaskDecorator: ...
     def task(self, *function: Any, **options: Any) -> Any:
         """Declare the function below as a task. Raises DeclarationError with file and line.
@@ -167,6 +161,45 @@ class App:
         task: Task[..., Any] = kind(self.name, function, terms, names, self.connections)
         self.register(task)
         return task
+
+    def cron(
+        self,
+        expression: str,
+        *,
+        zone: str = "UTC",
+        overlap: Literal["skip", "buffer_one", "cancel_other", "allow_all"] = "skip",
+        catch_up: Literal["skip", "one", "all"] = "skip",
+        catch_up_within: timedelta = timedelta(days=1),
+        **options: Unpack[TaskOptions],
+    ) -> TaskDecorator:
+        """Declare the function below as a task that runs by the clock. Raises DeclarationError.
+
+        `expression`: five fields, or @hourly, @daily and their kind; `zone`: an IANA time zone. `overlap`: what a tick
+        does while the run before is unfinished. `catch_up`: which ticks that were missed within `catch_up_within` still
+        start runs. `options`: as of `task`. A worker writes the schedule when it starts, and pauses it when the code no
+        longer has it. All parameters of the function have defaults.
+        """
+        terms = TaskTerms(**options)
+
+        def declare(function: Callable[..., Any], /) -> Task[..., Any]:
+            from leasehold.domain import cron  # noqa: PLC0415 - it loads the time zones
+
+            task = self._declare(function, terms, names_of(inspect.currentframe()))
+            try:
+                cron.check(expression, zone)
+                payload = task.arguments.encoded((), {})
+            except InvalidArguments as error:
+                raise wrong(function, f"the clock calls it without arguments: {error.message}") from error
+            except Invalid as error:
+                raise wrong(function, error.message) from error
+            within = int(catch_up_within.total_seconds())
+            schedule = DeclaredSchedule(task.name, expression, zone, payload, overlap, catch_up, within)
+            self._schedules.append(schedule)
+            return task
+
+        declared: Any = declare
+        decorator: TaskDecorator = declared
+        return decorator
 
     def lifespan(self, function: Callable[[], AsyncIterator[T]], /) -> Callable[[], AsyncIterator[T]]:
         """Declare the async generator below as the app's lifespan: it runs to its `yield` before a worker serves the
@@ -259,7 +292,9 @@ class App:
         """The app's tasks, what `add` was given, and the platform's deliveries of webhooks: what a worker serves."""
         from leasehold.pipelines import with_deliveries  # noqa: PLC0415 - declaring a task needs none of it
 
-        return with_deliveries(*self._pipelines(), *self._others)
+        registry = with_deliveries(*self._pipelines(), *self._others)
+        registry.schedules[self.name] = tuple(self._schedules)
+        return registry
 
     def _pipelines(self) -> Iterable[Pipeline]:
         return (task.pipeline for task in self.tasks.values())

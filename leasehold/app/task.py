@@ -11,7 +11,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar, Unpack, overload
+from typing import Any, Concatenate, Generic, ParamSpec, TypedDict, TypeVar, Unpack, overload
 from uuid import UUID
 
 from leasehold.app.arguments import Arguments
@@ -40,9 +40,20 @@ ISOLATED_QUEUE = "isolated"
 STEP = "run"
 
 
+class TaskOptions(TypedDict, total=False):
+    """What `@app.task(...)` takes; `App.task` says what each means."""
+
+    name: str | None
+    queue: str | None
+    retry: Retry
+    timeout: timedelta
+    process: bool
+    isolated: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskTerms:
-    """What `@app.task(...)` takes; `App.task` says what each means."""
+    """TaskOptions, with the defaults of those that are left out."""
 
     name: str | None = None
     queue: str | None = None

@@ -10,7 +10,7 @@ from typing import Any
 from rich.console import Console
 
 from leasehold.app.dev_file import dev_file
-from leasehold.cli.installation import TENANT, Installation
+from leasehold.cli.installation import Installation
 from leasehold.cli.reloading import reload_on_change
 from leasehold.domain.registry import Pipelines
 from leasehold.runtime.gather import cancel_and_wait
@@ -61,7 +61,6 @@ def variables_of(installation: Installation) -> dict[str, str]:
     """
     return installation.environment | {
         "LEASEHOLD_BROKER": "postgres",
-        "LEASEHOLD_TENANT": TENANT,
         "LEASEHOLD_URL": installation.api_url,
         "LEASEHOLD_API_KEY": installation.api_key,
     }

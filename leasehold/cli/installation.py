@@ -99,6 +99,7 @@ class Installation:
                 "isolation": self.isolation,
                 "sealing_keys": _own_sealing_key(self._stack.directory),
             }
+            environment.setdefault("LEASEHOLD_TENANT", os.environ.get("LEASEHOLD_TENANT", TENANT))
             self.environment = environment | {
                 f"LEASEHOLD_{name.upper()}": _text(getattr(settings, name))
                 if name in settings.model_fields_set

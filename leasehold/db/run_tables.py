@@ -115,11 +115,20 @@ schedule = Table(
     ),  # firings in a row with an error that is not temporary
     Column("created_at", _INSTANT, nullable=False, server_default=_NOW),
     Column("updated_at", _INSTANT, nullable=False, server_default=_NOW),
+    Column("declared_by", Text),  # the app whose code declares it; NULL: a client wrote it
     CheckConstraint("overlap IN ('skip', 'buffer_one', 'cancel_other', 'allow_all')", name="overlap_known"),
     CheckConstraint("catch_up IN ('skip', 'one', 'all')", name="catch_up_known"),
     Index("schedule_due", "next_run_at", postgresql_where=text("next_run_at IS NOT NULL")),
     Index("schedule_buffered", "id", postgresql_where=text("buffered_at IS NOT NULL")),
     Index("schedule_newest", "tenant_id", text("id DESC")),
+    Index(
+        "schedule_declared",
+        "tenant_id",
+        "declared_by",
+        "template",
+        unique=True,
+        postgresql_where=text("declared_by IS NOT NULL"),
+    ),
 )
 
 #: Concurrency limits.

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any, Literal
 
 from leasehold.domain.errors import DeclarationError
 from leasehold.domain.kind import Kind
@@ -21,12 +23,27 @@ ENTRY_POINTS = "leasehold.pipelines"
 _SHIPPED = "leasehold.pipelines."
 
 
+@dataclass(frozen=True, slots=True)
+class DeclaredSchedule:
+    """A schedule that an app's code declares; the fields are those of `POST /v1/schedules`."""
+
+    template: str
+    cron: str
+    timezone: str
+    payload: Mapping[str, Any]
+    overlap: Literal["skip", "buffer_one", "cancel_other", "allow_all"] = "skip"
+    catch_up: Literal["skip", "one", "all"] = "skip"
+    catch_up_seconds: int = 86_400
+
+
 class Pipelines:
     """Pipelines by name. A wrong or missing one raises DeclarationError."""
 
     def __init__(self, *declared: Pipeline | Kind) -> None:
         self._by_name: dict[str, Pipeline] = {}
         self._kinds: dict[str, Kind] = {}
+        #: By app: a worker writes them when it starts. An app without schedules is there, too: it may have had some.
+        self.schedules: dict[str, tuple[DeclaredSchedule, ...]] = {}
         for pipeline_or_kind in declared:
             self.add(pipeline_or_kind)
 

@@ -42,10 +42,13 @@ Prepared: TypeAlias = tuple[TemplateVersion, dict[str, Any]] | RequestError
 #: The duty's name in the quarantine.
 DUTY = "schedules"
 
+#: $2: the pipelines of this process. A schedule of another app's code is left to a worker that has the code.
+_KNOWN = "(declared_by IS NULL OR template = ANY($2::text[]))"
+
 _DUE = f"""
 -- schedules_due
 SELECT id FROM schedule
-WHERE next_run_at <= statement_timestamp() AND {not_in(DUTY, "id")} ORDER BY next_run_at LIMIT $1
+WHERE next_run_at <= statement_timestamp() AND {not_in(DUTY, "id")} AND {_KNOWN} ORDER BY next_run_at LIMIT $1
 """
 
 _LOCK_DUE = """
@@ -60,7 +63,7 @@ _IS_FREE = f"""NOT EXISTS (SELECT 1 FROM run r JOIN job j ON j.id = r.job_id
 _BUFFERED = f"""
 -- schedules_buffered
 SELECT s.id FROM schedule s
-WHERE s.buffered_at IS NOT NULL AND {not_in(DUTY, "s.id")} AND {_IS_FREE}
+WHERE s.buffered_at IS NOT NULL AND {not_in(DUTY, "s.id")} AND {_KNOWN} AND {_IS_FREE}
 LIMIT $1
 """
 
@@ -108,8 +111,9 @@ async def fire_due(
         return await _start(connection, prepared, row, row["buffered_at"], keep_seconds, admission)
 
     created: list[CreatedRun] = []
+    known = [pipeline.name for pipeline in templates.pipelines]
     for statement, fire in ((_DUE, due), (_BUFFERED, buffered)):
-        for row in await connection.fetch(statement, limit):
+        for row in await connection.fetch(statement, limit, known):
             schedule_id = row["id"]
             work, failed = partial(fire, schedule_id), partial(_record_failure, connection, schedule_id, pause_after)
             created += await alone(connection, DUTY, schedule_id, work, failed) or ()

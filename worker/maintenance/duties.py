@@ -27,6 +27,7 @@ from leasehold.limits import downloads, external_files, rates
 from leasehold.limits.admission import Admission
 from leasehold.runtime.duty_cycle import Pauses
 from leasehold.runtime.periodic import Periodic
+from leasehold.schedules import declared
 from leasehold.schedules import firing as schedules
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
@@ -72,6 +73,7 @@ class Duties:
         self._last_limit: ConcurrencyLimitName = ("", "")
         self._leadership = Leadership(worker, 3 * settings.sweep_seconds)
         self._takeover = Takeover(settings, pool, self._leadership, announcer)
+        self._undeclared = dict(templates.pipelines.schedules)  # apps whose schedules this worker has yet to write
         self._late = Pauses(share=MAX_BUSY, at_least=settings.sweep_seconds, at_most=LATEST_SECONDS)
         self._frequent = _shared(pool, _FREQUENT_CONNECTIONS)
         self._housekeeping_connection = _shared(pool, _HOUSEKEEPING_CONNECTIONS)
@@ -162,6 +164,10 @@ class Duties:
 
     async def _fire_schedules(self) -> None:
         async with self._frequent() as connection:
+            while self._undeclared:
+                app = next(iter(self._undeclared))
+                await declared.reconcile(connection, self._settings.tenant, app, self._undeclared[app])
+                del self._undeclared[app]
             for fired in await schedules.fire_due(
                 connection,
                 self._templates,

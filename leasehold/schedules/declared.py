@@ -1,0 +1,65 @@
+"""Schedules that code declares: a worker writes them when it starts, and pauses those that its code no longer has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+import structlog
+
+from leasehold.db.database import Connection, lock_name
+from leasehold.domain import cron
+from leasehold.domain.ids import new_id
+from leasehold.domain.registry import DeclaredSchedule
+
+log = structlog.get_logger(__name__)
+
+#: Why a declared schedule is paused. One that a person paused stays paused, whatever the code says.
+GONE = "the code does not declare it any more"
+
+# $10: its next tick. A schedule whose clock stays the same keeps its own next tick, which may be due already.
+_WRITE = f"""
+-- schedule_declare
+INSERT INTO schedule AS s (id, tenant_id, template, cron, timezone, payload_template, scope, scope_id, priority,
+                           overlap, catch_up, catch_up_seconds, next_run_at, declared_by)
+VALUES ($1, $2, $3, $4, $5, $6, 'tenant', '', 1, $7, $8, $9, $10, $11)
+ON CONFLICT (tenant_id, declared_by, template) WHERE declared_by IS NOT NULL DO UPDATE
+SET cron = excluded.cron, timezone = excluded.timezone, payload_template = excluded.payload_template,
+    overlap = excluded.overlap, catch_up = excluded.catch_up, catch_up_seconds = excluded.catch_up_seconds,
+    enabled = s.enabled OR s.paused_because = '{GONE}',
+    next_run_at = CASE WHEN NOT s.enabled AND s.paused_because IS DISTINCT FROM '{GONE}' THEN NULL
+                       WHEN s.enabled AND (s.cron, s.timezone) = (excluded.cron, excluded.timezone) THEN s.next_run_at
+                       ELSE excluded.next_run_at END,
+    paused_because = CASE WHEN s.paused_because = '{GONE}' THEN NULL ELSE s.paused_because END,
+    updated_at = CASE WHEN (s.cron, s.timezone) = (excluded.cron, excluded.timezone) THEN s.updated_at
+                      ELSE clock_timestamp() END
+"""
+
+_PAUSE_OTHERS = f"""
+-- schedules_undeclared
+UPDATE schedule SET enabled = false, next_run_at = NULL, buffered_at = NULL, paused_because = '{GONE}',
+    updated_at = clock_timestamp()
+WHERE tenant_id = $1 AND declared_by = $2 AND NOT (template = ANY($3::text[])) AND enabled
+RETURNING template
+"""
+
+
+async def reconcile(
+    connection: Connection, tenant_id: str, app: str, declared: Sequence[DeclaredSchedule]
+) -> list[str]:
+    """Make the app's schedules in PostgreSQL those that its code declares. Returns the templates that it paused.
+
+    Several workers that start at once do it one after another: the outcome is the same.
+    """
+    async with connection.transaction():
+        await lock_name(connection, f"schedules of {tenant_id} {app}")
+        for one in declared:
+            await connection.execute(
+                _WRITE, new_id(), tenant_id, one.template, one.cron, one.timezone, dict(one.payload), one.overlap,
+                one.catch_up, one.catch_up_seconds, cron.next_after(one.cron, one.timezone, datetime.now(UTC)), app,
+            )  # fmt: skip
+        rows = await connection.fetch(_PAUSE_OTHERS, tenant_id, app, [one.template for one in declared])
+    paused = [row["template"] for row in rows]
+    if paused:
+        log.warning("schedules are paused", app=app, templates=paused, reason=GONE)
+    return paused

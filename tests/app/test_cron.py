@@ -1,0 +1,129 @@
+"""`@app.cron`: schedules in code are written when a worker starts, and paused when the code drops them."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from leasehold import App, DeclarationError, current
+from leasehold.db.database import Connection, connect
+from leasehold.evaluation.templates import Templates
+from leasehold.schedules.declared import GONE, reconcile
+from leasehold.schedules.firing import fire_due
+from leasehold.settings import Settings
+from tests.app.conftest import Serve
+
+SECONDS = 30.0
+
+
+def shop(*, nightly: str | None = "0 3 * * *", hourly: bool = True) -> App:
+    """A release of the same app."""
+    app = App("shop")
+    if nightly is not None:
+
+        @app.cron(nightly, zone="Europe/Berlin", queue="night", catch_up="one", catch_up_within=timedelta(hours=2))
+        def report(days: int = 7) -> str:
+            return f"{days} {current().task}"
+
+    if hourly:
+
+        @app.cron("@hourly")
+        async def tidy() -> None: ...
+
+    return app
+
+
+async def rows(connection: Connection) -> dict[str, dict[str, Any]]:
+    found = await connection.fetch("SELECT * FROM schedule ORDER BY template")
+    return {row["template"]: dict(row) for row in found}
+
+
+async def written(connection: Connection, app: App) -> list[str]:
+    return await reconcile(connection, "default", "shop", app.pipelines().schedules["shop"])
+
+
+async def test_a_worker_writes_the_schedules_and_runs_what_is_due(connection: Connection, serve: Serve) -> None:
+    async with serve(shop()), asyncio.timeout(SECONDS):
+        while len(found := await rows(connection)) < 2:
+            await asyncio.sleep(0.02)
+        report = found["shop.report"]
+        assert (report["cron"], report["timezone"], report["declared_by"]) == ("0 3 * * *", "Europe/Berlin", "shop")
+        assert (report["catch_up"], report["catch_up_seconds"], report["tenant_id"]) == ("one", 7200, "default")
+        assert report["payload_template"] == {"days": 7}
+        await connection.execute("UPDATE schedule SET next_run_at = clock_timestamp() WHERE template = 'shop.report'")
+        while (value := await connection.fetchval("SELECT value FROM result")) is None:
+            await asyncio.sleep(0.02)
+        assert value == {"value": "7 shop.report"}
+
+
+async def test_schedules_that_the_code_drops_are_paused_and_come_back_with_the_code(connection: Connection) -> None:
+    await written(connection, shop())
+    before = await rows(connection)
+    assert await written(connection, shop(nightly=None)) == ["shop.report"]
+    paused = (await rows(connection))["shop.report"]
+    assert (paused["enabled"], paused["next_run_at"], paused["paused_because"]) == (False, None, GONE)
+    assert (await rows(connection))["shop.tidy"] == before["shop.tidy"]
+    assert await written(connection, shop()) == []
+    back = (await rows(connection))["shop.report"]
+    assert (back["id"], back["enabled"], back["paused_because"]) == (paused["id"], True, None)
+    assert back["next_run_at"] == before["shop.report"]["next_run_at"]
+
+
+async def test_a_changed_clock_has_a_new_next_tick_and_an_unchanged_one_keeps_a_due_tick(
+    connection: Connection,
+) -> None:
+    await written(connection, shop())
+    await connection.execute("UPDATE schedule SET next_run_at = '2026-01-01 00:00:00Z'")
+    await written(connection, shop())
+    assert {row["next_run_at"].year for row in (await rows(connection)).values()} == {2026}
+    await connection.execute("UPDATE schedule SET next_run_at = '2020-01-01 00:00:00Z'")
+    await written(connection, shop(nightly="30 4 * * *"))
+    found = await rows(connection)
+    assert found["shop.report"]["cron"] == "30 4 * * *"
+    assert found["shop.report"]["next_run_at"].minute == 30
+    assert found["shop.tidy"]["next_run_at"].year == 2020
+
+
+async def test_what_a_person_paused_stays_paused(connection: Connection) -> None:
+    await written(connection, shop())
+    await connection.execute("UPDATE schedule SET enabled = false, next_run_at = NULL, paused_because = 'a person'")
+    for release in (shop(), shop(nightly="30 4 * * *"), shop(nightly=None), shop()):
+        await written(connection, release)
+        assert {(row["enabled"], row["next_run_at"]) for row in (await rows(connection)).values()} == {(False, None)}
+
+
+async def test_workers_that_start_at_once_write_each_schedule_once(connection: Connection, settings: Settings) -> None:
+    connections = [await connect(settings, "test") for _ in range(6)]
+    await asyncio.gather(*(written(one, shop()) for one in connections))
+    for one in connections:
+        await one.close()
+    assert sorted(await rows(connection)) == ["shop.report", "shop.tidy"]
+
+
+async def test_a_worker_without_the_code_leaves_the_schedule_to_one_that_has_it(connection: Connection) -> None:
+    await written(connection, shop())
+    await connection.execute("UPDATE schedule SET next_run_at = clock_timestamp()")
+    assert await fire_due(connection, Templates(App("other").pipelines()), 60) == []
+    assert {(row["failures"], row["last_error"]) for row in (await rows(connection)).values()} == {(0, None)}
+    assert len(await fire_due(connection, Templates(shop().pipelines()), 60)) == 2
+
+
+@pytest.mark.parametrize(
+    ("expression", "zone", "words"),
+    [("61 * * * *", "UTC", "minute"), ("0 3 * * *", "Berlin", "IANA time zone"), ("0 0 31 2 *", "UTC", "day-of-month")],
+)
+def test_a_clock_that_cannot_be_is_refused_at_import(expression: str, zone: str, words: str) -> None:
+    with pytest.raises(DeclarationError, match=rf"test_cron\.py:\d+: .*{words}"):
+        App("shop").cron(expression, zone=zone)(without_parameters)
+
+
+def test_a_function_that_the_clock_cannot_call_is_refused_at_import() -> None:
+    with pytest.raises(DeclarationError, match=r"test_cron\.py:\d+: the clock calls it without arguments: missing"):
+        App("shop").cron("@daily")(with_a_parameter)
+
+
+def without_parameters() -> None: ...
+def with_a_parameter(n: int) -> None: ...
