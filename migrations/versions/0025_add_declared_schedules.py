@@ -1,7 +1,7 @@
 """add declared schedules
 
-Revision ID: 0024_declared_schedules
-Revises: 0023_workflows
+Revision ID: 0025_declared_schedules
+Revises: 0024_refusals_of_operations
 May run before the new code: yes; it adds a column without a default, and an index of rows that no older release writes.
 """
 
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 import sqlalchemy as sa
 from alembic import op
 
-revision: str = "0024_declared_schedules"
-down_revision: str | None = "0023_workflows"
+revision: str = "0025_declared_schedules"
+down_revision: str | None = "0024_refusals_of_operations"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
