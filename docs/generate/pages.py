@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from docs.generate import commands, errors, http, metrics, settings
+from leasehold.api.app import make_app
+from leasehold.api.http.openapi import document
+from leasehold.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "docs/reference"
@@ -18,6 +22,11 @@ _PAGES = {
 }
 
 
+#: The document of the API, for programs that generate a client.
+OPENAPI = "openapi.json"
+
+
 def pages() -> dict[str, str]:
     """File name in docs/reference -> its whole text."""
-    return {name: f"{_HEAD}{page().strip()}\n" for name, page in _PAGES.items()}
+    texts = {name: f"{_HEAD}{page().strip()}\n" for name, page in _PAGES.items()}
+    return texts | {OPENAPI: f"{json.dumps(document(make_app(Settings.model_construct())), indent=1)}\n"}

@@ -14,6 +14,7 @@ from leasehold.cli.answers import AsJson, api_client, console, failure, parsed, 
 from leasehold.cli.api_client import ApiClient
 from leasehold.cli.jobs import show_explanation
 from leasehold.cli.logs import logs
+from leasehold.client.errors import ClientError
 
 schedules = typer.Typer(no_args_is_help=True, help="Runs by the clock.")
 queues = typer.Typer(no_args_is_help=True, help="Queues: see, pause, resume.")
@@ -273,9 +274,25 @@ def drain_worker(worker: str, as_json: AsJson = False) -> None:
     show(answer, as_json, lambda: console.print(f"{worker} drains", highlight=False))
 
 
+def mcp(
+    allow_writes: Annotated[
+        bool, typer.Option("--allow-writes", help="Also offer tools that submit, retry, replay and cancel.")
+    ] = False,
+) -> None:
+    """Serve the API as tools of a Model Context Protocol client, over stdin and stdout. Needs the extra `mcp`."""
+    try:
+        from leasehold.cli.mcp_server import serve  # noqa: PLC0415 - it is an extra
+    except ModuleNotFoundError as error:
+        raise failure(f"`leasehold mcp` needs leasehold[mcp]: {error}") from None
+    try:
+        serve(allow_writes=allow_writes)
+    except ClientError as error:
+        raise failure(str(error)) from None
+
+
 def add_to(app: typer.Typer) -> None:
     """All of the above, as commands of `app`."""
-    for command in (submit, watch, runs, cancel, retry, explain, logs):
+    for command in (submit, watch, runs, cancel, retry, explain, logs, mcp):
         app.command()(command)
     app.add_typer(jobs.app, name="jobs")
     app.add_typer(operations.app, name="operations")

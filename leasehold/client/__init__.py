@@ -1,1 +1,12 @@
-"""For programs that speak to a Leasehold API over HTTP. Imports nothing of the server."""
+"""Clients of the HTTP API: `Client` and `AsyncClient` submit and follow work, `ExternalWorker` does it.
+
+They need the HTTP library and the domain's errors, and load nothing of the engine: no database driver, no broker, no
+web framework.
+"""
+
+from leasehold.client.async_client import AsyncClient
+from leasehold.client.calls import Call
+from leasehold.client.client import Client
+from leasehold.client.errors import ApiError, ClientError, RunFailed, Unavailable
+
+__all__ = ["ApiError", "AsyncClient", "Call", "Client", "ClientError", "RunFailed", "Unavailable"]

@@ -26,6 +26,7 @@ EXTRAS = {
     "leasehold/pipelines/media": ("media", "heic"),
     "leasehold/pipelines/conversion": ("conversion", "tflite"),
     "leasehold/embedded": ("embedded",),
+    "leasehold/cli/mcp_server.py": ("mcp",),
     "leasehold/telemetry/traces.py": ("otel",),
 }
 #: Imported by a path that ends with a sentence where the module is not there.

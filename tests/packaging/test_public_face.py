@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import leasehold
+from leasehold import client
 
 ROOT = Path(__file__).parents[2]
 FACE = ast.parse((ROOT / "leasehold/__init__.py").read_text())
@@ -20,6 +21,8 @@ HEAVY = {
     "aio_pika", "aiobotocore", "aiohttp", "aiormq", "alembic", "asyncpg", "botocore", "fastapi", "httpx2", "onnx",
     "PIL", "rich", "sqlalchemy", "starlette", "structlog", "typer", "uvicorn", "uvloop",
 }  # fmt: skip
+#: Public besides: what programs that only speak HTTP import. Its `__all__` is what is promised.
+CLIENTS = "leasehold.client"
 #: The reader's code, as it is printed and as it is run.
 PRINTED = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -83,6 +86,7 @@ def test_examples_and_pages_import_from_the_public_face_alone() -> None:
         (str(path.relative_to(ROOT)), found)
         for path, text in texts.items()
         for found in re.findall(r"^\s*(?:from|import) (leasehold\.\S+)", text, re.MULTILINE)
+        if found != CLIENTS
     ]
     assert wrong == []
 
@@ -94,6 +98,7 @@ def test_what_a_page_calls_by_its_dotted_name_is_public(page: Path) -> None:
     other = {"pipelines"}  # the entry-point group of an installed package's own kinds
     if page.name == "kinds.md":  # a kind with rows of its own writes a job beside them, and works inside
         other |= {"transitions.limits.submit"}
+    other |= {"client", *(f"client.{name}" for name in client.__all__)}
     assert {name for name in named if name not in leasehold.__all__} <= other
 
 

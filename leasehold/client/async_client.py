@@ -1,0 +1,232 @@
+"""`AsyncClient`: the API for programs with an event loop. It has the methods of `Client`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial, update_wrapper
+from pathlib import Path
+from typing import Any, Concatenate, ParamSpec, Self, TypeAlias, TypeVar
+
+import httpx2
+
+from leasehold.client import calls, models
+from leasehold.client.calls import Call, Feed, Id, Listing
+from leasehold.client.following import Following
+from leasehold.client.requests import form_of, json_of, key_of, options_of, result_of, url_of
+from leasehold.client.retrying import Tries
+from leasehold.client.uploading import OnProgress, apieces
+
+MakeForm: TypeAlias = Callable[[ExitStack], dict[str, Any]]
+P = ParamSpec("P")
+T = TypeVar("T")
+#: A request that waits for a change waits this long; the client sends it again.
+_WAIT_SECONDS = 20.0
+_REQUEST_SECONDS = 60.0
+
+
+def _calling(make: Callable[P, Call[T]]) -> Callable[Concatenate[AsyncClient, P], Coroutine[Any, Any, T]]:
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.send(make(*args, **kwargs))
+
+    return update_wrapper(method, make)
+
+
+def _listing(make: Callable[P, Listing[T]]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
+    async def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        listing, cursor = make(*args, **kwargs), None
+        while True:
+            items, cursor = await self.send(listing.page(cursor))
+            for item in items:
+                yield item
+            if cursor is None:
+                return
+
+    return update_wrapper(method, make)
+
+
+def _following(make: Callable[P, Feed[T]]) -> Callable[Concatenate[AsyncClient, P], AsyncIterator[T]]:
+    def method(self: AsyncClient, /, *args: P.args, **kwargs: P.kwargs) -> AsyncIterator[T]:
+        return self._follow(make(*args, **kwargs))
+
+    return update_wrapper(method, make)
+
+
+class AsyncClient:
+    """`async with AsyncClient(url, key) as client`. Its parameters, methods and errors are those of `Client`: await a
+    method that returns a value, and iterate with `async for` over a list, events, logs or a stream.
+    """
+
+    def __init__(self, url: str | None = None, key: str | None = None, *, timeout: float = 60.0) -> None:
+        self._timeout = timeout
+        headers = {"Authorization": f"Bearer {key_of(key)}"}
+        self._http = httpx2.AsyncClient(base_url=url_of(url), headers=headers, timeout=_REQUEST_SECONDS)
+        self._store = httpx2.AsyncClient(timeout=_REQUEST_SECONDS)  # signed URLs must not get the API key
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_error: object) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        await self._http.aclose()
+        await self._store.aclose()
+
+    # --- runs
+    submit = _calling(calls.submit)
+    submit_many = _calling(calls.submit_many)
+    get_run = _calling(calls.get_run)
+    runs = _listing(calls.runs)
+    rerun = _calling(calls.rerun)
+    create_template = _calling(calls.create_template)
+
+    async def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
+        """The run once it has ended. Raises TimeoutError after `timeout` seconds."""
+        until = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _WAIT_SECONDS if until is None else min(_WAIT_SECONDS, max(0.0, until - time.monotonic()))
+            run = await self.get_run(run_id, wait=left)
+            if run.ended:
+                return run
+            if until is not None and time.monotonic() >= until:
+                raise TimeoutError(f"run {run_id} has not ended after {timeout} s: it is {run.status}")
+
+    async def result(self, run_id: Id, *, timeout: float | None = None) -> dict[str, Any]:
+        """{step: result} of the run once it has succeeded. Raises RunFailed, TimeoutError."""
+        return result_of(await self.wait(run_id, timeout=timeout))
+
+    # --- jobs of every kind
+    get_job = _calling(calls.get_job)
+    jobs = _listing(calls.jobs)
+    explain = _calling(calls.explain)
+    cancel = _calling(calls.cancel)
+    retry = _calling(calls.retry)
+    delete = _calling(calls.delete)
+    read_events = _calling(calls.read_events)
+    read_logs = _calling(calls.read_logs)
+    events = _following(calls.events)
+    logs = _following(calls.logs)
+    stream = _following(calls.stream)
+
+    # --- dead letters, the fleet
+    dead_letters = _listing(calls.dead_letters)
+    dead_letter_groups = _calling(calls.dead_letter_groups)
+    replay_dead_letters = _calling(calls.replay_dead_letters)
+    queues = _calling(calls.queues)
+    workers = _calling(calls.workers)
+
+    # --- pictures, models, generations
+    get_picture = _calling(calls.get_picture)
+    generate = _calling(calls.generate)
+    get_generation = _calling(calls.get_generation)
+
+    async def upload_picture(
+        self,
+        path: Path | str,
+        variants: Sequence[str] = (),
+        *,
+        content_type: str | None = None,
+        priority: calls.Priority = "normal",
+        tags: Mapping[str, str] | None = None,
+        on_progress: OnProgress | None = None,
+    ) -> models.PictureAccepted:
+        """Upload the picture at `path` and begin to process it. `content_type`: by default by the name's ending."""
+        path = Path(path)
+        kind = content_type or calls.content_type_of(path)
+        ticket = await self.send(calls.upload_ticket(path, kind))
+        await self._put(calls.put_bytes(ticket, path, kind), path, on_progress)
+        return await self.send(calls.complete_upload(ticket, variants, priority=priority, tags=tags))
+
+    async def convert(
+        self,
+        path: Path | str,
+        *,
+        user_id: str,
+        model_id: int,
+        version: str,
+        platform: str,
+        reference_images: Sequence[Path | str] = (),
+        key: str | None = None,
+        on_progress: OnProgress | None = None,
+        **options: str,
+    ) -> models.Conversion:
+        """Upload the model at `path` and begin to convert it. `options`: further fields of the form."""
+        call = calls.convert(
+            path,
+            user_id=user_id,
+            model_id=model_id,
+            version=version,
+            platform=platform,
+            reference_images=reference_images,
+            options=options,
+            key=key,
+        )
+        return await self._send(call, partial(form_of, call, on_progress))
+
+    # --- the requests
+
+    async def send(self, call: Call[T]) -> T:
+        """Send a request of `leasehold.client.calls`, and again while that may help. Raises ApiError, Unavailable."""
+        return await self._send(call, None)
+
+    async def _send(self, call: Call[T], form: MakeForm | None) -> T:
+        call = call.with_key()
+        tries = Tries(call, str(self._http.base_url), self._timeout)
+        while True:
+            outcome = await self._try(call, form, tries)
+            if not isinstance(outcome, float):
+                return call.parse(json_of(outcome))
+            await asyncio.sleep(outcome)
+
+    async def _try(self, call: Call[Any], form: MakeForm | None, tries: Tries) -> httpx2.Response | float:
+        """The answer that counts, or the seconds until the next try."""
+        with ExitStack() as stack:
+            more = {} if form is None else form(stack)
+            try:
+                answer = await self._http.request(call.method, call.path, **options_of(call), **more)
+            except httpx2.TransportError as error:
+                return tries.after_error(error)
+        pause = tries.after_answer(answer)
+        return answer if pause is None else pause
+
+    async def _put(self, call: Call[None], path: Path, on_progress: OnProgress | None) -> None:
+        tries = Tries(call, "the object store", self._timeout)
+        while True:
+            content = apieces(path, on_progress)
+            try:
+                answer = await self._store.request("PUT", call.path, headers=call.headers, content=content)
+                pause = tries.after_answer(answer)
+            except httpx2.TransportError as error:
+                pause = tries.after_error(error)
+            if pause is None:
+                return
+            await asyncio.sleep(pause)
+
+    async def _follow(self, feed: Feed[T]) -> AsyncIterator[T]:
+        """The items until the job's end. A connection that breaks, or that the API ends, is resumed."""
+        following = Following(feed)
+        tries = None
+        while True:
+            call = following.connect()
+            tries = tries or Tries(call, str(self._http.base_url), self._timeout)
+            pause: float | None = None
+            try:
+                async with self._http.stream("GET", call.path, params=call.params, headers=call.headers) as answer:
+                    if answer.is_error:
+                        await answer.aread()
+                    pause = tries.after_answer(answer)
+                    if pause is None:
+                        async for line in answer.aiter_lines():
+                            for item in following.item(line):
+                                yield item
+                                tries = None
+            except httpx2.TransportError as error:
+                tries = tries or Tries(call, str(self._http.base_url), self._timeout)
+                pause = tries.after_error(error)
+            if pause is not None:
+                await asyncio.sleep(pause)
+            elif not following.advanced and (await self.send(calls.get_job(following.job_id))).ended:
+                return

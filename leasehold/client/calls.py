@@ -1,0 +1,420 @@
+"""Every request of the clients, once: `Client` and `AsyncClient` send what these functions return."""
+
+from __future__ import annotations
+
+import mimetypes
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Generic, Literal, TypeAlias, TypeVar
+from urllib.parse import quote
+from uuid import UUID, uuid4
+
+from leasehold.client import models
+
+T = TypeVar("T")
+Id: TypeAlias = UUID | str
+Priority: TypeAlias = Literal["high", "normal", "low"]
+Json: TypeAlias = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Call(Generic[T]):
+    """A request. `parse`: makes the result of the answer's JSON. `keyed`: the API knows `key`, and does nothing twice
+    for it. `safe`: the request may be repeated without a key. `files`: those of a form, by field.
+    """
+
+    method: str
+    path: str
+    parse: Callable[[Any], T]
+    params: Json = field(default_factory=dict)
+    body: Json | None = None
+    form: Mapping[str, str] | None = None
+    files: Sequence[tuple[str, Path]] = ()
+    headers: Mapping[str, str] = field(default_factory=dict)
+    keyed: bool = False
+    safe: bool = False
+    key: str | None = None
+
+    def with_key(self) -> Call[T]:
+        """The call with an idempotency key: the caller's own, or a new one."""
+        if not self.keyed:
+            return self
+        key = self.key or uuid4().hex
+        return replace(self, key=key, headers={**self.headers, "Idempotency-Key": key})
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether a try whose answer was lost may be repeated."""
+        return self.keyed or self.safe
+
+
+@dataclass(frozen=True, slots=True)
+class Listing(Generic[T]):
+    """A list that the API answers by pages. `items`: the field that has them."""
+
+    path: str
+    items: str
+    parse: Callable[[Any], T]
+    params: Json
+
+    def page(self, cursor: str | None) -> Call[tuple[list[T], str | None]]:
+        def parse(answer: Any) -> tuple[list[T], str | None]:
+            return [self.parse(item) for item in answer[self.items]], answer["next_cursor"]
+
+        return _get(self.path, parse, **self.params, cursor=cursor)
+
+
+@dataclass(frozen=True, slots=True)
+class Feed(Generic[T]):
+    """Numbered items that the API sends as they happen. `parse` makes an item of an event's name and data."""
+
+    job_id: str
+    path: str
+    parse: Callable[[str, Any], T]
+    params: Json
+    after: int
+
+
+def _get(path: str, parse: Callable[[Any], T], **params: Any) -> Call[T]:
+    given = {name: value for name, value in params.items() if value is not None}
+    return Call("GET", path, parse, params=given, safe=True)
+
+
+def _part(value: object) -> str:
+    """A value as one part of a path."""
+    return quote(str(value), safe="")
+
+
+def _given(**fields: Any) -> dict[str, Any]:
+    return {name: value for name, value in fields.items() if value is not None}
+
+
+def _instant(at: datetime | None) -> str | None:
+    if at is not None and at.tzinfo is None:
+        raise ValueError("scheduled_at needs a time zone")
+    return None if at is None else at.isoformat()
+
+
+# --- runs
+
+
+def submit(
+    template: str,
+    payload: Json | None = None,
+    *,
+    version: int | None = None,
+    scope: str | None = None,
+    scope_id: str | None = None,
+    priority: Priority = "normal",
+    scheduled_at: datetime | None = None,
+    start_within_seconds: int | None = None,
+    dedupe: str | None = None,
+    tags: Mapping[str, str] | None = None,
+    key: str | None = None,
+) -> Call[models.Accepted]:
+    """Start a run. `dedupe`: at most one unfinished run of the template has it, and the answer names that run.
+    `key`: the idempotency key; without one the client makes one.
+    """
+    body = _given(
+        template=template,
+        payload=dict(payload or {}),
+        version=version,
+        scope=scope,
+        scope_id=scope_id,
+        priority=priority,
+        scheduled_at=_instant(scheduled_at),
+        start_within_seconds=start_within_seconds,
+        dedupe=None if dedupe is None else {"key": dedupe},
+        tags=None if tags is None else dict(tags),
+    )
+    return Call("POST", "/v1/runs", models.Accepted.model_validate, body=body, keyed=True, key=key)
+
+
+def submit_many(
+    template: str,
+    payloads: Iterable[Json],
+    *,
+    version: int | None = None,
+    scope: str | None = None,
+    priority: Priority = "normal",
+    scheduled_at: datetime | None = None,
+    tags: Mapping[str, str] | None = None,
+    key: str | None = None,
+) -> Call[models.Batch]:
+    """Start up to 1,000 runs of a template, one a payload: all or none."""
+    more = {} if tags is None else {"tags": dict(tags)}
+    body = _given(
+        template=template,
+        runs=[{"payload": dict(payload)} | more for payload in payloads],
+        version=version,
+        scope=scope,
+        priority=priority,
+        scheduled_at=_instant(scheduled_at),
+    )
+    return Call("POST", "/v1/runs/batch", models.Batch.model_validate, body=body, keyed=True, key=key)
+
+
+def get_run(run_id: Id, *, wait: float = 0) -> Call[models.Run]:
+    """The run. `wait`: seconds, up to 30, to wait for its next change."""
+    return _get(f"/v1/runs/{_part(run_id)}", models.Run.model_validate, wait=wait or None)
+
+
+def runs(
+    *,
+    template: str | None = None,
+    status: models.Status | None = None,
+    scope: str | None = None,
+    scope_id: str | None = None,
+) -> Listing[models.Run]:
+    """All runs that match, the newest first."""
+    params = _given(template=template, status=status, scope=scope, scope_id=scope_id, limit=100)
+    return Listing("/v1/runs", "runs", models.Run.model_validate, params)
+
+
+def rerun(run_id: Id, *, key: str | None = None) -> Call[models.Accepted]:
+    """Start a fresh run of the same payload."""
+    return Call("POST", f"/v1/runs/{_part(run_id)}/rerun", models.Accepted.model_validate, keyed=True, key=key)
+
+
+def create_template(declaration: Json, *, key: str | None = None) -> Call[dict[str, Any]]:
+    """Write a version of a template."""
+    return Call("POST", "/v1/templates", dict, body=declaration, keyed=True, key=key)
+
+
+# --- jobs of every kind
+
+
+def get_job(job_id: Id, *, wait: float = 0) -> Call[models.Job]:
+    """The job. `wait`: seconds, up to 30, to wait for its next change."""
+    return _get(f"/v1/jobs/{_part(job_id)}", models.Job.model_validate, wait=wait or None)
+
+
+def jobs(q: str = "") -> Listing[models.Job]:
+    """All jobs that the filter `q` finds, the newest first: `kind:media status:failed created:<1h`."""
+    return Listing("/v1/jobs", "jobs", models.Job.model_validate, {"q": q, "limit": 100})
+
+
+def explain(job_id: Id) -> Call[models.Explanation]:
+    """Why the job does not run now, and what its workers did."""
+    return _get(f"/v1/jobs/{_part(job_id)}/explain", models.Explanation.model_validate)
+
+
+def cancel(job_id: Id, reason: str = "") -> Call[models.Acted]:
+    """Ask a job of any kind to stop."""
+    body = {"reason": reason}
+    return Call("POST", f"/v1/jobs/{_part(job_id)}/cancel", models.Acted.model_validate, body=body, safe=True)
+
+
+def retry(job_id: Id, *, from_step: str | None = None, payload: Json | None = None) -> Call[models.Acted]:
+    """Run a failed job again, from the step that failed or from `from_step`. `payload`: another one, of a run."""
+    body = _given(from_step=from_step, payload=None if payload is None else dict(payload))
+    return Call("POST", f"/v1/jobs/{_part(job_id)}/retry", models.Acted.model_validate, body=body)
+
+
+def delete(job_id: Id) -> Call[models.Acted | None]:
+    """Delete a job with its objects. None: it is gone; else it goes when its running steps have stopped."""
+    return Call("DELETE", f"/v1/jobs/{_part(job_id)}", _acted_or_none, safe=True)
+
+
+def _acted_or_none(answer: Any) -> models.Acted | None:
+    return models.Acted.model_validate(answer) if answer else None
+
+
+def read_events(job_id: Id, *, after: int = 0, limit: int = 100) -> Call[models.EventPage]:
+    """The events of a job with numbers above `after`, at most 500."""
+    return _get(f"/v1/jobs/{_part(job_id)}/events", models.EventPage.model_validate, after=after, limit=limit)
+
+
+def read_logs(
+    job_id: Id, *, after: int = 0, limit: int = 100, step: str | None = None, attempt: int | None = None
+) -> Call[models.LogPage]:
+    """What a job has logged so far: lines with numbers above `after`, at most 1,000."""
+    path = f"/v1/jobs/{_part(job_id)}/logs"
+    return _get(path, models.LogPage.model_validate, after=after, limit=limit, step=step, attempt=attempt)
+
+
+def events(job_id: Id, *, after: int = 0) -> Feed[models.Event]:
+    """The events of a job as they happen, up to its last."""
+    return Feed(
+        str(job_id),
+        f"/v1/jobs/{_part(job_id)}/events",
+        lambda _name, data: models.Event.model_validate(data),
+        {},
+        after,
+    )
+
+
+def logs(job_id: Id, *, after: int = 0, step: str | None = None, attempt: int | None = None) -> Feed[models.LogLine]:
+    """What a job logs, as it is written, until it ends."""
+    params = _given(step=step, attempt=attempt)
+    return Feed(
+        str(job_id),
+        f"/v1/jobs/{_part(job_id)}/logs",
+        lambda _name, data: models.LogLine.model_validate(data),
+        params,
+        after,
+    )
+
+
+def stream(job_id: Id, *, after: int = 0, step: str | None = None, attempt: int | None = None) -> Feed[models.Chunk]:
+    """What a job emits, as it is written, until it ends. After a `restart` drop the step's earlier chunks."""
+
+    def parse(name: str, data: Any) -> models.Chunk:
+        return models.Chunk.model_validate({"event": name} | data)
+
+    return Feed(str(job_id), f"/v1/jobs/{_part(job_id)}/stream", parse, _given(step=step, attempt=attempt), after)
+
+
+# --- dead letters
+
+
+def dead_letters(
+    *,
+    kind: str | None = None,
+    template: str | None = None,
+    code: str | None = None,
+    fingerprint: str | None = None,
+) -> Listing[models.DeadLetter]:
+    """Steps that failed for good, the latest first."""
+    params = _given(kind=kind, template=template, code=code, fingerprint=fingerprint, limit=100)
+    return Listing("/v1/dead-letters", "dead_letters", models.DeadLetter.model_validate, params)
+
+
+def dead_letter_groups(*, kind: str | None = None, limit: int = 50) -> Call[list[models.DeadLetterGroup]]:
+    """The latest dead letters, grouped by their cause."""
+
+    def parse(answer: Any) -> list[models.DeadLetterGroup]:
+        return [models.DeadLetterGroup.model_validate(group) for group in answer["groups"]]
+
+    return _get("/v1/dead-letters/groups", parse, kind=kind, limit=limit)
+
+
+def replay_dead_letters(
+    *,
+    fingerprint: str | None = None,
+    template: str | None = None,
+    code: str | None = None,
+    canary: bool = False,
+    limit: int = 100,
+) -> Call[dict[str, Any]]:
+    """Run the jobs of dead letters again: `replayed`, and `refused` with the reason of each. `canary`: the latest
+    alone.
+    """
+    body = _given(fingerprint=fingerprint, template=template, code=code, canary=canary, limit=limit)
+    return Call("POST", "/v1/dead-letters/replay", dict, body=body)
+
+
+# --- the fleet
+
+
+def queues() -> Call[list[models.Queue]]:
+    """Queues with their depth, workers and pauses. It needs the scope `fleet:operate`."""
+    return _get("/v1/queues", lambda answer: [models.Queue.model_validate(item) for item in answer["queues"]])
+
+
+def workers() -> Call[list[models.WorkerInfo]]:
+    """The workers and their leases. It needs the scope `fleet:operate`."""
+    return _get("/v1/workers", lambda answer: [models.WorkerInfo.model_validate(item) for item in answer["workers"]])
+
+
+# --- pictures
+
+
+def content_type_of(path: Path) -> str:
+    """By the ending of the name."""
+    return mimetypes.guess_type(path.name)[0] or "application/octet-stream"
+
+
+def upload_ticket(path: Path, content_type: str, *, key: str | None = None) -> Call[models.Ticket]:
+    """A place for the bytes of the picture at `path`."""
+    body = {"content_type": content_type, "file_name": path.name, "content_length": path.stat().st_size}
+    return Call("POST", "/upload-url", models.Ticket.model_validate, body=body, keyed=True, key=key)
+
+
+def put_bytes(ticket: models.Ticket, path: Path, content_type: str) -> Call[None]:
+    """The bytes of the picture, to the store. The request goes without the API key."""
+    headers = {"Content-Type": content_type, "Content-Length": str(path.stat().st_size)}
+    return Call("PUT", ticket.upload_url, lambda _answer: None, headers=headers, safe=True)
+
+
+def complete_upload(
+    ticket: models.Ticket,
+    variants: Sequence[str] = (),
+    *,
+    priority: Priority = "normal",
+    tags: Mapping[str, str] | None = None,
+) -> Call[models.PictureAccepted]:
+    """The bytes are there: process the picture."""
+    body = _given(
+        media_id=str(ticket.media_id),
+        original_key=ticket.original_key,
+        variants=list(variants),
+        priority=priority,
+        tags=None if tags is None else dict(tags),
+    )
+    return Call("POST", "/complete-upload", models.PictureAccepted.model_validate, body=body, safe=True)
+
+
+def get_picture(media_id: Id, *, wait: float = 0) -> Call[models.Picture]:
+    """The picture, with the links of its outputs once it is READY."""
+    return _get(f"/media/{_part(media_id)}", models.Picture.model_validate, wait=wait or None)
+
+
+# --- models
+
+
+def convert(
+    path: Path | str,
+    *,
+    user_id: str,
+    model_id: int,
+    version: str,
+    platform: str,
+    reference_images: Sequence[Path | str] = (),
+    options: Mapping[str, str] | None = None,
+    key: str | None = None,
+) -> Call[models.Conversion]:
+    """Convert the model at `path`, read from the disk as it is sent. `options`: further fields of the form."""
+    form = {"user_id": user_id, "model_id": str(model_id), "version": version, "platform": platform, **(options or {})}
+    files = [("model", Path(path)), *(("ref_images[]", Path(image)) for image in reference_images)]
+    return Call("POST", "/api/v1/jobs", models.Conversion.model_validate, form=form, files=files, keyed=True, key=key)
+
+
+# --- generations
+
+
+def generate(
+    prompt: str,
+    *,
+    what: Literal["images", "video"] = "images",
+    credential: str | None = None,
+    key: str | None = None,
+    **order: Any,
+) -> Call[models.Ordered]:
+    """Order images or a video. `order`: further fields (`model`, `ratio`, `task_id`, ...). `credential`: the caller's
+    own at the provider.
+    """
+    headers = {} if credential is None else {"X-Provider-Credential": credential}
+    return Call(
+        "POST",
+        f"/v1/{what}/generations",
+        lambda answer: models.Ordered.model_validate(answer["data"]),
+        body={"prompt": prompt} | order,
+        headers=headers,
+        keyed=True,
+        key=key,
+    )
+
+
+def get_generation(
+    task_id: str, *, what: Literal["images", "video"] = "images", wait: float = 0
+) -> Call[models.Generation]:
+    """How a generation stands."""
+    return _get(
+        f"/v1/{what}/query",
+        lambda answer: models.Generation.model_validate(answer["data"]),
+        task_id=task_id,
+        wait=wait or None,
+    )

@@ -1,0 +1,277 @@
+"""The answers of the API as the clients return them. Fields that a newer API adds are kept, too."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from datetime import datetime
+from typing import Any, Literal
+from uuid import UUID
+
+from pydantic import BaseModel, ConfigDict
+
+Status = Literal[
+    "pending", "queued", "running", "waiting_worker", "cancel_requested", "succeeded", "failed", "cancelled", "expired"
+]
+ENDED = frozenset({"succeeded", "failed", "cancelled", "expired"})
+
+
+class Answer(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class Problem(Answer):
+    """Why a job or one of its attempts failed."""
+
+    code: str
+    message: str
+    step: str | None = None
+    retryable: bool | None = None
+
+
+class Output(Answer):
+    step: str
+    name: str
+    key: str
+    size: int
+    sha256: str
+    content_type: str
+    url: str | None = None
+
+
+class Accepted(Answer):
+    """A run that was started, or the unfinished one with the same dedupe key."""
+
+    id: UUID
+    status: Status
+    template: str
+    version: int
+
+
+class Batch(Answer):
+    """`existing`: those among `ids` that an earlier request had started with the same dedupe key."""
+
+    ids: list[UUID]
+    existing: list[UUID]
+    template: str
+    version: int
+
+
+class Acted(Answer):
+    """A job after a cancel, a retry or a delete that waits for its running steps."""
+
+    id: UUID
+    status: Status
+
+
+class RunStep(Answer):
+    id: str
+    status: str
+    state: str
+    attempt: int
+    max_attempts: int
+    queue: str
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    percent: float | None = None
+    summary: str | None = None
+    result: Any = None
+    error: Problem | None = None
+
+
+class Progress(Answer):
+    percentage: int
+    summary: str
+    steps: list[RunStep]
+
+
+class Run(Answer):
+    """A run. An item of a list has neither `payload` nor `progress`. `result`: {step: result}."""
+
+    id: UUID
+    template: str
+    version: int
+    scope: str
+    scope_id: str
+    status: Status
+    priority: str
+    created_at: datetime
+    updated_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    error: Problem | None = None
+    payload: dict[str, Any] | None = None
+    progress: Progress | None = None
+    result: dict[str, Any] | None = None
+    outputs: list[Output] = []
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDED
+
+
+class Job(Answer):
+    """A job of any kind. An item of a list has no `steps`, `outputs` and `result`."""
+
+    id: UUID
+    kind: str
+    template: str
+    status: Status
+    tenant_id: str
+    priority: str
+    tags: Mapping[str, str] = {}
+    created_at: datetime
+    started_at: datetime | None = None
+    finished_at: datetime | None = None
+    error: Problem | None = None
+    parameters: dict[str, Any] | None = None
+    steps: list[dict[str, Any]] | None = None
+    outputs: list[Output] | None = None
+    result: dict[str, Any] | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDED
+
+
+class Event(Answer):
+    """One change of a job. `seq`: its number, from 1."""
+
+    seq: int
+    at: datetime
+    kind: str
+    status: str
+    step: str | None = None
+    step_status: str | None = None
+
+
+class LogLine(Answer):
+    n: int
+    at: datetime
+    step: str
+    attempt: int
+    epoch: int
+    level: str
+    logger: str
+    message: str
+    fields: dict[str, Any] = {}
+    traceback: str | None = None
+
+
+class EventPage(Answer):
+    """`next_after`: for the next page; None: there are no further events yet."""
+
+    events: list[Event]
+    next_after: int | None
+
+
+class LogPage(Answer):
+    """`next_after`: for the next page; None: there are no further lines yet."""
+
+    lines: list[LogLine]
+    next_after: int | None
+
+
+class Chunk(Answer):
+    """An item of a job's stream. `restart`: the step runs again, and its chunks of earlier attempts are void. `cut`:
+    the attempt has emitted too much. Neither of them carries a `chunk`.
+    """
+
+    event: Literal["chunk", "restart", "cut"]
+    step: str
+    attempt: int
+    epoch: int
+    n: int | None = None
+    chunk: Any = None
+
+
+class DeadLetter(Answer):
+    task_id: UUID
+    job_id: UUID
+    kind: str
+    template: str
+    step: str
+    code: str
+    message: str
+    fingerprint: str
+    at: datetime
+
+
+class DeadLetterGroup(Answer):
+    fingerprint: str
+    kind: str
+    template: str
+    step: str
+    code: str
+    message: str
+    n: int
+    first_at: datetime
+    last_at: datetime
+
+
+class Explanation(Answer):
+    """`reasons`: why the job does not run now. `ledger`: what its workers did."""
+
+    reasons: list[dict[str, Any]]
+    ledger: list[dict[str, Any]]
+
+
+class Ticket(Answer):
+    """Where the bytes of a picture go."""
+
+    media_id: UUID
+    upload_url: str
+    original_key: str
+    expires_in: int
+
+
+class PictureAccepted(Answer):
+    media_id: UUID
+    job_id: UUID
+    status: str
+
+
+class Picture(Answer):
+    media_id: UUID
+    status: str
+    job_id: UUID | None = None
+    final_url: str | None = None
+    variants: dict[str, dict[str, Any]] | None = None
+    error: Problem | None = None
+
+
+class Conversion(Answer):
+    """The conversion of a model: its job, as `POST /api/v1/jobs` answers it."""
+
+    job_id: UUID
+    status: str
+
+
+class Ordered(Answer):
+    """A generation that was ordered. `task_id` names the order."""
+
+    task_id: str
+    job_id: UUID | None = None
+
+
+class Generation(Answer):
+    """How a generation stands. `urls`: its files, once `status_text` is `completed`."""
+
+    task_id: str
+    job_id: UUID | None = None
+    status_text: str
+    urls: list[str] = []
+    error: Problem | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status_text in ("completed", "failed", "unknown")
+
+
+class Queue(Answer):
+    queue: str
+
+
+class WorkerInfo(Answer):
+    id: UUID
+    host: str
+    queues: list[str]

@@ -1,0 +1,63 @@
+"""What both clients make of a call and of an answer."""
+
+from __future__ import annotations
+
+import os
+from contextlib import ExitStack
+from typing import Any
+
+import httpx2
+
+from leasehold.client.calls import Call
+from leasehold.client.errors import ClientError, RunFailed
+from leasehold.client.models import Run
+from leasehold.client.uploading import OnProgress, Reported
+
+_NO_CONTENT = 204
+
+
+def url_of(url: str | None) -> str:
+    return url or os.environ.get("LEASEHOLD_URL", "http://127.0.0.1:8000")
+
+
+def key_of(key: str | None) -> str:
+    """Raises ClientError without a key."""
+    key = key or os.environ.get("LEASEHOLD_API_KEY")
+    if not key:
+        raise ClientError("give an API key, or set LEASEHOLD_API_KEY to one (leasehold keys create)")
+    return key
+
+
+def options_of(call: Call[Any]) -> dict[str, Any]:
+    """For the request of the HTTP library."""
+    options: dict[str, Any] = {"params": dict(call.params), "headers": dict(call.headers)}
+    return options if call.body is None else options | {"json": dict(call.body)}
+
+
+def form_of(call: Call[Any], on_progress: OnProgress | None, stack: ExitStack) -> dict[str, Any]:
+    """The call's form, with its files open until `stack` closes them: each try reads them anew."""
+    total, sent = sum(path.stat().st_size for _, path in call.files), [0]
+    files = [
+        (field, (path.name, Reported(stack.enter_context(path.open("rb")), on_progress, total, sent)))
+        for field, path in call.files
+    ]
+    return {"data": dict(call.form or {}), "files": files}
+
+
+def json_of(answer: httpx2.Response) -> Any:
+    """Raises ClientError for an answer that is not the API's."""
+    if answer.status_code == _NO_CONTENT:
+        return None
+    try:
+        return answer.json()
+    except ValueError:
+        raise ClientError(f"{answer.url} answered {answer.status_code} without JSON: is it a Leasehold API?") from None
+
+
+def result_of(run: Run) -> dict[str, Any]:
+    """{step: result} of a run that has ended. Raises RunFailed."""
+    if run.status == "succeeded":
+        return run.result or {}
+    error = run.error
+    code, message = (run.status, "It has no error.") if error is None else (error.code, error.message)
+    raise RunFailed(run.id, run.status, code, message)

@@ -1,0 +1,82 @@
+"""When a client sends a request again, and when it gives up. No input or output: both clients use it."""
+
+from __future__ import annotations
+
+import random
+from time import monotonic
+from typing import Any
+
+import httpx2
+
+from leasehold.client.calls import Call
+from leasehold.client.errors import ApiError, Unavailable
+
+#: The API, or a proxy before it, cannot answer now.
+_AWAY = frozenset({502, 503, 504})
+_TOO_MANY = 429
+_CONFLICT = 409
+#: The try before is still under way.
+_IN_FLIGHT = "idempotency_key_in_flight"
+_FIRST_PAUSE, _LAST_PAUSE = 0.2, 10.0
+#: These errors mean that the request has not been sent.
+_NOT_SENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
+
+
+class Tries:
+    """The tries of one call, within `seconds`."""
+
+    def __init__(self, call: Call[Any], url: str, seconds: float) -> None:
+        self._call = call
+        self._url = url
+        self._seconds = seconds
+        self._deadline = monotonic() + seconds
+        self._failed = 0
+
+    def after_error(self, error: httpx2.TransportError) -> float:
+        """Seconds until the next try. Raises Unavailable."""
+        if not (self._call.repeatable or isinstance(error, _NOT_SENT)):
+            raise self._unavailable(str(error) or type(error).__name__) from error
+        pause = self._pause(None)
+        if pause is None:
+            raise self._unavailable(str(error) or type(error).__name__) from error
+        return pause
+
+    def after_answer(self, answer: httpx2.Response) -> float | None:
+        """Seconds until the next try; None: this answer counts. Raises ApiError, Unavailable."""
+        if not answer.is_error:
+            return None
+        problem = problem_of(answer)
+        is_away = answer.status_code in _AWAY
+        is_early = answer.status_code == _TOO_MANY or (
+            answer.status_code == _CONFLICT and problem.get("code") == _IN_FLIGHT
+        )
+        refused = ApiError(answer.status_code, problem, self._call.key)
+        if not is_early and not (is_away and self._call.repeatable):
+            raise refused
+        pause = self._pause(_seconds(answer.headers.get("Retry-After")))
+        if pause is not None:
+            return pause
+        raise self._unavailable(str(refused)) if is_away else refused
+
+    def _pause(self, at_least: float | None) -> float | None:
+        """Grows from try to try, and is never the same for two clients. None: the time is up."""
+        self._failed += 1
+        longest = min(_LAST_PAUSE, _FIRST_PAUSE * 2 ** (self._failed - 1))
+        pause = (at_least or 0.0) + random.uniform(longest / 2, longest)  # noqa: S311 - it guards nothing
+        return pause if monotonic() + pause < self._deadline else None
+
+    def _unavailable(self, reason: str) -> Unavailable:
+        return Unavailable(self._url, self._seconds, reason, self._call.key)
+
+
+def problem_of(answer: httpx2.Response) -> dict[str, Any]:
+    """The problem of an answer that is an error; empty if it is not the API's."""
+    try:
+        problem = answer.json()
+    except ValueError:
+        return {}
+    return problem if isinstance(problem, dict) else {}
+
+
+def _seconds(retry_after: str | None) -> float | None:
+    return float(retry_after) if retry_after is not None and retry_after.isdecimal() else None

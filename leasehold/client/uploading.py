@@ -1,0 +1,49 @@
+"""Files that are read from the disk while they are sent, with a report of how far they are."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import IO, Any, TypeAlias
+
+#: Called with the bytes that were sent, and the bytes of all.
+OnProgress: TypeAlias = Callable[[int, int], None]
+_PIECE = 256 * 1024
+
+
+def pieces(path: Path, on_progress: OnProgress | None) -> Iterator[bytes]:
+    size, sent = path.stat().st_size, 0
+    with path.open("rb") as file:
+        while piece := file.read(_PIECE):
+            yield piece
+            sent += len(piece)
+            if on_progress is not None:
+                on_progress(sent, size)
+
+
+async def apieces(path: Path, on_progress: OnProgress | None) -> AsyncIterator[bytes]:
+    """As `pieces`, without blocking the event loop."""
+    reading = pieces(path, on_progress)
+    while (piece := await asyncio.to_thread(next, reading, None)) is not None:
+        yield piece
+
+
+class Reported:
+    """A file whose reads report how many bytes of it, and of those before it, were sent."""
+
+    def __init__(self, file: IO[bytes], on_progress: OnProgress | None, total: int, sent: list[int]) -> None:
+        self._file = file
+        self._on_progress = on_progress
+        self._total = total
+        self._sent = sent  # of all files of the form together
+
+    def read(self, size: int = -1) -> bytes:
+        piece = self._file.read(size)
+        self._sent[0] += len(piece)
+        if self._on_progress is not None and piece:
+            self._on_progress(self._sent[0], self._total)
+        return piece
+
+    def __getattr__(self, name: str) -> Any:  # seek, tell, fileno: the client library asks for the length
+        return getattr(self._file, name)

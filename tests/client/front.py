@@ -1,0 +1,88 @@
+"""A server before the real API that fails as it is instructed, once each: so a client meets what a network does."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+
+import httpx2
+
+#: "lose": the API does the request, and its answer is lost. "break": the connection ends before the API has it.
+REFUSALS = {
+    "503": (503, b'{"code":"database_unavailable","detail":"away"}', "0"),
+    "429": (429, b'{"code":"rate_limited","detail":"too many"}', "1"),
+    "502": (502, b"<html>a proxy</html>", None),
+}
+
+
+class Front:
+    def __init__(self, target: str) -> None:
+        self._http = httpx2.AsyncClient(base_url=target, timeout=30)
+        self.url = ""
+        self.failures: list[str] = []
+        self.seen: list[tuple[str, str, str | None]] = []  # method, path, idempotency key
+        self.sent_bytes = 0
+
+    async def answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError):
+            await self._answer(reader, writer)
+        writer.close()
+
+    async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
+        method, path, _ = head[0].split(" ")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head[1:] if line)}
+        body = await reader.readexactly(int(headers.get("content-length", "0")))
+        if headers.get("transfer-encoding") == "chunked":
+            body = await _chunked(reader)
+        self.seen.append((method, path, headers.get("idempotency-key")))
+        failure = self.failures.pop(0) if self.failures else None
+        if failure == "break":
+            return
+        if failure in REFUSALS:
+            status, content, retry_after = REFUSALS[failure]
+            more = "" if retry_after is None else f"Retry-After: {retry_after}\r\n"
+            more += f"Content-Length: {len(content)}\r\nConnection: close\r\n\r\n"
+            writer.write(f"HTTP/1.1 {status} x\r\n{more}".encode() + content)
+            await writer.drain()
+            return
+        for name in ("host", "content-length", "transfer-encoding", "connection"):
+            headers.pop(name, None)
+        async with self._http.stream(method, path, headers=headers, content=body) as answer:
+            if failure == "lose":
+                await answer.aread()
+                return
+            own = ("content-length", "connection", "transfer-encoding")
+            lines = "".join(f"{name}: {value}\r\n" for name, value in answer.headers.items() if name not in own)
+            writer.write(f"HTTP/1.1 {answer.status_code} x\r\n{lines}Connection: close\r\n\r\n".encode())
+            async for piece in answer.aiter_raw():
+                writer.write(piece)
+                await writer.drain()
+                if failure == "cut":  # in the middle of a stream
+                    writer.transport.abort()
+                    return
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+
+async def _chunked(reader: asyncio.StreamReader) -> bytes:
+    body = b""
+    while size := int(await reader.readline(), 16):
+        body += await reader.readexactly(size)
+        await reader.readline()
+    await reader.readline()
+    return body
+
+
+@asynccontextmanager
+async def fronting(target: str) -> AsyncIterator[Front]:
+    front = Front(target)
+    server = await asyncio.start_server(front.answer, "127.0.0.1", 0)
+    front.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    try:
+        yield front
+    finally:
+        server.close()
+        await front.close()

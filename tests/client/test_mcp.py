@@ -1,0 +1,91 @@
+"""`leasehold mcp` as a client of the protocol meets it: a process that is spoken to over its standard streams."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from typing import Any
+
+import pytest
+from mcp import Client as McpClient
+from mcp import StdioServerParameters
+from typer.testing import CliRunner
+
+from leasehold.cli.main import app
+from leasehold.db.database import Connection
+from leasehold.security.credentials import create_key
+from leasehold.transitions.logs import LogChunk
+from leasehold.transitions.logs import append as append_log
+from tests.api.conftest import Running
+from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker, rows, running
+from tests.jobs.test_job_logs import line
+
+__all__ = ["client", "client_with", "maker", "rows", "running"]  # fixtures
+READS = {
+    "list_jobs",
+    "get_job",
+    "explain_job",
+    "job_events",
+    "job_logs",
+    "list_dead_letters",
+    "dead_letter_groups",
+    "list_queues",
+    "list_workers",
+}
+WRITES = {"submit_run", "retry_job", "replay_dead_letters", "cancel_job"}
+
+
+async def parameters(running: Running, rows: Connection, *scopes: str, arguments: tuple[str, ...] = ()) -> Any:
+    key = await create_key(rows, tenant_id="acme", client_id="mcp", scopes=scopes)
+    environment = dict(os.environ) | {"LEASEHOLD_URL": running.url, "LEASEHOLD_API_KEY": key.text}
+    return StdioServerParameters(
+        command=sys.executable, args=["-m", "leasehold.cli.main", "mcp", *arguments], env=environment
+    )
+
+
+def text_of(result: Any) -> str:
+    return "".join(part.text for part in result.content)
+
+
+async def test_its_tools_read_and_none_of_them_writes(maker: Maker, running: Running, rows: Connection) -> None:
+    job_id = await maker.make("run")
+    claimed = await maker.claim(job_id)
+    await append_log(rows, [LogChunk(claimed.lease.task_id, 1, 1, 1, [line("sold a hat")])])
+    process = await parameters(running, rows, "jobs:read", "runs:read")
+    async with asyncio.timeout(60), McpClient(process) as mcp:
+        tools = (await mcp.list_tools()).tools
+        assert {tool.name for tool in tools} == READS
+        assert {tool.annotations.read_only_hint for tool in tools if tool.annotations is not None} == {True}
+        assert all("Needs the scope" in (tool.description or "") for tool in tools)
+        listed = await mcp.call_tool("list_jobs", {"filter": "kind:run"})
+        assert (not listed.is_error, str(job_id) in text_of(listed)) == (True, True)
+        assert "sold a hat" in text_of(await mcp.call_tool("job_logs", {"job_id": str(job_id)}))
+        assert "reasons" in text_of(await mcp.call_tool("explain_job", {"job_id": str(job_id)}))
+        refused = await mcp.call_tool("list_queues", {})
+        assert (refused.is_error, "insufficient_scope" in text_of(refused)) == (True, True)
+        unknown = await mcp.call_tool("cancel_job", {"job_id": str(job_id)})
+        assert unknown.is_error
+    assert await rows.fetchval("SELECT cancel FROM job WHERE id = $1", job_id) is None
+
+
+async def test_with_writes_each_tool_still_needs_its_scope(maker: Maker, running: Running, rows: Connection) -> None:
+    job_id = await maker.make("run")
+    await maker.fail(job_id)
+    reader = await parameters(running, rows, "jobs:read", "runs:read", arguments=("--allow-writes",))
+    async with asyncio.timeout(60), McpClient(reader) as mcp:
+        assert {tool.name for tool in (await mcp.list_tools()).tools} == READS | WRITES
+        refused = await mcp.call_tool("retry_job", {"job_id": str(job_id)})
+        assert (refused.is_error, "insufficient_scope" in text_of(refused)) == (True, True)
+    writer = await parameters(running, rows, *TENANT_SCOPES, arguments=("--allow-writes",))
+    async with asyncio.timeout(60), McpClient(writer) as mcp:
+        assert "pending" in text_of(await mcp.call_tool("retry_job", {"job_id": str(job_id)}))
+        assert "id" in text_of(await mcp.call_tool("submit_run", {"template": "outside"}))
+        assert "cancelled" in text_of(await mcp.call_tool("cancel_job", {"job_id": str(job_id)}))
+    assert await rows.fetchval("SELECT count(*) FROM run") == 2
+
+
+def test_without_a_key_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LEASEHOLD_API_KEY", raising=False)
+    result = CliRunner().invoke(app, ["mcp"])
+    assert (result.exit_code, "LEASEHOLD_API_KEY" in result.stderr) == (1, True)
