@@ -58,7 +58,7 @@ async def test_its_tools_read_and_none_of_them_writes(maker: Maker, running: Run
         assert {tool.name for tool in tools} == READS
         assert {tool.annotations.read_only_hint for tool in tools if tool.annotations is not None} == {True}
         assert all("Needs the scope" in (tool.description or "") for tool in tools)
-        listed = await mcp.call_tool("list_jobs", {"filter": "kind:run"})
+        listed = await mcp.call_tool("list_jobs", {"query": "kind:run"})
         assert (not listed.is_error, str(job_id) in text_of(listed)) == (True, True)
         assert "sold a hat" in text_of(await mcp.call_tool("job_logs", {"job_id": str(job_id)}))
         assert "reasons" in text_of(await mcp.call_tool("explain_job", {"job_id": str(job_id)}))
