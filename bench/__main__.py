@@ -21,6 +21,7 @@ from bench import (
     latency,
     machine,
     metrics_cost,
+    operations,
     page,
     pictures,
     plot,
@@ -65,6 +66,7 @@ FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "snapshot": snapshot.measure,
     "tables": tables.measure,
     "surface": surface.measure,
+    "operations": operations.measure,
     "steady": steady.measure,
     "recovery": recovery.measure,
     "peers": peers.measure,
@@ -73,7 +75,7 @@ FIGURES: Mapping[str, Callable[[Testbed, Scale], Awaitable[list[Figure]]]] = {
     "hostile": hostile.measure,
 }
 #: Not without being asked for: they install others' packages, or take a quarter of an hour and more.
-ASKED_FOR = {"peers", "delays", "pictures", "steady", "tables", "surface", "hostile"}
+ASKED_FOR = {"peers", "delays", "pictures", "steady", "tables", "surface", "operations", "hostile"}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -87,6 +87,7 @@ async def rerun_run(request: Request, run_id: UUID, caller: Writer, idempotency_
             rerun_of=run_id,
             trace=identity_of(request).trace,
             keep_seconds=services.settings.retention_days * 86_400,
+            tags=run["tags"] or {},
         )
         queues = queues_of(caller.tenant_id, template_version.pipeline)
         async with services.admission.submitting(connection, caller.payer, queues) as paid:

@@ -23,6 +23,7 @@ from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, is_repeated, once
 from leasehold.api.http.openapi import CHECKED_LATER, REFUSED_FOR_NOW, problems
 from leasehold.api.http.responses import encoded, follow_up_run, json_response
+from leasehold.api.http.tags import Tags, json_of_request
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.api.runs.schemas import Instant, Priority, Scope, ScopeId
@@ -64,6 +65,7 @@ class Changes(BaseModel):
     cron: str | None = Field(None, max_length=200)
     timezone: str | None = Field(None, max_length=100)
     payload_template: dict[str, JsonValue] | None = None
+    tags: Tags | None = None
     overlap: Literal["skip", "buffer_one", "cancel_other", "allow_all"] | None = None
     catch_up: Literal["skip", "one", "all"] | None = None
     catch_up_seconds: Annotated[int, Field(ge=60, le=31 * 86_400), JsonNumber] | None = None
@@ -72,7 +74,7 @@ class Changes(BaseModel):
 
 class NewSchedule(Changes):
     """`overlap`: what a tick does while the schedule's previous run is unfinished. `catch_up`: which missed ticks (more
-    than a minute late) of the last `catch_up_seconds` still start runs.
+    than a minute late) of the last `catch_up_seconds` still start runs. `tags`: of its runs.
     """
 
     template: str = Field(max_length=63)
@@ -80,6 +82,7 @@ class NewSchedule(Changes):
     cron: str = Field(max_length=200)
     timezone: str = Field("UTC", max_length=100)
     payload_template: dict[str, JsonValue] = Field(default_factory=dict)
+    tags: Tags = Field(default_factory=dict)
     scope: Scope = "tenant"
     scope_id: ScopeId = ""
     priority: Priority = "normal"
@@ -166,13 +169,13 @@ async def create_schedule(
         await make_room(connection, "schedule", caller.tenant_id, services.settings.schedules_per_tenant)
         row = await connection.fetchrow(
             "INSERT INTO schedule (id, tenant_id, template, version, cron, timezone, payload_template, scope, scope_id,"
-            " priority, enabled, overlap, catch_up, catch_up_seconds, pause_after_failures, next_run_at)"
-            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16)"
+            " priority, enabled, overlap, catch_up, catch_up_seconds, pause_after_failures, next_run_at, tags)"
+            " VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17)"
             " RETURNING *, clock_timestamp() AS now",
             new_id(), caller.tenant_id, body.template, body.version, body.cron, body.timezone,
             body.payload_template, body.scope, body.scope_id, BANDS.index(body.priority), body.enabled,
             body.overlap, body.catch_up, body.catch_up_seconds, body.pause_after_failures,
-            _next(body.cron, body.timezone) if body.enabled else None,
+            _next(body.cron, body.timezone) if body.enabled else None, body.tags,
         )  # fmt: skip
         assert row is not None
         await record(
@@ -181,7 +184,7 @@ async def create_schedule(
         )  # fmt: skip
         return Answer(HTTPStatus.CREATED, encoded(_answer(row)))
 
-    request_hash = fingerprint(b"POST /v1/schedules", body.model_dump_json().encode())
+    request_hash = fingerprint(b"POST /v1/schedules", json_of_request(body))
     answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
     location = {"Location": f"/v1/schedules/{orjson.loads(answer.body)['id']}"}
     return json_response(answer.body, answer.status_code, location)
@@ -269,13 +272,13 @@ async def change_schedule(request: Request, schedule_id: UUID, body: Changes, ca
         next_run_at = _next(row["cron"], row["timezone"]) if row["enabled"] else None
         changed = await connection.fetchrow(
             "UPDATE schedule SET enabled = $2, cron = $3, timezone = $4, payload_template = $5, overlap = $6,"
-            " catch_up = $7, catch_up_seconds = $8, pause_after_failures = $9, next_run_at = $10,"
+            " catch_up = $7, catch_up_seconds = $8, pause_after_failures = $9, next_run_at = $10, tags = $11,"
             " paused_because = CASE WHEN $2 THEN NULL ELSE paused_because END, failures = 0,"
             " updated_at = clock_timestamp()"
             " WHERE id = $1 RETURNING *, clock_timestamp() AS now",
             schedule_id, row["enabled"], row["cron"], row["timezone"], row["payload_template"], row["overlap"],
             row["catch_up"], row["catch_up_seconds"], row["pause_after_failures"],
-            next_run_at if clock_changed else row["next_run_at"],
+            next_run_at if clock_changed else row["next_run_at"], row["tags"],
         )  # fmt: skip
         await quarantine.release(connection, schedules.DUTY, schedule_id)
         shown = {name: value for name, value in changes.items() if name != "payload_template"}

@@ -71,3 +71,14 @@ async def delete(actions: Actions, connection: Connection, target: Target, by: s
         for of_kind in actions.before_jobs_go:
             await of_kind(connection, [job_id])
     return prefix
+
+
+async def delete_together(actions: Actions, connection: Connection, targets: Sequence[Target]) -> list[UUID]:
+    """As `delete`, for jobs of one tenant that have ended. Lock them first. Returns those that are gone."""
+    for target in targets:
+        if target.row["notify"]:
+            await actions.dispatch(connection, target.id)
+    gone = await jobs.delete_together(connection, [target.id for target in targets], targets[0].tenant_id)
+    for of_kind in actions.before_jobs_go:
+        await of_kind(connection, gone)
+    return gone

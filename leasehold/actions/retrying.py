@@ -4,6 +4,7 @@ also waits for the other runs of its scope.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from leasehold.evaluation.templates import TemplateVersion
 from leasehold.kinds.operations import RUN, FailedJob, SecondLife
 from leasehold.transitions import jobs, limits, runs
 from leasehold.transitions.jobs import AdmissionTerms
+from leasehold.transitions.limits import TenantRules
 from leasehold.transitions.runs import CreatedRun, NewRun
 
 
@@ -25,6 +27,29 @@ async def template_of(actions: Actions, connection: Connection, target: Target) 
     if not row["is_run"]:
         return None
     return await actions.templates.of_run(connection, target.tenant_id, row["template"], row["version"])
+
+
+def is_plain(actions: Actions, target: Target, template_version: TemplateVersion | None, rules: TenantRules) -> bool:
+    """Whether nothing but the job's own state decides about its retry: no limit, no key, no other run of its scope, and
+    nothing of its kind's own. Such jobs are revived together.
+    """
+    row = target.row
+    if row["gated"] or row["exclusive_key"] is not None or row["dedupe_key"] is not None:
+        return False
+    if template_version is None:
+        served = not row["is_run"] and actions.kinds.pipeline(row["pipeline"]) is not None
+        return served and target.kind.operations.before_retry is None and not rules.limits
+    pipeline = template_version.pipeline
+    declared = limits.applicable_limits(rules.limits, target.tenant_id, pipeline, row["params"])
+    return pipeline.terms.concurrency == "allow" and not declared
+
+
+async def revive_together(actions: Actions, connection: Connection, targets: Sequence[Target]) -> None:
+    """As `revive`, for failed jobs of one tenant that are plain. Lock them first. The outbox has the hints."""
+    for target in targets:
+        if target.row["notify"]:
+            await actions.dispatch(connection, target.id)
+    await jobs.replay_together(connection, [target.id for target in targets], targets[0].tenant_id)
 
 
 async def revive(

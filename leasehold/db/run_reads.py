@@ -25,6 +25,7 @@ FROM run r JOIN job j ON j.id = r.job_id AND {LIVES}
 FIND = f"""
 -- run_find
 SELECT found.*, j.params AS payload,
+    (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = found.id) AS tags,
     (SELECT jsonb_agg(jsonb_build_object(
         'id', t.step, 'status', t.status, 'attempt', t.attempt, 'max_attempts', t.max_attempts, 'task_id', t.id,
         'epoch', t.epoch, 'queue', t.queue, 'started_at', t.started_at, 'finished_at', t.finished_at,

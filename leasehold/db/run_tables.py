@@ -97,6 +97,7 @@ schedule = Table(
     Column("cron", Text, nullable=False),
     Column("timezone", Text, nullable=False),
     Column("payload_template", JSONB, nullable=False),
+    Column("tags", JSONB, nullable=False, server_default="{}"),  # of its runs
     Column("scope", Text, nullable=False),
     Column("scope_id", Text, nullable=False),
     Column("priority", SmallInteger, nullable=False),

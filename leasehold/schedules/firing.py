@@ -348,6 +348,7 @@ async def _submit(
                 schedule_id=row["id"],
                 tick=tick,
                 keep_seconds=keep_seconds,
+                tags=row["tags"],
             )
             created = await runs.create(connection, new)
     except asyncpg.UniqueViolationError as error:

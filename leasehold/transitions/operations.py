@@ -11,14 +11,18 @@ from uuid import UUID
 from leasehold.db.database import Connection, unindexed
 from leasehold.db.job_reads import LIVES
 
-#: By action: the jobs that it may act on. $2: when the operation was submitted. A job that changed after the filter
-#: found it is no target any more.
+#: By action: the jobs that it may act on. $2: when the operation was submitted; $3: the tenant. A job that changed
+#: after the filter found it is no target any more.
 _STILL = {
-    "retry": unindexed(f"j.status = 'failed' AND j.finished_at <= $2::timestamptz AND {LIVES}"),
-    "cancel": unindexed("j.finished_at IS NULL AND j.status <> 'cancel_requested' AND j.created_at <= $2::timestamptz"),
-    "delete": unindexed(f"j.created_at <= $2::timestamptz AND {LIVES}"),
+    "retry": unindexed(f"j.tenant_id = $3 AND j.status = 'failed' AND j.finished_at <= $2::timestamptz AND {LIVES}"),
+    "cancel": unindexed(
+        "j.tenant_id = $3 AND j.finished_at IS NULL AND j.status <> 'cancel_requested'"
+        " AND j.created_at <= $2::timestamptz"
+    ),
+    "delete": unindexed(f"j.tenant_id = $3 AND j.created_at <= $2::timestamptz AND {LIVES}"),
 }
-_COLUMNS = """j.id, j.tenant_id, j.pipeline, j.status, j.params, j.priority, j.exclusive_key,
+_COLUMNS = """j.id, j.tenant_id, j.pipeline, j.status, j.params, j.priority, j.exclusive_key, j.dedupe_key, j.gated,
+    j.notify, j.finished_at,
     r.job_id IS NOT NULL AS is_run, r.template, r.version, r.scope, r.scope_id,
     (SELECT t.queue FROM task t WHERE t.job_id = j.id ORDER BY t.position, t.step LIMIT 1) AS queue"""
 
@@ -27,7 +31,7 @@ def _lock(action: str) -> str:
     return f"""
 -- operation_{action}
 SELECT {_COLUMNS} FROM job j LEFT JOIN run r ON r.job_id = j.id
-WHERE j.id = ANY($1::uuid[]) AND j.tenant_id = $3 AND {_STILL[action]}
+WHERE j.id = ANY($1::uuid[]) AND {_STILL[action]}
 ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 """
 
@@ -35,10 +39,7 @@ ORDER BY j.id FOR UPDATE OF j SKIP LOCKED
 # By action. Jobs that another transaction holds are passed over: an operation waits for nobody while it holds locks.
 RETRIED, CANCELLED, DELETED = _lock("retry"), _lock("cancel"), _lock("delete")
 LOCK = {"retry": RETRIED, "cancel": CANCELLED, "delete": DELETED}
-_BUSY = {
-    action: f"SELECT j.id FROM job j WHERE j.id = ANY($1::uuid[]) AND j.tenant_id = $3 AND {still}"
-    for action, still in _STILL.items()
-}
+_BUSY = {action: f"SELECT j.id FROM job j WHERE j.id = ANY($1::uuid[]) AND {still}" for action, still in _STILL.items()}
 
 RECORD = """
 -- operation_record

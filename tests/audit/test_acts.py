@@ -90,6 +90,7 @@ ACTIONS = {
     "replayDeadLetter": "job.retried",
     "replayDeadLetters": "job.retried",
     "rerunRun": "job.repeated",
+    "createOperation": "operation.submitted",
     "promoteConversion": "job.promoted",
     "createTemplate": "template.written",
     "enableTemplate": "template.disabled",

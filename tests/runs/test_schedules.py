@@ -293,3 +293,27 @@ async def test_a_tick_that_a_backfill_has_made_cancels_nothing_when_it_is_due(cl
     )
     assert await schedules.fire_due(rows, TEMPLATES, KEEP) == []
     assert (await client.look(run))["status"] in ("pending", "queued")
+
+
+async def test_runs_carry_the_tags_of_their_schedule_and_reruns_those_of_their_run(
+    client: Client, rows: Connection
+) -> None:
+    made = await make(client, tags={"customer": "7"})
+    assert made["tags"] == {"customer": "7"}
+    await due(rows, made["id"])
+    await schedules.fire_due(rows, TEMPLATES, KEEP)
+    ((ticked, *_),) = await runs_of(rows, made["id"])
+    path = f"/v1/schedules/{made['id']}"
+    changed = await client.http.patch(path, json={"tags": {"customer": "8", "plan": "gold"}})
+    assert changed.json()["tags"] == (await client.http.get(path)).json()["tags"] == {"customer": "8", "plan": "gold"}
+    await client.http.patch(path, json={"enabled": False})
+    by_hand = (await client.post(f"{path}/run-now")).json()["id"]
+    again = (await client.post(f"/v1/runs/{by_hand}/rerun")).json()["id"]
+    tags = {
+        str(row["job_id"]): row["tags"]
+        for row in await rows.fetch("SELECT job_id, jsonb_object_agg(name, value) AS tags FROM job_tag GROUP BY job_id")
+    }
+    gold = {"customer": "8", "plan": "gold"}
+    assert tags == {str(ticked): {"customer": "7"}, by_hand: gold, again: gold}
+    problem(await client.http.patch(path, json={"tags": {"A": "x"}}), 422, "invalid_request")
+    problem(await client.http.patch(path, json={"tags": None}), 422, "invalid_request")

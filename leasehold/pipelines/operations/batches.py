@@ -12,9 +12,10 @@ import structlog
 from leasehold.actions import ending
 from leasehold.actions.context import Target
 from leasehold.actions.ending import Effects
-from leasehold.actions.retrying import revive, template_of
+from leasehold.actions.retrying import is_plain, revive, revive_together, template_of
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid, NotFound
+from leasehold.evaluation.templates import TemplateVersion
 from leasehold.limits.admission import Payer, queues_waited_in
 from leasehold.pipelines.operations.context import OperationContext
 from leasehold.pipelines.operations.pipeline import Operation
@@ -22,6 +23,7 @@ from leasehold.runtime.transient import may_try_again
 from leasehold.transitions import concurrency, operations
 from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.transitions.endings import JobEnded
+from leasehold.transitions.limits import tenant_rules
 from leasehold.transitions.operations import Refusal
 
 log = structlog.get_logger(__name__)
@@ -84,7 +86,15 @@ async def _delete(
     context: OperationContext, connection: Connection, operation: Operation, targets: Sequence[Target], outcome: Outcome
 ) -> None:
     """Their objects and rows go by retention: an operation that waited for the store would take hours."""
-    for target in targets:
+    over = [target for target in targets if target.row["finished_at"] is not None]
+
+    async def delete_over() -> None:
+        await ending.delete_together(context.actions, connection, over)
+
+    left = targets
+    if over and await _together(connection, over, outcome, delete_over):
+        left = [target for target in targets if target.row["finished_at"] is None]
+    for target in left:
         effects = Effects()
 
         async def delete(target: Target = target, effects: Effects = effects) -> None:
@@ -102,11 +112,24 @@ async def _retry_charged(
     async with context.admission.submitting(connection, payer, {}, len(job_ids)) as paid:
         rows, busy = await operations.lock(connection, operation.action, job_ids, tenant_id, operation.at)
         outcome = Outcome(busy=busy)
-        for row in rows:
-            target = _target(context, row)
+        targets = [_target(context, row) for row in rows]
+        known = _Templates(context, connection)
+        plain = await _plain(known, connection, targets, tenant_id)
+
+        async def retry_plain() -> None:
+            await revive_together(context.actions, connection, plain)
+            if context.settings.queue_depth_limit is not None:
+                for target in plain:
+                    paid.queues |= await queues_waited_in(connection, target.id)
+
+        together = bool(plain) and await _together(connection, plain, outcome, retry_plain)
+        done = {target.id for target in plain} if together else set()
+        for target in targets:
+            if target.id in done:
+                continue
 
             async def retry(target: Target = target) -> None:
-                template_version = await template_of(context.actions, connection, target)
+                template_version = await known.of(target)
                 effects = await revive(context.actions, connection, target, template_version)
                 if effects is None:  # it is locked, and had failed
                     raise Conflict("resource_invalid_state", "The job's state does not allow this.")
@@ -119,6 +142,50 @@ async def _retry_charged(
             await _alone(connection, target, outcome, retry)
         await context.admission.refund(connection, payer, len(job_ids) - len(outcome.acted))
     return outcome
+
+
+class _Templates:
+    """The templates of a batch's runs, each read once."""
+
+    def __init__(self, context: OperationContext, connection: Connection) -> None:
+        self.actions, self._connection = context.actions, connection
+        self._known: dict[tuple[str, int], TemplateVersion | None] = {}
+
+    async def of(self, target: Target) -> TemplateVersion | None:
+        """None: the job is no run. Raises NotFound and Conflict."""
+        key = (target.row["template"], target.row["version"])
+        if key not in self._known:
+            self._known[key] = await template_of(self.actions, self._connection, target)
+        return self._known[key]
+
+
+async def _plain(known: _Templates, connection: Connection, targets: Sequence[Target], tenant_id: str) -> list[Target]:
+    """The jobs that can be retried together. The others are tried one by one."""
+    rules = (await tenant_rules(connection, {tenant_id}))[tenant_id]
+    plain = []
+    for target in targets:
+        try:
+            template_version = await known.of(target)
+        except (Conflict, NotFound):
+            continue
+        if is_plain(known.actions, target, template_version, rules):
+            plain.append(target)
+    return plain
+
+
+async def _together(
+    connection: Connection, targets: Sequence[Target], outcome: Outcome, act: Callable[[], Awaitable[None]]
+) -> bool:
+    """`act` on all of the jobs. False: one of them has an odd row, nothing changed, and each is tried by itself."""
+    try:
+        async with connection.transaction():  # a savepoint
+            await act()
+    except asyncpg.PostgresError as error:
+        if connection.is_closed() or may_try_again(error):
+            raise
+        return False
+    outcome.acted += [target.id for target in targets]
+    return True
 
 
 async def _alone(connection: Connection, target: Target, outcome: Outcome, act: Callable[[], Awaitable[None]]) -> bool:

@@ -1,9 +1,9 @@
 """What clients and operators do to jobs: `submit`, `request_cancel`, `delete`, `replay`; a module each."""
 
 from leasehold.transitions.jobs.cancels import Cancels, request_cancel
-from leasehold.transitions.jobs.deletions import delete, expire_early, forget, forget_tombstones
+from leasehold.transitions.jobs.deletions import delete, delete_together, expire_early, forget, forget_tombstones
 from leasehold.transitions.jobs.records import EXTERNAL, NewJob, RunOf, external_queue
-from leasehold.transitions.jobs.replays import REWIND, AdmissionTerms, replay
+from leasehold.transitions.jobs.replays import REWIND, AdmissionTerms, replay, replay_together
 from leasehold.transitions.jobs.submissions import submit
 
 __all__ = [
@@ -14,11 +14,13 @@ __all__ = [
     "NewJob",
     "RunOf",
     "delete",
+    "delete_together",
     "expire_early",
     "external_queue",
     "forget",
     "forget_tombstones",
     "replay",
+    "replay_together",
     "request_cancel",
     "submit",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from uuid import UUID
 
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, unindexed
 
 EXPIRE_EARLY = """
 -- expire_early
@@ -29,19 +29,19 @@ async def expire_early(connection: Connection, job_id: UUID, tenant_id: str) -> 
     return row["output_prefix"] if row is not None and row["finished"] else None
 
 
-# A job that ended only. From now on no reader finds it, and retention may delete its objects and rows.
-DELETE = """
+# Jobs that ended only. From now on no reader finds it, and retention may delete its objects and rows.
+DELETE = f"""
 -- job_delete
 WITH gone AS (
     UPDATE job SET keep_seconds = 0, expires_at = clock_timestamp()
-    WHERE id = $1 AND tenant_id = $2 AND finished_at IS NOT NULL
+    WHERE id = ANY($1::uuid[]) AND {unindexed("tenant_id = $2 AND finished_at IS NOT NULL")}
     RETURNING id, tenant_id, pipeline, output_prefix
 ), remembered AS (
     INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
     SELECT g.id, g.tenant_id, g.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = g.id), 'deleted' FROM gone g
     ON CONFLICT (job_id) DO NOTHING
 )
-SELECT output_prefix FROM gone
+SELECT id, output_prefix FROM gone
 """
 
 
@@ -51,8 +51,13 @@ async def delete(connection: Connection, job_id: UUID, tenant_id: str) -> str | 
 
     Returns the prefix of the job's objects. None: the job has not ended, or there is no such job.
     """
-    prefix: str | None = await connection.fetchval(DELETE, job_id, tenant_id)
-    return prefix
+    rows = await connection.fetch(DELETE, [job_id], tenant_id)
+    return rows[0]["output_prefix"] if rows else None
+
+
+async def delete_together(connection: Connection, job_ids: Sequence[UUID], tenant_id: str) -> list[UUID]:
+    """As `delete`, for many jobs. Returns those that are gone."""
+    return [row["id"] for row in await connection.fetch(DELETE, list(job_ids), tenant_id)]
 
 
 # `keep_seconds` is 0 of a job that somebody deleted.

@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from leasehold.broker.outbox import Announcement
-from leasehold.db.database import Connection
+from leasehold.db.database import Connection, unindexed
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Invalid
 from leasehold.transitions import concurrency
@@ -22,6 +22,10 @@ _SKIPPED_BY_PARAMETERS = """(t.status = 'skipped' AND t.epoch = 0
 _JOURNAL_DEPENDS = """(t.contained AND t.status = 'failed'
     AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND e.at > t.finished_at))"""
 
+_REPLAYABLE = unindexed(
+    "j.tenant_id = $2 AND j.status = 'failed' AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
+)
+
 # Only a failed job can be replayed. Its failed, skipped and cancelled steps become runnable again, with their counters
 # reset, and webhooks are sent at its next end, too. $4: the job must wait at its concurrency limits first: each
 # runnable step then waits for one step more. $5: whether $6 replaces the exclusive key.
@@ -29,8 +33,10 @@ REPLAY = f"""
 -- replay
 WITH locked AS MATERIALIZED (
     SELECT j.id FROM job j
-    WHERE j.id = $1 AND j.tenant_id = $2 AND j.status = 'failed'
-      AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+    WHERE j.id = ANY($1::uuid[]) AND {
+    unindexed("j.tenant_id = $2 AND j.status = 'failed' AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())")
+}
+    ORDER BY j.id
     FOR UPDATE
 ), revived AS (
     -- The steps that run again.
@@ -43,6 +49,9 @@ WITH locked AS MATERIALIZED (
       AND NOT {_JOURNAL_DEPENDS} AND before.id = t.id
     RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch,
               t.contained AND before.status = 'failed' AS uncounted
+), counted AS MATERIALIZED (
+    SELECT locked.id, count(r.id)::int AS n, (count(*) FILTER (WHERE r.uncounted))::int AS uncounted
+    FROM locked LEFT JOIN revived r ON r.job_id = locked.id GROUP BY locked.id
 ), advanced AS (
     UPDATE job j
     SET status = 'pending', error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
@@ -52,19 +61,20 @@ WITH locked AS MATERIALIZED (
         deadline_at = clock_timestamp() + CASE
             WHEN j.timeout_seconds IS NOT NULL OR j.start_within_seconds IS NOT NULL
             THEN make_interval(secs => CASE WHEN $4 THEN j.start_within_seconds ELSE j.timeout_seconds END)
+            WHEN j.deadline_at IS NULL THEN NULL
             ELSE j.deadline_at - coalesce(
                 (SELECT max(e.at) FROM history e WHERE e.job_id = j.id AND e.kind = 'replayed'),
                 (SELECT r.scheduled_at FROM run r WHERE r.job_id = j.id),
                 j.created_at) END,
         notify = EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = j.tenant_id AND w.enabled),
-        steps_left = j.steps_left + (SELECT count(*) FROM revived WHERE uncounted),
-        event_seq = j.event_seq + (SELECT count(*)::int FROM revived)
-    FROM locked WHERE j.id = locked.id
-    RETURNING j.id, j.tenant_id, j.trace, j.event_seq - (SELECT count(*)::int FROM revived) AS seq
+        steps_left = j.steps_left + counted.uncounted,
+        event_seq = j.event_seq + counted.n
+    FROM counted WHERE j.id = counted.id
+    RETURNING j.id, j.tenant_id, j.trace, j.event_seq - counted.n AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
-    SELECT r.job_id, a.seq + row_number() OVER (ORDER BY r.position), a.tenant_id, 'replayed', 'pending',
-           r.id, r.step, r.status, r.epoch
+    SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.position), a.tenant_id, 'replayed',
+           'pending', r.id, r.step, r.status, r.epoch
     FROM revived r JOIN advanced a ON a.id = r.job_id
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
@@ -155,10 +165,16 @@ async def replay(
         if terms is not None:
             await concurrency.leave(connection, job_id, new_terms.limits)
         rows = await connection.fetch(
-            REPLAY, job_id, tenant_id, params, bool(new_terms.limits), terms is not None, new_terms.exclusive_key
+            REPLAY, [job_id], tenant_id, params, bool(new_terms.limits), terms is not None, new_terms.exclusive_key
         )
         if new_terms.limits:
             await concurrency.queue_up(
                 connection, [_ReplayedJob(job_id, tenant_id, failed["priority"], new_terms.limits)]
             )
+    return [Announcement.from_row(row) for row in rows]
+
+
+async def replay_together(connection: Connection, job_ids: Sequence[UUID], tenant_id: str) -> list[Announcement]:
+    """failed -> pending, as `replay`, for jobs that never had a limit nor an exclusive or dedupe key, and get none."""
+    rows = await connection.fetch(REPLAY, list(job_ids), tenant_id, None, False, False, None)
     return [Announcement.from_row(row) for row in rows]

@@ -1,11 +1,11 @@
 -- job_delete
 WITH gone AS (
     UPDATE job SET keep_seconds = 0, expires_at = clock_timestamp()
-    WHERE id = $1 AND tenant_id = $2 AND finished_at IS NOT NULL
+    WHERE id = ANY($1::uuid[]) AND CASE WHEN tenant_id = $2 AND finished_at IS NOT NULL THEN true ELSE false END
     RETURNING id, tenant_id, pipeline, output_prefix
 ), remembered AS (
     INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
     SELECT g.id, g.tenant_id, g.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = g.id), 'deleted' FROM gone g
     ON CONFLICT (job_id) DO NOTHING
 )
-SELECT output_prefix FROM gone
+SELECT id, output_prefix FROM gone

@@ -1,8 +1,8 @@
 -- replay
 WITH locked AS MATERIALIZED (
     SELECT j.id FROM job j
-    WHERE j.id = $1 AND j.tenant_id = $2 AND j.status = 'failed'
-      AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+    WHERE j.id = ANY($1::uuid[]) AND CASE WHEN j.tenant_id = $2 AND j.status = 'failed' AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp()) THEN true ELSE false END
+    ORDER BY j.id
     FOR UPDATE
 ), revived AS (
     -- The steps that run again.
@@ -17,6 +17,9 @@ WITH locked AS MATERIALIZED (
     AND EXISTS (SELECT 1 FROM journal e WHERE e.job_id = t.job_id AND e.at > t.finished_at)) AND before.id = t.id
     RETURNING t.id, t.job_id, t.step, t.position, t.queue, t.priority, t.status, t.epoch,
               t.contained AND before.status = 'failed' AS uncounted
+), counted AS MATERIALIZED (
+    SELECT locked.id, count(r.id)::int AS n, (count(*) FILTER (WHERE r.uncounted))::int AS uncounted
+    FROM locked LEFT JOIN revived r ON r.job_id = locked.id GROUP BY locked.id
 ), advanced AS (
     UPDATE job j
     SET status = 'pending', error = NULL, finished_at = NULL, expires_at = NULL, leased = 0,
@@ -26,19 +29,20 @@ WITH locked AS MATERIALIZED (
         deadline_at = clock_timestamp() + CASE
             WHEN j.timeout_seconds IS NOT NULL OR j.start_within_seconds IS NOT NULL
             THEN make_interval(secs => CASE WHEN $4 THEN j.start_within_seconds ELSE j.timeout_seconds END)
+            WHEN j.deadline_at IS NULL THEN NULL
             ELSE j.deadline_at - coalesce(
                 (SELECT max(e.at) FROM history e WHERE e.job_id = j.id AND e.kind = 'replayed'),
                 (SELECT r.scheduled_at FROM run r WHERE r.job_id = j.id),
                 j.created_at) END,
         notify = EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = j.tenant_id AND w.enabled),
-        steps_left = j.steps_left + (SELECT count(*) FROM revived WHERE uncounted),
-        event_seq = j.event_seq + (SELECT count(*)::int FROM revived)
-    FROM locked WHERE j.id = locked.id
-    RETURNING j.id, j.tenant_id, j.trace, j.event_seq - (SELECT count(*)::int FROM revived) AS seq
+        steps_left = j.steps_left + counted.uncounted,
+        event_seq = j.event_seq + counted.n
+    FROM counted WHERE j.id = counted.id
+    RETURNING j.id, j.tenant_id, j.trace, j.event_seq - counted.n AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
-    SELECT r.job_id, a.seq + row_number() OVER (ORDER BY r.position), a.tenant_id, 'replayed', 'pending',
-           r.id, r.step, r.status, r.epoch
+    SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.position), a.tenant_id, 'replayed',
+           'pending', r.id, r.step, r.status, r.epoch
     FROM revived r JOIN advanced a ON a.id = r.job_id
 )
 INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)

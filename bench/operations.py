@@ -1,0 +1,130 @@
+"""`operations`: how fast a bulk operation acts on jobs, and how long its transactions hold their locks."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from uuid import UUID
+
+from bench.figure import Figure, Goal
+from bench.scale import Scale
+from bench.testbed import Installation, Testbed
+from leasehold.db.database import Connection, connected
+from leasehold.pipelines.operations.pipeline import Action, Operation, bulk_operation
+from leasehold.transitions import jobs
+from leasehold.transitions.jobs import NewJob
+
+_GOAL_RATE, _GOAL_MS = Goal(2000.0, at_least=True), Goal(50.0)
+_ACTIONS: tuple[Action, ...] = ("retry", "cancel", "delete")
+_SAMPLE_SECONDS, _LOOK_SECONDS = 0.002, 0.05
+_PATIENCE_SECONDS = 1800.0
+
+# $1 jobs of one step, made within the last hours; $2 whether they have failed.
+_FILL = """
+WITH made AS (
+    INSERT INTO job (id, tenant_id, pipeline, pipeline_version, status, steps_left, event_seq, params, inputs,
+                     output_prefix, error, created_at, finished_at)
+    SELECT (lpad(to_hex((extract(epoch FROM at) * 1000)::bigint), 12, '0') || '70008000' || lpad(to_hex(g), 12, '0')
+           )::uuid, 'acme', 'noop', 1, CASE WHEN $2 THEN 'failed' ELSE 'pending' END, 1, 1, '{}', '{}', 'jobs/' || g,
+           CASE WHEN $2 THEN '{"code": "broken", "message": "x", "retryable": false}'::jsonb END, at,
+           CASE WHEN $2 THEN at END
+    FROM (SELECT g, clock_timestamp() - interval '1 minute' - (($1 - g) * 0.01) * interval '1 second' AS at
+          FROM generate_series(1, $1::int) AS g) AS n
+    RETURNING id
+), runs AS (
+    INSERT INTO run (job_id, tenant_id, template, version, scope, scope_id)
+    SELECT id, 'acme', 'noop', 1, 'tenant', '' FROM made
+), events AS (
+    INSERT INTO event (job_id, seq, tenant_id, kind, job_status) SELECT id, 1, 'acme', 'submitted', 'pending' FROM made
+)
+INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, max_attempts, finished_at)
+SELECT id, id, 'acme', 'only', 0, 'default', 1, CASE WHEN $2 THEN 'failed' ELSE 'pending' END, 1,
+       CASE WHEN $2 THEN clock_timestamp() END
+FROM made
+"""
+
+# Transactions of the worker that have written something: these hold locks.
+_LONGEST = """
+SELECT coalesce(max(extract(epoch FROM clock_timestamp() - a.xact_start)), 0)::float8 FROM pg_stat_activity a
+WHERE a.datname = current_database() AND a.application_name = 'leasehold worker' AND a.backend_xid IS NOT NULL
+"""
+
+
+async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
+    figures: list[Figure] = []
+    for action in _ACTIONS:
+        rates, longest, load = [], [], []
+        for _ in range(scale.runs):
+            async with testbed.installation(broker="postgres") as installation:
+                await _fill(installation, scale.jobs, failed=action != "cancel")
+                await testbed.checkpoint()
+                load.append(os.getloadavg()[0])
+                rate, held = await _run(installation, action, scale.jobs)
+            rates.append(rate)
+            longest.append(held)
+        name = f"a bulk {action} of {scale.jobs:,} jobs"
+        figures += [
+            Figure(f"{name}: jobs a second", "jobs/s", tuple(rates), tuple(load), _GOAL_RATE),
+            Figure(f"{name}: its longest transaction", "ms", tuple(longest), tuple(load), _GOAL_MS),
+        ]
+    return figures
+
+
+async def _fill(installation: Installation, number: int, *, failed: bool) -> None:
+    async with installation.connection() as unhurried:
+        await unhurried.execute(_FILL.replace("$1", str(number)).replace("$2", str(failed)))
+        await unhurried.execute("VACUUM ANALYZE")
+
+
+async def _run(installation: Installation, action: Action, number: int) -> tuple[float, float]:
+    """Jobs a second, from the operation's first claim to its end, and milliseconds of its longest transaction."""
+    async with connected(installation.settings, "bench") as connection:
+        operation = await _submit(connection, action)
+        await installation.start_worker(worker_queues="operations", operation_rate=100_000)
+        ended = asyncio.Event()
+        watching = asyncio.create_task(_watch(installation, ended))
+        async with asyncio.timeout(_PATIENCE_SECONDS):
+            await _until_finished(connection, operation)
+        ended.set()
+        longest = await watching
+        row = await connection.fetchrow(
+            "SELECT j.status, (SELECT r.value FROM result r JOIN task t ON t.id = r.task_id WHERE t.job_id = j.id),"
+            " extract(epoch FROM j.finished_at - j.started_at)::float8 AS seconds FROM job j WHERE j.id = $1",
+            operation,
+        )
+        assert row is not None
+        if row["value"] != {"acted": number, "refused": 0, "codes": {}}:
+            raise RuntimeError(f"the operation {row['status']}: {row['value']}")
+    return number / row["seconds"], 1000 * longest
+
+
+async def _until_finished(connection: Connection, operation: UUID) -> None:
+    while True:
+        if await connection.fetchval("SELECT finished_at IS NOT NULL FROM job WHERE id = $1", operation):
+            return
+        await asyncio.sleep(_LOOK_SECONDS)
+
+
+async def _submit(connection: Connection, action: Action) -> UUID:
+    operation = Operation(
+        action=action,
+        filter="kind:run",
+        at=await connection.fetchval("SELECT clock_timestamp()"),
+        of_tenant="acme",
+        pipelines=(),
+        runs=True,
+        client_id="bench",
+    )
+    new = NewJob(bulk_operation, "acme", params=operation.model_dump(mode="json"))
+    await jobs.submit(connection, [new])
+    return new.id
+
+
+async def _watch(installation: Installation, ended: asyncio.Event) -> float:
+    """Seconds of the longest transaction that was seen."""
+    longest = 0.0
+    async with installation.connection() as connection:
+        while not ended.is_set():
+            longest = max(longest, await connection.fetchval(_LONGEST))
+            await asyncio.sleep(_SAMPLE_SECONDS)
+    return longest
