@@ -1,7 +1,7 @@
 """add tags of schedules
 
-Revision ID: 0025_tags_of_schedules
-Revises: 0024_refusals_of_operations
+Revision ID: 0026_tags_of_schedules
+Revises: 0025_declared_schedules
 May run before the new code: yes; it adds a column with a constant default.
 """
 
@@ -13,8 +13,8 @@ import sqlalchemy as sa
 from alembic import op
 from sqlalchemy.dialects.postgresql import JSONB
 
-revision: str = "0025_tags_of_schedules"
-down_revision: str | None = "0024_refusals_of_operations"
+revision: str = "0026_tags_of_schedules"
+down_revision: str | None = "0025_declared_schedules"
 branch_labels: str | Sequence[str] | None = None
 depends_on: str | Sequence[str] | None = None
 
