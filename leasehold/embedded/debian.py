@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Sequence
@@ -15,10 +16,13 @@ from leasehold.embedded.process import EmbeddedError, end
 
 DOWNLOAD_SECONDS = 300.0
 MESSAGE_LINES = 5
+#: A line of a simulated installation: the package that it would install.
+_INSTALLS = re.compile(r"^Inst (\S+)", re.MULTILINE)
 
 
-async def unpack_packages(names: Sequence[str], target: Path) -> None:
-    """Download the packages `names` and unpack them into `target`. Nothing in the system changes.
+async def unpack_packages(names: Sequence[str], target: Path, *, with_missing: bool = False) -> None:
+    """Download the packages `names` and unpack them into `target`. Nothing in the system changes. `with_missing`: also
+    those that they depend on and that the system lacks.
 
     Raises:
         EmbeddedError: the system is neither Debian nor Ubuntu, or a download failed.
@@ -29,21 +33,28 @@ async def unpack_packages(names: Sequence[str], target: Path) -> None:
         work = Path(scratch)
         for directory in ("archives", "state/lists/partial", "cache/archives/partial"):
             (work / directory).mkdir(parents=True)
-        await _download(names, work)
+        await _download(names, work, with_missing=with_missing)
         for package in sorted((work / "archives").glob("*.deb")):
             await _run(["dpkg-deb", "-x", str(package), str(target)], work)
 
 
-async def _download(names: Sequence[str], work: Path) -> None:
+async def _download(names: Sequence[str], work: Path, *, with_missing: bool) -> None:
     """Download with the system's package lists. If these are missing or old, download with fresh private lists."""
     try:
-        await _apt(["download", *names], work, lists=None)
+        await _download_by(names, work, None, with_missing=with_missing)
     except EmbeddedError:
         await _apt(["update"], work, lists=work / "state")
-        await _apt(["download", *names], work, lists=work / "state")
+        await _download_by(names, work, work / "state", with_missing=with_missing)
 
 
-async def _apt(arguments: Sequence[str], work: Path, *, lists: Path | None) -> None:
+async def _download_by(names: Sequence[str], work: Path, lists: Path | None, *, with_missing: bool) -> None:
+    if with_missing:
+        plan = await _apt(["install", "--simulate", "--no-install-recommends", *names], work, lists=lists)
+        names = sorted({*names, *_INSTALLS.findall(plan)})
+    await _apt(["download", *names], work, lists=lists)
+
+
+async def _apt(arguments: Sequence[str], work: Path, *, lists: Path | None) -> str:
     options = {
         "Dir::Cache": str(work / "cache"),
         "APT::Sandbox::User": "",  # this user owns the private directories, not the user _apt
@@ -52,10 +63,11 @@ async def _apt(arguments: Sequence[str], work: Path, *, lists: Path | None) -> N
     if lists is not None:
         options |= {"Dir::State": str(lists), "Dir::State::status": "/var/lib/dpkg/status"}
     flags = [flag for item in options.items() for flag in ("-o", "=".join(item))]
-    await _run(["apt-get", "-q", *flags, *arguments], work / "archives")
+    return await _run(["apt-get", "-q", *flags, *arguments], work / "archives")
 
 
-async def _run(argv: Sequence[str], cwd: Path) -> None:
+async def _run(argv: Sequence[str], cwd: Path) -> str:
+    """Run the program and return what it printed."""
     process = await asyncio.create_subprocess_exec(
         *argv,
         cwd=cwd,
@@ -73,3 +85,4 @@ async def _run(argv: Sequence[str], cwd: Path) -> None:
     if process.returncode:
         lines = output.decode(errors="replace").splitlines()[-MESSAGE_LINES:]
         raise EmbeddedError("\n  ".join([f"{argv[0]} failed with {process.returncode}:", *lines]))
+    return output.decode(errors="replace")

@@ -22,7 +22,7 @@ async def test_a_queue_is_paused_with_a_reason_and_goes_on(person: MakePerson, m
     admin = await person()
     await maker.make("media")
     page = await admin.see("/queues")
-    assert re.search(r'media</a></td>\n<td class="n">1</td>', page)
+    assert re.search(r'media</a></td>\n<td class="n" data-label="waiting">1</td>', page)
     assert '<span class="late">none</span>' in page
     page = await admin.do("/queues/media/pause", reason="the disk is <full>")
     assert "The queue media is paused." in page

@@ -76,6 +76,7 @@ document.addEventListener("htmx:afterRequest", (event) => {
   dueAt = Date.now() + 1000 * Math.min(60, seconds * 2 ** Math.min(failures, 4));
 });
 document.addEventListener("visibilitychange", () => { if (!document.hidden) refresh(true); });
+addEventListener("online", () => refresh(true));
 
 Idiomorph.defaults.ignoreActiveValue = true;
 Idiomorph.defaults.callbacks.beforeAttributeUpdated = (name, node) =>

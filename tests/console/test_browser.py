@@ -1,0 +1,278 @@
+"""Journeys through the console in Chromium, as viewer, operator and admin.
+
+No page may write an error to the browser's console or ask another origin, and axe finds nothing serious on any page.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.async_api import Browser, BrowserContext, Page, expect
+
+from leasehold.api.console import session
+from leasehold.db.database import Connection
+from leasehold.embedded.process import EmbeddedError
+from leasehold.security.credentials import NewKey, create_key, revoke_key
+from tests.api.conftest import Running
+from tests.console.conftest import ROLES
+from tests.console.test_roles import furnished
+from tests.jobs.conftest import Maker
+from tests.support.chromium import browsing
+from tests.support.not_here import not_here
+
+AXE = (Path(__file__).parent / "vendor/axe-4.14.1.min.js").read_text()
+#: A machine that runs the whole suite is slow at times.
+_PATIENCE = 15_000
+
+
+@pytest.fixture(scope="module")
+async def browser() -> AsyncIterator[Browser]:
+    try:
+        async with browsing() as browser:
+            yield browser
+    except EmbeddedError as error:
+        not_here(f"Chromium, which the console's journeys need: {error}")
+
+
+@dataclass
+class Visit:
+    """Somebody with a role opens the console, signed in. `wrong`: the errors of all pages, and requests elsewhere."""
+
+    browser: Browser
+    running: Running
+    rows: Connection
+    wrong: list[str] = field(default_factory=list)
+    contexts: list[BrowserContext] = field(default_factory=list)
+    key: NewKey | None = None
+
+    async def __call__(self, role: str = "admin", path: str = "/", **options: Any) -> Page:
+        self.key = await create_key(self.rows, tenant_id="acme", client_id=role, scopes=sorted(ROLES[role]))
+        context = await self.browser.new_context(**{"viewport": {"width": 1440, "height": 900}} | options)
+        self.contexts.append(context)
+        context.set_default_timeout(_PATIENCE)
+        page = await context.new_page()
+        page.on("console", lambda message: message.type == "error" and self.wrong.append(message.text))
+        page.on("pageerror", lambda error: self.wrong.append(str(error)))
+        page.on("request", lambda request: request.url.startswith(self.running.url) or self.wrong.append(request.url))
+        ticket = session.ticket(self.running.services.settings, self.key.prefix, 600)
+        await page.goto(f"{self.running.url}/console/enter?ticket={ticket}&following={path}")
+        return page
+
+    def forgive(self, *parts: str) -> None:
+        """The test itself caused errors with these texts: at least one with the first, and all are gone then."""
+        assert any(parts[0] in text for text in self.wrong), self.wrong
+        self.wrong[:] = [text for text in self.wrong if not any(part in text for part in parts)]
+
+
+@pytest.fixture
+async def visit(browser: Browser, running: Running, rows: Connection) -> AsyncIterator[Visit]:
+    expect.set_options(timeout=_PATIENCE)
+    visit = Visit(browser, running, rows)
+    yield visit
+    for context in visit.contexts:
+        await context.close()
+    assert visit.wrong == []
+
+
+async def test_find_the_failed_pictures_of_the_last_hour_and_retry_them(
+    visit: Visit, maker: Maker, rows: Connection
+) -> None:
+    failed = [await maker.make("media") for _ in range(3)]
+    for job_id in failed:
+        await maker.fail(job_id, "corrupt_image")
+    await maker.make("run")
+    page = await visit("operator")
+    await page.get_by_role("link", name="Dead letters").last.click()
+    await expect(page.get_by_role("link", name="corrupt_image")).to_be_visible()
+    await page.keyboard.press("g")
+    await page.keyboard.press("j")
+    await expect(page).to_have_url(re.compile(r"/console/jobs$"))
+    await page.keyboard.press("/")
+    await page.keyboard.type("kind:media status:failed created:<1h")
+    await page.keyboard.press("Enter")
+    await expect(page.locator("tbody tr")).to_have_count(3)
+    await expect(page.get_by_role("button", name="Retry")).to_be_hidden()
+    await page.get_by_label("Pick all on this page").check()
+    await expect(page.locator("#picked b")).to_have_text("3")
+    await page.get_by_role("button", name="Retry").click()
+    await expect(page.get_by_role("status")).to_contain_text("3 of 3 jobs retried.")
+    assert await rows.fetchval("SELECT count(*) FROM job WHERE id = ANY($1) AND status = 'failed'", failed) == 0
+
+
+async def test_a_viewer_finds_them_and_has_no_button(visit: Visit, maker: Maker) -> None:
+    job_id = await maker.make("media")
+    await maker.fail(job_id)
+    page = await visit("viewer", "/jobs?q=status:failed")
+    await expect(page.locator("tbody tr")).to_have_count(1)
+    await expect(page.locator("tbody input")).to_have_count(0)
+    await page.locator("tbody a").first.click()
+    await expect(page.get_by_role("heading", name="media")).to_be_visible()
+    assert await page.locator("main form").count() == 0
+    await expect(page.get_by_role("button", name="Copy as curl")).to_be_visible()
+
+
+async def test_why_does_this_job_wait(visit: Visit, maker: Maker, rows: Connection) -> None:
+    await rows.execute("INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('acme', 'tenant', 1, true)")
+    await maker.make("run", scope="user", scope_id="1")
+    waiting = await maker.make("run", scope="user", scope_id="2")
+    for role in ROLES:
+        page = await visit(role, f"/jobs/{waiting}")
+        await expect(page.get_by_label("Why it waits")).to_contain_text(
+            "The limit tenant admits 1 jobs at once, and 1 are running."
+        )
+
+
+async def test_a_job_is_followed_to_its_end_and_retried_from_a_step(visit: Visit, maker: Maker) -> None:
+    job_id = await maker.make("run")
+    page = await visit("operator", f"/jobs/{job_id}")
+    await expect(page.locator(".head .state")).to_have_text("waiting worker")
+    await maker.fail(job_id, "no_space")
+    await expect(page.locator(".head .state")).to_have_text("failed")  # nobody has loaded the page again
+    await expect(page.locator("section.fault")).to_contain_text("no_space")
+    await page.get_by_text("Retry with…").click()
+    await page.get_by_label("From step").select_option("a")
+    await page.locator("details[open]").get_by_role("button", name="Retry").click()
+    await expect(page.get_by_role("status")).to_contain_text("The job runs again.")
+
+
+async def test_a_queue_is_paused_with_a_reason(visit: Visit, maker: Maker) -> None:
+    await maker.make("media")
+    page = await visit("admin", "/queues")
+    row = page.locator("tr", has_text="media")
+    await row.get_by_text("Pause…").click()
+    await row.get_by_label("Reason").fill("the disk is full")
+    await row.get_by_role("button", name="Pause media").click()
+    await expect(page.locator("tr", has_text="media")).to_contain_text("the disk is full")
+    await page.get_by_role("link", name="Overview").click()
+    await expect(page.get_by_label("Findings")).to_contain_text("The queue media is paused: the disk is full")
+    viewer = await visit("viewer")
+    assert await viewer.get_by_role("link", name="Queues").count() == 0
+
+
+async def test_rows_change_and_stay_where_they_are(visit: Visit, maker: Maker) -> None:
+    first = await maker.make("run", scope="user", scope_id="1")
+    page = await visit("operator", "/jobs")
+    row = page.locator(f"#job-{first}")
+    await row.get_by_role("checkbox").check()
+    before = await row.bounding_box()
+    await maker.fail(first)
+    await maker.make("run", scope="user", scope_id="2")
+    await expect(row).to_contain_text("failed")
+    await expect(page.get_by_role("link", name="1 newer")).to_be_visible()
+    after = await row.bounding_box()
+    assert before is not None
+    assert after is not None
+    assert after["x"] == before["x"]
+    await expect(page.locator("tbody tr")).to_have_count(1)
+    await expect(row.get_by_role("checkbox")).to_be_checked()
+    await page.get_by_role("link", name="1 newer").click()
+    await expect(page.locator("tbody tr")).to_have_count(2)
+
+
+async def test_a_page_says_when_it_gets_no_answer_and_when_its_session_has_ended(
+    visit: Visit, maker: Maker, rows: Connection, running: Running
+) -> None:
+    await maker.make("run")
+    page = await visit("operator", "/jobs")
+    await page.context.set_offline(True)
+    await expect(page.locator("#lost")).to_contain_text("Not connected. This page shows the state of")
+    await page.context.set_offline(False)
+    await expect(page.locator("#lost")).to_be_hidden()  # after the next answer
+    visit.forgive("ERR_INTERNET_DISCONNECTED", "htmx:")
+    assert visit.key is not None
+    await revoke_key(rows, visit.key.prefix)
+    running.services.keyring._cache.clear()
+    await expect(page.locator("#lost")).to_contain_text("Your session has ended.")
+    visit.forgive("401", "htmx:")
+
+
+async def test_reading_and_acting_need_no_javascript(visit: Visit, maker: Maker) -> None:
+    job_id = await maker.make("run")
+    await maker.fail(job_id)
+    page = await visit("operator", "/jobs", java_script_enabled=False)
+    await page.locator("tbody a").first.click()
+    await expect(page.locator(".head .state")).to_have_text("failed")
+    await page.get_by_role("button", name="Retry", exact=True).click()
+    await expect(page.get_by_role("status")).to_contain_text("The job runs again.")
+    await page.get_by_role("link", name="Dead letters").click()
+    await expect(page.get_by_text("No step has failed for good.")).to_be_visible()
+
+
+async def test_the_keyboard_goes_everywhere(visit: Visit, maker: Maker) -> None:
+    for number in range(3):
+        await maker.make("run", scope="user", scope_id=str(number))
+    page = await visit("admin")
+    await page.keyboard.press("?")
+    await expect(page.get_by_role("heading", name="Shortcuts")).to_be_visible()
+    await page.keyboard.press("Escape")
+    await page.keyboard.press("g")
+    await page.keyboard.press("j")
+    await expect(page).to_have_url(re.compile(r"/console/jobs$"))
+    await page.keyboard.press("j")
+    await page.keyboard.press("j")
+    await page.keyboard.press("k")
+    await page.keyboard.press("Enter")
+    await expect(page.get_by_role("heading", name="Timeline")).to_be_visible()
+    await page.get_by_role("button", name="Light or dark").click()
+    assert await page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+async def test_the_filter_completes_a_word(visit: Visit) -> None:
+    page = await visit("viewer", "/jobs")
+    await page.get_by_label("Filter", exact=True).press_sequentially("kind:run stat")
+    assert await page.locator("#words option").first.get_attribute("value") == "kind:run status:pending"
+
+
+async def found_by_axe(page: Page, rules: str) -> list[str]:
+    answer = await page.evaluate(f"{AXE}; axe.run(document, {rules})")
+    return [
+        f"{one['id']}: {one['nodes'][0]['html'][:200]} {one['nodes'][0]['failureSummary'][:200]}"
+        for one in answer["violations"]
+        if one["impact"] in ("serious", "critical")
+    ]
+
+
+async def test_axe_finds_nothing_serious_on_any_page_in_both_themes(
+    visit: Visit, maker: Maker, rows: Connection, running: Running
+) -> None:
+    await rows.execute("INSERT INTO gate (tenant_id, key, at_most, declared) VALUES ('acme', 'tenant', 9, true)")
+    paths = ["/", *await furnished(maker, rows), "/nothing", "/jobs?q=no:term"]
+    all_rules, colours = "{}", "{runOnly: ['color-contrast']}"
+    page = await visit("admin", color_scheme="light")
+    found = []
+    for path in paths:
+        await page.goto(f"{running.url}/console{path}")
+        await page.emulate_media(color_scheme="light")
+        found += [(path, "light", one) for one in await found_by_axe(page, all_rules)]
+        await page.emulate_media(color_scheme="dark")
+        found += [(path, "dark", one) for one in await found_by_axe(page, colours)]
+    assert found == []
+    visit.forgive("404")  # of /nothing
+    visit.forgive("422")  # of the wrong filter
+    await page.evaluate("document.querySelector('h1').style.color = '#eee'; document.body.append(new Image())")
+    await page.emulate_media(color_scheme="light")
+    assert [one.partition(":")[0] for one in await found_by_axe(page, all_rules)] == ["color-contrast", "image-alt"]
+
+
+async def test_no_page_is_wider_than_a_phone(visit: Visit, maker: Maker, rows: Connection, running: Running) -> None:
+    tags = {"owner": "a-team-with-a-long-name-that-does-not-end-so-soon", "project": "مشروع الاختبار"}
+    name = "a-template-with-a-very-long-name-that-somebody-chose-in-a-hurry"
+    await maker.client.post("/v1/templates", json={"type": name, "steps": [{"id": "s" * 60, "queue": "q"}]})
+    answer = await maker.client.post("/v1/runs", json={"template": name, "tags": tags})
+    assert answer.status_code == 202, answer.text
+    paths = ["/", f"/jobs/{answer.json()['id']}", *await furnished(maker, rows)]
+    page = await visit("admin", viewport={"width": 390, "height": 844})
+    wide = []
+    for path in paths:
+        await page.goto(f"{running.url}/console{path}")
+        width = await page.evaluate("document.documentElement.scrollWidth")
+        if width > 390:
+            over = "e => e.getBoundingClientRect().right > 391 && !e.closest('.wide, nav')"
+            found = f"[...document.querySelectorAll('body *')].filter({over}).map(e => e.outerHTML.slice(0, 150))"
+            wide.append((path, width, (await page.evaluate(found))[:3]))
+    assert wide == [], "\n".join(map(str, wide))
