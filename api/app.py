@@ -33,6 +33,7 @@ from leasehold.api.runs import (
     replays,
     runs,
     schedules,
+    signals,
     templates,
     webhooks,
 )
@@ -56,6 +57,7 @@ _BUSIEST = (creating.router, run_batches.router, runs.router, replays.router)
 _REST = (
     templates.router,
     run_events.router,
+    signals.router,
     run_logs.router,
     schedules.router,
     external.router,

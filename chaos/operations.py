@@ -58,5 +58,6 @@ SPARED = {
     "promoteConversion": "the load has nowhere to promote to",
     "testWebhook": "the load's webhooks get messages enough",
     "redeliverWebhook": "as testWebhook",
+    "signalRun": "the load has no workflows",
     "drainWorker": "F10 drains workers by signal",
 }

@@ -349,6 +349,9 @@ class Settings(BaseSettings):
         le=1024,
         description="Handlers that are plain functions, at once; each runs in a thread of the worker.",
     )
+    run_signals: int = Field(
+        1000, ge=1, le=100_000, description="Signals of one run that its workflow has not consumed; more get 429."
+    )
     workflow_max_calls: int = Field(
         20_000, ge=1, le=30_000, description="Calls of its context that one run of a workflow may make."
     )

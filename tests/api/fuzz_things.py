@@ -187,6 +187,7 @@ _PATHS: dict[str, Making] = {
     "getRun": _path("run_id", Things.run),
     "explainRun": _path("run_id", Things.run),
     "cancelRun": _path("run_id", Things.run),
+    "signalRun": _path("run_id", Things.run, name="go"),
     "rerunRun": _path("run_id", Things.run),
     "retryRun": _path("run_id", lambda things: str(things.failed()["run_id"]), from_step="only"),
     "streamRunEvents": _path("run_id", Things.cancelled),

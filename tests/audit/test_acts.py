@@ -91,6 +91,7 @@ ACTIONS = {
     "replayDeadLetters": "job.retried",
     "rerunRun": "job.repeated",
     "createOperation": "operation.submitted",
+    "signalRun": "job.signalled",
     "promoteConversion": "job.promoted",
     "createTemplate": "template.written",
     "enableTemplate": "template.disabled",

@@ -263,6 +263,11 @@ async def cancelling(world: World) -> Request:
     return lambda: world.post(f"/v1/runs/{run}/cancel")
 
 
+async def signalling(world: World) -> Request:
+    run = await world.run()
+    return lambda: world.post(f"/v1/runs/{run}/signals/go", payload=1)
+
+
 async def draining(world: World) -> Request:
     worker = uuid4()
     await world.rows.execute(
@@ -291,6 +296,7 @@ async def templating(world: World) -> Request:
 #: What makes no job of the tenant's, and how it is asked. None: only what it does says so.
 MAKES_NOTHING: dict[str, Way | None] = {
     "cancelRun": cancelling,
+    "signalRun": signalling,
     "cancelJob": None,  # as cancelRun, of every kind
     "deleteJob": None,  # ends a job
     "cancelImages": None,  # writes the platform's own job, that tells the provider: test_generation_door

@@ -21,8 +21,8 @@ OPERATIONS = {
 OPENS: dict[str, str] = {
     "media:write": "createUploadUrl completeUpload deleteMedia",
     "media:read": "getMedia streamMediaEvents",
-    "runs:write": """createRun createRuns cancelRun rerunRun retryRun createSchedule changeSchedule deleteSchedule
-        backfillSchedule runScheduleNow replayDeadLetter replayDeadLetters""",
+    "runs:write": """createRun createRuns cancelRun signalRun rerunRun retryRun createSchedule changeSchedule
+        deleteSchedule backfillSchedule runScheduleNow replayDeadLetter replayDeadLetters""",
     "runs:read": """listRuns getRun streamRunEvents explainRun listSchedules getSchedule listTemplates
         listTemplateVersions getTemplate listDeadLetters groupDeadLetters readRunLogs readRunStream""",
     "jobs:read": """listJobs getJob explainJob streamJobEvents readJobLogs readJobStream listDeadLetters

@@ -15,7 +15,9 @@ from leasehold.app.workflow import Workflow
 from leasehold.db.database import Connection, connect
 from leasehold.domain.registry import Pipelines
 from leasehold.settings import Settings
+from leasehold.transitions import jobs
 from leasehold.transitions.jobs import NewJob, submit
+from leasehold.transitions.workflows import signals
 from leasehold.worker.worker import Worker
 from tests.factories import assert_histories
 from tests.workflows.shop import app
@@ -56,6 +58,13 @@ class Runs:
         await self.until(
             run_id, "EXISTS (SELECT 1 FROM task t WHERE t.job_id = j.id AND NOT t.contained AND t.status = 'waiting')"
         )
+
+    async def signal(self, run_id: UUID, name: str, payload: Any) -> None:
+        async with self.connection.transaction():
+            await signals.send(self.connection, run_id, "t", name, payload, at_most=1000)
+
+    async def cancel(self, run_id: UUID) -> None:
+        await jobs.request_cancel(self.connection, [run_id], "t", reason="r", by="b")
 
     async def steps(self, run_id: UUID) -> dict[str, str]:
         rows = await self.connection.fetch(

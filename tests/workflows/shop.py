@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from datetime import timedelta
 from typing import Any
 
 from pydantic import BaseModel
 
-from leasehold import App, Context, Permanent, Retry, TaskFailed
+from leasehold import App, Cancelled, Context, Permanent, Retry, TaskFailed
 
 app = App("shop")
 #: What ran, in this process: {task: its arguments}.
@@ -129,6 +130,22 @@ async def calls(ctx: Context) -> list[Any]:
     return []
 
 
+async def _slow() -> None:
+    ran.append(("slow", None))
+    await asyncio.sleep(2)
+
+
+@app.workflow
+async def cleans_up(ctx: Context) -> None:
+    await ctx.sleep(0.01)
+    try:
+        await ctx.call(_slow)
+        await ctx.run(double, 1)
+    except Cancelled:
+        await ctx.call(_drawn)
+        raise
+
+
 @app.workflow
 async def reads_much(ctx: Context, size: int) -> int:
     return len(await ctx.run(large, size))
@@ -136,8 +153,6 @@ async def reads_much(ctx: Context, size: int) -> int:
 
 @app.workflow
 async def awaits_else(ctx: Context) -> None:
-    import asyncio  # noqa: PLC0415 - only this one does what a workflow may not
-
     await asyncio.sleep(1)
 
 
@@ -147,3 +162,32 @@ async def loops(ctx: Context, count: int) -> int:
     for number in range(count):
         total += await ctx.run(double, number)
     return total
+
+
+@app.workflow
+async def changes(ctx: Context) -> str:
+    """Its code is another in each test."""
+    raise NotImplementedError
+
+
+async def _drawing() -> str:
+    return "drawn"
+
+
+@app.workflow
+async def everything(ctx: Context) -> list[Any]:
+    drawn = await ctx.call(_drawing)
+    first = await ctx.run(double, 1)
+    await ctx.sleep(60)
+    both = await ctx.gather(_named(ctx, 2), _named(ctx, 3))
+    approval = await ctx.wait_for("go", Approval)
+    try:
+        await ctx.run(refuse, "code")
+    except TaskFailed as failed:
+        return [drawn, first, both, approval.by, failed.code]
+    return []
+
+
+async def _named(ctx: Context, number: int) -> int:
+    await ctx.call(_drawing)
+    return await ctx.named("doubling").run(double, number)

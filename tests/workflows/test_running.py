@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from leasehold import App, DeclarationError
 from tests.workflows import shop
-from tests.workflows.conftest import Runs, Start
+from tests.workflows.conftest import SECONDS, Runs, Start
 from tests.workflows.shop import Order
 
 #: With its coroutine in memory between two waits, and without.
@@ -106,3 +107,43 @@ def test_a_workflow_is_an_async_def_with_a_context() -> None:
     for function, sentence in ((plain, "async def"), (bare, "first parameter")):
         with pytest.raises(DeclarationError, match=f"test_running.py:[0-9]+: .*{sentence}"):
             app.workflow(function)  # type: ignore[arg-type]  # it is the test
+
+
+@MEMORY
+async def test_a_wait_times_out_and_a_later_signal_changes_nothing(runs: Runs, worker_of: Start, memory: int) -> None:
+    await worker_of(workflow_memory=memory)
+    run = await runs.submit(shop.approved, 0.2)
+    assert await runs.ended(run) == ("succeeded", "nobody approved")
+    assert await runs.journal(run) == [("", 1, "signal", "approved", "timed_out")]
+
+
+async def test_a_signal_that_does_not_fit_is_raised_where_it_was_awaited(runs: Runs, worker_of: Start) -> None:
+    """It came before the wait, so nobody could refuse it."""
+    run = await runs.submit(shop.approved)
+    await runs.signal(run, "approved", {"by": 7})
+    await worker_of()
+    status, error = await runs.ended(run)
+    assert (status, error["code"]) == ("failed", "signal_invalid")
+
+
+@MEMORY
+async def test_a_cancel_is_raised_in_a_workflow_that_runs_and_its_cleanup_may_call(
+    runs: Runs, worker_of: Start, memory: int
+) -> None:
+    await worker_of(workflow_memory=memory)
+    shop.ran.clear()
+    run = await runs.submit(shop.cleans_up)
+    async with asyncio.timeout(SECONDS):
+        while ("slow", None) not in shop.ran:
+            await asyncio.sleep(0.01)
+    await runs.cancel(run)
+    assert (await runs.ended(run))[0] == "cancelled"
+    assert ("drawn", None) in shop.ran
+
+
+async def test_a_cancel_ends_a_workflow_that_waits_with_its_steps(runs: Runs, worker_of: Start) -> None:
+    await worker_of()
+    run = await runs.submit(shop.approved)
+    await runs.waits(run)
+    await runs.cancel(run)
+    assert (await runs.ended(run))[0] == "cancelled"

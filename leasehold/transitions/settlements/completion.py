@@ -19,11 +19,18 @@ from leasehold.transitions.settlements.records import Completion, Settled
 # and a commit. Two steps are never claimed so: a less urgent step, because other tasks may wait before it, and a step
 # of a job with external workers, whose job status needs other rules.
 # A workflow waits with the status `waiting`: a step of it that ends counts as news, and enough news make it due. While
-# the workflow runs, news only count: `suspend` finds them.
+# the workflow runs, news only count: `suspend` finds them. This statement may have waited for a suspension or a claim
+# of the workflow, and then judges the row that they left: so `freed` takes rows of any open state, and only
+# the workflows that this statement makes due have no `wake_at` then.
 # `parents` may read the step older than the row that `freed` updates: by then the row can only need fewer steps, so
 # the step then gets a hint instead.
+#: More news than a workflow ever has: no step's end makes it due.
+_NEVER = 2**31 - 1
 #: Whether the `p.n` tasks that end make step `c` due: a blocked step, or a workflow that waits.
-_IS_READY = "(CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END)"
+_IS_READY = (
+    "CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n"
+    " WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END"
+)
 
 COMPLETE = f"""-- complete
 WITH {HELD}, done AS (
@@ -53,37 +60,32 @@ WITH {HELD}, done AS (
     ) AS p JOIN task c ON c.id = p.child
     CROSS JOIN LATERAL (
         SELECT p.place IS NOT NULL AND c.queue = p.queue AND c.priority <= p.priority
-               AND coalesce({_IS_READY}, false)
+               AND {_IS_READY}
                AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS ready
     ) AS x
 ), freed AS (
     -- Counts down on the child's own row: the job's lock puts its parents in a row.
     UPDATE task c
     SET waiting_on = CASE c.status WHEN 'blocked' THEN c.waiting_on - p.n ELSE c.waiting_on END,
-        news = CASE c.status WHEN 'waiting' THEN c.news + p.n ELSE c.news END,
-        wake_at = CASE WHEN {_IS_READY} THEN NULL ELSE c.wake_at END,
+        news = CASE c.status WHEN 'blocked' THEN c.news ELSE c.news + p.n END,
+        wake_at = CASE WHEN {_IS_READY} THEN NULL WHEN c.status = 'blocked' THEN c.wake_at
+                       ELSE coalesce(c.wake_at, {_NEVER}) END,
         status = CASE WHEN NOT {_IS_READY} THEN c.status WHEN p.taken THEN 'running'
                       WHEN c.status = 'waiting' THEN 'waiting' ELSE 'pending' END,
-        lease_owner = CASE WHEN {_IS_READY} AND p.taken THEN ($1::uuid[])[p.place] END,
-        lease_until = CASE WHEN {_IS_READY} AND p.taken THEN clock_timestamp() + $7::interval END,
+        lease_owner = CASE WHEN {_IS_READY} AND p.taken THEN ($1::uuid[])[p.place] ELSE c.lease_owner END,
+        lease_until = CASE WHEN {_IS_READY} AND p.taken THEN clock_timestamp() + $7::interval ELSE c.lease_until END,
         epoch = c.epoch + ({_IS_READY} AND p.taken)::int,
         attempt = c.attempt + ({_IS_READY} AND p.taken)::int,
         started_at = CASE WHEN {_IS_READY} AND p.taken THEN clock_timestamp() ELSE c.started_at END,
         available_at = CASE WHEN {_IS_READY} THEN clock_timestamp() ELSE c.available_at END
     FROM parents p
-    WHERE c.id = p.child
-      AND {unindexed("c.status = 'blocked' OR (c.status = 'waiting' AND c.wake_at IS NOT NULL)")}
+    WHERE c.id = p.child AND {unindexed("c.finished_at IS NULL")}
     RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
               c.errors, c.crashes, c.handler, c.timeout_seconds, c.wake_at, p.trace, p.seq, p.place
-), noticed AS (
-    -- The workflow runs now.
-    UPDATE task c SET news = c.news + p.n
-    FROM parents p
-    WHERE c.id = p.child AND {unindexed("c.status = 'running'")} AND c.id NOT IN (SELECT d.id FROM done d)
 ), taken AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM freed f
-    WHERE f.status = 'running'
+    WHERE f.status = 'running' AND f.wake_at IS NULL
 ), judged AS MATERIALIZED (
     -- The job's next status. With external steps it is `waiting_worker` while an external step can run.
     SELECT c.*,

@@ -52,37 +52,32 @@ WITH asked AS MATERIALIZED (
     ) AS p JOIN task c ON c.id = p.child
     CROSS JOIN LATERAL (
         SELECT p.place IS NOT NULL AND c.queue = p.queue AND c.priority <= p.priority
-               AND coalesce((CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END), false)
+               AND CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END
                AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS ready
     ) AS x
 ), freed AS (
     -- Counts down on the child's own row: the job's lock puts its parents in a row.
     UPDATE task c
     SET waiting_on = CASE c.status WHEN 'blocked' THEN c.waiting_on - p.n ELSE c.waiting_on END,
-        news = CASE c.status WHEN 'waiting' THEN c.news + p.n ELSE c.news END,
-        wake_at = CASE WHEN (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) THEN NULL ELSE c.wake_at END,
-        status = CASE WHEN NOT (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) THEN c.status WHEN p.taken THEN 'running'
+        news = CASE c.status WHEN 'blocked' THEN c.news ELSE c.news + p.n END,
+        wake_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END THEN NULL WHEN c.status = 'blocked' THEN c.wake_at
+                       ELSE coalesce(c.wake_at, 2147483647) END,
+        status = CASE WHEN NOT CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END THEN c.status WHEN p.taken THEN 'running'
                       WHEN c.status = 'waiting' THEN 'waiting' ELSE 'pending' END,
-        lease_owner = CASE WHEN (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) AND p.taken THEN ($1::uuid[])[p.place] END,
-        lease_until = CASE WHEN (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) AND p.taken THEN clock_timestamp() + $7::interval END,
-        epoch = c.epoch + ((CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) AND p.taken)::int,
-        attempt = c.attempt + ((CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) AND p.taken)::int,
-        started_at = CASE WHEN (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) AND p.taken THEN clock_timestamp() ELSE c.started_at END,
-        available_at = CASE WHEN (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n ELSE c.news + p.n >= c.wake_at END) THEN clock_timestamp() ELSE c.available_at END
+        lease_owner = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END AND p.taken THEN ($1::uuid[])[p.place] ELSE c.lease_owner END,
+        lease_until = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END AND p.taken THEN clock_timestamp() + $7::interval ELSE c.lease_until END,
+        epoch = c.epoch + (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END AND p.taken)::int,
+        attempt = c.attempt + (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END AND p.taken)::int,
+        started_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END AND p.taken THEN clock_timestamp() ELSE c.started_at END,
+        available_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END THEN clock_timestamp() ELSE c.available_at END
     FROM parents p
-    WHERE c.id = p.child
-      AND CASE WHEN c.status = 'blocked' OR (c.status = 'waiting' AND c.wake_at IS NOT NULL) THEN true ELSE false END
+    WHERE c.id = p.child AND CASE WHEN c.finished_at IS NULL THEN true ELSE false END
     RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
               c.errors, c.crashes, c.handler, c.timeout_seconds, c.wake_at, p.trace, p.seq, p.place
-), noticed AS (
-    -- The workflow runs now.
-    UPDATE task c SET news = c.news + p.n
-    FROM parents p
-    WHERE c.id = p.child AND CASE WHEN c.status = 'running' THEN true ELSE false END AND c.id NOT IN (SELECT d.id FROM done d)
 ), taken AS MATERIALIZED (
     -- The steps that this statement claims.
     SELECT f.*, row_number() OVER (PARTITION BY job_id ORDER BY position, id) AS nth FROM freed f
-    WHERE f.status = 'running'
+    WHERE f.status = 'running' AND f.wake_at IS NULL
 ), judged AS MATERIALIZED (
     -- The job's next status. With external steps it is `waiting_worker` while an external step can run.
     SELECT c.*,

@@ -1,0 +1,94 @@
+"""Signals: a client sends a payload to a run whose workflow waits for it, or will wait."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from http import HTTPStatus
+from typing import Annotated
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Path, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from leasehold.api.auth.audit import record
+from leasehold.api.auth.security import RUNS_WRITE, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
+from leasehold.api.http.openapi import problems
+from leasehold.api.http.responses import encoded as response_body
+from leasehold.api.http.responses import follow_up, json_response
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import services_of
+from leasehold.api.runs.runs import find_run
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
+from leasehold.db.idempotency import fingerprint
+from leasehold.domain.errors import Invalid
+from leasehold.domain.template import encoded_payload
+from leasehold.evaluation.child import misfit
+from leasehold.evaluation.evaluator import sentence
+from leasehold.evaluation.flat import compiled
+from leasehold.transitions.workflows import signals
+
+router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=CallerFirst)
+Writer = Annotated[Caller, Depends(Require(RUNS_WRITE))]
+Name = Annotated[str, Path(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]*$")]
+
+
+class SignalRequest(BaseModel):
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"examples": [{"payload": {"by": "anna"}}]})
+
+    payload: JsonValue = Field(None, description="What the workflow gets. It must fit the model that the wait names.")
+
+
+class SignalAccepted(BaseModel):
+    id: UUID
+    name: str
+
+
+@router.post(
+    "/{run_id}/signals/{name}",
+    operation_id="signalRun",
+    summary="Send a signal to a run",
+    description="A workflow consumes each signal once, in the order in which they came, also one that came before it "
+    "waited. The payload is checked against the model of the wait, if the run waits for the signal now.",
+    status_code=202,
+    response_model=SignalAccepted,
+    responses=problems({
+        HTTPStatus.NOT_FOUND: "`run_not_found`",
+        HTTPStatus.CONFLICT: "`run_ended`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`",
+        HTTPStatus.TOO_MANY_REQUESTS: "`too_many_signals`",
+    }),
+)  # fmt: skip
+async def signal_run(
+    request: Request,
+    run_id: UUID,
+    name: Name,
+    caller: Writer,
+    body: SignalRequest | None = None,
+    idempotency_key: IdempotencyKey = None,
+) -> Response:
+    services = services_of(request)
+    await find_run(services, caller, run_id)
+    payload = None if body is None else body.payload
+    encoded = encoded_payload({"payload": payload})
+    hints: list[Announcement] = []
+
+    async def work(connection: Connection) -> Answer:
+        schema = await signals.schema_of(connection, run_id, caller.tenant_id, name)
+        if schema is not None and (problem := misfit(compiled(schema), payload)) is not None:
+            raise Invalid("invalid_payload", sentence(*problem))
+        hints.extend(await _sent(connection))
+        await record(connection, caller, "job.signalled", run_id, kind="run", name=name)
+        return Answer(HTTPStatus.ACCEPTED, response_body({"id": run_id, "name": name}))
+
+    async def _sent(connection: Connection) -> Sequence[Announcement]:
+        return await signals.send(
+            connection, run_id, caller.tenant_id, name, payload, at_most=services.settings.run_signals
+        )
+
+    request_hash = fingerprint(f"POST /v1/runs/{run_id}/signals/{name}".encode(), encoded)
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
+    await follow_up(services, hints)
+    return json_response(answer.body, answer.status_code)

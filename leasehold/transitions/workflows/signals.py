@@ -1,0 +1,90 @@
+"""`send`: a client's signal to a run. It is stored until the workflow consumes it, and wakes a workflow that waits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from uuid import UUID
+
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Conflict, NotFound, TooMany
+
+#: Seconds after which a client may try again when a run has too many signals.
+_RETRY_SECONDS = 5.0
+
+# SEND runs after this statement, in the same transaction: a statement that itself waited for the job's lock would not
+# see the journal that a suspension has written meanwhile.
+_LOCK = """
+-- signal_lock
+SELECT j.finished_at IS NOT NULL AS ended, j.status = 'cancel_requested' AS cancelling FROM job j
+WHERE j.id = $1 AND j.tenant_id = $2
+FOR UPDATE
+"""
+
+# $1 the job, $2 its tenant, $3 name, $4 payload (NULL: the JSON null), $5 how many signals a run may have
+SEND = """
+-- signal
+WITH stored AS (
+    INSERT INTO signal (job_id, tenant_id, name, payload)
+    SELECT $1, $2, $3, coalesce($4::jsonb, 'null')
+    WHERE (SELECT count(*) FROM (SELECT FROM signal s WHERE s.job_id = $1 LIMIT $5) AS kept) < $5
+    RETURNING id
+), woken AS (
+    -- A workflow that runs finds the news when it suspends. One that waits is due now, if it waits for this signal.
+    UPDATE task t
+    SET news = t.news + 1,
+        wake_at = CASE WHEN t.status = 'waiting' THEN NULL ELSE t.wake_at END,
+        available_at = CASE t.status WHEN 'waiting' THEN clock_timestamp() ELSE t.available_at END
+    FROM stored
+    WHERE t.job_id = $1 AND NOT t.contained AND t.epoch > 0
+      AND CASE t.status
+          WHEN 'running' THEN true
+          WHEN 'waiting' THEN EXISTS (
+              SELECT 1 FROM journal e
+              WHERE e.job_id = $1 AND e.kind = 'signal' AND e.state = 'open' AND e.name = $3)
+          ELSE false END
+    RETURNING t.id, t.job_id, t.queue, t.priority, t.status
+), hinted AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT w.id, w.job_id, w.queue, w.priority, (SELECT j.trace FROM job j WHERE j.id = w.job_id),
+           clock_timestamp() + interval '1 second'
+    FROM woken w WHERE w.status = 'waiting'
+    RETURNING id, task_id, queue, priority, headers
+)
+SELECT s.id AS signal_id, h.id AS outbox_id, h.task_id, h.queue, h.priority, h.headers
+FROM stored s LEFT JOIN hinted h ON true
+"""
+
+_SCHEMA = """
+-- signal_schema
+SELECT e.value -> 'schema' FROM journal e JOIN job j ON j.id = e.job_id
+WHERE e.job_id = $1 AND j.tenant_id = $2 AND e.kind = 'signal' AND e.state = 'open' AND e.name = $3
+ORDER BY e.branch, e.number LIMIT 1
+"""
+
+
+async def schema_of(connection: Connection, run_id: UUID, tenant_id: str, name: str) -> dict[str, Any] | None:
+    """The JSON Schema that the run's wait for the signal has. None: nothing waits, or it takes any payload."""
+    schema: dict[str, Any] | None = await connection.fetchval(_SCHEMA, run_id, tenant_id, name)
+    return schema
+
+
+async def send(
+    connection: Connection, run_id: UUID, tenant_id: str, name: str, payload: Any, *, at_most: int
+) -> Sequence[Announcement]:
+    """Store the signal, and wake the workflow if it waits for it. Call it in a transaction; publish the hints after the
+    commit.
+
+    Raises NotFound `run_not_found`, Conflict `run_ended`, and TooMany `too_many_signals` when `at_most` wait already.
+    """
+    job = await connection.fetchrow(_LOCK, run_id, tenant_id)
+    if job is None:
+        raise NotFound("run_not_found", "There is no such run.")
+    if job["ended"] or job["cancelling"]:
+        raise Conflict("run_ended", "The run has ended, or is being cancelled: it takes no signals.")
+    rows = await connection.fetch(SEND, run_id, tenant_id, name, payload, at_most)
+    if not rows:
+        message = f"The run has {at_most} signals that it has not consumed (LEASEHOLD_RUN_SIGNALS)."
+        raise TooMany("too_many_signals", message, policy="signals", at_most=at_most, retry_after=_RETRY_SECONDS)
+    return [Announcement.from_row(row) for row in rows if row["outbox_id"] is not None]

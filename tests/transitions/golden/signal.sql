@@ -1,0 +1,30 @@
+-- signal
+WITH stored AS (
+    INSERT INTO signal (job_id, tenant_id, name, payload)
+    SELECT $1, $2, $3, coalesce($4::jsonb, 'null')
+    WHERE (SELECT count(*) FROM (SELECT FROM signal s WHERE s.job_id = $1 LIMIT $5) AS kept) < $5
+    RETURNING id
+), woken AS (
+    -- A workflow that runs finds the news when it suspends. One that waits is due now, if it waits for this signal.
+    UPDATE task t
+    SET news = t.news + 1,
+        wake_at = CASE WHEN t.status = 'waiting' THEN NULL ELSE t.wake_at END,
+        available_at = CASE t.status WHEN 'waiting' THEN clock_timestamp() ELSE t.available_at END
+    FROM stored
+    WHERE t.job_id = $1 AND NOT t.contained AND t.epoch > 0
+      AND CASE t.status
+          WHEN 'running' THEN true
+          WHEN 'waiting' THEN EXISTS (
+              SELECT 1 FROM journal e
+              WHERE e.job_id = $1 AND e.kind = 'signal' AND e.state = 'open' AND e.name = $3)
+          ELSE false END
+    RETURNING t.id, t.job_id, t.queue, t.priority, t.status
+), hinted AS (
+    INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+    SELECT w.id, w.job_id, w.queue, w.priority, (SELECT j.trace FROM job j WHERE j.id = w.job_id),
+           clock_timestamp() + interval '1 second'
+    FROM woken w WHERE w.status = 'waiting'
+    RETURNING id, task_id, queue, priority, headers
+)
+SELECT s.id AS signal_id, h.id AS outbox_id, h.task_id, h.queue, h.priority, h.headers
+FROM stored s LEFT JOIN hinted h ON true

@@ -1,0 +1,260 @@
+"""The journal's statements: what a workflow writes is fenced, and no news is lost while it suspends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from leasehold.domain.errors import Conflict, LeaseLost, NotFound, TooMany
+from leasehold.domain.ids import new_id
+from leasehold.domain.lease import Lease
+from leasehold.transitions import claims, jobs, settlements, sweeps
+from leasehold.transitions.claims import Claimed
+from leasehold.transitions.settlements import Completion, Failure, Suspending, Verdict
+from leasehold.transitions.workflows import reading, recording, signals
+from leasehold.transitions.workflows.records import Call, Recorded, Recording
+from tests.factories import Rows, assert_history, stale
+from tests.transitions.conftest import Open, waits_for_a_lock
+
+
+def step(number: int, *, attempts: int = 1) -> Call:
+    return Call("", number, "run", "child", child=new_id(), step=f"child#{number}", queue="default",
+                max_attempts=attempts, handler="one.only", argument={"n": number})  # fmt: skip
+
+
+def wait(number: int, name: str = "go") -> Call:
+    return Call("", number, "signal", name)
+
+
+async def suspended(rows: Rows, *calls: Call, ends: int | None = None, delay: float | None = None) -> Claimed:
+    """A workflow that has made these calls and waits."""
+    claimed = await rows.leased()
+    outcome = await settlements.suspend(rows.connection, [Suspending(claimed.lease, calls, 0, ends, delay)])
+    assert outcome.verdicts == {claimed.lease.task_id: Verdict.SETTLED}
+    return claimed
+
+
+async def is_due(rows: Rows, workflow: Claimed) -> bool:
+    return bool(
+        await rows.connection.fetchval(
+            "SELECT status = 'waiting' AND available_at <= clock_timestamp() FROM task WHERE id = $1",
+            workflow.lease.task_id,
+        )
+    )
+
+
+async def children(rows: Rows) -> list[Claimed]:
+    return sorted((c for c in await rows.claim_all() if "#" in c.step), key=lambda claimed: claimed.step)
+
+
+async def test_a_child_has_its_own_argument_and_prefix(rows: Rows) -> None:
+    workflow = await suspended(rows, step(1), ends=1)
+    (child,) = await children(rows)
+    assert (child.params, child.handler) == ({"n": 1}, "one.only")
+    assert child.output_prefix == f"{workflow.output_prefix}/child.1"
+    await assert_history(rows, workflow.job_id)
+
+
+@pytest.mark.parametrize("failing", [False, True])
+async def test_a_workflow_is_due_once_as_many_steps_have_ended_as_it_waits_for(rows: Rows, failing: bool) -> None:
+    workflow = await suspended(rows, step(1), step(2), step(3), ends=2)
+    first, second, third = await children(rows)
+    await settlements.complete(rows.connection, [Completion(first.lease)])
+    assert not await is_due(rows, workflow)
+    if failing:
+        outcome = await settlements.fail(rows.connection, [Failure(second.lease, "error", "c", "m", False, 0.0)])
+    else:
+        outcome = await settlements.complete(rows.connection, [Completion(second.lease)])
+    assert [hint.hint.task_id for hint in outcome.announcements] == [workflow.lease.task_id]
+    assert await is_due(rows, workflow)
+    # The third end neither wakes it again nor is lost: it is read with the journal.
+    outcome = await settlements.complete(rows.connection, [Completion(third.lease)])
+    assert outcome.announcements == []
+    assert (await rows.job(workflow.job_id))["status"] == "running"
+    await assert_history(rows, workflow.job_id)
+
+
+async def test_steps_that_end_together_count_together(rows: Rows) -> None:
+    workflow = await suspended(rows, step(1), step(2), ends=2)
+    done = [Completion(child.lease) for child in await children(rows)]
+    outcome = await settlements.complete(rows.connection, done)
+    assert [hint.hint.task_id for hint in outcome.announcements] == [workflow.lease.task_id]
+
+
+async def test_a_step_that_is_lost_too_often_fails_alone_and_wakes_its_workflow(rows: Rows) -> None:
+    workflow = await suspended(rows, step(1), ends=1)
+    (child,) = await children(rows)
+    await rows.connection.execute("UPDATE task SET losses = 9 WHERE id = $1", child.lease.task_id)
+    lost, hints, ended = await sweeps.expire_leases(rows.connection, [child.lease.owner], 5)
+    assert (lost, ended) == (1, [])
+    assert [hint.hint.task_id for hint in hints] == [workflow.lease.task_id]
+    assert await is_due(rows, workflow)
+    await assert_history(rows, workflow.job_id)
+
+
+async def test_what_ends_while_the_workflow_runs_makes_its_next_suspension_due_at_once(rows: Rows) -> None:
+    workflow = await suspended(rows, step(1), step(2), ends=1)
+    first, second = await children(rows)
+    await settlements.complete(rows.connection, [Completion(first.lease)])
+    (again,) = await claims.claim(rows.connection, rows.terms, [workflow.lease.task_id])
+    seen = (await reading.read(rows.connection, again.lease)).news
+    await settlements.complete(rows.connection, [Completion(second.lease)])  # after the read, before the suspension
+    outcome = await settlements.suspend(rows.connection, [Suspending(again.lease, (), seen, 1)])
+    assert [hint.hint.task_id for hint in outcome.announcements] == [workflow.lease.task_id]
+    assert await is_due(rows, workflow)
+
+
+async def test_a_step_that_ends_while_the_workflow_suspends_is_not_missed(rows: Rows, another: Open) -> None:
+    """Its commit waits for the suspension's lock on the job, and then sees the row that waits."""
+    workflow = await suspended(rows, step(1), step(2), ends=1)
+    first, second = await children(rows)
+    await settlements.complete(rows.connection, [Completion(first.lease)])
+    (again,) = await claims.claim(rows.connection, rows.terms, [workflow.lease.task_id])
+    seen = (await reading.read(rows.connection, again.lease)).news
+    other = (await another()).connection
+    async with other.transaction():
+        await settlements.suspend(other, [Suspending(again.lease, (), seen, 1)])
+        ending = asyncio.create_task(settlements.complete(rows.connection, [Completion(second.lease)]))
+        await waits_for_a_lock(other)
+    await ending
+    assert await is_due(rows, workflow)
+
+
+async def test_the_worker_that_ends_the_last_step_claims_the_workflow_with_the_same_commit(rows: Rows) -> None:
+    workflow = await suspended(rows, step(1), ends=1)
+    (child,) = await children(rows)
+    outcome = await settlements.complete(rows.connection, [Completion(child.lease, goes_on=True)], rows.terms)
+    claimed = outcome.nexts[child.lease.task_id]
+    assert (claimed.lease.task_id, claimed.lease.epoch) == (workflow.lease.task_id, 2)
+    assert claimed.params == workflow.params
+    assert outcome.announcements == []
+    await assert_history(rows, workflow.job_id)
+
+
+async def test_a_signal_between_the_read_and_the_suspension_wakes(rows: Rows) -> None:
+    workflow = await rows.leased()
+    seen = (await reading.read(rows.connection, workflow.lease)).news
+    assert await _send(rows, workflow) == []  # it runs: nobody needs a hint
+    await settlements.suspend(rows.connection, [Suspending(workflow.lease, (wait(1),), seen)])
+    assert await is_due(rows, workflow)
+
+
+async def test_a_signal_that_comes_while_the_workflow_suspends_wakes_it(rows: Rows, another: Open) -> None:
+    workflow = await rows.leased()
+    other = (await another()).connection
+    async with other.transaction():
+        await settlements.suspend(other, [Suspending(workflow.lease, (wait(1),), 0)])
+        sending = asyncio.create_task(_send(rows, workflow))
+        await waits_for_a_lock(other)
+    assert [hint.hint.task_id for hint in await sending] == [workflow.lease.task_id]
+    assert await is_due(rows, workflow)
+
+
+async def test_only_the_signal_that_is_waited_for_wakes_and_it_is_consumed_with_its_record(rows: Rows) -> None:
+    workflow = await suspended(rows, wait(1))
+    assert await _send(rows, workflow, "other") == []
+    assert not await is_due(rows, workflow)
+    await _send(rows, workflow)
+    (again,) = await claims.claim(rows.connection, rows.terms, [workflow.lease.task_id])
+    journal = await reading.read(rows.connection, again.lease)
+    assert [(signal.name, signal.payload) for signal in journal.signals] == [("other", 1), ("go", 1)]
+    taken = Call("", 1, "signal", "go", "done", {"value": 1}, signal=journal.signals[1].id)
+    for _ in range(2):  # an answer that is lost is asked for again
+        answers, _ = await recording.record(rows.connection, [Recording(again.lease, (taken,))])
+        assert answers == {again.lease.task_id: Recorded(kept=True, cancelling=False)}
+    after = await reading.read(rows.connection, again.lease)
+    assert [signal.name for signal in after.signals] == ["other"]
+    assert [(entry.state, entry.value) for entry in after.entries] == [("done", {"value": 1})]
+
+
+async def _send(rows: Rows, workflow: Claimed, name: str = "go", at_most: int = 1000) -> list[Any]:
+    async with rows.connection.transaction():
+        return list(await signals.send(rows.connection, workflow.job_id, "t", name, 1, at_most=at_most))
+
+
+async def test_a_run_takes_so_many_signals_and_none_when_it_has_ended(rows: Rows) -> None:
+    workflow = await rows.leased()
+    for _ in range(3):
+        await _send(rows, workflow, at_most=3)
+    with pytest.raises(TooMany) as refused:
+        await _send(rows, workflow, at_most=3)
+    assert refused.value.code == "too_many_signals"
+    await settlements.complete(rows.connection, [Completion(workflow.lease)])
+    with pytest.raises(Conflict, match="has ended"):
+        await _send(rows, workflow)
+    with pytest.raises(NotFound):
+        async with rows.connection.transaction():
+            await signals.send(rows.connection, workflow.job_id, "another tenant", "go", 1, at_most=3)
+
+
+WRONG = {
+    "an older epoch": lambda lease: stale(lease, epoch=lease.epoch - 1),
+    "another owner": lambda lease: stale(lease, owner=uuid4()),
+    "an unknown task": lambda lease: stale(lease, task_id=uuid4()),
+}
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+async def test_a_zombie_writes_nothing_to_the_journal_and_reads_nothing(rows: Rows, wrong: str) -> None:
+    workflow = await rows.leased()
+    lease: Lease = WRONG[wrong](workflow.lease)
+    answers, hints = await recording.record(rows.connection, [Recording(lease, (step(1), wait(2)))])
+    assert (answers[lease.task_id].kept, hints) == (False, [])
+    with pytest.raises(LeaseLost):
+        await reading.read(rows.connection, lease)
+    assert await rows.connection.fetchval("SELECT count(*) FROM journal") == 0
+    assert await rows.connection.fetchval("SELECT count(*) FROM task") == 1
+
+
+async def test_a_row_with_a_result_never_changes_and_a_repeated_write_starts_nothing_twice(rows: Rows) -> None:
+    workflow = await rows.leased()
+    calls = (step(1), Call("", 2, "call", "f", "done", {"value": 1}))
+    for _ in range(2):
+        await recording.record(rows.connection, [Recording(workflow.lease, calls)])
+    other = Call("", 2, "call", "f", "done", {"value": 2})
+    await recording.record(rows.connection, [Recording(workflow.lease, (other,))])
+    entries = (await reading.read(rows.connection, workflow.lease)).entries
+    assert [(entry.number, entry.value) for entry in entries] == [(1, None), (2, {"value": 1})]
+    assert (await rows.job(workflow.job_id))["steps_left"] == 2
+    await assert_history(rows, workflow.job_id)
+
+
+async def test_a_run_that_is_being_cancelled_records_and_starts_nothing(rows: Rows) -> None:
+    workflow = await rows.leased()
+    await jobs.request_cancel(rows.connection, [workflow.job_id], "t", reason="r", by="b")
+    answers, _ = await recording.record(rows.connection, [Recording(workflow.lease, (step(1),))])
+    assert answers == {workflow.lease.task_id: Recorded(kept=False, cancelling=True)}
+    assert await rows.connection.fetchval("SELECT count(*) FROM journal") == 0
+
+
+async def test_progress_forgives_what_the_worker_lost_before(rows: Rows) -> None:
+    workflow = await rows.leased()
+    for verb in ("record", "suspend"):
+        await rows.connection.execute("UPDATE task SET losses = 3, errors = 1 WHERE id = $1", workflow.lease.task_id)
+        if verb == "record":
+            await recording.record(rows.connection, [Recording(workflow.lease, (wait(1),))])
+        else:
+            await settlements.suspend(rows.connection, [Suspending(workflow.lease, (), 0)])
+        row = await rows.task(workflow.lease.task_id)
+        assert (row["losses"], row["errors"]) == (0, 0)
+
+
+@pytest.mark.parametrize("called_since", [False, True])
+async def test_a_replay_revives_a_failed_step_unless_the_journal_depends_on_its_failure(
+    rows: Rows, called_since: bool
+) -> None:
+    workflow = await suspended(rows, step(1), ends=1)
+    (child,) = await children(rows)
+    await settlements.fail(rows.connection, [Failure(child.lease, "error", "c", "m", False, 0.0)])
+    (again,) = await claims.claim(rows.connection, rows.terms, [workflow.lease.task_id])
+    if called_since:
+        await recording.record(rows.connection, [Recording(again.lease, (Call("", 2, "call", "f", "done", {}),))])
+    await settlements.fail(rows.connection, [Failure(again.lease, "error", "c", "m", False, 0.0)])
+    assert (await rows.job(workflow.job_id))["status"] == "failed"
+    assert await jobs.replay(rows.connection, workflow.job_id, "t") is not None
+    assert (await rows.task(child.lease.task_id))["status"] == ("failed" if called_since else "pending")
+    assert (await rows.task(workflow.lease.task_id))["status"] == "pending"
+    await assert_history(rows, workflow.job_id)
