@@ -58,6 +58,7 @@ ROOMS = (
     "leasehold.worker.claiming",
     "leasehold.worker",
     "leasehold.app",
+    "leasehold.testing",
     "leasehold.cli",
     "bench",
     "chaos",

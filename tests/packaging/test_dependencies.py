@@ -27,6 +27,7 @@ EXTRAS = {
     "leasehold/pipelines/conversion": ("conversion", "tflite"),
     "leasehold/embedded": ("embedded",),
     "leasehold/cli/mcp_server.py": ("mcp",),
+    "leasehold/testing": ("testing",),
     "leasehold/telemetry/traces.py": ("otel",),
 }
 #: Imported by a path that ends with a sentence where the module is not there.

@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 MEDIA = (ROOT / "docs/guides/media.md").read_text()
 ERRORS = (ROOT / "docs/reference/errors.md").read_text()
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "SECURITY.md", *sorted((ROOT / "docs").rglob("*.md"))]
-OF_THE_COMMAND_LINE = {"LEASEHOLD_URL", "LEASEHOLD_API_KEY"}
+OF_THE_COMMAND_LINE = {"LEASEHOLD_URL", "LEASEHOLD_API_KEY", "LEASEHOLD_TEST_DATABASE_URL"}
 KNOWN = {f"LEASEHOLD_{name.upper()}" for name in Settings.model_fields} | OF_THE_COMMAND_LINE
 
 #: What a stranger reads: neither the changelog, which tells of what was, nor what a script has made.

@@ -1,0 +1,240 @@
+"""`TestApp`: an App on a database of the test's own, and a worker that runs when the test says so."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable
+from datetime import timedelta
+from inspect import iscoroutinefunction
+from time import monotonic
+from typing import Any, Generic, ParamSpec, TypeVar
+
+from pydantic import BaseModel, SecretStr
+
+from leasehold.app.app import App
+from leasehold.app.run import Run
+from leasehold.app.task import STEP, Task
+from leasehold.db.database import Connection, connected
+from leasehold.domain.errors import DeclarationError
+from leasehold.runtime import failpoints
+from leasehold.schedules.declared import reconcile
+from leasehold.settings import Settings
+from leasehold.testing.server import TestServer
+from leasehold.transitions.time_travel import let_pass
+
+P = ParamSpec("P")
+R = TypeVar("R")
+TENANT = "test"
+_POLL_SECONDS = 0.02
+
+# Whether any work is due or under way: a task that could run, one that runs, or a run that its limits hold.
+_BUSY = """
+SELECT t.step, j.pipeline, t.status FROM task t JOIN job j ON j.id = t.job_id
+WHERE j.finished_at IS NULL AND (t.status = 'running' OR (t.available_at <= clock_timestamp()
+      AND (t.status IN ('pending', 'retry', 'waiting') OR (t.status = 'blocked' AND j.held))))
+UNION ALL
+SELECT 'a tick of the schedule', template, 'due' FROM schedule WHERE next_run_at <= clock_timestamp()
+UNION ALL
+SELECT 'what follows its end', pipeline, 'due' FROM job WHERE notify AND finished_at IS NOT NULL
+LIMIT 5
+"""
+
+
+class Submitted(Generic[R]):
+    """A run that was submitted. `arguments`: by the parameters' names, as the function will get them."""
+
+    def __init__(self, run: Run[R], arguments: dict[str, Any], tags: dict[str, str]) -> None:
+        self.run = run
+        self.arguments = arguments
+        self.tags = tags
+
+    def __repr__(self) -> str:
+        return f"<submitted {self.run.task}: {self.arguments}>"
+
+
+class TestApp:
+    """What the fixture `leasehold_app` gives. Nothing runs before `drain`."""
+
+    __test__ = False  # pytest takes it for a test otherwise
+
+    def __init__(self, app: App, server: TestServer) -> None:
+        self.app = app
+        self._server = server
+        self._url = server.database()
+        self.settings = Settings(
+            _env_file=None,
+            database_url=SecretStr(self._url),
+            broker="postgres",
+            object_store="none",
+            result_inline_bytes=1024 * 1024,
+            tenant=TENANT,
+            poll_seconds=0.05,
+            drain_seconds=1.0,
+            isolation="best_effort",
+        )
+        self._errors: dict[str, list[BaseException]] = defaultdict(list)
+        self._handlers: dict[str, Callable[..., Any]] = {}
+        self._death: str | None = None
+        app.use(self.settings)
+
+    def close(self) -> None:
+        """Give the app back as it was, and drop the database."""
+        for name, handler in self._handlers.items():
+            self.app.tasks[name].pipeline.handlers[STEP] = handler
+        self.app.close()
+        self._server.drop(self._url)
+
+    # --- running
+
+    def drain(self, timeout: float = 30.0) -> None:
+        """Run a worker until nothing is due: no task, no tick of a schedule. What waits for a later time stays.
+
+        Raises TimeoutError that names what still runs. Call it outside of an event loop; `adrain` is for inside.
+        """
+        self._server.portal.call(self._drain(timeout))
+
+    async def adrain(self, timeout: float = 30.0) -> None:
+        """As `drain`, in an event loop."""
+        await self._server.portal.acall(self._drain(timeout))
+
+    async def _drain(self, timeout: float) -> None:
+        deadline = monotonic() + timeout
+        if self._death is not None:
+            death, self._death = self._death, None
+            await self._die(death, deadline)
+        with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
+            settings = self.settings.model_copy(update={"work_dir": folder})
+            async with self.app.serving(settings), connected(self.settings, "testing") as connection:
+                for name, declared in self.app.pipelines().schedules.items():
+                    await reconcile(connection, TENANT, name, declared)
+                while busy := await connection.fetch(_BUSY):
+                    if monotonic() > deadline:
+                        names = ", ".join(f"{row['pipeline']}: {row['step']} is {row['status']}" for row in busy)
+                        raise TimeoutError(f"after {timeout:g} s there is still work: {names}")
+                    await asyncio.sleep(_POLL_SECONDS)
+
+    async def _die(self, point: str, deadline: float) -> None:
+        """Run a worker process that is killed at the point."""
+        with tempfile.TemporaryDirectory(prefix="leasehold-test-") as folder:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "leasehold.worker", env=self._environment(point, folder),
+                stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+            )  # fmt: skip
+            try:
+                async with asyncio.timeout(max(deadline - monotonic(), 0.1)):
+                    output, _ = await process.communicate()
+            except TimeoutError:
+                raise TimeoutError(f"no worker reached the point {point}") from None
+            finally:
+                if process.returncode is None:
+                    process.kill()
+                    await process.wait()
+            if process.returncode is not None and process.returncode >= 0:
+                end = output.decode(errors="replace")[-2000:]
+                raise RuntimeError(f"the worker ended before it reached the point {point}:\n{end}")
+
+    def _environment(self, point: str, folder: str) -> dict[str, str]:
+        names = ("broker", "object_store", "result_inline_bytes", "tenant", "poll_seconds", "isolation")
+        own = {f"LEASEHOLD_{name.upper()}": str(getattr(self.settings, name)) for name in names}
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith("LEASEHOLD_")}
+        return inherited | own | {
+            "LEASEHOLD_DATABASE_URL": self._url,
+            "LEASEHOLD_PIPELINES": source_of(self.app),
+            "LEASEHOLD_FAILPOINTS": f"{point}:kill",
+            "LEASEHOLD_WORK_DIR": folder,
+            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        }  # fmt: skip
+
+    # --- what the test arranges
+
+    def travel(self, **time: float) -> None:
+        """Let time pass for all that waits: `travel(hours=1)`, as `timedelta` takes it. Nobody sleeps. A schedule that
+        time passes over has one tick, however often it would have fired.
+        """
+
+        async def travel(connection: Connection) -> None:
+            await let_pass(connection, timedelta(**time))
+
+        self._on_connection(travel)
+
+    def fail_next(self, task: Task[..., Any], error: BaseException) -> None:
+        """The next attempt at the task raises `error` in place of the function. Twice: the next two attempts do."""
+        if task.name not in self._handlers:
+            handler = self._handlers[task.name] = task.pipeline.handlers[STEP]
+            wrapped = _failing_in_loop if iscoroutinefunction(handler) else _failing_in_thread
+            task.pipeline.handlers[STEP] = wrapped(handler, self._errors[task.name])
+        self._errors[task.name].append(error)
+
+    def die_at(self, point: str) -> None:
+        """The next `drain` begins with a worker process that is killed at this point; then another worker goes on.
+
+        `after_claim`: the task is claimed, and its function has not run. `after_commit`: the result is committed.
+        `commit.NAME`: after the commit of a statement. The process imports the app: it is at the top of its module.
+        Raises DeclarationError for an unknown point.
+        """
+        failpoints.arm(f"{point}:kill")
+        failpoints.arm("")
+        self._death = point
+
+    # --- what the test reads
+
+    def submitted(self, task: Task[P, R]) -> list[Submitted[R]]:
+        """The runs of the task that were submitted, the oldest first, whatever became of them."""
+
+        async def read(connection: Connection) -> list[Any]:
+            return await connection.fetch(
+                "SELECT j.id, j.params, (SELECT jsonb_object_agg(name, value) FROM job_tag g WHERE g.job_id = j.id)"
+                " AS tags FROM job j WHERE j.tenant_id = $1 AND j.pipeline = $2 ORDER BY j.id",
+                TENANT,
+                task.name,
+            )
+
+        return [
+            Submitted(task.find(row["id"]), _arguments(task, row["params"]), row["tags"] or {})
+            for row in self._on_connection(read)
+        ]
+
+    def _on_connection(self, work: Callable[[Connection], Any]) -> Any:
+        async def run() -> Any:
+            async with connected(self.settings, "testing") as connection:
+                return await work(connection)
+
+        return self._server.portal.call(run())
+
+
+def _arguments(task: Task[..., Any], params: dict[str, Any]) -> dict[str, Any]:
+    checked: BaseModel = task.arguments.model.model_validate(params)
+    positional, named = task.arguments.decoded(checked)
+    return dict(zip(task.arguments.names, positional, strict=False)) | named
+
+
+def _failing_in_loop(handler: Callable[..., Any], errors: list[BaseException]) -> Callable[..., Any]:
+    async def failing(attempt: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return await handler(attempt)
+
+    return failing
+
+
+def _failing_in_thread(handler: Callable[..., Any], errors: list[BaseException]) -> Callable[..., Any]:
+    def failing(attempt: Any) -> Any:
+        if errors:
+            raise errors.pop(0)
+        return handler(attempt)
+
+    return failing
+
+
+def source_of(app: App) -> str:
+    """`module:name` of the app. Raises DeclarationError if no module has it at its top."""
+    for task in app.tasks.values():
+        module = task.function.__module__
+        for name, value in vars(sys.modules[module]).items():
+            if value is app:
+                return f"{module}:{name}"
+    raise DeclarationError(f"the app {app.name} is at the top of no module, so no other process can import it")

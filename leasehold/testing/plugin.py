@@ -1,0 +1,53 @@
+"""The pytest plugin. Its fixture `leasehold_app` is the app that the ini option of this name names (`shop:app`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:  # a session that uses no fixture of ours loads nothing of it
+    from leasehold.app.app import App
+    from leasehold.testing.harness import TestApp
+    from leasehold.testing.server import TestServer
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addini("leasehold_app", "MODULE:NAME of the App that the fixture leasehold_app tests")
+
+
+@pytest.fixture(scope="session")
+def leasehold_server() -> Iterator[TestServer]:
+    """The session's PostgreSQL: started when the first test needs it, or the one of LEASEHOLD_TEST_DATABASE_URL."""
+    from leasehold.testing.server import TestServer  # noqa: PLC0415 - see above
+
+    with TestServer() as server:
+        yield server
+
+
+@pytest.fixture
+def leasehold_apps(leasehold_server: TestServer) -> Iterator[Callable[[App], TestApp]]:
+    """`leasehold_apps(app)`: the app on a database of the test's own."""
+    from leasehold.testing.harness import TestApp  # noqa: PLC0415 - see above
+
+    opened: list[TestApp] = []
+
+    def open_app(app: App) -> TestApp:
+        opened.append(TestApp(app, leasehold_server))
+        return opened[-1]
+
+    yield open_app
+    for test_app in opened:
+        test_app.close()
+
+
+@pytest.fixture
+def leasehold_app(request: pytest.FixtureRequest, leasehold_apps: Callable[[App], TestApp]) -> TestApp:
+    """The app of the ini option `leasehold_app`, on a database of the test's own."""
+    source: str = request.config.getini("leasehold_app")
+    module, sign, name = source.partition(":")
+    if not sign:
+        raise pytest.UsageError("leasehold_app: set the ini option leasehold_app to MODULE:NAME of the App")
+    return leasehold_apps(getattr(import_module(module), name))

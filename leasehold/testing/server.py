@@ -1,0 +1,79 @@
+"""One PostgreSQL for a test session, with a migrated database that each test gets a copy of."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+from urllib.parse import urlsplit
+
+from pydantic import SecretStr
+
+from leasehold.app.portal import Portal
+from leasehold.db.database import connected, migrate
+from leasehold.embedded.directories import RunDirectory
+from leasehold.embedded.postgres import Postgres
+from leasehold.settings import Settings
+
+#: The variable of a PostgreSQL that runs already; its user may create databases.
+VARIABLE = "LEASEHOLD_TEST_DATABASE_URL"
+#: In memory a database is copied in 12 ms, on a disk in 70.
+_MEMORY = Path("/dev/shm")  # noqa: S108 - RunDirectory makes a name that is free, for its user alone
+
+
+class TestServer:
+    """`with TestServer() as server`. All of it runs in `portal`'s loop, so that tests need no event loop."""
+
+    __test__ = False  # pytest takes it for a test otherwise
+
+    def __init__(self) -> None:
+        self.portal = Portal("leasehold testing")
+        self._stack = ExitStack()
+        self._url = os.environ.get(VARIABLE, "")
+        self._template: str | None = None
+
+    def __enter__(self) -> Self:
+        self._stack.callback(self.portal.close)
+        if not self._url:
+            root = _MEMORY if _MEMORY.is_dir() and os.access(_MEMORY, os.W_OK) else None
+            directory = self._stack.enter_context(RunDirectory(root=root)).path
+            postgres = Postgres(directory / "postgres", durable=False)
+            self.portal.call(postgres.start())
+            self._stack.callback(lambda: self.portal.call(postgres.stop("immediate")))
+            self._url = postgres.url
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        if self._template is not None:
+            self.drop(self._template)
+        self._stack.close()
+
+    def database(self) -> str:
+        """The URL of a database of the test's own: migrated, and empty."""
+        if self._template is None:
+            template = self._create(None)
+            self.portal.call(migrate(template))
+            self._template = template
+        return self._create(self._template)
+
+    def drop(self, url: str) -> None:
+        self._execute(f'DROP DATABASE IF EXISTS "{_name(url)}" WITH (FORCE)')
+
+    def _create(self, template: str | None) -> str:
+        name = f"test_{secrets.token_hex(6)}"
+        source = f' TEMPLATE "{_name(template)}" STRATEGY FILE_COPY' if template else ""
+        self._execute(f'CREATE DATABASE "{name}"{source}')
+        return urlsplit(self._url)._replace(path=f"/{name}").geturl()
+
+    def _execute(self, statement: str) -> None:
+        async def execute() -> None:
+            async with connected(Settings(database_url=SecretStr(self._url)), "testing") as connection:
+                await connection.execute(statement)
+
+        self.portal.call(execute())
+
+
+def _name(url: str) -> str:
+    return urlsplit(url).path.removeprefix("/")

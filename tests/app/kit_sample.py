@@ -1,0 +1,98 @@
+"""Tests of an app as its owner writes them: test_testing_kit.py runs them with the plugin, each must pass."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from leasehold import TaskFailed
+from leasehold.testing.harness import TestApp
+from tests.app.kit_shop import Order, add, checkout, nightly, send_receipt
+
+ORDER = Order(id=1, email="a@b")
+
+
+def test_nothing_runs_before_drain_and_everything_after(leasehold_app: TestApp) -> None:
+    run = checkout.submit(ORDER)
+    assert run.status() in ("pending", "queued")
+    assert leasehold_app.submitted(send_receipt) == []
+    leasehold_app.drain()
+    (sent,) = leasehold_app.submitted(send_receipt)
+    assert run.result() == str(sent.run.id)
+    assert sent.arguments == {"order": ORDER}
+    assert sent.tags == {"customer": "7"}
+    assert sent.run.result() == "sent to a@b by attempt 1"
+
+
+def test_each_test_has_a_database_of_its_own(leasehold_app: TestApp) -> None:
+    assert leasehold_app.submitted(checkout) == []
+    add.submit(1)
+    add.submit(1, b=5)
+    assert [one.arguments for one in leasehold_app.submitted(add)] == [{"a": 1, "b": 2}, {"a": 1, "b": 5}]
+
+
+def test_time_passes_without_sleeping(leasehold_app: TestApp) -> None:
+    run = send_receipt.submit(ORDER, delay=timedelta(days=2))
+    leasehold_app.drain()
+    assert run.status() in ("pending", "queued")
+    leasehold_app.travel(days=2, minutes=1)
+    leasehold_app.drain()
+    assert run.result() == "sent to a@b by attempt 1"
+
+
+def test_the_clock_of_a_schedule_is_travelled_to(leasehold_app: TestApp) -> None:
+    leasehold_app.drain()
+    assert leasehold_app.submitted(nightly) == []
+    leasehold_app.travel(days=1)
+    leasehold_app.drain()
+    (tick,) = leasehold_app.submitted(nightly)
+    assert tick.run.result() == "done"
+
+
+def test_an_attempt_fails_as_often_as_the_test_says(leasehold_app: TestApp) -> None:
+    for _ in range(2):
+        leasehold_app.fail_next(send_receipt, ConnectionError("away"))
+    run = send_receipt.submit(ORDER)
+    leasehold_app.drain()
+    assert run.status() == "running"
+    for _ in range(2):
+        leasehold_app.travel(hours=4)
+        leasehold_app.drain()
+    assert run.result() == "sent to a@b by attempt 3"
+
+
+def test_a_failure_for_good_reaches_the_reader(leasehold_app: TestApp) -> None:
+    for _ in range(3):
+        leasehold_app.fail_next(send_receipt, ConnectionError("away"))
+    run = send_receipt.submit(ORDER)
+    for _ in range(3):
+        leasehold_app.drain()
+        leasehold_app.travel(hours=4)
+    with pytest.raises(TaskFailed, match="ConnectionError: away"):
+        run.result()
+
+
+@pytest.mark.parametrize(("point", "attempt"), [("after_claim", 2), ("after_commit", 1)])
+def test_a_worker_dies_and_another_goes_on(leasehold_app: TestApp, point: str, attempt: int) -> None:
+    run = send_receipt.submit(ORDER)
+    leasehold_app.die_at(point)
+    leasehold_app.drain()
+    assert run.result() == f"sent to a@b by attempt {attempt}"
+    assert len(leasehold_app.submitted(send_receipt)) == 1
+
+
+def test_an_unknown_point_is_refused(leasehold_app: TestApp) -> None:
+    with pytest.raises(Exception, match="no such failpoint"):
+        leasehold_app.die_at("nowhere")
+
+
+def test_work_that_does_not_end_is_named(leasehold_app: TestApp, leasehold_apps: Any) -> None:
+    add.submit(1)
+    with pytest.raises(TimeoutError, match=r"kit\.add: run is"):
+        leasehold_app.drain(timeout=-1)
+
+
+def test_a_function_needs_no_server() -> None:
+    assert send_receipt.local(ORDER) == "sent to a@b by attempt 1"

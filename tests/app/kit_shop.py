@@ -1,0 +1,37 @@
+"""The app of the sample that test_testing_kit.py runs with the plugin."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from pydantic import BaseModel
+
+from leasehold import App, Retry, current
+
+app = App("kit")
+
+
+class Order(BaseModel):
+    id: int
+    email: str
+
+
+@app.task(retry=Retry(times=2, delay=timedelta(hours=1)))
+def send_receipt(order: Order) -> str:
+    return f"sent to {order.email} by attempt {current().number}"
+
+
+@app.task
+async def checkout(order: Order) -> str:
+    run = await send_receipt.asubmit(order, tags={"customer": "7"})
+    return str(run.id)
+
+
+@app.task
+async def add(a: int, b: int = 2) -> int:
+    return a + b
+
+
+@app.cron("0 3 * * *")
+async def nightly() -> str:
+    return "done"

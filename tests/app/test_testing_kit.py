@@ -1,0 +1,36 @@
+"""The pytest plugin as an app's owner uses it: a session of its own, with the plugin loaded by its entry point."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from tests.support.databases import Databases
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.timeout(120)
+
+
+async def test_the_samples_pass_in_a_session_of_their_own(postgres: Databases, tmp_path: Path) -> None:
+    """On the run's PostgreSQL: starting one is tested in tests/embedded."""
+    (tmp_path / "pytest.ini").write_text("[pytest]\nleasehold_app = tests.app.kit_shop:app\n")
+    command = [sys.executable, "-m", "pytest", str(ROOT / "tests/app/kit_sample.py"), "-q", "-p", "no:cacheprovider"]
+    plugin = [] if _is_installed() else ["-p", "leasehold.testing.plugin"]
+    process = await asyncio.create_subprocess_exec(
+        *command, *plugin, "-c", str(tmp_path / "pytest.ini"), "--rootdir", str(tmp_path), "--noconftest",
+        cwd=tmp_path, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
+        env={**os.environ, "LEASEHOLD_TEST_DATABASE_URL": postgres.url, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    output = (await process.communicate())[0].decode()
+    assert re.search(r"^11 passed in", output, re.MULTILINE), output[-6000:]
+
+
+def _is_installed() -> bool:
+    """Whether this environment was made since the package has the entry point."""
+    return "leasehold" in {entry.name for entry in entry_points(group="pytest11")}
