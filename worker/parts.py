@@ -40,7 +40,7 @@ from leasehold.worker.attempts import reporter as reports
 from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.inline import InlineAttempts
 from leasehold.worker.attempts.isolated import IsolatedAttempts
-from leasehold.worker.attempts.outlet import Outlets
+from leasehold.worker.attempts.log_and_stream import LogAndStreamWriters
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.runner import Runner
 from leasehold.worker.attempts.workflows import Recorder
@@ -124,9 +124,9 @@ async def open_parts(
         settlements = SettlementBatcher(settings, terms, heartbeat, router.announce, _BATCH)
         claims = ClaimBatcher(settings, terms, heartbeat, _BATCH)
         stack.enter_context(attempt_logs.installed())
-        outlets = Outlets(settings)
+        writers = LogAndStreamWriters(settings)
         recorder = Recorder(settings, router.announce, _BATCH)
-        for batcher in (outlets.logs, outlets.streams, settlements, claims, recorder):
+        for batcher in (writers.logs, writers.streams, settlements, claims, recorder):
             batcher.start()
             stack.push_async_callback(batcher.close)
 
@@ -144,7 +144,7 @@ async def open_parts(
         isolated = IsolatedAttempts(
             store=store, pool=pool, children=children, reporter=reporter, directories=directories, settings=settings
         )
-        runner = Runner(pipelines, pool, heartbeat, settlements, admitter, directories, inline, isolated, outlets)
+        runner = Runner(pipelines, pool, heartbeat, settlements, admitter, directories, inline, isolated, writers)
         claimer = Claimer(pool, claims, heartbeat, terms, at_most=_BATCH, takes_over=settings.presence)
         slot_pools = SlotPools(settings, pipelines, broker, router, claimer, runner)
 
@@ -167,12 +167,17 @@ async def open_parts(
             ready=ready,
             is_complete=is_complete,
             warming=warming,
-            loops=_loops(exporter, duties, relay, reporter, admitter, outlets),
+            loops=_loops(exporter, duties, relay, reporter, admitter, writers),
         )
 
 
 def _loops(
-    exporter: Exporter, duties: Duties, relay: Relay, reporter: Reporter, admitter: Admitter, outlets: Outlets
+    exporter: Exporter,
+    duties: Duties,
+    relay: Relay,
+    reporter: Reporter,
+    admitter: Admitter,
+    writers: LogAndStreamWriters,
 ) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
     periodic = [
         *duties.all(),
@@ -180,7 +185,7 @@ def _loops(
         Periodic(reports.DUTY, reporter.turn, every=reports.EVERY_SECONDS),
         *(
             Periodic(f"attempt_{writer.name}", writer.turn, every=chunk_writer.EVERY_SECONDS)
-            for writer in (outlets.logs, outlets.streams)
+            for writer in (writers.logs, writers.streams)
         ),
         Periodic("admitter", admitter.turn, every=0.0),
     ]

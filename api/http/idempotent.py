@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 
 from fastapi import Header
 
-from leasehold.db.database import Connection, Lender
+from leasehold.db.database import Connection, ConnectionSource
 from leasehold.db.idempotency import Reservation, StoredAnswer, is_answered, release, reserve, store
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.telemetry.outages import DATABASE
@@ -38,7 +38,7 @@ class Answer:
 
 
 async def once(
-    pool: Lender,
+    pool: ConnectionSource,
     tenant_id: str,
     key: str | None,
     request_hash: bytes,
@@ -69,7 +69,7 @@ async def once(
         return answer
 
 
-async def is_repeated(pool: Lender, tenant_id: str, key: str | None) -> bool:
+async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -> bool:
     """Whether the first answer is stored: the request needs no checks then, even if the world has changed since."""
     if key is None:
         return False

@@ -14,7 +14,7 @@ import structlog
 from leasehold.broker import outbox
 from leasehold.broker.base import Broker
 from leasehold.broker.outbox import Announcement
-from leasehold.db.database import Connection, Lender
+from leasehold.db.database import Connection, ConnectionSource
 from leasehold.runtime import failpoints
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.runtime.transient import TRY_AGAIN
@@ -67,7 +67,7 @@ class Waiting:
         return batch
 
 
-def on_pool(pool: Lender) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:
+def on_pool(pool: ConnectionSource) -> Callable[[Callable[[Connection], Awaitable[None]]], Awaitable[None]]:
     """An announcer's `on_connection` that borrows a connection each time."""
 
     async def on_connection(work: Callable[[Connection], Awaitable[None]]) -> None:

@@ -29,7 +29,7 @@ Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record] | PoolConnectionProx
 Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 
 
-class Lender(Protocol):
+class ConnectionSource(Protocol):
     """Lends connections, as a pool does."""
 
     def acquire(self) -> AbstractAsyncContextManager[Connection]: ...

@@ -19,7 +19,7 @@ from typing import Literal
 from uuid import UUID
 
 from leasehold.db import run_reads
-from leasehold.db.database import Connection, Lender, lock_name
+from leasehold.db.database import Connection, ConnectionSource, lock_name
 from leasehold.domain.errors import Invalid, TooMany
 from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import Pipeline, pinned_queue
@@ -72,14 +72,14 @@ class Admission:
         self._usage = Usage(settings, [kind.stored for kind in kinds if kind.stored is not None])
         self.upload_room = UploadRoom(settings.upload_unfinished_bytes)
 
-    async def is_open(self, pool: Lender, tenant_id: str) -> bool:
+    async def is_open(self, pool: ConnectionSource, tenant_id: str) -> bool:
         """Whether a single run may skip `submitting`: no rate and no queue depth is set, and the tenant is far from its
         bounds. The call counts the run. Raises as `submitting`.
         """
         settings = self._settings
         if settings.queue_depth_limit or settings.submissions_per_key or settings.submissions_per_tenant:
             return False
-        return await self._usage.is_far(pool, tenant_id, 1)
+        return await self._usage.reserve(pool, tenant_id, 1)
 
     @asynccontextmanager
     async def submitting(
@@ -93,7 +93,7 @@ class Admission:
         """
         paid = Paid(await self.charge(connection, payer, count), set(queues))
         await self._check_depth(connection, queues, count)
-        near_bound = not await self._usage.is_far(connection, payer.tenant_id, count, size)
+        near_bound = not await self._usage.reserve(connection, payer.tenant_id, count, size)
         yield paid
         if near_bound:
             await self._usage.check_exactly(connection, payer.tenant_id)
@@ -111,7 +111,7 @@ class Admission:
             if not quota.allowed:
                 raise _rate_limited(quota, charged_as)
         await self._check_depth(connection, queues, 1)
-        await self._usage.is_far(connection, payer.tenant_id, 0)
+        await self._usage.reserve(connection, payer.tenant_id, 0)
 
     async def charge(
         self, connection: Connection, payer: Payer, count: int = 1, charged_as: Charge = "submissions"
@@ -136,12 +136,12 @@ class Admission:
 
     async def uploading(self, connection: Connection, payer: Payer) -> dict[str, str]:
         """As `charge`, for one upload that begins. Also raises TooMany `storage_full`."""
-        await self._usage.is_far(connection, payer.tenant_id, 0)
+        await self._usage.reserve(connection, payer.tenant_id, 0)
         return await self.charge(connection, payer, 1, "uploads")
 
     async def keeping(self, connection: Connection, tenant_id: str, size: int) -> None:
         """Check that `size` more bytes may be stored for the tenant. Raises TooMany `storage_full`."""
-        await self._usage.is_far(connection, tenant_id, 0, size)
+        await self._usage.reserve(connection, tenant_id, 0, size)
 
     async def refund(
         self, connection: Connection, payer: Payer, count: int = 1, charged_as: Charge = "submissions"

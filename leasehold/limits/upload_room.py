@@ -1,4 +1,4 @@
-"""The part of a tenant's bound on unfinished uploads that is in use. Each API process remembers it for a moment.
+"""Remembers for a moment, in each API process, how many bytes of unfinished uploads each tenant has.
 
 An exact count needs a lock, which lets a tenant's uploads begin only one after another. Far from the bound no exact
 count is needed: the process counts without a lock, and adds each new upload to its count until it counts again.
@@ -16,8 +16,8 @@ from leasehold.db.database import Connection
 LEAST_COUNTED = 1024 * 1024
 #: Seconds for which a process uses a count.
 FRESH_SECONDS = 1.0
-#: A tenant is far from its bound up to this part of it. Each process may admit as much by itself while its count is
-#: fresh: three processes together stay below the bound.
+#: A tenant is far from its bound while it uses at most this share of the bound. Each process may admit this share by
+#: itself while its count is fresh: so three processes together stay below the bound.
 _FAR = 0.25
 #: Tenants that a process remembers.
 _MAX_TENANTS = 10_000
@@ -47,8 +47,10 @@ class UploadRoom:
         self._far = _FAR * bound
         self._counts: OrderedDict[str, _Count] = OrderedDict()
 
-    async def is_far(self, connection: Connection, tenant_id: str, size: int) -> bool:
-        """Whether the tenant stays far from its bound with `size` bytes more. If so, they are added to the count."""
+    async def reserve(self, connection: Connection, tenant_id: str, size: int) -> bool:
+        """Add `size` bytes to the remembered count, if the tenant then still is far from its bound. Returns whether it
+        is; if False, nothing is added and the caller counts exactly.
+        """
         cached = self._counts.get(tenant_id)
         if cached is None or cached.until <= monotonic():
             cached = self._counts[tenant_id] = _Count(await count(connection, tenant_id), monotonic() + FRESH_SECONDS)

@@ -109,7 +109,7 @@ async def open_upload(
     With them, a tenant that is far from its bound needs no lock. Raises TooMany `upload_quota_exceeded`.
     """
     size = max(counted, LEAST_COUNTED)
-    if room is None or not await room.is_far(connection, tenant_id, size):
+    if room is None or not await room.reserve(connection, tenant_id, size):
         await _check_room(connection, tenant_id, size, settings.upload_unfinished_bytes)
     first_inspection = seconds + _GRACE_SECONDS if exact or key.endswith("/") else INSPECTION_SECONDS
     await connection.execute(

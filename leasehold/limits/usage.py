@@ -1,7 +1,8 @@
-"""The bounds on a tenant's unfinished jobs and stored bytes. Admission checks them for each submission.
+"""The bounds on a tenant's unfinished jobs and stored bytes. Admission checks both for each submission.
 
-A full count costs more than a submission. So a process remembers its counts, and counts again when a pause is over: the
-longer a count took, the longer the pause. Near the bound it counts a tenant's unfinished jobs for each submission,
+A full count costs more than a submission. So a process remembers the counts of each tenant, adds what it admits itself,
+and counts again after a pause. The longer a count took, the longer the pause. Near the bound on jobs, a remembered
+count is not enough: the process counts the tenant's unfinished jobs at each submission, and again after the write,
 under a lock.
 """
 
@@ -16,7 +17,7 @@ from time import monotonic
 import asyncpg
 from asyncpg.pool import PoolConnectionProxy
 
-from leasehold.db.database import Connection, Lender, lock_name
+from leasehold.db.database import Connection, ConnectionSource, lock_name
 from leasehold.domain.errors import Invalid, TooMany
 from leasehold.runtime.duty_cycle import pause_after
 from leasehold.settings import Settings
@@ -26,8 +27,9 @@ _SHARE = 0.05
 _LEAST_SECONDS, _MAX_SECONDS = 0.05, 60.0
 #: Tenants that a process remembers.
 _MAX_TENANTS = 10_000
-#: A tenant is always near a bound of at most _SMALL jobs. It is near a larger bound from this part of it on.
-_SMALL, _NEAR = 10_000, 0.8
+#: Every submission is counted exactly under a bound of at most this many jobs. Under a larger bound, exact counting
+#: starts when the tenant has used this share of the bound.
+_ALWAYS_EXACT_JOBS, _EXACT_FROM_SHARE = 10_000, 0.8
 #: The retry-after in seconds. Stored bytes only shrink when something is deleted or its retention ends.
 _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 
@@ -49,26 +51,32 @@ class _Usage:
 class Usage:
     """The counts that this process remembers, by tenant. A bound of 0 means no bound: nothing is counted for it.
 
-    `stored`: what kinds of work keep beside the outputs of jobs (Kind.stored).
+    `stored_queries`: SQL scalar subqueries, one for each kind of work that stores bytes beside the outputs of its jobs
+    (Kind.stored). Each answers a number of bytes; `$1` is the tenant.
     """
 
-    def __init__(self, settings: Settings, stored: Iterable[str]) -> None:
-        self._bytes = _BYTES.format(of_kinds="".join(f"\n      + ({of_kind})" for of_kind in stored))
+    def __init__(self, settings: Settings, stored_queries: Iterable[str]) -> None:
+        self._bytes = _BYTES.format(of_kinds="".join(f"\n      + ({query})" for query in stored_queries))
         self._max_jobs = settings.unfinished_per_tenant
         self._max_bytes = settings.stored_bytes_per_tenant
         self._cache: OrderedDict[str, _Usage] = OrderedDict()
 
-    async def is_far(self, database: Connection | Lender, tenant_id: str, count: int, size: int = 0) -> bool:
-        """Whether the tenant stays far from its bound with `count` jobs more. They and their `size` in bytes are added.
+    async def reserve(self, database: Connection | ConnectionSource, tenant_id: str, count: int, size: int = 0) -> bool:
+        """Check that `count` more jobs and `size` more bytes fit, and add both to the remembered counts.
 
-        False: check the bound again after the write (`check_exactly`). Raises TooMany `storage_full` or
-        `too_many_unfinished`, and Invalid `batch_too_large`.
+        Returns whether the submission is certain to fit. If False, call `check_exactly` after the write: concurrent
+        submissions may have used the same room. Raises TooMany `storage_full` or `too_many_unfinished`, and Invalid
+        `batch_too_large`.
         """
         if not (self._max_jobs or self._max_bytes):
             return True
         usage = self._cache.get(tenant_id)
         if usage is None or usage.until <= monotonic():
             usage = await self._recount(database, tenant_id)
+        self._reserve_bytes(usage, size)
+        return not self._max_jobs or await self._reserve_jobs(database, tenant_id, usage, count)
+
+    def _reserve_bytes(self, usage: _Usage, size: int) -> None:
         if self._max_bytes and (usage.stored >= self._max_bytes or usage.stored + size > self._max_bytes):
             raise TooMany(
                 "storage_full",
@@ -79,14 +87,17 @@ class Usage:
                 retry_after=_STORAGE_WAIT,
             )
         usage.stored += size
-        if not self._max_jobs:
-            return True
+
+    async def _reserve_jobs(
+        self, database: Connection | ConnectionSource, tenant_id: str, usage: _Usage, count: int
+    ) -> bool:
         if count > self._max_jobs:
             sentence = (
                 f"{count} jobs exceed the {self._max_jobs} unfinished jobs of a tenant and can never be accepted."
             )
             raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")
-        if self._max_jobs > _SMALL and usage.jobs + count <= _NEAR * self._max_jobs:
+        exact_from = 0.0 if self._max_jobs <= _ALWAYS_EXACT_JOBS else _EXACT_FROM_SHARE * self._max_jobs
+        if usage.jobs + count <= exact_from:
             usage.jobs += count
             return True
         if await self._jobs(database, tenant_id) + count > self._max_jobs:
@@ -94,14 +105,14 @@ class Usage:
         return False
 
     async def check_exactly(self, connection: Connection, tenant_id: str) -> None:
-        """Check the bound after the write, under a lock of the tenant. Raises TooMany `too_many_unfinished`."""
+        """Check the bound on jobs after the write, under a lock of the tenant. Raises TooMany `too_many_unfinished`."""
         if not self._max_jobs:
             return
         await lock_name(connection, f"unfinished {tenant_id}")
         if await self._jobs(connection, tenant_id) > self._max_jobs:
             raise _too_many(self._max_jobs)
 
-    async def _recount(self, database: Connection | Lender, tenant_id: str) -> _Usage:
+    async def _recount(self, database: Connection | ConnectionSource, tenant_id: str) -> _Usage:
         async with _connection(database) as connection:
             started = monotonic()
             jobs = await self._jobs(connection, tenant_id) if self._max_jobs else 0
@@ -114,14 +125,14 @@ class Usage:
             self._cache.popitem(last=False)
         return usage
 
-    async def _jobs(self, database: Connection | Lender, tenant_id: str) -> int:
+    async def _jobs(self, database: Connection | ConnectionSource, tenant_id: str) -> int:
         async with _connection(database) as connection:
             return int(await connection.fetchval(_JOBS, tenant_id, self._max_jobs + 1))
 
 
 @asynccontextmanager
-async def _connection(database: Connection | Lender) -> AsyncIterator[Connection]:
-    """The caller's own connection, or one that the lender lends for the block."""
+async def _connection(database: Connection | ConnectionSource) -> AsyncIterator[Connection]:
+    """The caller's own connection, or one of the source for the block."""
     if isinstance(database, asyncpg.Connection | PoolConnectionProxy):
         yield database
     else:
@@ -130,5 +141,7 @@ async def _connection(database: Connection | Lender) -> AsyncIterator[Connection
 
 
 def _too_many(at_most: int) -> TooMany:
-    sentence = f"This tenant has {at_most} unfinished jobs, and no more are accepted: try again when some have ended."
+    sentence = (
+        f"A tenant may have at most {at_most} unfinished jobs, and this request would exceed them: try again later."
+    )
     return TooMany("too_many_unfinished", sentence, policy="unfinished", at_most=at_most, retry_after=_UNFINISHED_WAIT)

@@ -12,6 +12,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from leasehold.domain.errors import ChildCrashed, Permanent
+from leasehold.pipelines.conversion.limits import ModelLimits
+from leasehold.pipelines.conversion.toolchain.loading import load
 from tests.conversion.conftest import Bench
 from tests.conversion.models import archive, model_of, network, pictures, saved
 
@@ -109,6 +111,24 @@ async def test_a_bad_model_gets_its_code(bench: Bench, name: str) -> None:
     assert refused.value.code == code
     assert refused.value.message.isprintable()
     await bench.run("onnx", {"model": saved(network(), path)})
+
+
+@pytest.mark.parametrize(
+    ("data_type", "width"),
+    [
+        (TensorProto.FLOAT, 4), (TensorProto.DOUBLE, 8), (TensorProto.INT64, 8), (TensorProto.UINT8, 1),
+        (TensorProto.FLOAT16, 2), (TensorProto.COMPLEX128, 16), (99, 16),
+    ],
+)  # fmt: skip
+def test_the_bytes_of_a_weight_follow_from_its_type(tmp_path: Path, data_type: int, width: int) -> None:
+    """A type that nobody knows counts as the widest."""
+    weight = TensorProto(name="w", data_type=data_type, dims=[10, 10])
+    path = saved(model_of([relu()], weights=[weight]), tmp_path / "model")
+    load(path, ModelLimits(max_tensor_bytes=100 * width))
+    with pytest.raises(Permanent) as refused:
+        load(path, ModelLimits(max_tensor_bytes=100 * width - 1))
+    assert refused.value.code == "tensor_too_large"
+    assert f"{100 * width} bytes; at most {100 * width - 1}" in refused.value.message
 
 
 async def test_a_file_of_2_gb_is_refused_before_it_is_read(bench: Bench) -> None:

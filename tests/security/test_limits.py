@@ -530,6 +530,17 @@ async def test_a_tenants_unfinished_jobs_are_bounded_on_every_way_in(known: Sett
             assert await World(http, rows, full.running).run()
 
 
+async def test_a_batch_over_the_bound_is_refused_with_a_sentence_that_is_true(
+    known: Settings, rows: Connection
+) -> None:
+    """The tenant has fewer unfinished jobs than the bound: only the batch exceeds it."""
+    async with world(known, rows, unfinished_per_tenant=5) as acme:
+        await acme.run()
+        answer = await acme.post("/v1/runs/batch", template="outside", runs=[{}] * 5)
+        problem(answer, 429, "too_many_unfinished")
+        assert "may have at most 5 unfinished jobs" in answer.json()["detail"]
+
+
 async def test_bytes_that_are_kept_for_a_tenant_are_bounded(known: Settings, rows: Connection) -> None:
     async with world(known, rows, stored_bytes_per_tenant=3 * len(JPEG)) as acme:
         media_api = MediaApi(acme.http)

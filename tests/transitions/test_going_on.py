@@ -20,7 +20,7 @@ APART = Pipeline(
 
 
 async def go_on(rows: Rows, done: Sequence[Claimed]) -> Settled:
-    completions = [Completion(claimed.lease, goes_on=True) for claimed in done]
+    completions = [Completion(claimed.lease, claim_next=True) for claimed in done]
     return await settlements.complete(rows.connection, completions, rows.terms)
 
 

@@ -58,7 +58,7 @@ async def by_takeover(rows: Rows, slow: Any, terms: LeaseTerms) -> claims.Claime
 async def by_completion(rows: Rows, slow: Any, terms: LeaseTerms) -> claims.Claimed:
     (told,) = await rows.submit(THREE)
     (first,) = await claims.claim(rows.connection, terms, [told.hint.task_id])
-    settled = await settlements.complete(slow, [Completion(first.lease, goes_on=True)], terms)
+    settled = await settlements.complete(slow, [Completion(first.lease, claim_next=True)], terms)
     return settled.nexts[first.lease.task_id]
 
 
@@ -66,7 +66,7 @@ async def by_repetition(rows: Rows, slow: Any, terms: LeaseTerms) -> claims.Clai
     """The completion's answer was lost: the worker asks for what it claimed with it."""
     (told,) = await rows.submit(THREE)
     (first,) = await claims.claim(rows.connection, terms, [told.hint.task_id])
-    await settlements.complete(rows.connection, [Completion(first.lease, goes_on=True)], terms)
+    await settlements.complete(rows.connection, [Completion(first.lease, claim_next=True)], terms)
     return (await claims.claim_again(slow, [first.lease.task_id], terms, []))[first.lease.task_id]
 
 

@@ -79,7 +79,7 @@ async def _go_on(rows: Rows, job_id: UUID, lease: Lease) -> None:
         "UPDATE job SET steps_left = steps_left + 1, status = 'running', finished_at = NULL WHERE id = $1", job_id
     )
     held = Lease(before, rows.terms.owner, 1, 1, lease.trusted_until)
-    await settlements.complete(rows.connection, [Completion(held, goes_on=True)], rows.terms)
+    await settlements.complete(rows.connection, [Completion(held, claim_next=True)], rows.terms)
 
 
 async def _acknowledge(rows: Rows, job_id: UUID, lease: Lease) -> None:

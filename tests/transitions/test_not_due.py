@@ -184,7 +184,7 @@ async def _complete(rows: Rows) -> Work:
 
 async def _complete_and_go_on(rows: Rows) -> Work:
     lease = (await rows.leased(THREE)).lease
-    return lambda: settlements.complete(rows.connection, [Completion(lease, goes_on=True)], rows.terms)
+    return lambda: settlements.complete(rows.connection, [Completion(lease, claim_next=True)], rows.terms)
 
 
 async def _fail(rows: Rows) -> Work:

@@ -72,8 +72,26 @@ async def lines_after(rows: Rows, pipeline: Pipeline, does: str = "ok") -> list[
     return await lines_of(rows, job_id)
 
 
-def outlets_of(worker: Worker) -> Any:
-    return worker.parts.runner._outlets
+def writers_of(worker: Worker) -> Any:
+    return worker.parts.runner._log_and_stream_writers
+
+
+async def test_an_attempt_that_ends_by_an_error_of_the_worker_gives_its_lease_back(
+    worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the heartbeat would renew the lease until the time limit of the step, and nobody would run it."""
+    failed = asyncio.Event()
+
+    async def fail(_buffers: Any) -> None:
+        failed.set()
+        raise RuntimeError("the rest cannot be written")
+
+    monkeypatch.setattr(writers_of(worker), "finish", fail)
+    await begin(rows, talking)
+    async with asyncio.timeout(SECONDS):
+        await failed.wait()
+        while worker.parts.runner._heartbeat.all_held():
+            await asyncio.sleep(0.02)
 
 
 def heads(lines: list[dict[str, Any]]) -> list[tuple[str, str, str]]:
@@ -99,7 +117,7 @@ async def test_a_job_that_logs_nothing_costs_no_statement_and_no_row(
     worker: Worker, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[object] = []
-    batchers = [writer._batcher for writer in (outlets_of(worker).logs, outlets_of(worker).streams)]
+    batchers = [writer._batcher for writer in (writers_of(worker).logs, writers_of(worker).streams)]
     write = batchers[0]._statement
 
     async def counted(connection: Any, chunks: Any, repeated: bool) -> Any:
@@ -233,7 +251,7 @@ async def test_a_log_that_postgresql_refuses_fails_no_attempt(
     async def refuse(_connection: Any, _chunks: Any, _repeated: bool) -> Any:
         raise ValueError("no")
 
-    monkeypatch.setattr(outlets_of(worker).logs._batcher, "_statement", refuse)
+    monkeypatch.setattr(writers_of(worker).logs._batcher, "_statement", refuse)
     job_id = await begin(rows, talking)
     assert (await end_of(rows, job_id))["status"] == "succeeded"
     assert await lines_of(rows, job_id) == []

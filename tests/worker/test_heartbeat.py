@@ -160,7 +160,7 @@ async def test_the_hint_of_a_task_that_we_have_settled_unheard_and_that_is_due_a
     """The commit has happened, its answer is on a slow link, and a hint comes: it is not of what we run."""
     lease, _ = await held_and_renewed(heartbeat, rows)
     held = heartbeat.hold(lease, 600)
-    held.settling = True
+    held.settlement_sent = True
     batcher = ClaimBatcher(settings, rows.terms, heartbeat, at_most=8)
     batcher.start()
     try:

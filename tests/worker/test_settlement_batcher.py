@@ -19,7 +19,13 @@ from leasehold.settings import Settings
 from leasehold.transitions import claims, jobs
 from leasehold.transitions.settlements import Completion, Failure, FanningOut, Part, Snoozing, Verdict
 from leasehold.worker.leases import settlement_batcher
-from leasehold.worker.leases.settlement_batcher import Acknowledgement, Answer, Release, Settlement, SettlementBatcher
+from leasehold.worker.leases.settlement_batcher import (
+    Answer,
+    CancelAcknowledged,
+    Release,
+    Settlement,
+    SettlementBatcher,
+)
 from tests.factories import THREE, Rows, assert_histories, stale
 from tests.worker.conftest import SECONDS
 
@@ -83,7 +89,7 @@ async def test_whatever_ends_together_is_settled_as_it_ended(
             batcher,
             Failure(failed, "error", "e", "m", retryable=True, delay=60.0),
             Completion(done),
-            Acknowledgement(cancelled),
+            CancelAcknowledged(cancelled),
             Release(released),
             Completion(stale(lost, epoch=lost.epoch - 1)),
             FanningOut(spread, [Part("x", "default", 1, "three.a", 1)]),
@@ -106,7 +112,7 @@ async def test_whatever_ends_together_is_settled_as_it_ended(
     await assert_histories(rows.connection)
 
 
-@pytest.mark.parametrize("kind", [Completion, Release, Acknowledgement])
+@pytest.mark.parametrize("kind", [Completion, Release, CancelAcknowledged])
 async def test_an_attempt_that_ended_in_a_job_that_is_being_cancelled_stops_it_however_it_ended(
     opened: Open, rows: Rows, ended: list[tuple[str, str]], kind: Callable[[Lease], Settlement]
 ) -> None:
@@ -123,7 +129,7 @@ async def test_an_attempt_that_ended_in_a_job_that_is_being_cancelled_stops_it_h
 async def test_what_was_lost_is_not_acknowledged_as_a_cancel(opened: Open, rows: Rows) -> None:
     lease = await leased(rows)
     async with opened() as batcher:
-        (answer,) = await settled(batcher, Acknowledgement(lease))
+        (answer,) = await settled(batcher, CancelAcknowledged(lease))
     assert (answer.verdict, answer.state) == (Verdict.LOST, None)
     assert (await rows.task(lease.task_id))["status"] == "running"
 
@@ -168,7 +174,7 @@ async def test_a_completion_whose_answer_was_lost_still_hands_over_the_step_that
     job = (await rows.task(lease.task_id))["job_id"]
     following = await rows.connection.fetchval("SELECT id FROM task WHERE job_id = $1 AND step = 'b'", job)
     async with opened(*[following] if is_known else []) as batcher:
-        (answer,) = await settled(batcher, Completion(lease, goes_on=True))
+        (answer,) = await settled(batcher, Completion(lease, claim_next=True))
     assert len(lost) == 1
     assert (answer.verdict, answer.state) == (Verdict.SETTLED, "succeeded")
     row = await rows.task(following)
@@ -203,7 +209,7 @@ async def test_what_a_hint_has_claimed_is_not_claimed_again_for_a_completion_tha
 async def test_a_completion_goes_on_only_if_it_was_asked_to(opened: Open, rows: Rows) -> None:
     going, staying = await leased(rows), await leased(rows)
     async with opened() as batcher:
-        answers = await settled(batcher, Completion(going, goes_on=True), Completion(staying))
+        answers = await settled(batcher, Completion(going, claim_next=True), Completion(staying))
     assert [answer.next is not None for answer in answers] == [True, False]
     assert answers[0].next is not None
     assert answers[0].next.lease.owner == rows.terms.owner

@@ -157,7 +157,7 @@ async def test_ownership_is_not_confirmed_while_there_is_one_reason_to_doubt_it(
             clock.now = held.trusted_until
             heartbeat._answered_at = clock.now
         case "settling":
-            held.settling = True
+            held.settlement_sent = True
         case _:
             heartbeat._unconfirmed = True
     assert heartbeat.holds(lease.task_id)

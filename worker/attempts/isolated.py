@@ -71,8 +71,8 @@ class IsolatedAttempts:
         timeout: float,
         may_continue: Callable[[], bool],
     ) -> Completion:
-        """Raises what the handler, the child and the store raise. The attempt starts speculations only while
-        `may_continue` answers True; they stay until `forget`.
+        """Run the attempt. While `may_continue` returns True, it may start later steps speculatively: they run until
+        `discard_speculations`. Raises what the handler, the child and the store raise.
         """
         sources = await sources_of(self._pool, pipeline, step, claimed)
         on_progress = partial(self._reporter.report, claimed.lease)
@@ -107,9 +107,11 @@ class IsolatedAttempts:
                 speculation.running.cancel()
             await self._directories.remove(claimed.lease)
 
-    def forget(self, claimed: Claimed, next_step: Claimed | None) -> None:
-        """The attempt is settled: discard its own speculation and those that it started. Exception: the job goes on in
-        this worker with `next_step`; then the speculations of later steps belong to that attempt.
+    def discard_speculations(self, claimed: Claimed, next_step: Claimed | None) -> None:
+        """The attempt has ended: discard the speculation that it used, and those that it started.
+
+        Exception: this worker goes on with `next_step` of the job. Then the attempt at `next_step` owns the
+        speculations of later steps.
         """
         for (job_id, step), speculation in list(self._speculations.items()):
             is_own = (job_id, step) == (claimed.job_id, claimed.step)

@@ -31,12 +31,12 @@ from leasehold.worker.attempts.directories import Directories
 from leasehold.worker.attempts.failures import as_step_error, failure_of, traceback_of
 from leasehold.worker.attempts.inline import InlineAttempts
 from leasehold.worker.attempts.isolated import IsolatedAttempts
-from leasehold.worker.attempts.outlet import Outlet, Outlets
+from leasehold.worker.attempts.log_and_stream import LogAndStream, LogAndStreamWriters
 from leasehold.worker.leases.heartbeat import Heartbeat
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.worker.leases.settlement_batcher import (
-    Acknowledgement,
     Answer,
+    CancelAcknowledged,
     Release,
     Settlement,
     SettlementBatcher,
@@ -60,7 +60,7 @@ _OUTCOMES = {
     Suspending: "suspended",
     Release: "released",
     FanningOut: "spread",
-    Acknowledgement: "cancelled",
+    CancelAcknowledged: "cancelled",
 }
 
 
@@ -77,9 +77,9 @@ class Runner:
         directories: Directories,
         inline: InlineAttempts,
         isolated: IsolatedAttempts,
-        outlets: Outlets,
+        log_and_stream_writers: LogAndStreamWriters,
     ) -> None:
-        self._outlets = outlets
+        self._log_and_stream_writers = log_and_stream_writers
         self._pipelines = pipelines
         self._pool = pool
         self._heartbeat = heartbeat
@@ -102,13 +102,15 @@ class Runner:
     ) -> Claimed | None:
         """Run the attempt and settle it. Returns once PostgreSQL has answered, or the lease is lost.
 
-        `parent`: the trace headers of the hint.
+        `parent`: the trace headers of the hint; None for a task that no hint announced.
+        `may_continue`: whether this worker may go on with the job's later steps. While it returns True, the attempt may
+        start them speculatively, and the completion of the step also claims the job's next step.
 
-        Returns the job's next step if the completion claimed it. It does so only while `may_continue` answers True.
+        Returns the next step that the completion claimed, or None.
         """
         began = monotonic()
         trace = claimed.trace or {}
-        outlet = self._outlets.open(claimed)
+        log_and_stream = self._log_and_stream_writers.open(claimed)
         add_to_every_line({
             "job_id": claimed.job_id,
             "task_id": claimed.lease.task_id,
@@ -117,7 +119,7 @@ class Runner:
             "trace_id": traces.trace_id_of(trace),
             **{name: trace[name] for name in ("request_id", "media_id") if name in trace},
         })  # fmt: skip
-        # The hint's message is the parent span, where a hint led here. It is of the same trace.
+        # If a hint led to this claim, the hint's span is the parent; else the job's. Both have the same trace id.
         with traces.span(
             f"{claimed.pipeline} {claimed.step}",
             "CONSUMER",
@@ -125,20 +127,24 @@ class Runner:
             leasehold_job_id=str(claimed.job_id),
             leasehold_attempt=claimed.lease.attempt,
         ) as span:
-            settlement, held = await self._attempt(claimed, outlet, may_continue)
-            await self._finish_outlet(outlet, settlement)
-            held.settling = settlement is not None
-            if isinstance(settlement, Completion) and may_continue():
-                settlement = replace(settlement, goes_on=True)
+            failpoints.reach("after_claim")
+            settlement: Settlement | None = None
             outcome, next_step = "lost", None
+            held = self._hold(claimed)
             try:
+                settlement = await self._attempt(claimed, held, log_and_stream, may_continue)
+                await self._write_rest(log_and_stream, settlement)
+                if isinstance(settlement, Completion) and may_continue():
+                    settlement = replace(settlement, claim_next=True)
                 if settlement is not None:
+                    held.settlement_sent = True
                     outcome, next_step = await self._settle(claimed, settlement)
             finally:
+                # However the attempt ends: a lease that is not dropped would be renewed until its time limit.
+                self._heartbeat.drop(held)
+                self._isolated.discard_speculations(claimed, next_step)
                 if isinstance(settlement, Suspending):
                     self._inline.workflows.settled(claimed.lease, committed=outcome == "suspended")
-                self._heartbeat.drop(held)
-                self._isolated.forget(claimed, next_step)
             span.set_attributes(leasehold_outcome=outcome)
             if isinstance(settlement, Failure):
                 span.failed(settlement.code)
@@ -149,24 +155,27 @@ class Runner:
 
     # --- the work
 
-    async def _attempt(
-        self, claimed: Claimed, outlet: Outlet, may_continue: Callable[[], bool]
-    ) -> tuple[Settlement | None, HeldLease]:
-        """Run the handler under a held lease. Returns the settlement to ask for; None when the lease is lost."""
-        failpoints.reach("after_claim")
+    def _hold(self, claimed: Claimed) -> HeldLease:
+        """Renew the attempt's lease from now on. The caller drops the lease when the attempt has ended."""
         declared = self._declaration(claimed)
         seconds = _time_limit(claimed, declared[1]) if declared else 0.0
-        held = self._heartbeat.hold(claimed.lease, seconds + _GRACE_SECONDS)
+        return self._heartbeat.hold(claimed.lease, seconds + _GRACE_SECONDS)
+
+    async def _attempt(
+        self, claimed: Claimed, held: HeldLease, log_and_stream: LogAndStream, may_continue: Callable[[], bool]
+    ) -> Settlement | None:
+        """Run the handler under the held lease. Returns the settlement to write; None when the lease is lost."""
+        declared = self._declaration(claimed)
         if declared is None:
             log.error("unknown pipeline or step", pipeline=claimed.pipeline, step=claimed.step)
-            return Snoozing(claimed.lease, _UNKNOWN_SECONDS), held
-        work = asyncio.ensure_future(self._perform(claimed, *declared, held, outlet, may_continue))
+            return Snoozing(claimed.lease, _UNKNOWN_SECONDS)
+        work = asyncio.ensure_future(self._perform(claimed, *declared, held, log_and_stream, may_continue))
         held.subscribe(on_lost=work.cancel, on_cancel=partial(self._request_stop, claimed, work))
         if self._releasing:
             work.cancel()
         self._running.add(work)
         try:
-            return await self._settlement_of(work, claimed, declared[1], held, outlet), held
+            return await self._settlement_of(work, claimed, declared[1], held, log_and_stream)
         finally:
             self._running.discard(work)
 
@@ -191,10 +200,10 @@ class Runner:
         pipeline: Pipeline,
         step: Step,
         held: HeldLease,
-        outlet: Outlet,
+        log_and_stream: LogAndStream,
         may_continue: Callable[[], bool],
     ) -> Settlement:
-        record_in(outlet.recorder)
+        record_in(log_and_stream.recorder)
         seconds = _time_limit(claimed, step)
         if step.isolated:
             return await self._isolated.perform(claimed, pipeline, step, held, seconds, may_continue)
@@ -215,21 +224,21 @@ class Runner:
         claimed: Claimed,
         step: Step,
         held: HeldLease,
-        outlet: Outlet,
+        log_and_stream: LogAndStream,
     ) -> Settlement | None:
-        """The settlement that fits the end of `work`; None when the lease is no longer this worker's."""
+        """Wait for `work`. Returns the settlement that fits its end; None when the lease is no longer this worker's."""
         try:
             return await work
         except (asyncio.CancelledError, Cancelled) as stop:
             return self._settlement_of_stop(claimed, step, held, stop)
         except (LeaseLost, ObjectExists):
-            # ObjectExists: other bytes lie under the attempt's key, and its lease is not trusted any more. The attempt
-            # of the new owner decides.
+            # ObjectExists: another attempt has written different bytes under this attempt's key, so another worker has
+            # probably taken the lease over. Settle nothing: the newer attempt does.
             return None
         except Exception as error:  # noqa: BLE001 - a handler may raise anything; whatever it is, the attempt failed
             step_error = as_step_error(error)
             reason = f"{step_error.code}: {step_error.message}"
-            outlet.recorder.add_final("error", reason, trace=traceback_of(error))
+            log_and_stream.recorder.add_final("error", reason, trace=traceback_of(error))
             if isinstance(step_error, Unforeseen) and await self._was_unforeseen_before(claimed):
                 step_error = Permanent(step_error.code, step_error.message)
             return failure_of(claimed, step, step_error)
@@ -237,11 +246,13 @@ class Runner:
     def _settlement_of_stop(
         self, claimed: Claimed, step: Step, held: HeldLease, stop: BaseException
     ) -> Settlement | None:
-        """Why the work stopped early: the lease is lost, a client cancelled the job, or the worker has to end."""
+        """The settlement of work that stopped early: the lease is lost, a client cancelled the job, or the worker has
+        to end.
+        """
         if held.lost:
             return None
         if held.cancelled:
-            return Acknowledgement(claimed.lease)
+            return CancelAcknowledged(claimed.lease)
         if isinstance(stop, Cancelled):
             message = "the handler raised Cancelled, but nobody has cancelled the job"
             return failure_of(claimed, step, Permanent("handler_cancelled", message))
@@ -262,11 +273,11 @@ class Runner:
 
     # --- the settlement
 
-    async def _finish_outlet(self, outlet: Outlet, settlement: Settlement | None) -> None:
+    async def _write_rest(self, log_and_stream: LogAndStream, settlement: Settlement | None) -> None:
         """Write the attempt's last lines and chunks."""
         if settlement is None:
-            outlet.recorder.add_final("warning", "The lease is lost: another attempt decides about this step.")
-        await self._outlets.finish(outlet)
+            log_and_stream.recorder.add_final("warning", "The lease is lost: another attempt decides about this step.")
+        await self._log_and_stream_writers.finish(log_and_stream)
 
     async def _settle(self, claimed: Claimed, settlement: Settlement) -> tuple[str, Claimed | None]:
         """Settle, log and count. Returns the outcome's name and the step that the completion claimed."""

@@ -135,7 +135,7 @@ class Heartbeat:
         """
         with self._lock:
             held = self._held.get(task_id)
-            doubted = held is not None and not held.lost and (held.settling or not held.trusted())
+            doubted = held is not None and not held.lost and (held.settlement_sent or not held.trusted())
         return not doubted and not self._unconfirmed and monotonic() - self._answered_at < _CONFIRMED_SECONDS
 
     # --- the heartbeat's own thread runs everything below

@@ -22,8 +22,8 @@ class HeldLease:
     #: The attempt's context: a log line about its lease names the job.
     context: Context = field(default_factory=copy_context, init=False)
     lost: bool = field(default=False, init=False)
-    #: The settlement has been sent: PostgreSQL may have committed it already, and then the task is free for others.
-    settling: bool = field(default=False, init=False)
+    #: The worker has sent the settlement. PostgreSQL may have committed it already; then others may claim the task.
+    settlement_sent: bool = field(default=False, init=False)
     cancelled: bool = field(default=False, init=False)
     _on_lost: Callable[[], object] | None = field(default=None, init=False)
     _on_cancel: Callable[[], object] | None = field(default=None, init=False)

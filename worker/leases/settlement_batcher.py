@@ -43,13 +43,13 @@ class Release:
 
 
 @dataclass(frozen=True, slots=True)
-class Acknowledgement:
+class CancelAcknowledged:
     """The attempt stopped because a client cancelled its job."""
 
     lease: Lease
 
 
-Settlement: TypeAlias = Completion | Failure | Snoozing | Suspending | Release | FanningOut | Acknowledgement
+Settlement: TypeAlias = Completion | Failure | Snoozing | Suspending | Release | FanningOut | CancelAcknowledged
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +140,7 @@ class SettlementBatcher:
         """An earlier try may have committed these completions and claimed their next steps, although its answer was
         lost. Claim those steps again: else no worker runs them before their leases pass.
         """
-        task_ids = [c.lease.task_id for c in completions if c.goes_on and answers[c.lease.task_id].next is None]
+        task_ids = [c.lease.task_id for c in completions if c.claim_next and answers[c.lease.task_id].next is None]
         if not task_ids:
             return {}
         by_task = await claims.claim_again(connection, task_ids, self._terms, self._heartbeat.all_held())

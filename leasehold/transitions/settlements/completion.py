@@ -42,10 +42,10 @@ WITH {HELD}, done AS (
               held.job_status, held.steps_left, held.leased, held.external, held.tenant_id, held.trace,
               held.event_seq, held.pipeline, held.created_at
 ), counted AS MATERIALIZED (
-    -- `nth` of `n` completed tasks in the job; `goes_on`: the worker may claim a next step of the job.
+    -- `nth` of `n` completed tasks in the job; `claim_next`: the worker may claim a next step of the job.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
            (count(*) OVER (PARTITION BY job_id))::int AS n,
-           ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS goes_on
+           ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next
     FROM done d
 ), parents AS MATERIALIZED (
     -- Each step (`child`) that needs `n` of the completed tasks. `place`: a worker that goes on; `taken`: the worker
@@ -53,9 +53,9 @@ WITH {HELD}, done AS (
     SELECT p.*, x.ready AND row_number() OVER (PARTITION BY p.place, x.ready ORDER BY c.position, c.id) = 1 AS taken
     FROM (
         SELECT child, count(*)::int AS n, (array_agg(d.trace))[1] AS trace, (array_agg(d.tenant_id))[1] AS tenant_id,
-               (array_agg(d.event_seq + d.n))[1] AS seq, (array_agg(d.place) FILTER (WHERE d.goes_on))[1] AS place,
-               (array_agg(d.queue) FILTER (WHERE d.goes_on))[1] AS queue,
-               (array_agg(d.priority) FILTER (WHERE d.goes_on))[1] AS priority
+               (array_agg(d.event_seq + d.n))[1] AS seq, (array_agg(d.place) FILTER (WHERE d.claim_next))[1] AS place,
+               (array_agg(d.queue) FILTER (WHERE d.claim_next))[1] AS queue,
+               (array_agg(d.priority) FILTER (WHERE d.claim_next))[1] AS priority
         FROM counted d, unnest(d.unblocks) AS child GROUP BY child
     ) AS p JOIN task c ON c.id = p.child
     CROSS JOIN LATERAL (
@@ -167,7 +167,7 @@ async def complete(
     """running -> succeeded. Unblocks the steps that needed the task, and writes their hints; the last step ends the
     job.
 
-    With `terms`, each completion that `goes_on` claims one of the steps that it unblocks: blocked -> running.
+    With `terms`, each completion that `claim_next` claims one of the steps that it unblocks: blocked -> running.
     """
     requested_at = monotonic()
     # Each element is a mapping, because PostgreSQL takes a list of lists for an array of two dimensions.
@@ -177,9 +177,9 @@ async def complete(
     ]
     values = [completion.value for completion in completions]
     leases = lease_columns([completion.lease for completion in completions])
-    goes_on = [completion.goes_on and terms is not None for completion in completions]
+    claim_next = [completion.claim_next and terms is not None for completion in completions]
     ttl = timedelta(seconds=0.0 if terms is None else terms.ttl)
-    rows = await connection.fetch(COMPLETE, *leases, outputs, values, goes_on, ttl)
+    rows = await connection.fetch(COMPLETE, *leases, outputs, values, claim_next, ttl)
     outcome = settled_of([row for row in rows if row["next"] is None], hints=True, ends=True)
     if terms is not None:
         for row in rows:

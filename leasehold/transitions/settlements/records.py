@@ -39,7 +39,7 @@ class Completion:
     lease: Lease
     outputs: Sequence[Output] = ()
     value: Mapping[str, Any] | None = None
-    goes_on: bool = False  # the worker has room to run the job's next step, if that step is in the same queue
+    claim_next: bool = False  # the worker has room to run the job's next step, if that step is in the same queue
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,6 @@
-"""Reads an untrusted ONNX file for both toolchains. Cheap limits come first; the model may use no other file, and only
-operators of the standard.
+"""Reads an untrusted ONNX file for both toolchains, and refuses a model that breaks a limit.
+
+Cheap limits are checked first. A model may refer to no other file, and may use operators of the ONNX standard only.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from onnx import defs
 
 from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.toolchain import refusals
+from leasehold.pipelines.conversion.toolchain.shapes import bytes_of_element
 
 _OLDEST_OPSET = 1
 #: The domains of the ONNX standard: "ai.onnx" is another spelling of "".
@@ -101,11 +103,13 @@ def _check_names(graph: onnx.GraphProto) -> None:
 
 
 def _check_tensor(tensor: onnx.TensorProto, limits: ModelLimits) -> None:
-    """Refuse data outside the file: in another file, or at an address in memory. onnxruntime would read both."""
+    """Refuse a tensor that is too large, or whose data is outside the file: in another file, or at an address in
+    memory. onnxruntime would read both.
+    """
     if tensor.data_location == onnx.TensorProto.EXTERNAL or tensor.external_data:
         raise refusals.external_data(tensor.name)
     if any(side < 0 for side in tensor.dims):
         raise refusals.invalid_model(f"the tensor {tensor.name[:100]!r} has a negative side")
-    size = math.prod(tensor.dims) * 8  # the size for the widest type, because a damaged header may name any type
-    if size > 8 * limits.max_tensor_bytes:
-        raise refusals.tensor_too_large(tensor.name, size, 8 * limits.max_tensor_bytes)
+    size = math.prod(tensor.dims) * bytes_of_element(tensor.data_type)
+    if size > limits.max_tensor_bytes:
+        raise refusals.tensor_too_large(tensor.name, size, limits.max_tensor_bytes)

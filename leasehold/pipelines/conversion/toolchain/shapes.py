@@ -13,6 +13,8 @@ from leasehold.pipelines.conversion.limits import ModelLimits
 from leasehold.pipelines.conversion.toolchain import refusals
 
 Shape = tuple[int, ...]
+#: Bytes of the widest type of the standard, a complex number of two doubles.
+_WIDEST_ELEMENT = 16
 
 
 def fix_inputs(model: onnx.ModelProto) -> list[str]:
@@ -56,11 +58,19 @@ def shape_of(value: onnx.ValueInfoProto) -> Shape:
     return tuple(side.dim_value for side in value.type.tensor_type.shape.dim)
 
 
+def bytes_of_element(data_type: int) -> int:
+    """The bytes of one element of a TensorProto.DataType. A damaged model may name no known type: then, the widest."""
+    try:
+        return int(helper.tensor_dtype_to_np_dtype(data_type).itemsize)
+    except KeyError:
+        return _WIDEST_ELEMENT
+
+
 def _bytes_of(value: onnx.ValueInfoProto) -> int:
-    kind = value.type.tensor_type.elem_type
-    if kind in {onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING}:
+    data_type = value.type.tensor_type.elem_type
+    if data_type in {onnx.TensorProto.UNDEFINED, onnx.TensorProto.STRING}:
         return 0
-    return math.prod(shape_of(value)) * helper.tensor_dtype_to_np_dtype(kind).itemsize
+    return math.prod(shape_of(value)) * bytes_of_element(data_type)
 
 
 def specification(values: Any) -> list[dict[str, Any]]:

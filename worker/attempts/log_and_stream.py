@@ -1,4 +1,4 @@
-"""What an attempt says while it runs: its log and its stream. The runner opens an outlet for each attempt."""
+"""The log and the stream of each attempt. The runner opens both for a new attempt, and finishes both when it ends."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from leasehold.transitions.streams import StreamChunk
 from leasehold.worker.attempts.chunk_writer import ChunkWriter, Written
 
 
-class Outlet:
-    """Of one attempt."""
+class LogAndStream:
+    """The buffers of one attempt: the lines that its handler logs, and the chunks that it emits."""
 
     __slots__ = ("log", "stream")
 
@@ -28,39 +28,39 @@ class Outlet:
         return self.log.buffer
 
 
-class Outlets:
-    """The worker has one."""
+class LogAndStreamWriters:
+    """Opens the buffers of all attempts of this worker, and writes them into the database."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._lock = Lock()  # buffers of all attempts share it: it is held for a moment
+        self._lock = Lock()  # the buffers of all attempts share this lock; each holds it for a moment
         self.logs: ChunkWriter[Recorder, LogChunk] = ChunkWriter(settings, "logs", _log_chunk, logs.append)
         self.streams: ChunkWriter[Emissions, StreamChunk] = ChunkWriter(
             settings, "streams", _stream_chunk, streams.append
         )
 
-    def open(self, claimed: Claimed) -> Outlet:
+    def open(self, claimed: Claimed) -> LogAndStream:
         settings, lock = self._settings, self._lock
         emissions = Emissions(settings.stream_chunks, settings.stream_bytes, lock)
         recorder = Recorder(settings.job_log_lines, settings.job_log_bytes, lock, stream=emissions)
-        return Outlet(self.logs.open(claimed, recorder), self.streams.open(claimed, emissions))
+        return LogAndStream(self.logs.open(claimed, recorder), self.streams.open(claimed, emissions))
 
-    async def finish(self, outlet: Outlet) -> None:
-        """The attempt has ended. Return once its last lines and chunks are written. An attempt without any costs
-        nothing.
+    async def finish(self, log_and_stream: LogAndStream) -> None:
+        """The attempt has ended: return once PostgreSQL has its last lines and chunks. An attempt that produced none
+        costs no statement.
         """
-        for writer, written in ((self.logs, outlet.log), (self.streams, outlet.stream)):
+        for writer, written in ((self.logs, log_and_stream.log), (self.streams, log_and_stream.stream)):
             if written.buffer.used:
                 await writer.finish(written)  # type: ignore[arg-type]  # each writer has its own buffers
             else:
                 written.buffer.close()
 
 
-def _log_chunk(claimed: Claimed, first: int, lines: list[bytes]) -> LogChunk:
+def _log_chunk(claimed: Claimed, first_number: int, lines: list[bytes]) -> LogChunk:
     lease = claimed.lease
-    return LogChunk(lease.task_id, lease.epoch, lease.attempt, first, lines)
+    return LogChunk(lease.task_id, lease.epoch, lease.attempt, first_number, lines)
 
 
-def _stream_chunk(claimed: Claimed, first: int, chunks: list[bytes]) -> StreamChunk:
+def _stream_chunk(claimed: Claimed, first_number: int, chunks: list[bytes]) -> StreamChunk:
     begins_anew = claimed.lease.epoch > 1 and claimed.was != "waiting"
-    return StreamChunk(claimed.lease, first, chunks, restarts=begins_anew and first == 1)
+    return StreamChunk(claimed.lease, first_number, chunks, restarts=begins_anew and first_number == 1)
