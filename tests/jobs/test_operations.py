@@ -14,6 +14,9 @@ import pytest
 from leasehold.api.auth import security
 from leasehold.api.jobs.schemas import OperationAnswer, OperationPreview, RefusalList
 from leasehold.db.database import Connection, connect
+from leasehold.pipelines.operations.batches import Outcome, act_on
+from leasehold.pipelines.operations.context import open_operation_context
+from leasehold.pipelines.operations.pipeline import Action, Operation
 from leasehold.settings import Settings
 from leasehold.worker.worker import Worker
 from tests.api.conftest import Running
@@ -389,3 +392,61 @@ async def test_a_request_with_a_key_makes_one_operation_and_a_tenant_has_so_many
     operation = await submit(client, "cancel", "created:>0s")
     async with operating(running.services.settings):
         assert (await ended(client, operation))["acted"] == 0
+
+
+@pytest.mark.parametrize("action", ["retry", "delete"])
+async def test_a_failure_is_delivered_although_the_job_is_retried_or_deleted_at_once(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, action: Action
+) -> None:
+    hook = {"url": "http://127.0.0.1/hook", "events": ["job.failed"]}
+    assert (await client.post("/v1/webhooks", json=hook)).status_code == 201
+    broken = await failed(maker, number=3)
+    outcome = await act(running, rows, action, broken)
+    assert sorted(outcome.acted) == broken
+    sent = "SELECT params -> 'event' -> 'data' ->> 'id' AS job FROM job WHERE pipeline = 'webhook' ORDER BY 1"
+    assert [row["job"] for row in await rows.fetch(sent)] == [str(job_id) for job_id in broken]
+
+
+async def test_jobs_with_limits_keys_and_scopes_are_retried_as_one_by_one(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, client_with: MakeClient
+) -> None:
+    """Beside jobs that nothing holds back: these are retried in one statement."""
+    alone = {"type": "alone", "concurrency_policy": "reject_same_scope", "steps": [{"id": "a", "queue": "q"}]}
+    assert (await client.post("/v1/templates", json=alone)).status_code == 201
+    plain = await failed(maker, number=3)
+    (keyed,) = await failed(maker, dedupe={"key": "k"})
+    (scoped,) = await failed(maker, template="alone", scope="user", scope_id="7")
+    await maker.make("run", template="alone", scope="user", scope_id="7")
+    await maker.make("run", dedupe={"key": "k"})
+    (limited,) = await failed(maker, "generation", server_id="a100")
+    outcome = await act(running, rows, "retry", [*plain, keyed, scoped, limited])
+    assert sorted(outcome.acted) == sorted([*plain, limited])
+    codes = {refusal.job_id: refusal.code for refusal in outcome.refusals}
+    assert codes == {keyed: "same_key_running", scoped: "same_scope_running"}
+    assert await rows.fetchval("SELECT held FROM job WHERE id = $1", limited)
+    for job_id in (*plain, limited):
+        await assert_history(Rows(rows), job_id)
+    more = await failed(maker, number=2)
+    operator = await client_with(security.OPERATE)
+    limit = await operator.put("/v1/limits", json={"key": "template:outside", "tenant_id": "acme", "at_most": 1})
+    assert limit.is_success, limit.text
+    assert sorted((await act(running, rows, "retry", more)).acted) == more
+    held = await rows.fetch("SELECT held FROM job WHERE id = ANY($1)", more)
+    assert [row["held"] for row in held] == [True, True], "a declared limit holds retried jobs, too"
+
+
+async def act(running: Running, rows: Connection, action: Action, job_ids: list[UUID]) -> Outcome:
+    """One batch, in a transaction, without a worker."""
+    settings = running.services.settings
+    operation = Operation(
+        action=action,
+        filter="created:>0s",
+        at=await rows.fetchval("SELECT clock_timestamp()"),
+        of_tenant="acme",
+        pipelines=(),
+        runs=True,
+        client_id="tests",
+    )
+    registry = running.services.templates.pipelines
+    async with open_operation_context(settings, registry) as context, rows.transaction():
+        return await act_on(context, rows, operation, job_ids, "acme")

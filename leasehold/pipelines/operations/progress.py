@@ -37,7 +37,7 @@ class Canary(BaseModel):
 
 class Progress(BaseModel):
     """`before`: the walk goes on below this id; None: it has not begun, or (`walked`) it has come to its end.
-    `next_at`: a Unix time; the rate allows the next job then.
+    `next_at`: a Unix time; the rate allows the next job then. `longest_ms`: of the batch that held its locks longest.
     """
 
     total: Count | None = None
@@ -49,6 +49,7 @@ class Progress(BaseModel):
     busy: list[Busy] = Field(default_factory=list)
     canary: Canary = Field(default_factory=Canary)
     next_at: float = 0.0
+    longest_ms: int = 0
 
     def note(self) -> dict[str, Any]:
         return self.model_dump(mode="json")

@@ -103,7 +103,9 @@ class _Turn:
         return Snooze(timedelta(seconds=seconds), self._progress.note())
 
     def _summary(self) -> dict[str, object]:
-        return {"acted": self._progress.acted, "refused": self._progress.refused, "codes": self._progress.codes}
+        progress = self._progress
+        counts = {"acted": progress.acted, "refused": progress.refused, "codes": progress.codes}
+        return counts | {"longest_ms": progress.longest_ms}
 
     def _listing(self, max_read: int | None = None) -> Listing:
         operation, kinds = self._operation, self._context.actions.kinds
@@ -157,8 +159,8 @@ class _Turn:
 
     async def _commit(self, batch: _Batch) -> float | None:
         """Act on the batch. Returns seconds to wait if a limit of the tenant has no room, even for one job."""
-        began = monotonic()
         async with self._attempt.connection() as connection:
+            began = monotonic()
             try:
                 async with connection.transaction():
                     outcome = await act_on(self._context, connection, self._operation, batch.job_ids, batch.tenant_id)
@@ -173,7 +175,8 @@ class _Turn:
             self._progress = progress
             if not batch.again:
                 del self._ahead[: len(batch.job_ids)]
-            self._adapt(len(batch.job_ids), monotonic() - began)
+            self._adapt(len(batch.job_ids), held := monotonic() - began)
+            self._progress.longest_ms = max(self._progress.longest_ms, round(1000 * held))
             # The hints stand in the outbox: the relay publishes them.
             if outcome.limits:
                 await concurrency.admit(connection, sorted(outcome.limits), outcome.departed)
