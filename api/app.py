@@ -20,7 +20,7 @@ from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.edge import Edge, identity_of
 from leasehold.api.http.methods import Methods
 from leasehold.api.http.problems import NOT_STORABLE, problem_of
-from leasehold.api.jobs import dead_letters, jobs, operations
+from leasehold.api.jobs import dead_letters, jobs, operations, unsettled
 from leasehold.api.jobs import lists as job_lists
 from leasehold.api.jobs import logs as job_logs
 from leasehold.api.process import metrics
@@ -67,6 +67,7 @@ _REST = (
     job_logs.router,
     operations.router,
     dead_letters.router,
+    unsettled.router,
     operators.router,
     audit.router,
     webhooks.router,

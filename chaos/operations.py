@@ -59,5 +59,7 @@ SPARED = {
     "testWebhook": "the load's webhooks get messages enough",
     "redeliverWebhook": "as testWebhook",
     "signalRun": "the load has no workflows",
+    "settleJob": "the load's providers honour tokens: no outcome is unknown",
+    "settleJobs": "as settleJob",
     "drainWorker": "F10 drains workers by signal",
 }

@@ -136,6 +136,10 @@ class Settings(BaseSettings):
     limits_per_tenant: int = Field(500, ge=1, description="Concurrency limits declared for a tenant, or for `*`.")
     keys_per_tenant: int = Field(1000, ge=1, description="API keys of a tenant that are valid at the same time.")
 
+    external_silent_seconds: float = Field(
+        600.0, ge=1, description="After so long without an external worker a due step waits for a person to look."
+    )
+
     # --- the audit
     audit_days: int = Field(400, ge=30, le=36_500, description="Rows of the audit are deleted when they are older.")
     audit_refusals: int = Field(

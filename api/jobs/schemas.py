@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
 
 from leasehold.domain.job_filter import MAX_CHARACTERS
 from leasehold.domain.json_values import Flag, Integer, JsonNumber
@@ -41,6 +41,61 @@ class BulkReplayRequest(_Request):
     code: str | None = Field(None, max_length=200)
     canary: Flag = False
     limit: Integer = Field(100, ge=1, le=1000)
+
+
+class SettleRequest(_Request):
+    """`adopt` needs `ref`, the order's id at the provider; the other actions have none."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "oneOf": [
+                {"required": ["ref"], "properties": {"action": {"const": "adopt"}, "ref": {"type": "string"}}},
+                {"properties": {"action": {"enum": ["again", "give_up"]}, "ref": {"type": "null"}}},
+            ]
+        },
+    )
+
+    action: Literal["adopt", "again", "give_up"]
+    ref: str | None = Field(None, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,199}$")
+    reason: str = Field("", max_length=500)
+
+    @model_validator(mode="after")
+    def _ref_belongs_to_adopt(self) -> Self:
+        if (self.action == "adopt") != (self.ref is not None):
+            raise ValueError("adopt needs ref, and no other action has one")
+        return self
+
+
+class SettleItem(SettleRequest):
+    job_id: UUID
+
+
+class BulkSettleRequest(_Request):
+    settlements: list[SettleItem] = Field(min_length=1, max_length=200)
+
+
+class Unsettled(BaseModel):
+    """What waits for a person. `system` and `sent`: who got the order, and what."""
+
+    tenant_id: str
+    kind: str
+    since: datetime
+    because: str
+    job_id: UUID | None = None
+    task_id: UUID | None = None
+    webhook_id: UUID | None = None
+    step: str | None = None
+    queue: str | None = None
+    losses: int | None = None
+    system: str | None = None
+    sent_at: datetime | None = None
+    sent: dict[str, Any] | None = None
+
+
+class UnsettledPage(BaseModel):
+    items: list[Unsettled]
+    next_cursor: str | None
 
 
 class JobError(BaseModel):

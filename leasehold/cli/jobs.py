@@ -168,6 +168,54 @@ def cancel_job(
     show(answer, as_json, lambda: console.print(answer["status"]))
 
 
+@app.command("unsettled")
+def list_unsettled(
+    what: Annotated[str, typer.Option(help="orders, external or webhooks.")] = "orders",
+    cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what only a person can settle, the newest first."""
+    with api_client() as client:
+        answer = client.get("/v1/unsettled", what=what, cursor=cursor)
+
+    def print_items() -> None:
+        table(answer["items"], "job_id", "webhook_id", "system", "sent_at", "sent", "step", "queue", "because", "since")
+        if answer["next_cursor"] is not None:
+            console.print(f"more: --cursor {answer['next_cursor']}", highlight=False)
+
+    show(answer, as_json, print_items)
+
+
+@app.command("settle")
+def settle_jobs(
+    jobs: Annotated[list[str], typer.Argument(help="The ids of the jobs.")],
+    adopt: Annotated[str | None, typer.Option(help="The order arrived: its id at the provider. Of one job.")] = None,
+    again: Annotated[bool, typer.Option("--again", help="Order once more.")] = False,
+    give_up: Annotated[bool, typer.Option("--give-up", help="The jobs stay failed.")] = False,
+    reason: Annotated[str, typer.Option(help="Stored in the audit.")] = "",
+    as_json: AsJson = False,
+) -> None:
+    """Settle orders whose outcome is unknown. Look at the provider first. Exits with 1 if one was refused."""
+    if (adopt is not None) + again + give_up != 1:
+        raise failure("choose one of --adopt REF, --again and --give-up")
+    if adopt is not None and len(jobs) != 1:
+        raise failure("an order is adopted by one job")
+    action = "adopt" if adopt is not None else "again" if again else "give_up"
+    item = {"action": action, "reason": reason} | ({"ref": adopt} if adopt is not None else {})
+    with api_client() as client:
+        answer = client.post("/v1/unsettled/settle", {"settlements": [{"job_id": job} | item for job in jobs]})
+
+    def print_outcome() -> None:
+        for job in answer["settled"]:
+            console.print(f"{job}: settled", highlight=False)
+        for refused in answer["refused"]:
+            console.print(f"{refused['job_id']}: {refused['code']}: {refused['detail']}", highlight=False, markup=False)
+
+    show(answer, as_json, print_outcome)
+    if answer["refused"]:
+        raise typer.Exit(1)
+
+
 @app.command("delete")
 def delete_job(
     job: OptionalJobId = None,

@@ -392,6 +392,27 @@ api_key = Table(
     Column("quota_key", Text),  # the oldest key that it was rotated from; NULL: its own prefix
 )
 
+#: How a person settled a failed step whose outcome the platform could not know: one row for each epoch of the step.
+settlement = Table(
+    "settlement",
+    metadata,
+    Column("task_id", Uuid, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), nullable=False),
+    Column("tenant_id", Text, nullable=False),
+    Column("action", Text, nullable=False),  # adopt | again | give_up
+    Column("system", Text),  # who has the adopted order, for example a provider
+    Column("ref", Text),  # the adopted order's id there
+    Column("actor", Text, nullable=False),
+    Column("at", _INSTANT, nullable=False, server_default=_NOW),
+    PrimaryKeyConstraint("task_id", "epoch"),
+    CheckConstraint("action IN ('adopt', 'again', 'give_up')", name="action_known"),
+    Index("settlement_job", "job_id"),
+    Index(
+        "settlement_adopted", "tenant_id", "system", "ref", unique=True, postgresql_where=text("ref IS NOT NULL")
+    ),  # an order belongs to one job
+)
+
 idempotency = Table(
     "idempotency",
     metadata,

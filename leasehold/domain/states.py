@@ -72,6 +72,8 @@ TASK_MOVES: dict[str, tuple[frozenset[TaskState], frozenset[TaskState]]] = {
         frozenset({TaskState.FAILED, TaskState.SKIPPED, TaskState.CANCELLED}),
         frozenset({TaskState.PENDING, TaskState.BLOCKED}),
     ),
+    # A person knows that the step succeeded after all; a replay follows in the same transaction.
+    "resolve": (frozenset({TaskState.FAILED}), frozenset({TaskState.SUCCEEDED})),
     # A replay from an earlier step runs this one again. `replay` accepts SKIPPED, so `rewind` comes before it, in the
     # same transaction.
     "rewind": (frozenset({TaskState.SUCCEEDED}), frozenset({TaskState.SKIPPED})),

@@ -51,8 +51,35 @@ BeforeRetry: TypeAlias = Callable[[Settings, Any, FailedJob], SecondLife]
 
 
 @dataclass(frozen=True, slots=True)
+class Sent:
+    """What a step sent to another system: `what` without secrets, to which `system`, and when (ISO 8601)."""
+
+    system: str
+    at: str | None
+    what: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Settling:
+    """How people settle jobs of a kind that failed because nobody knows whether another system accepted an order.
+
+    `step`: the step that orders. `codes`: the error codes of such jobs. `sent`: (parameters, the step's note, job id).
+    `adopted`: (the order's id at the system, the step's note): the value with which the step succeeds. `adoptable`:
+    (what the kind opened for its endpoints, parameters): whether an order can be asked for by its id.
+    """
+
+    step: str
+    codes: tuple[str, ...]
+    sent: Callable[[Mapping[str, Any], Mapping[str, Any], UUID], Sent]
+    adopted: Callable[[str, Mapping[str, Any]], Mapping[str, Any]]
+    adoptable: Callable[[Any, Mapping[str, Any]], bool]
+
+
+@dataclass(frozen=True, slots=True)
 class KindOperations:
     """The hook `Kind.operations`."""
+
+    settling: Settling | None = None
 
     after_cancel: AfterCancel | None = None
     before_retry: BeforeRetry | None = None

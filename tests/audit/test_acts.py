@@ -92,6 +92,8 @@ ACTIONS = {
     "rerunRun": "job.repeated",
     "createOperation": "operation.submitted",
     "signalRun": "job.signalled",
+    "settleJob": "job.settled",
+    "settleJobs": "job.settled",
     "promoteConversion": "job.promoted",
     "createTemplate": "template.written",
     "enableTemplate": "template.disabled",

@@ -27,7 +27,10 @@ from leasehold.pipelines import SHIPPED
 from leasehold.schedules import firing as schedules
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
+from leasehold.transitions import claims, concurrency, settlements
+from leasehold.transitions.settlements import Failure
 from tests.api.conftest import Running, client_of, serving
+from tests.api.driver import TERMS
 from tests.api.media_api import JPEG, MediaApi, Ticket, problem
 
 SCOPES = tuple(value for name, value in vars(security).items() if name.isupper() and isinstance(value, str))
@@ -211,6 +214,22 @@ async def redelivering(world: World) -> Request:
     return lambda: world.post(f"{at}/deliveries/{delivery}/redeliver")
 
 
+def settling(*, many: bool = False) -> Way:
+    async def prepare(world: World) -> Request:
+        job = (await world.post("/v1/images/generations", **_IMAGE)).json()["data"]["job_id"]
+        task = await world.rows.fetchval("SELECT id FROM task WHERE job_id = $1 AND step = 'submit'", UUID(job))
+        await concurrency.admit(world.rows, await concurrency.limits_of(world.rows, [UUID(job)]))
+        (claimed,) = await claims.claim(world.rows, TERMS, [task])
+        lost = Failure(claimed.lease, "error", "submit_outcome_unknown", "lost", retryable=False, delay=0.0)
+        await settlements.fail(world.rows, [lost])
+        if many:
+            body = {"settlements": [{"job_id": job, "action": "again"}]}
+            return lambda: world.post("/v1/unsettled/settle", **body)
+        return lambda: world.post(f"/v1/jobs/{job}/settle", action="again")
+
+    return prepare
+
+
 #: What submits, how, and how many shares of which rate it costs.
 SUBMITS: dict[str, tuple[Way, int, str]] = {
     "createRun": (plain("/v1/runs", template="outside"), 1, "submit"),
@@ -218,6 +237,8 @@ SUBMITS: dict[str, tuple[Way, int, str]] = {
     "retryRun": (of_failed("/v1/runs/{run}/retry"), 1, "submit"),
     "retryJob": (of_failed("/v1/jobs/{run}/retry"), 1, "submit"),
     "createOperation": (plain("/v1/operations", action="cancel", filter="created:>1h"), 1, "submit"),
+    "settleJob": (settling(), 1, "submit"),
+    "settleJobs": (settling(many=True), 1, "submit"),
     "testWebhook": (of_webhook("POST", "/test"), 1, "submit"),
     "redeliverWebhook": (redelivering, 1, "submit"),
     "rerunRun": (rerunning, 1, "submit"),
@@ -513,7 +534,15 @@ async def test_a_tenants_unfinished_jobs_are_bounded_on_every_way_in(known: Sett
         for _ in range(6):
             await acme.run()
         for operation, (way, _, of) in SUBMITS.items():
-            of_other_jobs = ("retryRun", "retryJob", "redeliverWebhook", "replayDeadLetter", "replayDeadLetters")
+            of_other_jobs = (
+                "retryRun",
+                "retryJob",
+                "settleJob",
+                "settleJobs",
+                "redeliverWebhook",
+                "replayDeadLetter",
+                "replayDeadLetters",
+            )
             if of == "upload" or operation in of_other_jobs:
                 continue
             ask = await way(World(full.http, rows, full.running)) if operation != "rerunRun" else None

@@ -25,9 +25,9 @@ OPENS: dict[str, str] = {
         deleteSchedule backfillSchedule runScheduleNow replayDeadLetter replayDeadLetters""",
     "runs:read": """listRuns getRun streamRunEvents explainRun listSchedules getSchedule listTemplates
         listTemplateVersions getTemplate listDeadLetters groupDeadLetters readRunLogs readRunStream""",
-    "jobs:read": """listJobs getJob explainJob streamJobEvents readJobLogs readJobStream listDeadLetters
+    "jobs:read": """listUnsettled listJobs getJob explainJob streamJobEvents readJobLogs readJobStream listDeadLetters
         groupDeadLetters listOperations getOperation listRefusals""",
-    "jobs:operate": "cancelJob retryJob replayDeadLetter replayDeadLetters createOperation",
+    "jobs:operate": "settleJob settleJobs cancelJob retryJob replayDeadLetter replayDeadLetters createOperation",
     "jobs:delete": "deleteJob createOperation",
     "templates:write": "createTemplate enableTemplate",
     "external:work": """claimExternal heartbeatExternal progressExternal completeExternal failExternal

@@ -56,6 +56,7 @@ async def apply(rows: Rows, verb: str, job_id: UUID, lease: Lease) -> None:
         "expire_lease": lambda: sweeps.expire_leases(c, [], 5),
         "replay": lambda: jobs.replay(c, job_id, "t"),
         "rewind": lambda: c.fetchval(jobs.REWIND, job_id, "only"),
+        "resolve": lambda: jobs.resolve(c, job_id, "t", "only", {"known": True}, "anna"),
         "fan_out": lambda: settlements.fan_out(c, [FanningOut(lease, [Part("x", "default", 1, "one.only", 1)])]),
         "acknowledge_cancel": lambda: _acknowledge(rows, job_id, lease),
         "request_cancel": lambda: jobs.request_cancel(c, [job_id], "t", reason="r", by="b"),

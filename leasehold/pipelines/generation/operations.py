@@ -4,7 +4,7 @@ as much time again as the order had.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
@@ -12,7 +12,7 @@ from uuid import UUID
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
-from leasehold.kinds.operations import FailedJob, KindOperations, SecondLife
+from leasehold.kinds.operations import FailedJob, KindOperations, SecondLife, Sent, Settling
 from leasehold.pipelines.generation.pipeline import GenerationParams, withdrawal
 from leasehold.pipelines.generation.provider import Kind
 from leasehold.pipelines.generation.providers import Catalogue, ProviderTerms
@@ -23,7 +23,29 @@ from leasehold.transitions.jobs import NewJob
 
 def operations() -> KindOperations:
     """The hook of the kind."""
-    return KindOperations(after_cancel=withdraw, before_retry=second_life)
+    settling = Settling("submit", ("submit_outcome_unknown",), sent_order, adopted_order, is_adoptable)
+    return KindOperations(settling, after_cancel=withdraw, before_retry=second_life)
+
+
+#: What an order shows of its parameters. The provider's token is the job's id.
+_SHOWN = ("kind", "model", "prompt", "negative_prompt", "width", "height", "duration", "ratio", "is_pro", "images")
+
+
+def sent_order(params: Mapping[str, Any], note: Mapping[str, Any], job_id: UUID) -> Sent:
+    """The order of a generation, as its provider got it."""
+    shown = {name: params[name] for name in _SHOWN if params.get(name) not in (None, [], False)}
+    return Sent(params["provider"], note.get("asked_at"), {"token": str(job_id), **shown})
+
+
+def adopted_order(ref: str, note: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The value of a submit step whose order is known by its id: as the step itself writes it."""
+    return {"ref": ref, "at": note.get("asked_at") or datetime.now(UTC).isoformat()}
+
+
+def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
+    """Whether the provider can be asked for an order by its id: a declared one may answer with the files at once."""
+    declaration = catalogue.declared.get(params["provider"])
+    return declaration is None or declaration.poll is not None
 
 
 async def withdraw(connection: Connection, settings: Settings, job_id: UUID, tenant_id: str) -> Sequence[Announcement]:

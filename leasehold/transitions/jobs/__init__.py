@@ -4,6 +4,7 @@ from leasehold.transitions.jobs.cancels import Cancels, request_cancel
 from leasehold.transitions.jobs.deletions import delete, delete_together, expire_early, forget, forget_tombstones
 from leasehold.transitions.jobs.records import EXTERNAL, NewJob, RunOf, external_queue
 from leasehold.transitions.jobs.replays import REWIND, AdmissionTerms, replay, replay_together
+from leasehold.transitions.jobs.resolving import resolve
 from leasehold.transitions.jobs.submissions import submit
 
 __all__ = [
@@ -22,5 +23,6 @@ __all__ = [
     "replay",
     "replay_together",
     "request_cancel",
+    "resolve",
     "submit",
 ]

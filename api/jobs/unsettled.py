@@ -1,0 +1,172 @@
+"""What only a person can settle: /v1/unsettled lists it, POST /v1/jobs/{job_id}/settle settles an order."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+from urllib.parse import urlsplit
+from uuid import UUID
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ, OPERATE, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
+from leasehold.api.http.openapi import REFUSED_FOR_NOW, problems
+from leasehold.api.http.responses import json_response
+from leasehold.api.jobs.access import find
+from leasehold.api.jobs.schemas import BulkSettleRequest, SettleRequest, UnsettledPage
+from leasehold.api.jobs.settling import settle
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.db import unsettled
+from leasehold.db.database import Connection
+from leasehold.domain.errors import RequestError, TooMany, Unavailable
+
+router = APIRouter(tags=["jobs"], prefix="/v1", route_class=CallerFirst)
+Reader = Annotated[Caller, Depends(Require(JOBS_READ))]
+Operator = Annotated[Caller, Depends(Require(JOBS_OPERATE))]
+What = Literal["orders", "external", "webhooks"]
+_Rows = tuple[list[dict[str, Any]], UUID | None]
+
+
+@router.get(
+    "/unsettled",
+    operation_id="listUnsettled",
+    summary="List what only a person can settle, newest first",
+    description="`orders`: failed jobs that sent an order whose outcome is unknown, with what was sent, when and to "
+    "whom. `external`: steps that no external worker has claimed, or whose worker is silent, for "
+    "`LEASEHOLD_EXTERNAL_SILENT_SECONDS`; of the newest 10,000 live jobs. `webhooks`: those that the platform "
+    "disabled.",
+    response_model=UnsettledPage,
+    responses=problems({HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_cursor`, `invalid_request`"}),
+)
+async def list_unsettled(
+    request: Request,
+    caller: Reader,
+    what: What = "orders",
+    tenant: Annotated[str | None, Query(max_length=100, description="For operators: this tenant's.")] = None,
+    cursor: IdCursor = None,
+    limit: Annotated[int, Query(ge=1, le=100)] = 50,
+) -> Response:
+    services, before = services_of(request), id_at(cursor)
+    tenant_id = tenant if tenant is not None and OPERATE in caller.scopes else caller.tenant_id
+    read = {"orders": _orders, "external": _external, "webhooks": _webhooks}[what]
+    async with services.pool.acquire() as connection:
+        items, next_id = await read(connection, services, caller, tenant_id, before, limit)
+    return json_response({"items": items, "next_cursor": None if next_id is None else cursor_of(next_id)})
+
+
+async def _orders(
+    connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
+) -> _Rows:
+    kinds = services.job_kinds
+    readable = kinds.sight(tenant_id, caller.scopes, write=False).pipelines
+    by_people = [
+        (pipeline, settling.step, code)
+        for pipeline in readable
+        if (settling := kinds.of(pipeline, is_run=False).operations.settling) is not None
+        for code in settling.codes
+    ]
+    if not by_people:
+        return [], None
+    rows = await unsettled.orders(connection, tenant_id, by_people, before, limit + 1)
+    items = []
+    for row in rows[:limit]:
+        kind = kinds.of(row["pipeline"], is_run=False)
+        assert kind.operations.settling is not None
+        sent = kind.operations.settling.sent(row["params"], row["note"] or {}, row["job_id"])
+        items.append({
+            "job_id": row["job_id"], "tenant_id": row["tenant_id"], "kind": kind.name, "since": row["since"],
+            "because": row["error"]["message"], "system": sent.system, "sent_at": sent.at, "sent": sent.what,
+        })  # fmt: skip
+    return items, rows[limit - 1]["job_id"] if len(rows) > limit else None
+
+
+async def _external(
+    connection: Connection, services: Services, caller: Caller, tenant_id: str, before: UUID | None, limit: int
+) -> _Rows:
+    if not services.job_kinds.sight(tenant_id, caller.scopes, write=False).runs:
+        return [], None
+    seconds = services.settings.external_silent_seconds
+    rows = await unsettled.silent_steps(connection, tenant_id, seconds, before, limit)
+    items = [
+        {
+            "job_id": row["job_id"], "task_id": row["task_id"], "tenant_id": row["tenant_id"], "kind": "run",
+            "since": row["since"], "because": f"no external worker works on the step {row['step']}",
+            "step": row["step"], "queue": row["queue"], "losses": row["losses"],
+        }
+        for row in rows
+    ]  # fmt: skip
+    return items, None
+
+
+async def _webhooks(
+    connection: Connection, _services: Services, _caller: Caller, tenant_id: str, before: UUID | None, limit: int
+) -> _Rows:
+    rows = await unsettled.disabled_webhooks(connection, tenant_id, before, limit + 1)
+    items = [
+        {
+            "webhook_id": row["webhook_id"], "tenant_id": row["tenant_id"], "kind": "webhook",
+            "since": row["created_at"], "because": row["disabled_because"], "system": urlsplit(row["url"]).hostname,
+        }
+        for row in rows[:limit]
+    ]  # fmt: skip
+    return items, rows[limit - 1]["webhook_id"] if len(rows) > limit else None
+
+
+_MISSING = {HTTPStatus.NOT_FOUND: "`job_not_found`", HTTPStatus.GONE: "`job_deleted`, `job_expired`"}
+
+
+@router.post(
+    "/jobs/{job_id}/settle",
+    operation_id="settleJob",
+    summary="Settle an order whose outcome is unknown",
+    description="`adopt`: the order arrived, and `ref` is its id at the provider: it is polled and stored as if "
+    "nothing had happened. `again`: order once more. `give_up`: the job stays failed, and is listed no more. Of two "
+    "requests that settle the same order one wins; the other's problem says who did what.",
+    status_code=202,
+    responses=problems(_MISSING | {
+        HTTPStatus.CONFLICT: "`already_settled`, `order_adopted`: another job has adopted this order; "
+        "`resource_invalid_state`; `same_key_running`, `pipeline_not_served`",
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`order_not_adoptable`, `invalid_request`",
+        HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
+    }),
+)  # fmt: skip
+async def settle_job(request: Request, job_id: UUID, body: SettleRequest, caller: Operator) -> Response:
+    services = services_of(request)
+    found = await find(services, caller, job_id, write=True)
+    fields = await settle(services, found, body)
+    return json_response({"id": job_id, "action": body.action}, HTTPStatus.ACCEPTED, fields)
+
+
+@router.post(
+    "/unsettled/settle",
+    operation_id="settleJobs",
+    summary="Settle many orders, each by itself",
+    description="`refused` names the jobs that could not be settled, each with its code. The others are settled.",
+    status_code=202,
+    responses=problems({
+        HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`",
+        HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`",
+    }),
+)  # fmt: skip
+async def settle_jobs(request: Request, body: BulkSettleRequest, caller: Operator) -> Response:
+    services = services_of(request)
+    settled: list[UUID] = []
+    refused: list[dict[str, Any]] = []
+    fields: dict[str, str] = {}
+    async with services.bulk.turn(caller.tenant_id):
+        for item in body.settlements:
+            try:
+                found = await find(services, caller, item.job_id, write=True)
+                fields = await settle(services, found, item)
+            except (TooMany, Unavailable) as error:
+                if not settled:
+                    raise
+                refused.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
+            except RequestError as error:  # this job cannot be settled; the others can
+                refused.append({"job_id": item.job_id, "code": error.code, "detail": error.message})
+            else:
+                settled.append(item.job_id)
+    return json_response({"settled": settled, "refused": refused}, HTTPStatus.ACCEPTED, fields)

@@ -1,0 +1,77 @@
+"""Reads what only a person can settle: orders of unknown outcome, silent external steps, disabled webhooks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from uuid import UUID
+
+from leasehold.db.database import Connection
+from leasehold.db.job_reads import Row
+
+# By the index of failed jobs by code. $3: the pipelines whose jobs a person settles, $4: the steps, $5: the codes; at
+# the same places.
+_ORDERS = """
+-- unsettled_orders
+SELECT j.id AS job_id, j.tenant_id, j.pipeline, j.params, j.error, j.finished_at AS since, n.value AS note
+FROM job j
+JOIN unnest($3::text[], $4::text[], $5::text[]) AS s(pipeline, step, code)
+  ON s.pipeline = j.pipeline AND j.error ->> 'code' = s.code
+JOIN task t ON t.job_id = j.id AND t.step = s.step AND t.status = 'failed'
+LEFT JOIN note n ON n.task_id = t.id
+WHERE j.tenant_id = $1 AND ($2::uuid IS NULL OR j.id < $2) AND j.error IS NOT NULL AND j.status = 'failed'
+  AND j.error ->> 'code' = ANY($5::text[])
+  AND (j.expires_at IS NULL OR j.expires_at > statement_timestamp())
+  AND NOT EXISTS (SELECT 1 FROM settlement x WHERE x.task_id = t.id AND x.epoch = t.epoch)
+ORDER BY j.id DESC LIMIT $6
+"""
+
+#: Live jobs of a tenant that are searched for silent steps.
+MAX_SEARCHED = 10_000
+
+# Steps that no external worker has claimed for $3 seconds although they are due, and steps whose worker sends no
+# heartbeat any more.
+_SILENT = f"""
+-- unsettled_external
+SELECT t.id AS task_id, t.job_id, t.tenant_id, t.step,
+       substr(t.queue, length('ext:' || t.tenant_id || ':') + 1) AS queue,
+       CASE WHEN t.status = 'running' THEN t.lease_until ELSE t.available_at END AS since, t.losses, t.attempt
+FROM (SELECT j.id FROM job j WHERE j.tenant_id = $1 AND j.finished_at IS NULL AND ($2::uuid IS NULL OR j.id <= $2)
+        AND j.external > 0 ORDER BY j.id DESC LIMIT {MAX_SEARCHED}) AS live
+JOIN task t ON t.job_id = live.id
+WHERE starts_with(t.queue, 'ext:')
+  AND CASE WHEN t.status = 'running' THEN t.lease_until
+           WHEN t.status IN ('pending', 'retry', 'waiting') THEN t.available_at END
+      < statement_timestamp() - make_interval(secs => $3)
+ORDER BY t.job_id DESC, t.position LIMIT $4
+"""
+
+_WEBHOOKS = """
+-- unsettled_webhooks
+SELECT id AS webhook_id, tenant_id, url, disabled_because, created_at FROM webhook
+WHERE tenant_id = $1 AND NOT enabled AND disabled_because IS NOT NULL AND ($2::uuid IS NULL OR id < $2)
+ORDER BY id DESC LIMIT $3
+"""
+
+
+async def orders(
+    connection: Connection,
+    tenant_id: str,
+    settled_by_people: Sequence[tuple[str, str, str]],
+    before: UUID | None,
+    limit: int,
+) -> Sequence[Row]:
+    """Failed jobs whose order has an unknown outcome, newest first. `settled_by_people`: pipeline, step and code."""
+    pipelines, steps, codes = zip(*settled_by_people, strict=True)
+    return await connection.fetch(_ORDERS, tenant_id, before, list(pipelines), list(steps), list(codes), limit)
+
+
+async def silent_steps(
+    connection: Connection, tenant_id: str, seconds: float, before: UUID | None, limit: int
+) -> Sequence[Row]:
+    """External steps of the tenant's newest live jobs that nobody works on for `seconds`. `before`: a job's id."""
+    return await connection.fetch(_SILENT, tenant_id, before, seconds, limit)
+
+
+async def disabled_webhooks(connection: Connection, tenant_id: str, before: UUID | None, limit: int) -> Sequence[Row]:
+    """Webhooks that the platform has disabled, newest first."""
+    return await connection.fetch(_WEBHOOKS, tenant_id, before, limit)

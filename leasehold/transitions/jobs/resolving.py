@@ -1,0 +1,137 @@
+"""`resolve`: a person knows how a failed step really ended, and writes its value; and the list of what is unsettled.
+
+A settlement is kept for each epoch of the step: so of two people who settle the same step one wins, and the other sees
+what happened. A step that runs again and fails again can be settled again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+from uuid import UUID
+
+import asyncpg
+
+from leasehold.db.database import Connection
+from leasehold.domain.errors import Conflict
+
+Action: TypeAlias = Literal["adopt", "again", "give_up"]
+
+# The failed step succeeded after all: $4 is its value. The epoch rises, so that no worker takes an old lease for the
+# one that succeeded. REPLAY, in the same transaction, makes the steps after it runnable.
+RESOLVE = """
+-- resolve
+WITH locked AS MATERIALIZED (
+    SELECT j.id, j.tenant_id, j.status, j.event_seq FROM job j
+    WHERE j.id = $1 AND j.tenant_id = $2 AND j.status = 'failed'
+      AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+    FOR UPDATE
+), done AS (
+    UPDATE task t SET status = 'succeeded', finished_at = clock_timestamp(), epoch = t.epoch + 1
+    FROM locked WHERE t.job_id = locked.id AND t.step = $3 AND t.status = 'failed'
+    RETURNING t.id, t.job_id, t.step, t.epoch, t.unblocks
+), freed AS (
+    UPDATE task c SET waiting_on = c.waiting_on - 1 FROM done WHERE c.id = ANY(done.unblocks)
+), stored AS (
+    INSERT INTO result (task_id, value) SELECT id, $4::jsonb FROM done
+    ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
+), counted AS (
+    UPDATE job j SET steps_left = j.steps_left - 1, event_seq = j.event_seq + 1 FROM done WHERE j.id = done.job_id
+)
+INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
+SELECT l.id, l.event_seq + 1, l.tenant_id, 'completed', l.status, d.id, d.step, 'succeeded', d.epoch,
+       jsonb_build_object('resolved_by', $5::text)
+FROM locked l JOIN done d ON d.job_id = l.id
+RETURNING task_id
+"""
+
+# The failed step of a job, whose row is locked until the transaction ends.
+_FAILED = """
+-- resolve_lock
+SELECT t.id AS task_id, t.epoch, n.value AS note FROM job j
+JOIN task t ON t.job_id = j.id AND t.step = $3 LEFT JOIN note n ON n.task_id = t.id
+WHERE j.id = $1 AND j.tenant_id = $2 AND j.status = 'failed' AND t.status = 'failed'
+  AND j.error ->> 'code' = ANY($4::text[]) AND (j.expires_at IS NULL OR j.expires_at > clock_timestamp())
+FOR UPDATE OF j
+"""
+
+_SETTLE = """
+-- settlement_write
+INSERT INTO settlement (task_id, epoch, job_id, tenant_id, action, system, ref, actor)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8)
+ON CONFLICT (task_id, epoch) DO NOTHING
+RETURNING true
+"""
+
+_LATEST = """
+-- settlement_latest
+SELECT s.action, s.ref, s.actor, s.at FROM settlement s WHERE s.job_id = $1 AND s.tenant_id = $2
+ORDER BY s.at DESC LIMIT 1
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Unresolved:
+    """A failed step that only a person can settle, read under the lock of its job. `note`: what its attempts kept."""
+
+    task_id: UUID
+    epoch: int
+    note: Mapping[str, Any]
+
+
+async def lock(
+    connection: Connection, job_id: UUID, tenant_id: str, step: str, codes: Sequence[str]
+) -> Unresolved | None:
+    """The failed step, if the job failed with one of these codes. Call it in the transaction that settles. None: the
+    job is not, or no longer, so.
+    """
+    row = await connection.fetchrow(_FAILED, job_id, tenant_id, step, list(codes))
+    return None if row is None else Unresolved(row["task_id"], row["epoch"], row["note"] or {})
+
+
+async def write(
+    connection: Connection,
+    job_id: UUID,
+    tenant_id: str,
+    step: Unresolved,
+    action: Action,
+    actor: str,
+    *,
+    system: str | None = None,
+    ref: str | None = None,
+) -> bool:
+    """Keep the settlement. False: somebody has settled this failure. `ref`: the adopted order; `system`: who has it.
+
+    Raises Conflict `order_adopted` if another job of the tenant has adopted this order.
+    """
+    try:
+        async with connection.transaction():  # a savepoint
+            return bool(
+                await connection.fetchval(
+                    _SETTLE, step.task_id, step.epoch, job_id, tenant_id, action, system, ref, actor
+                )
+            )
+    except asyncpg.UniqueViolationError as error:
+        if error.constraint_name != "settlement_adopted":
+            raise
+        raise Conflict("order_adopted", "Another job has adopted this order.") from None
+
+
+async def latest(connection: Connection, job_id: UUID, tenant_id: str) -> Any:
+    """The job's latest settlement: action, ref, actor, at. None: nobody has settled it."""
+    return await connection.fetchrow(_LATEST, job_id, tenant_id)
+
+
+async def resolve(
+    connection: Connection, job_id: UUID, tenant_id: str, step: str, value: Mapping[str, Any], by: str
+) -> bool:
+    """failed -> succeeded, for one step of a failed job. Call `replay` in the same transaction: the job goes on with
+    the steps after it. False: there is no such failed step.
+    """
+    return await connection.fetchval(RESOLVE, job_id, tenant_id, step, value, by) is not None
+
+
+async def forget_note(connection: Connection, step: Unresolved) -> None:
+    """The step begins anew: its next attempt finds nothing of the attempts before."""
+    await connection.execute("DELETE FROM note WHERE task_id = $1", step.task_id)

@@ -1,0 +1,253 @@
+"""Orders whose outcome nobody knows are settled by people: adopted, ordered again, or given up; each once."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID, uuid4
+
+import httpx2
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from leasehold.cli.main import app
+from leasehold.db import audit
+from leasehold.db.database import Connection
+from leasehold.domain.lease import Lease
+from leasehold.security.credentials import create_key
+from leasehold.settings import Settings
+from leasehold.transitions import jobs, settlements
+from leasehold.transitions.settlements import Completion, Verdict
+from leasehold.worker.worker import Worker
+from tests.api.conftest import client_of, serving
+from tests.api.media_api import problem
+from tests.factories import Rows, assert_history
+from tests.generation.conftest import PLAIN, buying, ordered
+from tests.generation.simulator.server import Simulator
+from tests.scenarios.fleet import Fleet, open_fleet
+
+SCOPES = ("generation:read", "generation:write", "jobs:read", "jobs:operate")
+SECONDS = 30.0
+
+
+@pytest.fixture
+async def fleet(settings: Settings, tmp_path: Path) -> AsyncIterator[Fleet]:
+    opened = await open_fleet(settings, tmp_path)
+    yield opened
+    await opened.close()
+    await opened.rows.connection.close()
+
+
+@pytest.fixture
+async def people(generation_settings: Settings, connection: Connection) -> AsyncIterator[list[httpx2.AsyncClient]]:
+    """Two operators of the tenant `t`, anna and bob."""
+    keys = [await create_key(connection, tenant_id="t", client_id=name, scopes=SCOPES) for name in ("anna", "bob")]
+    async with (
+        serving(generation_settings) as running,
+        client_of(running.url, keys[0].text) as anna,
+        client_of(running.url, keys[1].text) as bob,
+    ):
+        yield [anna, bob]
+
+
+async def unsettled(client: httpx2.AsyncClient, **query: Any) -> list[dict[str, Any]]:
+    answer = await client.get("/v1/unsettled", params=query)
+    assert answer.status_code == 200, answer.text
+    items: list[dict[str, Any]] = answer.json()["items"]
+    return items
+
+
+async def status_of(client: httpx2.AsyncClient, job_id: UUID) -> str:
+    return str((await client.get(f"/v1/jobs/{job_id}")).json()["status"])
+
+
+async def until(client: httpx2.AsyncClient, job_id: UUID, status: str) -> None:
+    async with asyncio.timeout(SECONDS):
+        while await status_of(client, job_id) != status:
+            await asyncio.sleep(0.02)
+
+
+async def lost(rows: Rows, client: httpx2.AsyncClient, *prompts: str) -> list[UUID]:
+    """Jobs whose order arrived, and whose provider's answer did not."""
+    new = [ordered(PLAIN, f"{prompt} #lost") for prompt in prompts]
+    await jobs.submit(rows.connection, new)
+    for job in new:
+        await until(client, job.id, "failed")
+    return [job.id for job in new]
+
+
+async def test_orders_of_a_worker_that_was_killed_are_settled_in_all_three_ways(
+    fleet: Fleet, simulator: Simulator, people: list[httpx2.AsyncClient], generation_settings: Settings, rows: Rows
+) -> None:
+    """Killed between the send and its record: the provider has all three orders, and no row says so."""
+    anna, _ = people
+    new = [ordered(PLAIN, f"{word} #slow=0.5") for word in ("a cat", "a dog", "a fox")]
+    await jobs.submit(rows.connection, new)
+    victim = await fleet.start("worker", failpoints="after_purchase:kill", **buying(simulator))
+    assert await victim.wait() == -signal.SIGKILL
+    adopted, again, given_up = (job.id for job in new)
+    async with Worker(generation_settings):
+        for job in new:
+            await until(anna, job.id, "failed")
+        found = {item["job_id"]: item for item in await unsettled(anna)}
+        assert found.keys() == {str(job.id) for job in new}
+        item = found[str(adopted)]
+        assert (item["system"], item["kind"], item["sent"]["prompt"]) == (PLAIN, "generation", "a cat #slow=0.5")
+        assert item["sent"]["token"] == str(adopted)
+        assert item["sent_at"] < item["since"]
+        ref = next(bought.id for bought in simulator.bought if bought.prompt.startswith("a cat"))
+        before = await rows.connection.fetchrow(
+            "SELECT id, epoch FROM task WHERE job_id = $1 AND step = 'submit'", adopted
+        )
+        answers = [
+            await anna.post(f"/v1/jobs/{adopted}/settle", json={"action": "adopt", "ref": ref}),
+            await anna.post(f"/v1/jobs/{again}/settle", json={"action": "again"}),
+            await anna.post(f"/v1/jobs/{given_up}/settle", json={"action": "give_up", "reason": "nobody wants it"}),
+        ]
+        assert [answer.status_code for answer in answers] == [202] * 3, [answer.text for answer in answers]
+        await until(anna, adopted, "succeeded")
+        await until(anna, again, "succeeded")
+    assert before is not None
+    zombie = Completion(Lease(before["id"], uuid4(), before["epoch"], 1, 0.0), [], {"ref": "another"})
+    assert (await settlements.complete(rows.connection, [zombie])).verdicts[before["id"]] is Verdict.LOST
+    assert [simulator.purchases(f"{word} #slow=0.5") for word in ("a cat", "a dog", "a fox")] == [1, 2, 1]
+    assert await status_of(anna, given_up) == "failed"
+    assert await unsettled(anna) == []
+    outputs = (await anna.get(f"/v1/jobs/{adopted}")).json()["outputs"]
+    assert outputs
+    for job in new:
+        await assert_history(rows, job.id)
+    acts = await rows.connection.fetch("SELECT target, details FROM audit WHERE action = 'job.settled' ORDER BY at")
+    assert [UUID(act["target"]) for act in acts] == [adopted, again, given_up]
+    assert ref in acts[0]["details"]
+    (head,) = await audit.heads(rows.connection, "t")
+    assert await audit.verify(rows.connection, head) is None
+
+
+@pytest.mark.parametrize("action", ["again", "give_up", "adopt"])
+async def test_of_two_who_settle_the_same_order_one_wins_and_the_other_sees_what_happened(
+    people: list[httpx2.AsyncClient], worker: Worker, simulator: Simulator, rows: Rows, action: str
+) -> None:
+    (job_id,) = await lost(rows, people[0], "a cat")
+    body = {"action": action} | ({"ref": simulator.bought[0].id} if action == "adopt" else {})
+    answers = await asyncio.gather(*(client.post(f"/v1/jobs/{job_id}/settle", json=body) for client in people))
+    assert sorted(answer.status_code for answer in answers) == [202, 409]
+    winner = ("anna", "bob")[answers.index(next(answer for answer in answers if answer.is_success))]
+    loser = next(answer for answer in answers if not answer.is_success)
+    said = problem(loser, 409, "already_settled")
+    deed = {"again": "ordered again", "give_up": "gave the order up", "adopt": "adopted the order"}[action]
+    assert said["detail"].startswith(f"{winner} {deed}")
+    problem(await people[1].post(f"/v1/jobs/{job_id}/settle", json=body), 409, "already_settled")
+    if action == "adopt":
+        await until(people[0], job_id, "succeeded")
+    if action == "again":  # the answer is lost again, and can be settled again
+        async with asyncio.timeout(SECONDS):
+            while simulator.studio.attempts["a cat #lost"] < 2 or not await unsettled(people[0]):
+                await asyncio.sleep(0.02)
+        assert (await people[1].post(f"/v1/jobs/{job_id}/settle", json={"action": "give_up"})).status_code == 202
+        assert simulator.studio.attempts["a cat #lost"] == 2
+    assert await unsettled(people[0]) == []
+
+
+async def test_an_order_is_adopted_by_one_job_only(
+    people: list[httpx2.AsyncClient], worker: Worker, simulator: Simulator, rows: Rows
+) -> None:
+    first, second = await lost(rows, people[0], "a cat", "a dog")
+    body = {"action": "adopt", "ref": simulator.bought[0].id}
+    assert (await people[0].post(f"/v1/jobs/{first}/settle", json=body)).status_code == 202
+    problem(await people[0].post(f"/v1/jobs/{second}/settle", json=body), 409, "order_adopted")
+    assert [item["job_id"] for item in await unsettled(people[0])] == [str(second)]
+
+
+async def test_many_are_settled_at_once_each_by_itself(
+    people: list[httpx2.AsyncClient], worker: Worker, simulator: Simulator, rows: Rows
+) -> None:
+    ids = await lost(rows, people[0], "a cat", "a dog", "a fox")
+    await people[1].post(f"/v1/jobs/{ids[1]}/settle", json={"action": "give_up"})
+    items = [{"job_id": str(job_id), "action": "give_up"} for job_id in [*ids, uuid4()]]
+    answer = (await people[0].post("/v1/unsettled/settle", json={"settlements": items})).json()
+    assert answer["settled"] == [str(ids[0]), str(ids[2])]
+    assert [item["code"] for item in answer["refused"]] == ["already_settled", "job_not_found"]
+    assert await unsettled(people[0]) == []
+
+
+async def test_what_needs_no_person_cannot_be_settled(
+    people: list[httpx2.AsyncClient], worker: Worker, rows: Rows
+) -> None:
+    new = ordered(PLAIN, "a cat")
+    await jobs.submit(rows.connection, [new])
+    await until(people[0], new.id, "succeeded")
+    problem(await people[0].post(f"/v1/jobs/{new.id}/settle", json={"action": "again"}), 409, "resource_invalid_state")
+    for body in ({"action": "adopt"}, {"action": "again", "ref": "x"}, {"action": "adopt", "ref": "../x"}, {}):
+        problem(await people[0].post(f"/v1/jobs/{new.id}/settle", json=body), 422, "invalid_request")
+
+
+async def test_another_tenants_orders_are_neither_listed_nor_settled(
+    people: list[httpx2.AsyncClient], worker: Worker, rows: Rows, connection: Connection
+) -> None:
+    (job_id,) = await lost(rows, people[0], "a cat")
+    key = await create_key(connection, tenant_id="other", client_id="eve", scopes=SCOPES)
+    async with client_of(str(people[0].base_url), key.text) as eve:
+        assert await unsettled(eve) == []
+        assert await unsettled(eve, tenant="t") == []
+        problem(await eve.post(f"/v1/jobs/{job_id}/settle", json={"action": "give_up"}), 404, "job_not_found")
+    unable = await create_key(connection, tenant_id="t", client_id="eve", scopes=("jobs:read", "jobs:operate"))
+    async with client_of(str(people[0].base_url), unable.text) as eve:
+        assert await unsettled(eve) == []
+    assert len(await unsettled(people[0])) == 1
+
+
+async def test_the_command_line_lists_and_settles(
+    people: list[httpx2.AsyncClient], worker: Worker, simulator: Simulator, rows: Rows
+) -> None:
+    first, second = await lost(rows, people[0], "a cat", "a dog")
+    key = people[0].headers["authorization"].removeprefix("Bearer ")
+    environment = {"LEASEHOLD_URL": str(people[0].base_url), "LEASEHOLD_API_KEY": key, "COLUMNS": "300"}
+
+    async def cli(*arguments: str) -> Result:
+        return await asyncio.to_thread(CliRunner().invoke, app, ["jobs", *arguments], env=environment)
+
+    listed = await cli("unsettled")
+    assert str(first) in listed.stdout
+    assert str(second) in listed.stdout
+    assert (await cli("settle", str(first), "--adopt", simulator.bought[0].id)).exit_code == 0
+    await until(people[0], first, "succeeded")
+    both = await cli("settle", str(first), str(second), "--give-up", "--reason", "old")
+    assert both.exit_code == 1
+    assert f"{second}: settled" in both.stdout
+    assert "already_settled: anna adopted the order" in both.stdout
+    for wrong in (("--again", "--give-up"), (), ("--adopt", "x", str(second))):
+        assert (await cli("settle", str(first), *wrong)).exit_code == 1
+
+
+async def test_silent_external_steps_and_disabled_webhooks_stand_there_too(
+    people: list[httpx2.AsyncClient], connection: Connection
+) -> None:
+    scopes = ("jobs:read", "runs:read", "runs:write", "templates:write", "external:work", "webhooks:write")
+    key = await create_key(connection, tenant_id="t", client_id="owner", scopes=scopes)
+    async with client_of(str(people[0].base_url), key.text) as owner:
+        await owner.post("/v1/templates", json={"type": "outside", "steps": [{"id": "only", "queue": "q"}]})
+        run = (await owner.post("/v1/runs", json={"template": "outside"})).json()["id"]
+        assert await unsettled(owner, what="external") == []
+        await connection.execute("UPDATE task SET available_at = available_at - interval '11 minutes'")
+        (item,) = await unsettled(owner, what="external")
+        assert (item["job_id"], item["step"], item["queue"]) == (run, "only", "q")
+        claim = await owner.post("/v1/external/claim", json={"worker_id": "w", "queues": ["q"]})
+        assert len(claim.json()["tasks"]) == 1
+        assert await unsettled(owner, what="external") == []
+        await connection.execute("UPDATE task SET lease_until = lease_until - interval '1 hour'")
+        assert len(await unsettled(owner, what="external")) == 1
+        await connection.execute(
+            "INSERT INTO webhook (id, tenant_id, url, secrets, events, enabled, disabled_because) VALUES"
+            " (gen_random_uuid(), 't', 'https://hooks.example/x?token=s3cret', '{}', '{}', false, 'it answered 410'),"
+            " (gen_random_uuid(), 'other', 'https://hooks.example/', '{}', '{}', false, 'it answered 410'),"
+            " (gen_random_uuid(), 't', 'https://hooks.example/', '{}', '{}', false, NULL)"
+        )
+        (hook,) = await unsettled(owner, what="webhooks")
+        assert (hook["system"], hook["because"]) == ("hooks.example", "it answered 410")
+        assert "s3cret" not in str(hook)
+    assert await unsettled(people[0], what="external") == []  # without the scope of runs
