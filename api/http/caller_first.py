@@ -21,10 +21,11 @@ from leasehold.api.process.services import services_of
 
 
 class CallerFirst(APIRoute):
-    """Calls the Requires first, then reads the body within the process's budget (`Bodies`).
+    """Authenticates before it reads: calls the endpoint's `Require` dependencies first, then reads the body within the
+    process's budget (`Bodies`).
 
-    FastAPI's own routes read the body before they call any dependency. An endpoint that declares no body reads the
-    request itself, if it reads at all.
+    FastAPI's own routes read the body before they call any dependency. An endpoint that declares no body must read the
+    request itself, if it needs it.
     """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -8,20 +8,20 @@ from typing import Any
 from leasehold.api.http.problems import MEDIA_TYPE
 
 _PROBLEM = {"content": {MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/ProblemAnswer"}}}}
-# The statuses that the platform itself may answer, by the kind of operation.
+# The statuses that every operation of a kind may answer, whatever its route declares.
 _OF_PATHS_WITH_ID = {404: "`not_found`: there is no such object, or the id is malformed"}
 _OF_BODIES = {
     400: "`malformed_json`, `bad_request`",
     408: "`body_too_slow`",
     413: "`body_too_large`",
-    415: "`unsupported_media_type`: the header `Accept` names the media type to send",
+    415: "`unsupported_media_type`: the response header `Accept` names the media type that the request body must have",
 }
 _OF_IDEMPOTENCY_KEYS = {409: "`idempotency_key_in_flight`"}
 _OF_ALL = {431: "`head_too_large`"}
 
-#: The headers of every answer with a status.
+#: The headers that every answer with this status has.
 _HEADERS = {
-    "415": {"Accept": "The media type to send."},
+    "415": {"Accept": "The media type that the request body must have."},
     "429": {
         "Retry-After": "Seconds until another try may succeed.",
         "RateLimit": 'The limit, how much of it remains, and the seconds until more does: `"submissions";r=0;t=12`.',
@@ -29,8 +29,8 @@ _HEADERS = {
     },
 }
 
-#: Links from an operation that creates an object. Each value: the status of the answer, the parameter that the link
-#: fills, the place of its value in the answer, and the operations that have this parameter.
+#: OpenAPI links from an operation that creates an object. Each value: the status of the answer, the parameter that the
+#: link fills, the JSON pointer to the parameter's value in the answer, and the operations that have this parameter.
 _LINKS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
     "createUploadUrl": ("201", "media_id", "media_id", ("getMedia", "streamMediaEvents")),
     "completeUpload": ("202", "media_id", "media_id", ("getMedia",)),
@@ -53,7 +53,7 @@ _LINKS: dict[str, tuple[str, str, str, tuple[str, ...]]] = {
 
 
 def complete(document: dict[str, Any], scopes: Mapping[tuple[str, str], Sequence[str]]) -> None:
-    """Complete the document in place. `scopes`: by (path, method), the scopes that a key needs."""
+    """Complete the document in place. `scopes`: (path, method) -> the scopes that a key needs for this operation."""
     by_name = {}
     for path, method, operation in _operations(document):
         by_name[operation["operationId"]] = operation
@@ -101,11 +101,11 @@ def _remove_null(schema: dict[str, Any]) -> None:
 
 
 def _add_links(by_name: dict[str, dict[str, Any]]) -> None:
-    for name, (status, parameter, pointer, readers) in _LINKS.items():
+    for name, (status, parameter, pointer, targets) in _LINKS.items():
         answer = by_name[name]["responses"][status]
         answer["links"] = {
-            reader: {"operationId": reader, "parameters": {parameter: f"$response.body#/{pointer}"}}
-            for reader in readers
+            target: {"operationId": target, "parameters": {parameter: f"$response.body#/{pointer}"}}
+            for target in targets
         }
         assert answer["links"].keys() <= by_name.keys(), name
     created = by_name["createTemplate"]["responses"]["201"]

@@ -38,7 +38,8 @@ OfAttempt: TypeAlias = Annotated[
 Accept: TypeAlias = Annotated[Annotated[str, Field(max_length=1000)] | None, Header(include_in_schema=False)]
 
 INVALID = {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`"}
-PAGE_OR_STREAM: dict[int | str, dict[str, Any]] = {
+#: The two forms of a successful answer: a page of JSON, or server-sent events.
+PAGE_OR_SSE: dict[int | str, dict[str, Any]] = {
     200: {"description": "The page, or the stream", "content": {EVENT_STREAM: {}}}
 }
 

@@ -14,7 +14,7 @@ from leasehold.api.http.streams import LastEventId
 from leasehold.api.jobs.access import find
 from leasehold.api.jobs.following import (
     INVALID,
-    PAGE_OR_STREAM,
+    PAGE_OR_SSE,
     Accept,
     After,
     Item,
@@ -70,7 +70,7 @@ STREAM = Source("chunks", log_reads.stream_page, log_reads.stream_numbers, _chun
     summary="Read or follow what a job logs",
     description=LOG_DESCRIPTION,
     response_model=LogPage,
-    responses=problems(MISSING | INVALID) | PAGE_OR_STREAM,
+    responses=problems(MISSING | INVALID) | PAGE_OR_SSE,
 )
 async def read_job_logs(
     request: Request,
@@ -95,7 +95,7 @@ async def read_job_logs(
     summary="Read or follow what a job emits",
     description=STREAM_DESCRIPTION,
     response_model=StreamPage,
-    responses=problems(MISSING | INVALID) | PAGE_OR_STREAM,
+    responses=problems(MISSING | INVALID) | PAGE_OR_SSE,
 )
 async def read_job_stream(
     request: Request,

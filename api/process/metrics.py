@@ -21,8 +21,9 @@ BODY_BYTES = gauge("http_body_bytes", "Bytes reserved for request bodies: LEASEH
 CONNECTIONS = gauge("http_connections", "Connections of clients: LEASEHOLD_API_CONNECTIONS at most")
 CLOSED = counter(
     "http_connections_closed_total",
-    "Connections that were refused, or closed on their client. why: too many, made way, head, body after its answer, "
-    "unread answer",
+    "Connections that the API refused or closed. why: too many (no connection is free), made way (idle, closed for a "
+    "new client), head (the request's head is too slow), body after its answer (the client still sends a body that the "
+    "API has answered), unread answer (the client does not read its answer)",
     ["why"],
 )
 SUBMITTED = tallies("jobs_submitted_total", "Jobs that this process wrote", ["pipeline"])

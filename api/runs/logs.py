@@ -12,7 +12,7 @@ from leasehold.api.http.openapi import problems
 from leasehold.api.http.streams import LastEventId
 from leasehold.api.jobs.following import (
     INVALID,
-    PAGE_OR_STREAM,
+    PAGE_OR_SSE,
     Accept,
     After,
     Limit,
@@ -36,7 +36,7 @@ _CODES = {HTTPStatus.NOT_FOUND: "`run_not_found`"} | INVALID
     summary="Read or follow what a run logs",
     description=LOG_DESCRIPTION,
     response_model=LogPage,
-    responses=problems(_CODES) | PAGE_OR_STREAM,
+    responses=problems(_CODES) | PAGE_OR_SSE,
 )
 async def read_run_logs(
     request: Request,
@@ -61,7 +61,7 @@ async def read_run_logs(
     summary="Read or follow what a run emits",
     description=STREAM_DESCRIPTION,
     response_model=StreamPage,
-    responses=problems(_CODES) | PAGE_OR_STREAM,
+    responses=problems(_CODES) | PAGE_OR_SSE,
 )
 async def read_run_stream(
     request: Request,

@@ -1,4 +1,4 @@
-"""What the commands that call the API share: the client, and how answers are printed."""
+"""Shared by the commands that call the API: the client, and the printing of answers and failures."""
 
 from __future__ import annotations
 
@@ -22,32 +22,33 @@ _FAILED = 1
 
 @contextmanager
 def api_client() -> Iterator[ApiClient]:
-    """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY; where neither is set, for a `leasehold dev` that runs
-    in the current folder. A refusal ends the command with a sentence.
+    """A client for LEASEHOLD_URL with the key LEASEHOLD_API_KEY. If neither is set, the client is for the `leasehold
+    dev` that runs in the current folder. If the API refuses a request, the command prints the reason and ends.
     """
     given = {name: os.environ[name] for name in ("LEASEHOLD_URL", "LEASEHOLD_API_KEY") if os.environ.get(name)}
     variables = given or dev_variables()
     key = variables.get("LEASEHOLD_API_KEY")
     if not key:
-        raise failure("set LEASEHOLD_API_KEY to an API key (leasehold keys create)")
+        raise print_failure("set LEASEHOLD_API_KEY to an API key (leasehold keys create)")
     try:
         with ApiClient(variables.get("LEASEHOLD_URL", "http://127.0.0.1:8000"), key) as client:
             yield client
     except Refused as error:
-        raise failure(str(error)) from None
+        raise print_failure(str(error)) from None
 
 
-def failure(sentence: str) -> typer.Exit:
+def print_failure(sentence: str) -> typer.Exit:
+    """Print the sentence to stderr. Returns the exception that ends the command: `raise print_failure(...)`."""
     Console(stderr=True).print(f"leasehold: {sentence}", style="red", highlight=False, markup=False)
     return typer.Exit(_FAILED)
 
 
 def parsed(payload: str) -> Any:
-    """The payload of an argument. A payload that is not JSON is a failure."""
+    """The JSON value of an argument. A text that is not JSON ends the command with a sentence."""
     try:
         return json.loads(payload)
     except ValueError as error:
-        raise failure(f"the payload is not JSON: {error}") from None
+        raise print_failure(f"the payload is not JSON: {error}") from None
 
 
 def show(answer: Any, as_json: bool, otherwise: Callable[[], None]) -> None:

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from leasehold.cli.answers import AsJson, api_client, console, failure, show, table
+from leasehold.cli.answers import AsJson, api_client, console, print_failure, show, table
 from leasehold.cli.running import environment, run_or_exit
 from leasehold.domain.audit import Broken, Chain
 
@@ -95,7 +95,7 @@ def _of_file(file: Path) -> Iterator[dict[str, Any]]:
             head, broken = line["head"], None
             chain = Chain.after(line["head"])
         elif head is None:
-            raise failure("the file does not begin with the head of a chain")
+            raise print_failure("the file does not begin with the head of a chain")
         elif broken is None:
             broken = chain.check(_row(line))
     if head is not None:
@@ -108,9 +108,9 @@ def _lines(file: Path) -> Iterator[dict[str, Any]]:
             try:
                 value = orjson.loads(line)
             except orjson.JSONDecodeError:
-                raise failure(f"line {number} is not JSON: the export was cut off") from None
+                raise print_failure(f"line {number} is not JSON: the export was cut off") from None
             if not isinstance(value, dict):
-                raise failure(f"line {number} is no object")
+                raise print_failure(f"line {number} is no object")
             yield value
 
 
@@ -120,4 +120,4 @@ def _row(line: dict[str, Any]) -> dict[str, Any]:
     try:
         return {**line, "at": datetime.fromisoformat(line["at"]), "details": text_of(line["details"])}
     except (KeyError, TypeError, ValueError) as error:
-        raise failure(f"a line is no row of the audit: {error}") from None
+        raise print_failure(f"a line is no row of the audit: {error}") from None

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from leasehold.cli.answers import AsJson, api_client, console, failure, parsed, show, table
+from leasehold.cli.answers import AsJson, api_client, console, parsed, print_failure, show, table
 from leasehold.domain.job_filter import InvalidFilter, parse
 
 app = typer.Typer(no_args_is_help=True, help="Jobs of every kind: find, read, explain, retry, cancel, delete.")
@@ -25,7 +25,7 @@ def _checked(words: list[str] | None) -> str:
         stderr = Console(stderr=True)
         stderr.print(text, highlight=False, markup=False, soft_wrap=True)
         stderr.print(" " * (error.position - 1) + "^", highlight=False, markup=False, soft_wrap=True)
-        raise failure(error.sentence) from None
+        raise print_failure(error.sentence) from None
     return text
 
 
@@ -238,11 +238,11 @@ def delete_job(
 def _is_bulk(job: str | None, filter_: str | None, *, single_only: object = None, bulk_only: object = None) -> bool:
     """Whether the command is about all that a filter finds. Options that do not fit are a failure."""
     if (job is None) == (filter_ is None):
-        raise failure("name one job, or write --filter")
+        raise print_failure("name one job, or write --filter")
     if filter_ is not None and single_only:
-        raise failure("--from-step and --payload are for one job")
+        raise print_failure("--from-step and --payload are for one job")
     if filter_ is None and bulk_only:
-        raise failure("--dry-run, --canary and --rate go with --filter")
+        raise print_failure("--dry-run, --canary and --rate go with --filter")
     return filter_ is not None
 
 

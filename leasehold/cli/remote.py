@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from leasehold.cli import jobs, operations
-from leasehold.cli.answers import AsJson, api_client, console, failure, parsed, show, table
+from leasehold.cli.answers import AsJson, api_client, console, parsed, print_failure, show, table
 from leasehold.cli.api_client import ApiClient
 from leasehold.cli.jobs import show_explanation
 from leasehold.cli.logs import logs
@@ -57,7 +57,7 @@ def submit(
 def _tag(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign:
-        raise failure(f"write a tag as NAME=VALUE, not {text}")
+        raise print_failure(f"write a tag as NAME=VALUE, not {text}")
     return name, value
 
 
@@ -283,11 +283,11 @@ def mcp(
     try:
         from leasehold.cli.mcp_server import serve  # noqa: PLC0415 - it is an extra
     except ModuleNotFoundError as error:
-        raise failure(f"`leasehold mcp` needs leasehold[mcp]: {error}") from None
+        raise print_failure(f"`leasehold mcp` needs leasehold[mcp]: {error}") from None
     try:
         serve(allow_writes=allow_writes)
     except ClientError as error:
-        raise failure(str(error)) from None
+        raise print_failure(str(error)) from None
 
 
 def add_to(app: typer.Typer) -> None:

@@ -197,7 +197,8 @@ task = Table(
     Column("errors", SmallInteger, nullable=False, server_default="0"),  # attempts that failed or timed out
     Column("crashes", SmallInteger, nullable=False, server_default="0"),  # attempts whose child process died
     Column("losses", SmallInteger, nullable=False, server_default="0"),  # attempts lost with their worker
-    # Of a workflow: how many of its steps have ended and signals have come; and the number that ends its wait.
+    # Of a workflow. `news`: how many of its steps have ended and signals have come. `wake_at`: the value of `news` (no
+    # time) that ends its wait; NULL: no value does.
     Column("news", Integer, nullable=False, server_default="0"),
     Column("wake_at", Integer),
     # A step that a workflow started: if it gives up, the workflow decides what follows, and the job goes on.

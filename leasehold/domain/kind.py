@@ -40,12 +40,13 @@ class Kind:
     `stored`: no hook but an SQL query of one number: the bytes that the kind keeps for the tenant `$1` beside the
     outputs of its jobs. They count for what a tenant may store.
     `housekeeping`: a callable that returns what the leading worker forgets and tidies (leasehold.kinds.housekeeping).
-    `scopes`: who may see and change the kind's jobs at /v1/jobs; None: nobody, there.
+    `scopes`: the scopes that a key needs to see and to change the kind's jobs at /v1/jobs; None: no key may, there.
     `redacted`: the names of parameters that /v1/jobs never shows.
-    `parents`: by pipeline, a JSON pointer into the parameters of its jobs. It leads to the id of the job that caused
-    them. `signed_links`: whether /v1/jobs links to outputs; False: the kind's own endpoints alone do, and count it.
-    `operations`: a callable that returns what the kind adds to cancels and retries (leasehold.kinds.operations).
-    `questions`: a callable that returns what the exporter asks the database for this kind (leasehold.kinds.metrics).
+    `parents`: for each pipeline whose jobs are caused by other jobs, a JSON pointer into the parameters of its jobs.
+    The pointer leads to the id of the job that caused them. `signed_links`: whether /v1/jobs links to outputs; False:
+    the kind's own endpoints alone do, and count it. `operations`: a callable that returns what the kind adds to cancels
+    and retries (leasehold.kinds.operations). `questions`: a callable that returns what the exporter asks the database
+    for this kind (leasehold.kinds.metrics).
     """
 
     name: str

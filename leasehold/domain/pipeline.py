@@ -148,8 +148,8 @@ class RunTerms:
     grace: timedelta = timedelta(seconds=30)
     repeatable: bool = True
     schedulable: bool = True
-    offered: bool = True  # clients may run it through /v1/runs
-    unlimited: bool = False  # the platform's own work: no declared limit holds it back
+    offered: bool = True  # clients may start runs of this pipeline through /v1/runs
+    unlimited: bool = False  # exempt from declared concurrency limits: the pipeline does the platform's own work
 
 
 class Pipeline:

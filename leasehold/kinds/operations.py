@@ -22,7 +22,7 @@ from leasehold.transitions.webhooks import Subjects
 #: Jobs of templates, and of pipelines that belong to no kind.
 RUN = "run"
 #: The scopes of the keys that may read and change them.
-RUN_SCOPES = Scopes("runs:read", "runs:write")
+RUN_SCOPES = Scopes(read="runs:read", write="runs:write")
 
 
 @dataclass(frozen=True, slots=True)

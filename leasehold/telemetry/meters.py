@@ -67,7 +67,7 @@ def histogram(name: str, meaning: str, labels: Sequence[str] = (), *, buckets: S
 
 
 def tallies(name: str, meaning: str, labels: Sequence[str]) -> Tallies:
-    """A counter for the hot path; see tallies.py."""
+    """Make a counter for the hot path: one that costs less per increment than prometheus_client's (see tallies.py)."""
     _describe(name, "counter", labels, meaning)
     metric = Tallies(name, meaning, labels)
     _metrics.append(metric)
@@ -75,7 +75,9 @@ def tallies(name: str, meaning: str, labels: Sequence[str]) -> Tallies:
 
 
 def spreads(name: str, meaning: str, labels: Sequence[str], bounds: Sequence[float] = SLOW) -> Spreads:
-    """A histogram of seconds for the hot path; see tallies.py."""
+    """Make a histogram of seconds for the hot path: it costs less per observation than prometheus_client's
+    (tallies.py).
+    """
     _describe(name, "histogram", labels, meaning)
     metric = Spreads(name, meaning, labels, bounds)
     _metrics.append(metric)

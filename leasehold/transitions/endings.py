@@ -1,4 +1,8 @@
-"""How a job ends without success: the SQL that every statement shares which can fail or cancel a job."""
+"""SQL fragments that end jobs without success, and the record of a job that has ended.
+
+Every statement that can fail or cancel a job appends one of the two fragments to its own CTEs: the settlements `fail`
+and `acknowledge_cancel`, and the sweeper's statements. Each fragment names the CTE and the columns that it needs.
+"""
 
 from __future__ import annotations
 
@@ -9,75 +13,87 @@ from uuid import UUID
 
 from leasehold.db.database import unindexed
 
-# After a CTE `failed` of settled tasks, with their code and message; `ends`: whether the task's job fails with them. Of
-# such a job the other steps are skipped, and running siblings lose their leases. In a job that goes on, a step of a
-# workflow (`contained`) wakes the workflow. Any other status (`retry`, `pending`) is recorded only.
+# Needs the CTE `attempt_ended`: the tasks whose attempts ended without success, as the statement has just written them.
+# Its columns: id, job_id, step, position, epoch, status, available_at, contained and unblocks of the task; cause, code,
+# message and retryable of the failure; `ends`: whether the task's job fails now.
+#
+# The status says what follows for the task: `failed` (it gave up), `retry` or `pending` (it runs again). Each task gets
+# an event. A job with `ends` fails: its other open steps are skipped, and its running steps lose their leases. In a job
+# that goes on, a step of a workflow (`contained`) that gave up wakes the workflow.
+#
+# The statement may read `advanced`, a row for each of these jobs: id, tenant_id, status, trace, pipeline, seq (the
+# job's last event before these), outcome and seconds of a job that failed; and `woken_hints`, the hints of woken
+# workflows: id, task_id, queue, priority, headers.
 END_FAILED_JOBS = f"""
-, rest AS (
+, other_steps AS (
     -- The other open steps of the jobs that fail.
     UPDATE task s
     SET status = CASE WHEN s.status = 'running' THEN 'cancelled' ELSE 'skipped' END,
         lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
-    WHERE s.job_id IN (SELECT job_id FROM failed WHERE ends)
-      AND s.id NOT IN (SELECT id FROM failed)
+    WHERE s.job_id IN (SELECT job_id FROM attempt_ended WHERE ends)
+      AND s.id NOT IN (SELECT id FROM attempt_ended)
       AND s.status IN ('blocked', 'pending', 'running', 'retry', 'waiting')
     RETURNING s.id, s.job_id, s.step, s.position, s.epoch, s.status
-), news AS (
-    -- One event for each task, numbered within the job; the settled tasks come first.
-    SELECT n.*, row_number() OVER (PARTITION BY job_id ORDER BY first, position) AS nth,
-           count(*) OVER (PARTITION BY job_id) AS n
+), task_events AS (
+    -- One event for each task, numbered within the job: `nth` of `event_count`. The ended attempts come first.
+    SELECT changed.*, row_number() OVER (PARTITION BY job_id ORDER BY sort_group, position) AS nth,
+           count(*) OVER (PARTITION BY job_id) AS event_count
     FROM (
-        SELECT 0 AS first, id, job_id, step, position, epoch, status, contained AND status = 'failed' AS given_up,
+        SELECT 0 AS sort_group, id, job_id, step, position, epoch, status,
+               contained AND status = 'failed' AS given_up,
                jsonb_build_object('code', code, 'message', message, 'cause', cause,
                    'retry_at', CASE WHEN status <> 'failed' THEN available_at END) AS data
-        FROM failed
+        FROM attempt_ended
         UNION ALL
-        SELECT 1, id, job_id, step, position, epoch, status, false, NULL FROM rest
-    ) AS n
+        SELECT 1, id, job_id, step, position, epoch, status, false, NULL FROM other_steps
+    ) AS changed
+), per_job AS (
+    SELECT job_id, count(*)::int AS event_count, (count(*) FILTER (WHERE sort_group = 0))::int AS settled,
+           (count(*) FILTER (WHERE given_up))::int AS given_up
+    FROM task_events GROUP BY job_id
+), job_error AS (
+    -- Only for jobs that fail: the error of the first failed step becomes the job's.
+    SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
+    WHERE ends ORDER BY job_id, contained, position
 ), advanced AS (
-    -- `ended`: the first failed step of a job that fails; its error becomes the job's.
     UPDATE job j
-    SET status = CASE WHEN ended.code IS NULL THEN j.status ELSE 'failed' END,
-        error = CASE WHEN ended.code IS NULL THEN j.error
-                     ELSE jsonb_build_object('code', ended.code, 'message', ended.message, 'step', ended.step,
-                                             'retryable', ended.retryable) END,
-        finished_at = CASE WHEN ended.code IS NOT NULL THEN clock_timestamp() END,
-        expires_at = CASE WHEN ended.code IS NOT NULL
+    SET status = CASE WHEN job_error.code IS NULL THEN j.status ELSE 'failed' END,
+        error = CASE WHEN job_error.code IS NULL THEN j.error
+                     ELSE jsonb_build_object('code', job_error.code, 'message', job_error.message,
+                                             'step', job_error.step, 'retryable', job_error.retryable) END,
+        finished_at = CASE WHEN job_error.code IS NOT NULL THEN clock_timestamp() END,
+        expires_at = CASE WHEN job_error.code IS NOT NULL
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
-        leased = CASE WHEN ended.code IS NULL THEN j.leased - mine.settled ELSE 0 END,
-        steps_left = j.steps_left - mine.given_up,
-        event_seq = j.event_seq + mine.n
-    FROM (
-        SELECT job_id, count(*)::int AS n, (count(*) FILTER (WHERE first = 0))::int AS settled,
-               (count(*) FILTER (WHERE given_up))::int AS given_up
-        FROM news GROUP BY job_id
-    ) AS mine
-    LEFT JOIN (
-        SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM failed
-        WHERE ends ORDER BY job_id, contained, position
-    ) AS ended ON ended.job_id = mine.job_id
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq, j.pipeline,
-              CASE WHEN ended.retryable THEN 'failed' ELSE 'rejected' END AS outcome,
+        leased = CASE WHEN job_error.code IS NULL THEN j.leased - per_job.settled ELSE 0 END,
+        steps_left = j.steps_left - per_job.given_up,
+        event_seq = j.event_seq + per_job.event_count
+    FROM per_job LEFT JOIN job_error ON job_error.job_id = per_job.job_id
+    WHERE j.id = per_job.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - per_job.event_count AS seq, j.pipeline,
+              CASE WHEN job_error.retryable THEN 'failed'
+                   WHEN NOT job_error.retryable THEN 'rejected' END AS outcome,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), events AS (
+    -- A job that fails shows its new status in its last event only.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
-    SELECT n.job_id, a.seq + n.nth, a.tenant_id,
-           CASE n.status WHEN 'retry' THEN 'retried' WHEN 'pending' THEN 'lost' ELSE n.status END,
-           CASE WHEN a.status = 'failed' AND n.nth < n.n THEN 'running' ELSE a.status END,
-           n.id, n.step, n.status, n.epoch, n.data
-    FROM news n JOIN advanced a ON a.id = n.job_id
+    SELECT e.job_id, a.seq + e.nth, a.tenant_id,
+           CASE e.status WHEN 'retry' THEN 'retried' WHEN 'pending' THEN 'lost' ELSE e.status END,
+           CASE WHEN a.status = 'failed' AND e.nth < e.event_count THEN 'running' ELSE a.status END,
+           e.id, e.step, e.status, e.epoch, e.data
+    FROM task_events e JOIN advanced a ON a.id = e.job_id
 ), woken AS (
-    -- The workflows whose steps gave up: an end like any other (settlements/completion.py).
+    -- The workflows that wait for steps that gave up. A step that gave up counts as one that has ended: see `news` and
+    -- `wake_at` in settlements/completion.py. Both are counts: `wake_at` is the value of `news` that makes it due.
     UPDATE task w
-    SET news = w.news + gone.n, wake_at = CASE WHEN w.news + gone.n < w.wake_at THEN w.wake_at END,
-        available_at = CASE WHEN w.status = 'waiting' AND w.news + gone.n >= w.wake_at THEN clock_timestamp()
+    SET news = w.news + gave_up.steps, wake_at = CASE WHEN w.news + gave_up.steps < w.wake_at THEN w.wake_at END,
+        available_at = CASE WHEN w.status = 'waiting' AND w.news + gave_up.steps >= w.wake_at THEN clock_timestamp()
                             ELSE w.available_at END
     FROM (
-        SELECT parent, count(*)::int AS n FROM failed, unnest(failed.unblocks) AS parent
-        WHERE contained AND status = 'failed' AND NOT ends GROUP BY parent
-    ) AS gone
-    WHERE w.id = gone.parent AND w.id NOT IN (SELECT id FROM failed)
+        SELECT workflow, count(*)::int AS steps
+        FROM attempt_ended, unnest(attempt_ended.unblocks) AS workflow
+        WHERE contained AND status = 'failed' AND NOT ends GROUP BY workflow
+    ) AS gave_up
+    WHERE w.id = gave_up.workflow AND w.id NOT IN (SELECT id FROM attempt_ended)
       AND {unindexed("(w.status = 'waiting' AND w.wake_at IS NOT NULL) OR w.status = 'running'")}
     RETURNING w.id, w.job_id, w.queue, w.priority, w.status, w.wake_at
 ), woken_hints AS (
@@ -88,24 +104,30 @@ END_FAILED_JOBS = f"""
     RETURNING id, task_id, queue, priority, headers
 )"""
 
-# After a CTE `stopped` of leased steps that stopped, in jobs that are being cancelled. A job without any leased step is
-# cancelled now.
+# Needs the CTE `stopped`: leased steps that have stopped, in jobs that are being cancelled. Its columns: id, job_id,
+# step, position and epoch of the task; `data`: more about its event, or NULL.
+#
+# Each step gets an event. A job whose last leased step has stopped is cancelled now. The statement may read `advanced`,
+# a row for each of these jobs: id, tenant_id, status, pipeline, seq (the job's last event before these), stopped_count
+# and seconds.
 END_CANCELLED_JOBS = """
 , advanced AS (
     UPDATE job j
-    SET leased = j.leased - mine.n,
-        status = CASE WHEN j.leased = mine.n THEN 'cancelled' ELSE j.status END,
-        finished_at = CASE WHEN j.leased = mine.n THEN clock_timestamp() END,
-        expires_at = CASE WHEN j.leased = mine.n THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
-        event_seq = j.event_seq + mine.n
-    FROM (SELECT job_id, count(*)::int AS n FROM stopped GROUP BY job_id) AS mine
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq, mine.n, j.pipeline,
-              extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
+    SET leased = j.leased - per_job.stopped_count,
+        status = CASE WHEN j.leased = per_job.stopped_count THEN 'cancelled' ELSE j.status END,
+        finished_at = CASE WHEN j.leased = per_job.stopped_count THEN clock_timestamp() END,
+        expires_at = CASE WHEN j.leased = per_job.stopped_count
+                          THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + per_job.stopped_count
+    FROM (SELECT job_id, count(*)::int AS stopped_count FROM stopped GROUP BY job_id) AS per_job
+    WHERE j.id = per_job.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - per_job.stopped_count AS seq, per_job.stopped_count,
+              j.pipeline, extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT s.job_id, a.seq + s.nth, a.tenant_id, 'cancelled',
-           CASE WHEN s.nth < a.n THEN 'cancel_requested' ELSE a.status END, s.id, s.step, 'cancelled', s.epoch, s.data
+           CASE WHEN s.nth < a.stopped_count THEN 'cancel_requested' ELSE a.status END, s.id, s.step, 'cancelled',
+           s.epoch, s.data
     FROM (
         SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
     ) AS s JOIN advanced a ON a.id = s.job_id
@@ -114,8 +136,8 @@ END_CANCELLED_JOBS = """
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """A job that a statement ended. `outcome`: succeeded, rejected (its input cannot succeed), failed, expired or
-    cancelled. `seconds`: since its submission.
+    """A job that a statement has ended. `outcome`: succeeded, rejected (the job's input cannot succeed), failed,
+    expired or cancelled. `seconds`: from the job's submission to its end.
     """
 
     pipeline: str
@@ -124,7 +146,7 @@ class JobEnded:
 
 
 def jobs_ended(rows: Iterable[Any]) -> list[JobEnded]:
-    """The jobs that ended, by the columns ended_job, pipeline, outcome and seconds of `rows`; each job once."""
+    """The jobs that ended, each once. `rows` have the columns ended_job (NULL: none), pipeline, outcome and seconds."""
     by_id: dict[UUID, JobEnded] = {
         row["ended_job"]: JobEnded(row["pipeline"], row["outcome"], row["seconds"])
         for row in rows

@@ -52,12 +52,12 @@ WITH held AS MATERIALIZED (
     ORDER BY t.id
     FOR UPDATE OF t SKIP LOCKED
 ), judged AS MATERIALIZED (
-    -- `ends`: one step was lost too often, and its job fails; all steps that the job lost in this batch fail with it.
-    -- The job goes on without a step that its workflow started.
+    -- `spent`: the task was lost too often. `ends`: its job fails with it, and so do all tasks that the job lost in
+    -- this batch. A step that a workflow started (`contained`) does not fail its job.
     SELECT held.id, held.losses >= $2 AS spent,
            bool_or(held.losses >= $2 AND NOT held.contained) OVER (PARTITION BY held.job_id) AS ends
     FROM held
-), failed AS (
+), attempt_ended AS (
     UPDATE task t
     SET status = CASE WHEN judged.spent OR judged.ends THEN 'failed' ELSE 'pending' END,
         lease_owner = NULL, lease_until = NULL, losses = t.losses + 1, available_at = clock_timestamp(),
@@ -69,22 +69,22 @@ WITH held AS MATERIALIZED (
               'loss' AS cause, true AS retryable
 ), failures AS (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
-    SELECT id, epoch, cause, code, message, retryable FROM failed
+    SELECT id, epoch, cause, code, message, retryable FROM attempt_ended
 )"""
     + END_FAILED_JOBS
     + """
 , hinted AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
     SELECT f.id, f.job_id, f.queue, f.priority, j.trace, clock_timestamp() + interval '1 second'
-    FROM failed f JOIN job j ON j.id = f.job_id
+    FROM attempt_ended f JOIN job j ON j.id = f.job_id
     WHERE f.status = 'pending' AND NOT starts_with(f.queue, 'ext:')
     RETURNING id, task_id, queue, priority, headers
 )
 SELECT f.id AS task_id, f.status, h.id AS outbox_id, h.queue, h.priority, h.headers,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds
-FROM failed f LEFT JOIN hinted h ON h.task_id = f.id LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
-UNION ALL
-SELECT h.task_id, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints h
+FROM attempt_ended f LEFT JOIN hinted h ON h.task_id = f.id LEFT JOIN advanced e ON e.id = f.job_id AND e.status =
+'failed' UNION ALL SELECT h.task_id, NULL, h.id, h.queue, h.priority, h.headers, NULL, NULL, NULL, NULL FROM woken_hints
+h
 """
 )
 
@@ -137,9 +137,9 @@ WITH ended AS (
         lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     WHERE t.job_id = ANY($1::uuid[]) AND t.status IN ('blocked', 'pending', 'running', 'retry', 'waiting')
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status
-), news AS (
+), task_events AS (
     SELECT ended.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
-           count(*) OVER (PARTITION BY job_id)::int AS n
+           count(*) OVER (PARTITION BY job_id)::int AS event_count
     FROM ended
 ), advanced AS (
     UPDATE job j
@@ -150,16 +150,18 @@ WITH ended AS (
                                     'message', 'the job waited at its limits for longer than its start_within')
             ELSE jsonb_build_object('code', 'deadline_exceeded', 'message', 'the job ran past its deadline',
                                     'retryable', true) END,
-        event_seq = j.event_seq + mine.n
-    FROM (SELECT DISTINCT job_id, n FROM news) AS mine JOIN job AS before ON before.id = mine.job_id
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.event_seq - mine.n AS seq, j.pipeline, before.status AS was,
+        event_seq = j.event_seq + per_job.event_count
+    FROM (SELECT DISTINCT job_id, event_count FROM task_events) AS per_job
+    JOIN job AS before ON before.id = per_job.job_id
+    WHERE j.id = per_job.job_id
+    RETURNING j.id, j.tenant_id, j.event_seq - per_job.event_count AS seq, j.pipeline, before.status AS was,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
-    SELECT n.job_id, a.seq + n.nth, a.tenant_id, n.status, CASE WHEN n.nth = n.n THEN 'expired' ELSE a.was END,
-           n.id, n.step, n.status, n.epoch
-    FROM news n JOIN advanced a ON a.id = n.job_id
+    SELECT e.job_id, a.seq + e.nth, a.tenant_id, e.status, CASE WHEN e.nth = e.event_count THEN 'expired' ELSE a.was
+    END,
+           e.id, e.step, e.status, e.epoch
+    FROM task_events e JOIN advanced a ON a.id = e.job_id
 )
 SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced
 """

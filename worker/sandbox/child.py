@@ -61,11 +61,11 @@ def _take_descriptors(channel: int, output: int) -> None:
 
 
 def _run(pipeline: Pipeline, fences: sandbox.Fences) -> None:
-    """Receive the Place, which holds nothing of a client's, and raise the last fence. Only then receive the Run."""
+    """Receive the Confinement, which has nothing of a client's, and raise the last fence. Then receive the Run."""
     if (body := frames.receive(frames.CHANNEL)) is None:
         return
-    place = frames.Place.model_validate_json(body)
-    fences.enclose([Path(path) for path in place.files], Path(place.directory))
+    confinement = frames.Confinement.model_validate_json(body)
+    fences.enclose([Path(path) for path in confinement.files], Path(confinement.directory))
     if (body := frames.receive(frames.CHANNEL)) is None:
         return
     run = frames.Run.model_validate_json(body)

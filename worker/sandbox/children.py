@@ -208,7 +208,7 @@ def _requests(
         pipeline=pipeline, step=step, params=params, files=paths, directory=writable, item=item, log_level=level
     )
     try:
-        return frames.encode(frames.Place(files=list(paths.values()), directory=writable)), frames.encode(run)
+        return frames.encode(frames.Confinement(files=list(paths.values()), directory=writable)), frames.encode(run)
     except frames.FrameError as error:
         raise Permanent("bad_params", f"the parameters cannot be sent to a child process: {error}") from error
 

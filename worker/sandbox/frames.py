@@ -1,7 +1,7 @@
 """The protocol between a worker, its zygotes and their children: length-prefixed JSON, never pickle.
 
-A hostile picture may have taken a child over. So the worker reads a bounded number of bytes and validates them with
-these models. A child can then report false results, but cannot make the worker run anything.
+A hostile picture may have taken a child over. So the worker reads a bounded number of bytes and validates each frame
+with these models. A child can then report false results, but cannot make the worker run anything.
 """
 
 from __future__ import annotations
@@ -20,18 +20,19 @@ MAX_TEXT = 2000
 CANCEL = "cancel"
 MAX_TRACEBACK = 16 * 1024
 MAX_MESSAGE = 8192  # characters of a line that a handler logs
-#: Of one run: the most lines that a handler logs and the child sends. The worker takes no more either.
+#: Log lines per run. The child stops sending at this number, and the worker ignores any line beyond it.
 MAX_LOG_LINES = 10_000
 MAX_AFTER = 366 * 86400.0  # seconds until a retry
 
 #: The file descriptor of the protocol in a child.
 CHANNEL = 3
-#: A worker's request to a zygote, and the answer: FORK, answered with a process id; or a process id to reap, answered
-#: with its exit status.
+#: A request of the worker to a zygote, and the zygote's answer, are one number each:
+#: FORK -> the process id of the new child;
+#: a process id -> that child's exit status, once the zygote has reaped it.
 NUMBER = struct.Struct("=i")
 FORK = 0
 
-#: The exit status of a child without memory: to send a frame might need more memory.
+#: The exit status of a child that ran out of memory. It sends no frame, because sending might need more memory.
 OUT_OF_MEMORY = 86
 
 Name = Annotated[str, Field(min_length=1, max_length=200)]
@@ -47,8 +48,8 @@ class _Frame(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
 
-class Place(_Frame):
-    """Worker to child, first: the only files that it may read, and the only directory that it may write to."""
+class Confinement(_Frame):
+    """Worker to child, first: the only files that the child may read, and the only directory that it may write to."""
 
     files: list[str]
     directory: str
@@ -62,12 +63,14 @@ class Run(_Frame):
     params: dict[str, Any]
     files: dict[str, str]
     directory: str
-    item: Any = None
+    item: Any = None  # of a part of a fanned-out step: the item that this run handles
     log_level: int = 30  # the lowest level of `logging` that the child sends
 
 
 class Ready(_Frame):
-    """Zygote to worker, once: the handlers are loaded. `threads`: how many it has; a fork copies only one of them."""
+    """Zygote to worker, once: the handlers are loaded. `isolation`: the mechanisms that confine the children, as text
+    for people. `threads`: how many threads the zygote has; a fork copies only one of them.
+    """
 
     kind: Literal["ready"] = "ready"
     isolation: Text
@@ -91,7 +94,7 @@ class Progress(_Frame):
 
 
 class LogLine(_Frame):
-    """Child to worker, any number of times before the answer: what the handler logs."""
+    """Child to worker, any number of times before the answer: a line that the handler logs."""
 
     kind: Literal["log"] = "log"
     level: Annotated[int, Field(ge=0, le=100)]
@@ -123,7 +126,7 @@ class Finished(_Frame):
 
 
 class Failed(_Frame):
-    """Child to worker, last: the handler raised. `error`: the error class that the worker raises in its turn."""
+    """Child to worker, last: the handler raised. `error`: which error class the worker raises for the attempt."""
 
     kind: Literal["failed"] = "failed"
     error: Literal["permanent", "retryable", "unforeseen", "cancelled"]
@@ -167,7 +170,7 @@ def send(fd: int, frame: BaseModel) -> None:
 
 
 def receive(fd: int) -> bytes | None:
-    """The body of the next frame; None when the other side has closed."""
+    """The body of the next frame; None when the other side has closed the connection."""
     header = _read_exactly(fd, LENGTH.size)
     return None if header is None else _read_exactly(fd, length(header))
 

@@ -1,4 +1,5 @@
-"""Writes, signs and reads the container of the open toolchain's packages: a manifest, and the parts that it names.
+"""The file format (LHNEF) of models that the built-in toolchain packages: one manifest and its parts, optionally
+signed.
 
     8 bytes   magic, "LHNEF" 0 0 2
     8 bytes   length of the manifest, big-endian
@@ -6,11 +7,11 @@
     32 bytes  Ed25519 public key of the signer, or zeros
     64 bytes  signature of everything above and of the manifest, or zeros
     n bytes   the manifest: JSON in UTF-8
-    parts     one behind the other, in the manifest's order
+    parts     one after another, in the order of the manifest
 
-The container is not the binary of a chip's vendor: its magic differs. The manifest has the sha256 of each part, so that
-damage is found. The signature shows which installation packaged the model: it covers the manifest, and by the digests
-every part.
+This is not the chip vendor's own NEF format; the magic bytes tell them apart. The manifest has the sha256 of each part:
+reading a damaged part raises BadContainer. The signature shows which installation packaged the model. It covers the
+manifest, and through the digests in the manifest every part.
 """
 
 from __future__ import annotations

@@ -90,6 +90,6 @@ CONVERSION = Kind(
     ),
     stored="SELECT coalesce(sum((input ->> 'size_bytes')::bigint), 0) FROM conversion WHERE tenant_id = $1",
     housekeeping="leasehold.pipelines.conversion.housekeeping:housekeeping",
-    scopes=Scopes("conversion:read", "conversion:write"),
+    scopes=Scopes(read="conversion:read", write="conversion:write"),
     signed_links=False,  # downloads are counted: GET /api/v1/jobs/{id}/result
 )

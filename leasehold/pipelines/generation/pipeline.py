@@ -130,7 +130,7 @@ GENERATION = Kind(
     opens="leasehold.pipelines.generation.providers:open_catalogue",
     housekeeping="leasehold.pipelines.generation.housekeeping:housekeeping",
     questions="leasehold.pipelines.generation.questions:questions",
-    scopes=Scopes("generation:read", "generation:write"),
+    scopes=Scopes(read="generation:read", write="generation:write"),
     redacted=frozenset({"credential"}),
     parents={"generation_withdrawal": "/job_id"},
     operations="leasehold.pipelines.generation.operations:operations",

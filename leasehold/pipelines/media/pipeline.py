@@ -71,5 +71,5 @@ MEDIA = Kind(
     ),
     stored="SELECT coalesce(sum(size), 0) FROM media WHERE tenant_id = $1",
     housekeeping="leasehold.pipelines.media.housekeeping:housekeeping",
-    scopes=Scopes("media:read", "media:write"),
+    scopes=Scopes(read="media:read", write="media:write"),
 )

@@ -65,6 +65,6 @@ bulk_operation = Pipeline(
 OPERATION = Kind(
     "operation",
     pipelines=(bulk_operation,),
-    scopes=Scopes("jobs:read", "jobs:operate"),
+    scopes=Scopes(read="jobs:read", write="jobs:operate"),
     redacted=frozenset({"payer_key"}),
 )

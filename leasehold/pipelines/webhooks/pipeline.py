@@ -18,8 +18,8 @@ _RETRY_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000,
 
 
 class Delivery(BaseModel):
-    """The parameters of a delivery. `event`: the JSON to send. `message`: the delivery that sent the message first.
-    None: this delivery.
+    """The parameters of a delivery. `event`: the JSON to send. `message`: for a redelivery, the id of the first
+    delivery of the same message, so that the receiver gets the same message id; None: this delivery is the first.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -49,6 +49,6 @@ webhooks = Pipeline(
 WEBHOOK = Kind(
     "webhook",
     pipelines=(webhooks,),
-    scopes=Scopes("webhooks:write", "webhooks:write"),
+    scopes=Scopes(read="webhooks:write", write="webhooks:write"),
     parents={"webhook": "/event/data/id"},
 )

@@ -25,8 +25,9 @@ FOR UPDATE
 # $4 causes, $5 codes, $6 messages, $7 retryable, $8 delays in seconds, $9 MAX_CRASHES
 FAIL = f"""-- fail
 WITH {HELD_IN_LIVE_JOB}, judged AS MATERIALIZED (
-    -- `ends`: a failure of the job in this batch is final, and its job fails with it. Then all of them fail.
-    SELECT one.*, bool_or(NOT one.again AND NOT one.contained) OVER (PARTITION BY one.job_id) AS ends
+    -- `again`: the task may run again. `ends`: the job fails, because one of its failures in this batch is final. Then
+    -- all its failures in this batch are final. A step that a workflow started (`contained`) does not fail its job.
+    SELECT failure.*, bool_or(NOT failure.again AND NOT failure.contained) OVER (PARTITION BY failure.job_id) AS ends
     FROM (
         SELECT t.id, t.job_id, t.contained, f.cause, f.code, f.message, f.delay, f.retryable,
                f.retryable AND CASE f.cause WHEN 'crash' THEN t.crashes + 1 < $9
@@ -35,8 +36,8 @@ WITH {HELD_IN_LIVE_JOB}, judged AS MATERIALIZED (
         JOIN task t ON t.id = held.id
         JOIN unnest($4::text[], $5::text[], $6::text[], $7::bool[], $8::float8[])
             WITH ORDINALITY AS f(cause, code, message, retryable, delay, nth) ON f.nth = held.nth
-    ) AS one
-), failed AS (
+    ) AS failure
+), attempt_ended AS (
     -- The guarded write. END_FAILED_JOBS reads this CTE.
     UPDATE task t
     SET status = CASE WHEN judged.again AND NOT judged.ends THEN 'retry' ELSE 'failed' END,
@@ -50,13 +51,13 @@ WITH {HELD_IN_LIVE_JOB}, judged AS MATERIALIZED (
               judged.ends, judged.code, judged.message, judged.cause, judged.retryable
 ), failures AS (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
-    SELECT id, epoch, cause, code, message, retryable FROM failed
+    SELECT id, epoch, cause, code, message, retryable FROM attempt_ended
 ){END_FAILED_JOBS}
 SELECT a.id AS task_id, f.status AS state,
        coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
-FROM asked a LEFT JOIN failed f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM asked a LEFT JOIN attempt_ended f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
 LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
 UNION ALL
 SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM woken_hints h

@@ -19,19 +19,21 @@ WITH jobs AS MATERIALIZED (
 )
 , advanced AS (
     UPDATE job j
-    SET leased = j.leased - mine.n,
-        status = CASE WHEN j.leased = mine.n THEN 'cancelled' ELSE j.status END,
-        finished_at = CASE WHEN j.leased = mine.n THEN clock_timestamp() END,
-        expires_at = CASE WHEN j.leased = mine.n THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
-        event_seq = j.event_seq + mine.n
-    FROM (SELECT job_id, count(*)::int AS n FROM stopped GROUP BY job_id) AS mine
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq, mine.n, j.pipeline,
-              extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
+    SET leased = j.leased - per_job.stopped_count,
+        status = CASE WHEN j.leased = per_job.stopped_count THEN 'cancelled' ELSE j.status END,
+        finished_at = CASE WHEN j.leased = per_job.stopped_count THEN clock_timestamp() END,
+        expires_at = CASE WHEN j.leased = per_job.stopped_count
+                          THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
+        event_seq = j.event_seq + per_job.stopped_count
+    FROM (SELECT job_id, count(*)::int AS stopped_count FROM stopped GROUP BY job_id) AS per_job
+    WHERE j.id = per_job.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - per_job.stopped_count AS seq, per_job.stopped_count,
+              j.pipeline, extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT s.job_id, a.seq + s.nth, a.tenant_id, 'cancelled',
-           CASE WHEN s.nth < a.n THEN 'cancel_requested' ELSE a.status END, s.id, s.step, 'cancelled', s.epoch, s.data
+           CASE WHEN s.nth < a.stopped_count THEN 'cancel_requested' ELSE a.status END, s.id, s.step, 'cancelled',
+           s.epoch, s.data
     FROM (
         SELECT stopped.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth FROM stopped
     ) AS s JOIN advanced a ON a.id = s.job_id

@@ -5,9 +5,9 @@ WITH ended AS (
         lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
     WHERE t.job_id = ANY($1::uuid[]) AND t.status IN ('blocked', 'pending', 'running', 'retry', 'waiting')
     RETURNING t.id, t.job_id, t.step, t.position, t.epoch, t.status
-), news AS (
+), task_events AS (
     SELECT ended.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
-           count(*) OVER (PARTITION BY job_id)::int AS n
+           count(*) OVER (PARTITION BY job_id)::int AS event_count
     FROM ended
 ), advanced AS (
     UPDATE job j
@@ -18,15 +18,17 @@ WITH ended AS (
                                     'message', 'the job waited at its limits for longer than its start_within')
             ELSE jsonb_build_object('code', 'deadline_exceeded', 'message', 'the job ran past its deadline',
                                     'retryable', true) END,
-        event_seq = j.event_seq + mine.n
-    FROM (SELECT DISTINCT job_id, n FROM news) AS mine JOIN job AS before ON before.id = mine.job_id
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.event_seq - mine.n AS seq, j.pipeline, before.status AS was,
+        event_seq = j.event_seq + per_job.event_count
+    FROM (SELECT DISTINCT job_id, event_count FROM task_events) AS per_job
+    JOIN job AS before ON before.id = per_job.job_id
+    WHERE j.id = per_job.job_id
+    RETURNING j.id, j.tenant_id, j.event_seq - per_job.event_count AS seq, j.pipeline, before.status AS was,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
-    SELECT n.job_id, a.seq + n.nth, a.tenant_id, n.status, CASE WHEN n.nth = n.n THEN 'expired' ELSE a.was END,
-           n.id, n.step, n.status, n.epoch
-    FROM news n JOIN advanced a ON a.id = n.job_id
+    SELECT e.job_id, a.seq + e.nth, a.tenant_id, e.status, CASE WHEN e.nth = e.event_count THEN 'expired' ELSE a.was
+    END,
+           e.id, e.step, e.status, e.epoch
+    FROM task_events e JOIN advanced a ON a.id = e.job_id
 )
 SELECT id AS ended_job, pipeline, 'expired' AS outcome, seconds FROM advanced

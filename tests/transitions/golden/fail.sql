@@ -27,8 +27,9 @@ WITH asked AS MATERIALIZED (
     ORDER BY t.id
     FOR UPDATE OF t
 ), judged AS MATERIALIZED (
-    -- `ends`: a failure of the job in this batch is final, and its job fails with it. Then all of them fail.
-    SELECT one.*, bool_or(NOT one.again AND NOT one.contained) OVER (PARTITION BY one.job_id) AS ends
+    -- `again`: the task may run again. `ends`: the job fails, because one of its failures in this batch is final. Then
+    -- all its failures in this batch are final. A step that a workflow started (`contained`) does not fail its job.
+    SELECT failure.*, bool_or(NOT failure.again AND NOT failure.contained) OVER (PARTITION BY failure.job_id) AS ends
     FROM (
         SELECT t.id, t.job_id, t.contained, f.cause, f.code, f.message, f.delay, f.retryable,
                f.retryable AND CASE f.cause WHEN 'crash' THEN t.crashes + 1 < $9
@@ -37,8 +38,8 @@ WITH asked AS MATERIALIZED (
         JOIN task t ON t.id = held.id
         JOIN unnest($4::text[], $5::text[], $6::text[], $7::bool[], $8::float8[])
             WITH ORDINALITY AS f(cause, code, message, retryable, delay, nth) ON f.nth = held.nth
-    ) AS one
-), failed AS (
+    ) AS failure
+), attempt_ended AS (
     -- The guarded write. END_FAILED_JOBS reads this CTE.
     UPDATE task t
     SET status = CASE WHEN judged.again AND NOT judged.ends THEN 'retry' ELSE 'failed' END,
@@ -52,73 +53,77 @@ WITH asked AS MATERIALIZED (
               judged.ends, judged.code, judged.message, judged.cause, judged.retryable
 ), failures AS (
     INSERT INTO failure (task_id, epoch, cause, code, message, retryable)
-    SELECT id, epoch, cause, code, message, retryable FROM failed
+    SELECT id, epoch, cause, code, message, retryable FROM attempt_ended
 )
-, rest AS (
+, other_steps AS (
     -- The other open steps of the jobs that fail.
     UPDATE task s
     SET status = CASE WHEN s.status = 'running' THEN 'cancelled' ELSE 'skipped' END,
         lease_owner = NULL, lease_until = NULL, finished_at = clock_timestamp()
-    WHERE s.job_id IN (SELECT job_id FROM failed WHERE ends)
-      AND s.id NOT IN (SELECT id FROM failed)
+    WHERE s.job_id IN (SELECT job_id FROM attempt_ended WHERE ends)
+      AND s.id NOT IN (SELECT id FROM attempt_ended)
       AND s.status IN ('blocked', 'pending', 'running', 'retry', 'waiting')
     RETURNING s.id, s.job_id, s.step, s.position, s.epoch, s.status
-), news AS (
-    -- One event for each task, numbered within the job; the settled tasks come first.
-    SELECT n.*, row_number() OVER (PARTITION BY job_id ORDER BY first, position) AS nth,
-           count(*) OVER (PARTITION BY job_id) AS n
+), task_events AS (
+    -- One event for each task, numbered within the job: `nth` of `event_count`. The ended attempts come first.
+    SELECT changed.*, row_number() OVER (PARTITION BY job_id ORDER BY sort_group, position) AS nth,
+           count(*) OVER (PARTITION BY job_id) AS event_count
     FROM (
-        SELECT 0 AS first, id, job_id, step, position, epoch, status, contained AND status = 'failed' AS given_up,
+        SELECT 0 AS sort_group, id, job_id, step, position, epoch, status,
+               contained AND status = 'failed' AS given_up,
                jsonb_build_object('code', code, 'message', message, 'cause', cause,
                    'retry_at', CASE WHEN status <> 'failed' THEN available_at END) AS data
-        FROM failed
+        FROM attempt_ended
         UNION ALL
-        SELECT 1, id, job_id, step, position, epoch, status, false, NULL FROM rest
-    ) AS n
+        SELECT 1, id, job_id, step, position, epoch, status, false, NULL FROM other_steps
+    ) AS changed
+), per_job AS (
+    SELECT job_id, count(*)::int AS event_count, (count(*) FILTER (WHERE sort_group = 0))::int AS settled,
+           (count(*) FILTER (WHERE given_up))::int AS given_up
+    FROM task_events GROUP BY job_id
+), job_error AS (
+    -- Only for jobs that fail: the error of the first failed step becomes the job's.
+    SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM attempt_ended
+    WHERE ends ORDER BY job_id, contained, position
 ), advanced AS (
-    -- `ended`: the first failed step of a job that fails; its error becomes the job's.
     UPDATE job j
-    SET status = CASE WHEN ended.code IS NULL THEN j.status ELSE 'failed' END,
-        error = CASE WHEN ended.code IS NULL THEN j.error
-                     ELSE jsonb_build_object('code', ended.code, 'message', ended.message, 'step', ended.step,
-                                             'retryable', ended.retryable) END,
-        finished_at = CASE WHEN ended.code IS NOT NULL THEN clock_timestamp() END,
-        expires_at = CASE WHEN ended.code IS NOT NULL
+    SET status = CASE WHEN job_error.code IS NULL THEN j.status ELSE 'failed' END,
+        error = CASE WHEN job_error.code IS NULL THEN j.error
+                     ELSE jsonb_build_object('code', job_error.code, 'message', job_error.message,
+                                             'step', job_error.step, 'retryable', job_error.retryable) END,
+        finished_at = CASE WHEN job_error.code IS NOT NULL THEN clock_timestamp() END,
+        expires_at = CASE WHEN job_error.code IS NOT NULL
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
-        leased = CASE WHEN ended.code IS NULL THEN j.leased - mine.settled ELSE 0 END,
-        steps_left = j.steps_left - mine.given_up,
-        event_seq = j.event_seq + mine.n
-    FROM (
-        SELECT job_id, count(*)::int AS n, (count(*) FILTER (WHERE first = 0))::int AS settled,
-               (count(*) FILTER (WHERE given_up))::int AS given_up
-        FROM news GROUP BY job_id
-    ) AS mine
-    LEFT JOIN (
-        SELECT DISTINCT ON (job_id) job_id, code, message, step, retryable FROM failed
-        WHERE ends ORDER BY job_id, contained, position
-    ) AS ended ON ended.job_id = mine.job_id
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq, j.pipeline,
-              CASE WHEN ended.retryable THEN 'failed' ELSE 'rejected' END AS outcome,
+        leased = CASE WHEN job_error.code IS NULL THEN j.leased - per_job.settled ELSE 0 END,
+        steps_left = j.steps_left - per_job.given_up,
+        event_seq = j.event_seq + per_job.event_count
+    FROM per_job LEFT JOIN job_error ON job_error.job_id = per_job.job_id
+    WHERE j.id = per_job.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - per_job.event_count AS seq, j.pipeline,
+              CASE WHEN job_error.retryable THEN 'failed'
+                   WHEN NOT job_error.retryable THEN 'rejected' END AS outcome,
               extract(epoch FROM clock_timestamp() - j.created_at)::float8 AS seconds
 ), events AS (
+    -- A job that fails shows its new status in its last event only.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
-    SELECT n.job_id, a.seq + n.nth, a.tenant_id,
-           CASE n.status WHEN 'retry' THEN 'retried' WHEN 'pending' THEN 'lost' ELSE n.status END,
-           CASE WHEN a.status = 'failed' AND n.nth < n.n THEN 'running' ELSE a.status END,
-           n.id, n.step, n.status, n.epoch, n.data
-    FROM news n JOIN advanced a ON a.id = n.job_id
+    SELECT e.job_id, a.seq + e.nth, a.tenant_id,
+           CASE e.status WHEN 'retry' THEN 'retried' WHEN 'pending' THEN 'lost' ELSE e.status END,
+           CASE WHEN a.status = 'failed' AND e.nth < e.event_count THEN 'running' ELSE a.status END,
+           e.id, e.step, e.status, e.epoch, e.data
+    FROM task_events e JOIN advanced a ON a.id = e.job_id
 ), woken AS (
-    -- The workflows whose steps gave up: an end like any other (settlements/completion.py).
+    -- The workflows that wait for steps that gave up. A step that gave up counts as one that has ended: see `news` and
+    -- `wake_at` in settlements/completion.py. Both are counts: `wake_at` is the value of `news` that makes it due.
     UPDATE task w
-    SET news = w.news + gone.n, wake_at = CASE WHEN w.news + gone.n < w.wake_at THEN w.wake_at END,
-        available_at = CASE WHEN w.status = 'waiting' AND w.news + gone.n >= w.wake_at THEN clock_timestamp()
+    SET news = w.news + gave_up.steps, wake_at = CASE WHEN w.news + gave_up.steps < w.wake_at THEN w.wake_at END,
+        available_at = CASE WHEN w.status = 'waiting' AND w.news + gave_up.steps >= w.wake_at THEN clock_timestamp()
                             ELSE w.available_at END
     FROM (
-        SELECT parent, count(*)::int AS n FROM failed, unnest(failed.unblocks) AS parent
-        WHERE contained AND status = 'failed' AND NOT ends GROUP BY parent
-    ) AS gone
-    WHERE w.id = gone.parent AND w.id NOT IN (SELECT id FROM failed)
+        SELECT workflow, count(*)::int AS steps
+        FROM attempt_ended, unnest(attempt_ended.unblocks) AS workflow
+        WHERE contained AND status = 'failed' AND NOT ends GROUP BY workflow
+    ) AS gave_up
+    WHERE w.id = gave_up.workflow AND w.id NOT IN (SELECT id FROM attempt_ended)
       AND CASE WHEN (w.status = 'waiting' AND w.wake_at IS NOT NULL) OR w.status = 'running' THEN true ELSE false END
     RETURNING w.id, w.job_id, w.queue, w.priority, w.status, w.wake_at
 ), woken_hints AS (
@@ -132,7 +137,7 @@ SELECT a.id AS task_id, f.status AS state,
        coalesce(f.id IS NOT NULL OR (t.epoch = a.epoch AND t.status IN ('retry', 'failed')), false) AS settled,
        e.id AS ended_job, e.pipeline, e.outcome, e.seconds,
        NULL::bigint AS outbox_id, NULL::text AS queue, NULL::int AS priority, NULL::jsonb AS headers
-FROM asked a LEFT JOIN failed f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
+FROM asked a LEFT JOIN attempt_ended f ON f.id = a.id LEFT JOIN task t ON t.id = a.id
 LEFT JOIN advanced e ON e.id = f.job_id AND e.status = 'failed'
 UNION ALL
 SELECT h.task_id, NULL, NULL, NULL, NULL, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM woken_hints h

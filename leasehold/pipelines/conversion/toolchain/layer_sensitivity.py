@@ -19,14 +19,15 @@ _REPORTED_LAYERS = 5
 _SAMPLES = 2
 #: The outputs of all measured layers have at most this many bytes. The last layers of the graph are left out first.
 _MAX_BYTES = 256 * 1024 * 1024
-#: Operators that only move numbers.
+#: Operators that only move numbers: their outputs are not measured.
 _PASSIVE = {"Reshape", "Flatten", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Concat", "Slice", "Split"}
-#: Operators without weights: they make the signal smaller and so the noise a larger share, but they add no noise.
+#: Operators that cannot add quantisation noise, because they have no weights. By making the signal smaller they can
+#: raise the noise's share of the signal: so they are measured, but not reported.
 _WITHOUT_WEIGHTS = {"Relu", "LeakyRelu", "Clip", "MaxPool", "AveragePool", "GlobalAveragePool"}
 
 
 def worst_layers(float_path: Path, int8_path: Path, inputs: list[Tensors], directory: Path) -> list[dict[str, Any]]:
-    """The layers that add most noise, the worst first.
+    """The layers that add most noise, the worst first. Each layer is measured on the sample where its noise is largest.
 
     `noise`: the power of the noise in the layer's output, as a share of the signal's power. `added`: the noise beyond
     that of the layer's noisiest input.
@@ -35,18 +36,18 @@ def worst_layers(float_path: Path, int8_path: Path, inputs: list[Tensors], direc
     int8_model = onnx.load_model(int8_path, load_external_data=False)
     names = _comparable(model, int8_model)
     noise = dict.fromkeys(names, 0.0)
-    exposed_paths = [
-        _exposed(version, names, directory / f"exposed-{number}.onnx")
-        for number, version in enumerate((model, int8_model))
-    ]
+    float_exposed = _with_outputs(model, names, directory / "exposed-0.onnx")
+    int8_exposed = _with_outputs(int8_model, names, directory / "exposed-1.onnx")
     graph = onnx.GraphProto()
     graph.node.extend(model.graph.node)
     del model, int8_model
-    for answers in zip(*(_answers(path, inputs[:_SAMPLES]) for path in exposed_paths), strict=True):
+    samples = inputs[:_SAMPLES]
+    float_outputs, int8_outputs = _outputs_by_sample(float_exposed, samples), _outputs_by_sample(int8_exposed, samples)
+    for reference, quantised in zip(float_outputs, int8_outputs, strict=True):
         for name in names:
-            noise[name] = max(noise[name], _noise(*(answer[name] for answer in answers)))
-    for path in exposed_paths:
-        path.unlink()
+            noise[name] = max(noise[name], _noise(reference[name], quantised[name]))
+    float_exposed.unlink()
+    int8_exposed.unlink()
     layers = _added(graph, noise)
     return sorted(layers, key=lambda layer: (-layer["added"], layer["layer"]))[:_REPORTED_LAYERS]
 
@@ -69,20 +70,21 @@ def _comparable(model: onnx.ModelProto, int8_model: onnx.ModelProto) -> list[str
     return names
 
 
-def _exposed(model: onnx.ModelProto, names: list[str], path: Path) -> Path:
-    """Write the model with these tensors as further outputs."""
+def _with_outputs(model: onnx.ModelProto, names: list[str], path: Path) -> Path:
+    """Write the model to `path`, with the tensors `names` as further outputs. Returns `path`."""
     outputs = {output.name for output in model.graph.output}
     model.graph.output.extend(onnx.ValueInfoProto(name=name) for name in names if name not in outputs)
     path.write_bytes(model.SerializeToString())
     return path
 
 
-def _answers(path: Path, inputs: list[Tensors]) -> list[Tensors]:
+def _outputs_by_sample(path: Path, inputs: list[Tensors]) -> list[Tensors]:
     model = Runnable(path)
     return [model.run(sample) for sample in inputs]
 
 
 def _noise(reference: np.ndarray[Any, Any], quantised: np.ndarray[Any, Any]) -> float:
+    """The power of the difference, as a share of the reference's power."""
     signal = float(np.sum(np.square(reference, dtype=np.float64)))
     error = float(np.sum(np.square(reference - quantised, dtype=np.float64)))
     return error / signal if signal else float(error > 0)

@@ -53,7 +53,11 @@ def _check_opset(model: onnx.ModelProto) -> None:
 
 
 def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
-    nodes, unsupported = 0, {f"{function.domain}.{function.name}" for function in model.functions}
+    """Refuse too many nodes, tensors that are too large, and whatever is not of the standard: functions of the model's
+    own, operators, sparse tensors. The refusal names all of these at once.
+    """
+    nodes = 0
+    unsupported = {f"{function.domain}.{function.name}" for function in model.functions}
     for graph in _graphs(model.graph, limits):
         nodes += len(graph.node)
         if nodes > limits.max_nodes:
@@ -61,7 +65,7 @@ def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
         unsupported |= {
             f"{node.domain}.{node.op_type}"
             for node in graph.node
-            if node.domain not in _STANDARD or not _is_standard(node)
+            if node.domain not in _STANDARD or not defs.has(node.op_type)
         }
         for tensor in graph.initializer:
             _check_tensor(tensor, limits)
@@ -69,10 +73,6 @@ def _check_graphs(model: onnx.ModelProto, limits: ModelLimits) -> None:
             unsupported.add(f"sparse tensor {sparse.values.name}")
     if unsupported:
         raise refusals.unsupported_operators(sorted(unsupported))
-
-
-def _is_standard(node: onnx.NodeProto) -> bool:
-    return bool(defs.has(node.op_type))
 
 
 def _graphs(graph: onnx.GraphProto, limits: ModelLimits, depth: int = 0) -> Iterator[onnx.GraphProto]:
