@@ -197,9 +197,9 @@ def settle_jobs(
 ) -> None:
     """Settle orders whose outcome is unknown. Look at the provider first. Exits with 1 if one was refused."""
     if (adopt is not None) + again + give_up != 1:
-        raise failure("choose one of --adopt REF, --again and --give-up")
+        raise print_failure("choose one of --adopt REF, --again and --give-up")
     if adopt is not None and len(jobs) != 1:
-        raise failure("an order is adopted by one job")
+        raise print_failure("an order is adopted by one job")
     action = "adopt" if adopt is not None else "again" if again else "give_up"
     item = {"action": action, "reason": reason} | ({"ref": adopt} if adopt is not None else {})
     with api_client() as client:
