@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from leasehold.app.app import App
     from leasehold.app.current import Current, current
+    from leasehold.app.failed import Failed
+    from leasehold.app.flow import Limit, Unique
     from leasehold.app.retry import Retry
     from leasehold.app.run import Run
     from leasehold.app.task import Task
@@ -52,12 +54,14 @@ __all__ = [
     "DeclarationError",
     "Done",
     "ExternalWorker",
+    "Failed",
     "FanOut",
     "File",
     "InvalidArguments",
     "Kind",
     "LeaseLost",
     "LeaseholdError",
+    "Limit",
     "Limits",
     "NewJob",
     "ObjectMissing",
@@ -75,6 +79,7 @@ __all__ = [
     "Step",
     "Task",
     "TaskFailed",
+    "Unique",
     "Work",
     "connect",
     "current",
@@ -88,6 +93,8 @@ __all__ = [
 _MODULES = {
     "app.app": ("App",),
     "app.current": ("Current", "current"),
+    "app.failed": ("Failed",),
+    "app.flow": ("Limit", "Unique"),
     "app.retry": ("Retry",),
     "app.run": ("Run",),
     "app.task": ("Task",),

@@ -37,17 +37,23 @@ class TaskDecorator(Protocol):
     """What `@app.task(...)` with options is."""
 
     @overload
+    def __call__(
+        self, function: Callable[[], Coroutine[Any, Any, T]], /
+    ) -> TaskWithout[..., T, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __call__(self, function: Callable[[], T], /) -> TaskWithout[..., T, T]: ...
+    @overload
     def __call__(  # type: ignore[overload-overlap]  # a coroutine function is a function, too: the first overload wins
         self, function: Callable[Concatenate[A, Q], Coroutine[Any, Any, T]], /
     ) -> TaskWith[A, Q, T, Coroutine[Any, Any, T]]: ...
     @overload
     def __call__(self, function: Callable[Concatenate[A, Q], T], /) -> TaskWith[A, Q, T, T]: ...
     @overload
-    def __call__(
+    def __call__(  # type: ignore[overload-cannot-match]  # functions with named parameters only do
         self, function: Callable[P, Coroutine[Any, Any, T]], /
     ) -> TaskWithout[P, T, Coroutine[Any, Any, T]]: ...
     @overload
-    def __call__(self, function: Callable[P, T], /) -> TaskWithout[P, T, T]: ...
+    def __call__(self, function: Callable[P, T], /) -> TaskWithout[P, T, T]: ...  # type: ignore[overload-cannot-match]  # as above
 
 
 class WorkflowDecorator(Protocol):
@@ -91,15 +97,23 @@ class App:
         return f"<app {self.name}: {', '.join(self.tasks) or 'no tasks'}>"
 
     @overload
+    def task(
+        self, function: Callable[[], Coroutine[Any, Any, T]], /
+    ) -> TaskWithout[..., T, Coroutine[Any, Any, T]]: ...
+    @overload
+    def task(self, function: Callable[[], T], /) -> TaskWithout[..., T, T]: ...
+    @overload
     def task(  # type: ignore[overload-overlap]  # a coroutine function is a function, too: the first overload wins
         self, function: Callable[Concatenate[A, Q], Coroutine[Any, Any, T]], /
     ) -> TaskWith[A, Q, T, Coroutine[Any, Any, T]]: ...
     @overload
     def task(self, function: Callable[Concatenate[A, Q], T], /) -> TaskWith[A, Q, T, T]: ...
     @overload
-    def task(self, function: Callable[P, Coroutine[Any, Any, T]], /) -> TaskWithout[P, T, Coroutine[Any, Any, T]]: ...
+    def task(  # type: ignore[overload-cannot-match]  # functions with named parameters only do
+        self, function: Callable[P, Coroutine[Any, Any, T]], /
+    ) -> TaskWithout[P, T, Coroutine[Any, Any, T]]: ...
     @overload
-    def task(self, function: Callable[P, T], /) -> TaskWithout[P, T, T]: ...
+    def task(self, function: Callable[P, T], /) -> TaskWithout[P, T, T]: ...  # type: ignore[overload-cannot-match]  # as above
     @overload
     def task(
         self,
@@ -112,6 +126,8 @@ class App:
         isolated tasks `isolated`. `retry`: how often a failed attempt is tried again. `timeout`: the longest that one
         attempt may take. `process`: a plain function runs in a process of its own, which the worker kills at the time
         limit with all that it started. `isolated`: it runs in the sandbox, without network, for bytes of strangers.
+        `limit`: how many of its runs at once, and a minute. `unique`: which submissions give the same run.
+        `on_failure`: a task that runs when a run has failed for good or expired; it takes a leasehold.Failed.
         """
         terms = TaskTerms(**options)
         if function:

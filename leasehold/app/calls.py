@@ -79,5 +79,18 @@ class Call(Generic[R]):
         return self.options.id or self.id
 
     @property
+    def key(self) -> str | None:
+        """The key of the submission: the caller's, else that of a task whose runs are unique."""
+        unique = self.task.terms.unique
+        if self.options.key is not None or unique is None:
+            return self.options.key
+        return unique.key(self.params)
+
+    @property
+    def is_unique(self) -> bool:
+        """Whether the key alone says which submissions are the same, and not the arguments, too."""
+        return self.options.key is None
+
+    @property
     def scheduled_at(self) -> datetime | None:
         return datetime.now(UTC) + self.options.delay if self.options.delay else None

@@ -18,6 +18,8 @@ from leasehold.app.arguments import Arguments
 from leasehold.app.calls import OPTIONS, Call, Options, SubmitOptions
 from leasehold.app.connection import Connections
 from leasehold.app.current import Current, enter, leave
+from leasehold.app.failed import Failed
+from leasehold.app.flow import Limit, Unique
 from leasehold.app.handling import Handling
 from leasehold.app.local import LocalAttempt
 from leasehold.app.place import place_of, wrong
@@ -26,7 +28,7 @@ from leasehold.app.retry import Retry
 from leasehold.app.run import Run
 from leasehold.app.started import StartedTask
 from leasehold.domain.errors import DeclarationError
-from leasehold.domain.pipeline import NAME, Pipeline, RunTerms, Step
+from leasehold.domain.pipeline import NAME, Pipeline, PipelineLimit, RunTerms, Step
 
 P = ParamSpec("P")
 Q = ParamSpec("Q")
@@ -49,6 +51,9 @@ class TaskOptions(TypedDict, total=False):
     timeout: timedelta
     process: bool
     isolated: bool
+    limit: Limit | None
+    unique: Unique | None
+    on_failure: Task[[Failed], Any] | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +66,9 @@ class TaskTerms:
     timeout: timedelta = timedelta(minutes=5)
     process: bool = False
     isolated: bool = False
+    limit: Limit | None = None
+    unique: Unique | None = None
+    on_failure: Task[[Failed], Any] | None = None
 
 
 class Task(Generic[P, R]):
@@ -87,11 +95,26 @@ class Task(Generic[P, R]):
         self.results = Results(function, names)
         self.pipeline = pipeline_of(app, function, terms, self.arguments)
         self.name = self.pipeline.name
+        self._declare_flow()
         self.runnable = StartedTask(self.pipeline, self.arguments, self.results)
         self._is_async = inspect.iscoroutinefunction(inspect.unwrap(function))
         self._option_names = OPTIONS - set(self.arguments.names)
         self.handling = Handling(self.name, function, self.arguments, self.results, terms.retry)
         self.pipeline.handlers[STEP] = self._handler()
+
+    def _declare_flow(self) -> None:
+        if self.terms.limit is not None:
+            limit = self.terms.limit
+            self.pipeline.limits = (PipelineLimit(limit.at_most, limit.per_minute, limit.by),)
+        if self.terms.unique is not None:
+            fields = {field.alias or name for name, field in self.arguments.model.model_fields.items()}
+            if unknown := [name for name in self.terms.unique.by if name not in fields]:
+                raise wrong(self.function, f"Unique.by names {unknown}, and the arguments have {sorted(fields)}")
+        if self.terms.on_failure is not None:
+            follower = self.terms.on_failure
+            if follower.arguments.model is not Failed:
+                raise wrong(self.function, f"on_failure: {follower.name} must take one parameter, a leasehold.Failed")
+            self.pipeline.on_failure = follower.pipeline
 
     def _handler(self) -> Callable[..., Any]:
         if (self.terms.process or self.terms.isolated) and self._is_async:

@@ -43,10 +43,12 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
     for place, call in enumerate(calls):
         encoded = encoded_payload(call.params)
         new = _new_run(call, tenant, keep_seconds)
-        if call.options.key is None:
+        key = call.key
+        if key is None:
             together.append(new)
         else:
-            written.ids[place] = await _write_keyed(connection, new, call.options.key, encoded, written)
+            request = b"" if call.is_unique else encoded
+            written.ids[place] = await _write_keyed(connection, new, key, request, written)
     if together:
         created = await runs.create_together(connection, together)
         written.hints += created.hints
@@ -54,10 +56,13 @@ async def write(connection: Connection, calls: Sequence[Call[Any]], tenant: str,
     return written
 
 
-async def _write_keyed(connection: Connection, new: NewRun, key: str, encoded: bytes, written: Written) -> UUID:
-    """Write the run, unless a run was written with its key before. Returns the id of the run."""
+async def _write_keyed(connection: Connection, new: NewRun, key: str, arguments: bytes, written: Written) -> UUID:
+    """Write the run, unless a run was written with its key before. Returns the id of the run.
+
+    `arguments`: what a repetition must have, too.
+    """
     name = new.template_version.template.type
-    request = idempotency.fingerprint(name.encode(), encoded)
+    request = idempotency.fingerprint(name.encode(), arguments)
     reserved = await idempotency.reserve(connection, new.tenant_id, f"task:{name}:{key}", request)
     if isinstance(reserved, idempotency.StoredAnswer):
         return UUID(orjson.loads(reserved.body)["id"])

@@ -152,6 +152,17 @@ class RunTerms:
     unlimited: bool = False  # exempt from declared concurrency limits: the pipeline does the platform's own work
 
 
+@dataclass(frozen=True, slots=True)
+class PipelineLimit:
+    """A concurrency limit of one pipeline's runs, for each tenant by itself: `at_most` admitted and unfinished at once,
+    `per_minute` admitted within a minute. `pointer`: one such limit for each value there in the parameters.
+    """
+
+    at_most: int | None = None
+    per_minute: int | None = None
+    pointer: str | None = None
+
+
 class Pipeline:
     """A named, versioned set of steps. A wrong declaration raises DeclarationError at once, when it is imported."""
 
@@ -190,6 +201,10 @@ class Pipeline:
         self.slots = slots
         self.preload = preload
         self.opener: Opener | None = None
+        #: The pipeline of the run that follows each failed or expired one (leasehold/transitions/webhooks.py).
+        self.on_failure: Pipeline | None = None
+        #: Limits that hold this pipeline's runs, beside those that an operator declares.
+        self.limits: tuple[PipelineLimit, ...] = ()
         #: Entered around each inline attempt: it may see what the handler raises, and may not swallow it.
         self.around: Around | None = None
         self.registry_opener: RegistryOpener | None = None

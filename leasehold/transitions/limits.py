@@ -17,7 +17,7 @@ from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.concurrency_limit import EVERYBODY, ConcurrencyLimit
 from leasehold.domain.errors import Invalid
-from leasehold.domain.pipeline import Pipeline
+from leasehold.domain.pipeline import Pipeline, PipelineLimit
 from leasehold.transitions import jobs
 from leasehold.transitions.concurrency import ConcurrencyLimitName
 from leasehold.transitions.jobs import NewJob
@@ -78,12 +78,13 @@ async def declared(
 def applicable_limits(
     rows: Sequence[Any], tenant_id: str, pipeline: Pipeline, params: Mapping[str, Any]
 ) -> list[ConcurrencyLimit]:
-    """The declared limits among `rows` that are for such a job.
+    """The pipeline's own limits, and the declared limits among `rows` that are for such a job.
 
     Keys: `queue:Q`, `template:T`, `tenant`, or `payload:T:/pointer`: a limit for each value at the pointer.
     """
+    own = [_of_pipeline(tenant_id, pipeline.name, one, params) for one in pipeline.limits]
     if not rows or pipeline.terms.unlimited:
-        return []
+        return own
     direct = {"tenant", f"template:{pipeline.name}", *(f"queue:{step.queue}" for step in pipeline.steps)}
     by_value = f"payload:{pipeline.name}:"
     by_name: dict[ConcurrencyLimitName, ConcurrencyLimit] = {}
@@ -98,7 +99,12 @@ def applicable_limits(
         by_name[owner, key] = ConcurrencyLimit(
             owner, key, row["at_most"], row["per_minute"], (row["tenant_id"], row["key"])
         )
-    return [*by_name.values()]
+    return [*own, *by_name.values()]
+
+
+def _of_pipeline(tenant_id: str, pipeline: str, limit: PipelineLimit, params: Mapping[str, Any]) -> ConcurrencyLimit:
+    value = "" if limit.pointer is None else f":{limit.pointer}:={_digest(_at(params, limit.pointer))}"
+    return ConcurrencyLimit(tenant_id, f"code:{pipeline}{value}", limit.at_most, limit.per_minute)
 
 
 def _digest(value: Any) -> str:

@@ -131,7 +131,7 @@ def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, e
         exclusive_key=exclusive,
         dedupe_key=new.dedupe_key,
         start_within=new.start_within,
-        notify=notify,
+        notify=notify or new.template_version.pipeline.on_failure is not None,
         tags=new.tags,
         run=RunOf(template.type, template.version, new.scope, new.scope_id, new.schedule_id, new.tick, new.rerun_of),
     )

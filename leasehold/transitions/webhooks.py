@@ -4,7 +4,7 @@ transaction writes the delivery jobs and clears the job's `notify`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -15,7 +15,7 @@ import asyncpg
 from leasehold.broker.outbox import Announcement
 from leasehold.db.database import Connection
 from leasehold.domain.pipeline import Pipeline
-from leasehold.transitions.jobs import NewJob, submit
+from leasehold.transitions.jobs import NewJob, RunOf, submit
 from leasehold.transitions.quarantine import each, not_in
 
 #: The duty's name in the quarantine.
@@ -32,13 +32,17 @@ class Subjects:
     own: frozenset[str] = frozenset({"webhook"})
 
 
-# Jobs that ended and whose webhooks have no delivery yet. $2 one job alone, or NULL.
+# Jobs that ended and whose webhooks have no delivery yet. $2 one job alone, or NULL. $3 the pipelines of this process:
+# the end of a task of another app's code is left to a worker that has the code, because a run may have to follow it.
+# $4 pipelines that another one follows when they fail.
 _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
+       CASE WHEN j.pipeline = ANY($4::text[]) AND j.error IS NOT NULL THEN j.params END AS params,
        (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = j.id) AS tags
 FROM job j LEFT JOIN run r ON r.job_id = j.id
 WHERE j.notify AND j.finished_at IS NOT NULL
+  AND ($3::text[] IS NULL OR j.error IS NULL OR position('.' IN j.pipeline) = 0 OR j.pipeline = ANY($3))
   AND ($2::uuid IS NULL OR j.id = $2) AND {not_in(DUTY, "j.id")}
 ORDER BY j.finished_at LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
@@ -82,13 +86,18 @@ async def dispatch(
     *,
     limit: int = 100,
     job_id: UUID | None = None,
+    pipelines: Iterable[Pipeline] | None = None,
 ) -> list[Announcement]:
-    """Write the deliveries of each ended job, or of `job_id` alone. Returns hints to be published. A job whose
-    deliveries cannot be written holds back no other job.
+    """Write the deliveries of each ended job, or of `job_id` alone, and the runs that follow failed ones. Returns hints
+    to be published. A job whose deliveries cannot be written holds back no other job.
+
+    `pipelines`: those of this process; None: no run follows.
     """
+    known = None if pipelines is None else [one.name for one in pipelines]
+    following = {one.name: one.on_failure for one in pipelines or () if one.on_failure is not None}
 
     async def take(only: object | None) -> list[asyncpg.Record]:
-        return await connection.fetch(_ENDED, limit, job_id if only is None else only)
+        return await connection.fetch(_ENDED, limit, job_id if only is None else only, known, list(following))
 
     async def write_deliveries(ended: Sequence[asyncpg.Record]) -> list[Announcement]:
         watching = await connection.fetch(_WATCHING, sorted({row["tenant_id"] for row in ended}))
@@ -99,11 +108,25 @@ async def dispatch(
             if hook["tenant_id"] == row["tenant_id"]
             for params in _deliveries(hook, row, subjects)
         ]
+        deliveries += [
+            _follower(following[row["pipeline"]], row, keep_seconds) for row in ended if row["params"] is not None
+        ]
         hints = await submit(connection, deliveries) if deliveries else []
         await connection.execute(_CLEAR_NOTIFY, [row["id"] for row in ended])
         return hints
 
     return await each(connection, DUTY, take, write_deliveries, key=lambda row: row["id"])
+
+
+def _follower(pipeline: Pipeline, row: Any, keep_seconds: int) -> NewJob:
+    """The run that follows a failed one: its parameters are those of leasehold.app.failed.Failed."""
+    error = row["error"]
+    params = {
+        "run_id": str(row["id"]), "task": row["pipeline"], "code": error["code"], "message": error["message"],
+        "arguments": row["params"],
+    }  # fmt: skip
+    run = RunOf(pipeline.name, pipeline.version, "tenant", "")
+    return NewJob(pipeline, row["tenant_id"], params=params, keep_seconds=keep_seconds, run=run)
 
 
 def _deliveries(hook: Any, row: Any, subjects: Subjects) -> list[dict[str, Any]]:

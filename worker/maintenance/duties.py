@@ -182,7 +182,13 @@ class Duties:
     async def _dispatch_webhooks(self, deliveries: Pipeline) -> None:
         async with self._frequent() as connection:
             self._announcer.announce(
-                await webhooks.dispatch(connection, deliveries, self._keep_seconds, self._subjects)
+                await webhooks.dispatch(
+                    connection,
+                    deliveries,
+                    self._keep_seconds,
+                    self._subjects,
+                    pipelines=list(self._templates.pipelines),
+                )
             )
 
     async def _keep_event_days(self, connection: Connection) -> None:

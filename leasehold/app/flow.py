@@ -1,0 +1,45 @@
+"""Flow of a task's runs: how many at once, and which submissions are the same run."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from leasehold.domain.errors import DeclarationError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limit:
+    """At most so many runs of a task at once, and so many started a minute, for each tenant by itself. `by`: a JSON
+    pointer into the arguments; each value there has the limit for itself. What is above it waits.
+    """
+
+    at_most: int | None = None
+    per_minute: int | None = None
+    by: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.at_most is None and self.per_minute is None:
+            raise DeclarationError("a Limit needs at_most, per_minute or both")
+        if any(bound is not None and bound < 1 for bound in (self.at_most, self.per_minute)):
+            raise DeclarationError("a Limit of nothing would hold every run: at_most and per_minute are at least 1")
+        if self.by is not None and not self.by.startswith("/"):
+            raise DeclarationError(f"Limit.by is a JSON pointer such as /customer, not {self.by!r}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unique:
+    """One run for equal arguments within 24 hours: a further submission gives the first run. `by`: the arguments that
+    count; empty: all of them.
+    """
+
+    by: tuple[str, ...] = ()
+
+    def key(self, params: Mapping[str, Any]) -> str:
+        """The key of a submission, equal for those that are the same run."""
+        values = {name: params[name] for name in self.by} if self.by else dict(params)
+        return f"unique:{hashlib.sha256(orjson.dumps(values, option=orjson.OPT_SORT_KEYS)).hexdigest()[:40]}"

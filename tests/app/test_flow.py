@@ -1,0 +1,137 @@
+"""`limit`, `unique` and `on_failure`: how many runs at once, which are the same, and what follows a failed one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from pydantic import BaseModel
+
+from leasehold import App, DeclarationError, Failed, Limit, Retry, TaskFailed, Unique
+from leasehold.db.database import Connection
+from leasehold.pipelines import with_deliveries
+from leasehold.transitions import webhooks
+from tests.app.conftest import Serve
+
+SECONDS = 30.0
+app = App("flow")
+counts: dict[str, list[int]] = {"now": [], "most": []}
+
+
+class Order(BaseModel):
+    id: int
+    customer: str
+    note: str = ""
+
+
+@app.task(limit=Limit(at_most=2, by="/customer"))
+async def charge(order: Order) -> str:
+    counts["now"].append(order.id)
+    counts["most"].append(len(counts["now"]))
+    await asyncio.sleep(0.15)
+    counts["now"].remove(order.id)
+    return order.customer
+
+
+@app.task(unique=Unique(by=("id", "customer")))
+async def confirm(order: Order) -> str:
+    return order.note
+
+
+@app.task
+async def report(failed: Failed) -> str:
+    return f"{failed.task}: {failed.code}: {failed.message} {failed.arguments}"
+
+
+@app.task(retry=Retry(times=1, delay=timedelta(0)), on_failure=report)
+async def fail(n: int) -> None:
+    raise ValueError(f"no {n}")
+
+
+async def test_a_limit_holds_the_runs_of_each_value_apart(
+    using: Callable[..., App], serve: Serve, connection: Connection
+) -> None:
+    using(app)
+    counts["most"].clear()
+    async with serve(app), asyncio.timeout(SECONDS):
+        for run in await charge.asubmit_many([Order(id=n, customer="a") for n in range(6)]):
+            assert await run == "a"
+        assert max(counts["most"]) == 2
+        counts["most"].clear()
+        for run in await charge.asubmit_many([Order(id=n, customer=str(n)) for n in range(6)]):
+            await run
+        assert max(counts["most"]) > 2
+    assert await connection.fetchval("SELECT count(*) FROM job WHERE gated") == 12
+
+
+async def test_unique_runs_are_compared_by_the_named_arguments_alone(
+    using: Callable[..., App], connection: Connection
+) -> None:
+    using(app)
+    first = await confirm.asubmit(Order(id=1, customer="a", note="first"))
+    assert await confirm.asubmit(Order(id=1, customer="a", note="second")) == first
+    assert (await confirm.asubmit_many([Order(id=1, customer="a"), Order(id=1, customer="b")]))[0] == first
+    assert await connection.fetchval("SELECT count(*) FROM job") == 2
+    assert await confirm.asubmit(Order(id=1, customer="a"), key="mine") != first
+
+
+async def test_a_run_follows_each_one_that_failed_for_good_and_no_other(
+    using: Callable[..., App], serve: Serve, connection: Connection
+) -> None:
+    using(app)
+    async with serve(app), asyncio.timeout(SECONDS):
+        runs = await fail.asubmit_many([fail.call(n) for n in range(3)])
+        for run in runs:
+            with pytest.raises(TaskFailed):
+                await run
+        values = "SELECT value FROM result r JOIN task t ON t.id = r.task_id JOIN job j ON j.id = t.job_id"
+        while len(found := await connection.fetch(f"{values} WHERE j.pipeline = 'flow.report'")) < 3:
+            await asyncio.sleep(0.05)
+    assert {row["value"]["value"] for row in found} == {
+        f"flow.fail: handler_error: ValueError: no {n} {{'n': {n}}}" for n in range(3)
+    }
+    assert await connection.fetchval("SELECT count(*) FROM job WHERE pipeline = 'flow.report'") == 3
+    assert await connection.fetchval("SELECT count(*) FROM run WHERE template = 'flow.report'") == 3
+
+
+async def test_a_worker_without_the_code_leaves_the_end_of_a_failed_task_to_one_that_has_it(
+    using: Callable[..., App], connection: Connection
+) -> None:
+    using(app)
+    deliveries = with_deliveries()["webhook"]
+    run = await fail.asubmit(1)
+    failed = {"code": "x", "message": "y"}
+    await connection.execute(
+        "UPDATE job SET error = $2, status = 'failed', finished_at = clock_timestamp() WHERE id = $1", run.id, failed
+    )
+    assert await webhooks.dispatch(connection, deliveries, 60, pipelines=App("other").pipelines()) == []
+    assert await connection.fetchval("SELECT notify FROM job WHERE id = $1", run.id)
+    await webhooks.dispatch(connection, deliveries, 60, pipelines=app.pipelines())
+    assert await connection.fetchval("SELECT params ->> 'run_id' FROM job WHERE pipeline = 'flow.report'") == str(
+        run.id
+    )
+    assert not await connection.fetchval("SELECT notify FROM job WHERE id = $1", run.id)
+
+
+@pytest.mark.parametrize(
+    ("terms", "words"),
+    [
+        ({"unique": Unique(by=("nothing",))}, r"Unique\.by names \['nothing'\]"),
+        ({"on_failure": confirm}, "must take one parameter, a leasehold.Failed"),
+    ],
+)
+def test_what_does_not_fit_the_arguments_is_refused_at_import(terms: dict[str, Any], words: str) -> None:
+    with pytest.raises(DeclarationError, match=rf"test_flow\.py:\d+: .*{words}"):
+        App("shop").task(**terms)(one)
+
+
+def one(order: Order, n: int) -> None: ...
+
+
+@pytest.mark.parametrize("terms", [{}, {"at_most": 0}, {"per_minute": 0}, {"at_most": 1, "by": "customer"}])
+def test_a_limit_that_holds_everything_or_nothing_is_refused(terms: dict[str, Any]) -> None:
+    with pytest.raises(DeclarationError):
+        Limit(**terms)
