@@ -26,7 +26,7 @@ from leasehold.api.jobs.schemas import Reason, RetryRequest
 from leasehold.api.jobs.view import answer, with_links
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
-from leasehold.db import reads
+from leasehold.db import log_reads, reads
 from leasehold.domain.errors import Invalid, NotFound, RequestError
 from leasehold.domain.states import JOB_TERMINAL, JobState
 
@@ -36,8 +36,8 @@ Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE))]
 Deleter = Annotated[Caller, Depends(SignedIn(JOBS_DELETE))]
 #: Characters of a payload in a command to copy.
 _MAX_COMMAND = 2000
-#: Of one page: events, entries of the ledger, steps and outputs.
-_MAX_EVENTS, _MAX_ENTRIES, _MAX_STEPS, _MAX_OUTPUTS = 100, 1000, 100, 40
+#: Of one page: events, entries of the ledger, steps, outputs and lines of the log.
+_MAX_EVENTS, _MAX_ENTRIES, _MAX_STEPS, _MAX_OUTPUTS, _MAX_LINES = 100, 1000, 100, 40, 100
 _PICTURE_HEADERS = {"Content-Security-Policy": "default-src 'none'; sandbox", "Cache-Control": "private, max-age=600"}
 #: Types of pictures that browsers show and that can carry no script.
 _PICTURES = frozenset({"image/png", "image/jpeg", "image/webp", "image/gif", "image/avif"})
@@ -56,6 +56,7 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         events = await reads.events_after(
             connection, tenant_id, job_id, max(0, found.row["event_seq"] - _MAX_EVENTS), _MAX_EVENTS
         )
+        lines = await log_reads.log_end(connection, tenant_id, job_id, _MAX_LINES)
     ended = found.row["status"] in JOB_TERMINAL
     return page(
         request,
@@ -71,6 +72,8 @@ async def show_job(request: Request, job_id: UUID, caller: Reader) -> Response:
         why=why,
         line=timeline(job, steps, why["ledger"], await _needs(services, found), now),
         events=list(reversed(events)),
+        lines=lines,
+        most_lines=_MAX_LINES,
         pictures=[one for one in job["outputs"] if _is_picture(services, found, one)],
         is_writer=found.kind.scopes is not None and found.kind.scopes.write in caller.scopes,
         curl=_curl(services, request, found),

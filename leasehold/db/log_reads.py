@@ -56,6 +56,24 @@ async def log_page(
     return [line for line, _ in zip(lines, range(limit), strict=False)]
 
 
+LOG_END = """
+-- log_end
+SELECT c.last - c.n AS before, c.step, c.epoch, c.attempt, c.lines
+FROM job_log c WHERE c.job_id = $1 AND c.tenant_id = $2 ORDER BY c.last DESC LIMIT $3
+"""
+
+
+async def log_end(connection: Connection, tenant_id: str, job_id: UUID, limit: int) -> list[dict[str, Any]]:
+    """The last `limit` lines, in their order."""
+    rows = await connection.fetch(LOG_END, job_id, tenant_id, limit)
+    lines = [
+        {"n": row["before"] + place, "step": row["step"], "attempt": row["attempt"], "epoch": row["epoch"]} | line
+        for row in reversed(rows)
+        for place, line in enumerate(row["lines"], 1)
+    ]
+    return lines[-limit:]
+
+
 async def log_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
     """The number of the last line of each job; ENDED for one that has ended. A deleted job is absent."""
     rows = await connection.fetch(LOG_NUMBERS, list(job_ids), ENDED)

@@ -205,3 +205,22 @@ async def test_pictures_come_from_the_consoles_own_origin(
     await somebody.see(f"/jobs/{job_id}/outputs/resize/page.svg", 404)
     stranger = await person(tenant="other", scopes=ROLES["viewer"])
     await stranger.see(source, 404)
+
+
+async def test_a_job_shows_the_end_of_its_log(person: MakePerson, maker: Maker, rows: Connection) -> None:
+    somebody = await person()
+    job_id = await maker.make("run")
+    task_id = await rows.fetchval("SELECT id FROM task WHERE job_id = $1 ORDER BY position LIMIT 1", job_id)
+    line = {"at": "2026-11-22T20:00:00.123+00:00", "level": "error", "logger": "work", "message": "no <space> left"}
+    lines = [line | {"fields": {"free": 0}}, line | {"message": "it ended", "traceback": "Traceback: OSError"}]
+    await rows.execute("INSERT INTO tail (job_id, log_seq) VALUES ($1, 2) ON CONFLICT DO NOTHING", job_id)
+    await rows.execute(
+        "INSERT INTO job_log (job_id, last, tenant_id, task_id, step, epoch, attempt, first, n, lines)"
+        " VALUES ($1, 2, 'acme', $2, 'a', 1, 1, 1, 2, $3)",
+        job_id,
+        task_id,
+        lines,
+    )
+    page = await somebody.see(f"/jobs/{job_id}")
+    assert '20:00:00.123 a</i> <span class="error">no &lt;space&gt; left</span> <i>free=0</i>' in page
+    assert "Traceback: OSError" in page

@@ -27,6 +27,7 @@ ACTS: dict[str, set[str]] = {
     "/jobs/{job_id}/delete": {"jobs:delete"},
     "/dead-letters/{fingerprint}/replay": {"jobs:operate", "runs:write"},
     "/dead-letters/letters/{task_id}/replay": {"jobs:operate", "runs:write"},
+    "/operations/new": {"jobs:operate", "jobs:delete"},
     "/queues/{queue}/pause": {"fleet:operate"},
     "/queues/{queue}/resume": {"fleet:operate"},
     "/workers/{worker_id}/drain": {"fleet:operate"},
@@ -99,9 +100,10 @@ async def furnished(maker: Maker, rows: Connection) -> list[str]:
         new_id(),
     )
     return [
-        "/jobs", f"/jobs/{failed}", f"/jobs/{running}", "/dead-letters", f"/dead-letters/{letters[0]['fingerprint']}",
-        "/queues", "/workers", "/limits", "/keys", "/schedules", f"/schedules/{schedule.json()['id']}", "/templates",
-        "/templates/outside/1", "/webhooks", f"/webhooks/{webhook}",
+        "/jobs", "/operations", "/operations/new?action=retry&q=status:failed", f"/jobs/{failed}", f"/jobs/{running}",
+        "/dead-letters", f"/dead-letters/{letters[0]['fingerprint']}", "/queues", "/workers", "/limits", "/keys",
+        "/schedules", f"/schedules/{schedule.json()['id']}", "/templates", "/templates/outside/1", "/webhooks",
+        f"/webhooks/{webhook}",
     ]  # fmt: skip
 
 
@@ -148,6 +150,6 @@ async def test_a_key_sees_the_kinds_that_its_scopes_name(person: MakePerson, mak
     page = await somebody.see("/jobs")
     assert (str(run) in page, str(picture) in page) == (True, False)
     fresh = await somebody.see(f"/jobs/fresh?shown={run},{picture}")
-    assert f'data-href="/console/jobs/{run}"' in fresh
-    assert f'data-href="/console/jobs/{picture}"' not in fresh
+    assert f'id="job-{run}" data-href' in fresh
+    assert f'id="job-{picture}" data-href' not in fresh
     await somebody.see(f"/jobs/{picture}", 404)

@@ -134,6 +134,10 @@ function countPicked() {
 let going = false;
 let row = -1;
 
+function openRow(found) {
+  location.href = found.dataset.href || found.querySelector("a").href;
+}
+
 function move(step) {
   const rows = [...document.querySelectorAll("tbody tr[data-href]")];
   if (!rows.length) return;
@@ -161,7 +165,7 @@ document.addEventListener("keydown", (event) => {
   else if (event.key === "g") going = true;
   else if (event.key === "j") move(1);
   else if (event.key === "k") move(-1);
-  else if (event.key === "Enter" && document.querySelector("tr.here") && event.target === document.body) location.href = document.querySelector("tr.here").dataset.href;
+  else if (event.key === "Enter" && document.querySelector("tr.here") && event.target === document.body) openRow(document.querySelector("tr.here"));
   else if (event.key === "Escape") for (const open of document.querySelectorAll("details.ask[open]")) open.open = false;
 });
 

@@ -1,0 +1,105 @@
+"""Bulk operations: workers retry, cancel or delete all that a filter finds. A person sees first what that would be."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+from uuid import UUID
+
+import orjson
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import ValidationError
+
+from leasehold.api.auth.security import JOBS_DELETE, JOBS_OPERATE, JOBS_READ
+from leasehold.api.console.rendering import go_to, once_of, page
+from leasehold.api.console.routes import Fields
+from leasehold.api.console.session import SignedIn
+from leasehold.api.http.cursors import IdCursor
+from leasehold.api.jobs import operations as endpoints
+from leasehold.api.jobs.schemas import NewOperation
+from leasehold.api.process.keyring import Caller
+from leasehold.domain.errors import Invalid
+from leasehold.domain.job_filter import MAX_CHARACTERS
+from leasehold.domain.states import JOB_TERMINAL
+
+router = APIRouter()
+Reader = Annotated[Caller, Depends(SignedIn(JOBS_READ))]
+Operator = Annotated[Caller, Depends(SignedIn(JOBS_OPERATE, or_else=JOBS_DELETE))]
+_PAGE = 50
+
+
+@router.get("/operations")
+async def show_operations(request: Request, caller: Reader, cursor: IdCursor = None) -> Response:
+    answer = _json(await endpoints.list_operations(request, caller, cursor, _PAGE))
+    return page(
+        request,
+        "operations.html",
+        live=5,
+        live_url=f"{request.url.path}?{request.url.query}",
+        operations=answer["operations"],
+        next_cursor=answer["next_cursor"],
+    )
+
+
+@router.get("/operations/new")
+async def preview(
+    request: Request,
+    caller: Operator,
+    action: Annotated[str, Query(max_length=20)] = "retry",
+    q: Annotated[str, Query(max_length=MAX_CHARACTERS)] = "",
+) -> Response:
+    """What the operation would act on. It changes nothing."""
+    wish = _wish({"action": action, "filter": q}, dry_run=True)
+    found = _json(await endpoints.create_operation(request, wish, caller))
+    return page(request, "operation_new.html", found=found, once=once_of(request, "operation", action, q))
+
+
+@router.post("/operations/new")
+async def create(request: Request, caller: Operator, form: Fields) -> Response:
+    """A form makes one operation, however often its button is pressed."""
+    fields: dict[str, Any] = {name: form.get(name, "") for name in ("action", "filter", "reason")}
+    fields["canary"] = _count(form.get("canary", "")) or 0
+    fields["rate"] = _count(form.get("rate", ""))
+    response = await endpoints.create_operation(request, _wish(fields), caller, form.get("once") or None)
+    assert response.status_code == HTTPStatus.ACCEPTED
+    to = f"/operations/{_json(response)['id']}" if JOBS_READ in caller.scopes else "/"
+    return go_to(request, to, "Workers have the operation.")
+
+
+def _wish(fields: dict[str, Any], *, dry_run: bool = False) -> NewOperation:
+    try:
+        return NewOperation(**fields, dry_run=dry_run)
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        where = ".".join(str(part) for part in wrong["loc"])
+        raise Invalid("invalid_request", f"{where}: {wrong['msg']}.") from None
+
+
+def _count(text: str) -> int | None:
+    text = text.strip()
+    if not text:
+        return None
+    if not (text.isascii() and text.isdecimal()):
+        raise Invalid("invalid_request", "Write a whole number.")
+    return int(text[:9])
+
+
+@router.get("/operations/{operation_id}")
+async def show_operation(request: Request, operation_id: UUID, caller: Reader, cursor: IdCursor = None) -> Response:
+    operation = _json(await endpoints.get_operation(request, operation_id, caller))
+    refusals = _json(await endpoints.list_refusals(request, operation_id, caller, cursor, _PAGE))
+    ended = operation["status"] in JOB_TERMINAL
+    return page(
+        request,
+        "operation.html",
+        live=None if ended else 1,
+        live_url=request.url.path,
+        operation=operation,
+        ended=ended,
+        refusals=refusals["refusals"],
+        next_cursor=refusals["next_cursor"],
+    )
+
+
+def _json(response: Response) -> Any:
+    return orjson.loads(bytes(response.body))

@@ -1,0 +1,51 @@
+"""Acting on all that a filter finds: seen first, started once, followed and stopped."""
+
+from __future__ import annotations
+
+import re
+
+from leasehold.db.database import Connection
+from tests.console.conftest import ROLES, MakePerson
+from tests.jobs.conftest import Maker
+
+_ONCE = re.compile(r'name="once" value="([^"]+)"')
+
+
+async def test_all_that_match_are_seen_before_and_acted_on_once(
+    person: MakePerson, maker: Maker, rows: Connection
+) -> None:
+    operator = await person(ROLES["operator"])
+    for number in range(3):
+        await maker.fail(await maker.make("run", scope="user", scope_id=str(number)))
+    await maker.make("run", scope="user", scope_id="waiting")
+    page = await operator.see("/jobs?q=status:failed")
+    assert "/operations/new?action=retry&amp;q=status%3Afailed" in page
+    assert "action=delete" not in page  # the key has no scope for it
+    page = await operator.see("/operations/new?action=retry&q=status:failed")
+    assert "Retry 3 jobs" in page
+    assert page.count("broken") == 3
+    assert await rows.fetchval("SELECT count(*) FROM job WHERE pipeline = 'operation'") == 0
+    fields = {"action": "retry", "filter": "status:failed", "canary": "1", "once": _ONCE.findall(page)[0]}
+    first, second = await operator.send("/operations/new", **fields), await operator.send("/operations/new", **fields)
+    assert first.headers["location"] == second.headers["location"]
+    path = first.headers["location"].removeprefix("/console")
+    page = await operator.see(path)
+    assert "status:failed" in page
+    assert "not known yet" in page
+    assert path in await operator.see("/operations")
+    operation_id = path.rpartition("/")[2]
+    assert "The job is cancelled." in await operator.do(f"/jobs/{operation_id}/cancel", back=path)
+
+
+async def test_a_wish_that_cannot_be_is_refused_with_its_reason(person: MakePerson) -> None:
+    operator = await person(ROLES["operator"])
+    assert "There is no job that it could act on." in await operator.see("/operations/new?action=retry&q=status:failed")
+    for path in ("?action=burn&q=status:failed", "?action=retry&q=", "?action=retry&q=no:term"):
+        await operator.see(f"/operations/new{path}", 422)
+    await operator.see("/operations/new?action=delete&q=status:failed", 403)
+    for wrong in ({"canary": "x"}, {"rate": "0"}, {"filter": "no:term"}):
+        fields = {"action": "retry", "filter": "status:failed"} | wrong
+        assert (await operator.send("/operations/new", **fields)).status_code == 422, wrong
+    viewer = await person(ROLES["viewer"])
+    await viewer.see("/operations/new?action=retry&q=status:failed", 403)
+    await viewer.see("/operations")
