@@ -41,6 +41,12 @@ class Settings(BaseSettings):
         "read and write rows, and nothing more.",
     )
     database_timeout: float = Field(10.0, gt=0, description="The longest a statement may take.")
+    database_host_timeout: float = Field(
+        2.0,
+        gt=0,
+        description="Seconds in which each of several hosts of the URL must accept a connection. Then the next is "
+        "tried.",
+    )
 
     # --- the broker
     broker: Literal["amqp", "postgres"] = Field(

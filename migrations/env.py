@@ -6,16 +6,16 @@ import asyncio
 from functools import partial
 from importlib import import_module
 
-import asyncpg
 from alembic import context
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
+from leasehold.db.servers import open_connection
 from leasehold.db.tables import metadata
 from leasehold.pipelines import SHIPPED
 from leasehold.settings import Settings
-from leasehold.urls import database_url
+from leasehold.urls import DatabaseUrl, database_url
 
 # The tables that this release's own revisions make: a module that is not imported adds none to `metadata`, and
 # autogenerate would take its tables for dropped.
@@ -32,11 +32,12 @@ for room in (
 #: Any number, the same in every release: migrators queue on this advisory lock.
 _MIGRATORS = 7_305_411
 _LOOK_SECONDS = 0.2
+_CONNECT_SECONDS, _HOST_SECONDS = 60.0, 5.0
 
 
-def _dsn() -> str:
+def _url() -> DatabaseUrl:
     url: str = context.config.attributes.get("url") or Settings().database_url.get_secret_value()
-    return database_url(url).dsn
+    return database_url(url)
 
 
 def _is_ours(_object: object, name: str | None, kind: str, _reflected: bool, _other: object) -> bool:  # noqa: FBT001 - alembic's signature
@@ -56,9 +57,8 @@ def _run(connection: Connection) -> None:
 
 
 async def _main() -> None:
-    engine = create_async_engine(
-        "postgresql+asyncpg://", async_creator=partial(asyncpg.connect, _dsn()), poolclass=NullPool
-    )
+    connect = partial(open_connection, _url(), timeout=_CONNECT_SECONDS, host_timeout=_HOST_SECONDS)
+    engine = create_async_engine("postgresql+asyncpg://", async_creator=connect, poolclass=NullPool)
     async with engine.connect() as connection:
         # Whoever waited for the lock inside PostgreSQL would hold a snapshot, which a revision that makes an index
         # concurrently waits for.

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 
 from leasehold.broker.amqp.connection import Ladder
 from leasehold.broker.base import Delivery, Hint
+from leasehold.db.servers import open_connection
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
 from leasehold.telemetry.outages import DATABASE
@@ -188,9 +189,10 @@ class _Session:
             await ladder.wait()
 
     async def _connect_and_serve(self) -> None:
-        connection = await asyncpg.connect(
-            database_url(self._url.get_secret_value()).dsn,
+        connection = await open_connection(
+            database_url(self._url.get_secret_value()),
             timeout=CONNECT_SECONDS,
+            host_timeout=CONNECT_SECONDS / 4,
             server_settings={"application_name": f"leasehold {self._role}"},
             statement_cache_size=0,  # a pooler may stand between, and one statement needs no cache
         )

@@ -21,6 +21,7 @@ from asyncpg.pool import PoolConnectionProxy
 
 import leasehold
 from leasehold.db.commit_points import connection_class
+from leasehold.db.servers import Leaving, open_connection
 from leasehold.runtime.holding import lent
 from leasehold.settings import Settings
 from leasehold.urls import database_url
@@ -86,9 +87,10 @@ async def _no_reset(_connection: Connection) -> None:
 
 async def connect(settings: Settings, name: str) -> asyncpg.Connection[asyncpg.Record]:
     """Open one connection outside the pool. Raises one of TRY_AGAIN when PostgreSQL does not answer."""
-    connection: asyncpg.Connection[asyncpg.Record] = await asyncpg.connect(
-        database_url(settings.database_url.get_secret_value()).dsn,
+    connection = await open_connection(
+        database_url(settings.database_url.get_secret_value()),
         timeout=settings.database_timeout,
+        host_timeout=settings.database_host_timeout,
         command_timeout=settings.database_timeout,
         server_settings=_server_settings(name),
         connection_class=connection_class(),
@@ -115,22 +117,30 @@ async def is_direct(connection: Connection) -> bool:
     return bool(await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid())
 
 
-async def _note_loan(connection: PoolConnectionProxy[asyncpg.Record]) -> None:
-    lent(connection)
-
-
 def make_pool(settings: Settings, name: str, size: int) -> Pool:
     """A pool of at most `size` connections (pool_sizes.py). It is not open yet: use `async with` on it, or await it.
 
-    Opening the pool makes no connection, so it works while PostgreSQL is down.
+    Opening the pool makes no connection, so it works while PostgreSQL is down. The pool leaves a server that only reads
+    within two seconds: its connections are opened anew, and meanwhile serve reads.
     """
+    url = database_url(settings.database_url.get_secret_value())
+    leaving = Leaving()
+
+    async def lend(connection: PoolConnectionProxy[asyncpg.Record]) -> None:
+        lent(connection)
+        await leaving(pool, connection)
+
+    async def connect(*_dsn: Any, **options: Any) -> asyncpg.Connection[asyncpg.Record]:
+        return await open_connection(url, host_timeout=settings.database_host_timeout, **options)
+
     pool: Pool = asyncpg.create_pool(
-        database_url(settings.database_url.get_secret_value()).dsn,
+        url.dsn,
+        connect=connect,
         min_size=0,
         max_size=size,
         max_inactive_connection_lifetime=300,
         init=_encode_json,
-        setup=_note_loan,
+        setup=lend,
         reset=_no_reset,
         timeout=settings.database_timeout,
         command_timeout=settings.database_timeout,

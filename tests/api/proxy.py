@@ -20,6 +20,10 @@ class Proxy:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", self.port)
         self.port = self._server.sockets[0].getsockname()[1]
 
+    def lead_to(self, host: str, port: int) -> None:
+        """New connections go there, as when a virtual IP address moves. Those that are open stay where they are."""
+        self._target = (host, port)
+
     async def cut(self) -> None:
         """Break every connection and refuse new ones."""
         if self._server is not None:

@@ -1,0 +1,99 @@
+"""Chooses the server of a connection: the first host of the URL that takes writes. A host that is silent, or that only
+reads, is passed over.
+
+After a failover an address may lead to a server that only reads: a standby that is not promoted yet, or the primary
+that was. Its connections live on, so a pool would keep them for ever: `Leaving` makes the pool open new ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any, TypeAlias
+
+import asyncpg
+from asyncpg.pool import PoolConnectionProxy
+
+from leasehold.urls import DatabaseUrl
+
+_Connection: TypeAlias = "asyncpg.Connection[asyncpg.Record]"
+_Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
+
+#: While its server only reads, a pool opens new connections this often, in seconds. Reads go on meanwhile.
+_LEAVE_SECONDS = 1.0
+#: PostgreSQL 14 and later report both by themselves: at the start of a session, and at each change.
+_REPORTED = ("in_hot_standby", "default_transaction_read_only")
+#: dsn -> the host that took writes last. It is tried first: a silent host would cost its limit at each connection.
+_last_writable: dict[str, tuple[str, int]] = {}
+_NEXT_HOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
+
+
+async def open_connection(url: DatabaseUrl, *, timeout: float, host_timeout: float, **options: Any) -> _Connection:
+    """Open a connection to the first host that takes writes; if none does, to the first that answers.
+
+    `timeout`: seconds for all hosts together. `host_timeout`: for each of several hosts. `options`: asyncpg's.
+
+    Raises what the last host raised, or TimeoutError.
+    """
+    if len(url.hosts) < 2:  # noqa: PLR2004 - one host, or the one that asyncpg finds in the environment
+        only: _Connection = await asyncpg.connect(url.dsn, timeout=timeout, **options)
+        return only
+    opened: list[_Connection] = []
+    chosen: _Connection | None = None
+    error: BaseException = TimeoutError()
+    try:
+        async with asyncio.timeout(timeout):
+            for host, port in _in_order(url):
+                try:
+                    opened.append(await asyncpg.connect(url.dsn, host=host, port=port, timeout=host_timeout, **options))
+                except _NEXT_HOST as refused:
+                    error = refused
+                    continue
+                if await _takes_writes(opened[-1]):
+                    chosen = opened[-1]
+                    _last_writable[url.dsn] = (host, port)
+                    return chosen
+    except TimeoutError as late:
+        error = late
+    else:
+        chosen = opened[0] if opened else None
+    finally:
+        for connection in opened:
+            if connection is not chosen:
+                connection.terminate()
+    if chosen is None:
+        raise error
+    return chosen
+
+
+def _in_order(url: DatabaseUrl) -> list[tuple[str, int]]:
+    return sorted(url.hosts, key=lambda host: host != _last_writable.get(url.dsn))
+
+
+async def _takes_writes(connection: _Connection) -> bool:
+    if hasattr(connection.get_settings(), _REPORTED[0]):
+        return not only_reads(connection)
+    only: bool = await connection.fetchval(
+        "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only') = 'on'"
+    )
+    return not only
+
+
+def only_reads(connection: _Connection | PoolConnectionProxy[asyncpg.Record]) -> bool:
+    """Whether the server has reported that it only reads. A server before PostgreSQL 14 reports nothing."""
+    reported = connection.get_settings()
+    return any(getattr(reported, name, "off") == "on" for name in _REPORTED)
+
+
+class Leaving:
+    """Makes a pool leave a server that only reads. Call it with each connection that the pool lends."""
+
+    def __init__(self) -> None:
+        self._again_at = 0.0
+
+    async def __call__(self, pool: _Pool, connection: PoolConnectionProxy[asyncpg.Record]) -> None:
+        if not only_reads(connection):
+            return
+        now = asyncio.get_running_loop().time()
+        if now >= self._again_at:
+            self._again_at = now + _LEAVE_SECONDS
+            await pool.expire_connections()  # this connection serves once more; the pool's next ones are new

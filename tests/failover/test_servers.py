@@ -1,0 +1,126 @@
+"""A connection leads to a server that takes writes, whatever the URL's hosts or its one address led to before."""
+
+from __future__ import annotations
+
+import asyncio
+import shutil
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import asyncpg
+import pytest
+from pydantic import SecretStr
+
+from leasehold.db.database import Pool, connect, make_pool, migrate
+from leasehold.embedded.postgres import DATABASE, USER, Postgres
+from leasehold.settings import Settings
+from tests.api.proxy import proxy_to
+
+NOTE = "INSERT INTO written VALUES (1)"
+
+
+@dataclass
+class Pair:
+    primary: Postgres
+    standby: Postgres
+
+    def settings(self, *ports: int, **more: float) -> Settings:
+        """Of a URL with these hosts, in this order."""
+        hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
+        password = self.primary.url.partition(f"{USER}:")[2].partition("@")[0]
+        url = f"postgresql://{USER}:{password}@{hosts}/{DATABASE}"
+        return Settings(_env_file=None, database_url=SecretStr(url), **more)  # type: ignore[arg-type]  # only numbers
+
+
+@pytest.fixture(scope="module")
+async def pair(run_directory: Path) -> AsyncIterator[Pair]:
+    folders = run_directory / "primary-of-a-pair", run_directory / "standby-of-a-pair"
+    pair = Pair(*(Postgres(folder, durable=True) for folder in folders))
+    await pair.primary.start()
+    primary = await asyncpg.connect(pair.primary.url)
+    await primary.execute("CREATE TABLE written (number int)")
+    await primary.close()
+    await pair.primary.stop()
+    shutil.copytree(pair.primary.directory, pair.standby.directory, copy_function=shutil.copy2)
+    owner = (pair.primary.directory / "data").stat()
+    (pair.standby.directory / "data" / "standby.signal").touch()
+    for path in (pair.standby.directory, *pair.standby.directory.rglob("*")):
+        shutil.chown(path, owner.st_uid, owner.st_gid)
+    await asyncio.gather(pair.primary.start(), pair.standby.start())
+    yield pair
+    for server in (pair.primary, pair.standby):
+        await server.kill()
+        await server.forget()
+        shutil.rmtree(server.directory)
+
+
+async def test_of_several_hosts_a_standby_is_passed_over(pair: Pair) -> None:
+    settings = pair.settings(pair.standby.port, pair.primary.port)
+    async with make_pool(settings, "tests", 2) as pool:
+        await pool.execute(NOTE)
+    connection = await connect(settings, "tests")
+    await connection.execute(NOTE)
+    await connection.close()
+
+
+async def test_where_no_host_takes_writes_one_that_reads_is_used(pair: Pair) -> None:
+    with socket.socket() as nobody:
+        nobody.bind(("127.0.0.1", 0))
+        connection = await connect(pair.settings(nobody.getsockname()[1], pair.standby.port), "tests")
+        assert await connection.fetchval("SELECT count(*) FROM written") >= 0
+        await connection.close()
+
+
+async def test_a_silent_host_costs_its_own_limit_once_and_the_next_is_used(pair: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        port = silent.getsockname()[1]
+        settings = pair.settings(port, pair.primary.port, database_timeout=3.0, database_host_timeout=0.2)
+        async with make_pool(settings, "tests", 1) as pool:
+            await pool.execute(NOTE)
+            await pool.expire_connections()
+            silent.settimeout(10)
+            silent.accept()[0].close()
+            await pool.execute(NOTE)
+            silent.setblocking(False)
+            with pytest.raises(BlockingIOError):
+                silent.accept()  # the second connection went to the host that took writes before
+
+
+async def test_hosts_that_are_all_silent_are_a_timeout(pair: Pair) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = one.getsockname()[1], other.getsockname()[1]
+        settings = pair.settings(*ports, database_timeout=0.3, database_host_timeout=0.2)
+        with pytest.raises(TimeoutError):
+            await connect(settings, "tests")
+
+
+async def test_a_pool_leaves_a_server_that_only_reads_once_the_address_leads_elsewhere(pair: Pair) -> None:
+    async with (
+        proxy_to("127.0.0.1", pair.standby.port) as address,
+        make_pool(pair.settings(address.port), "tests", 3) as pool,
+    ):
+        with pytest.raises(asyncpg.ReadOnlySQLTransactionError):
+            await pool.execute(NOTE)
+        assert await pool.fetchval("SELECT count(*) FROM written") >= 0
+        address.lead_to("127.0.0.1", pair.primary.port)
+        await asyncio.wait_for(_until_it_writes(pool), 10)
+
+
+async def _until_it_writes(pool: Pool) -> None:
+    while True:
+        try:
+            await pool.execute(NOTE)
+        except asyncpg.ReadOnlySQLTransactionError:
+            await asyncio.sleep(0.05)
+        else:
+            return
+
+
+async def test_migrations_go_to_the_host_that_takes_writes(pair: Pair) -> None:
+    settings = pair.settings(pair.standby.port, pair.primary.port)
+    await migrate(settings.database_url.get_secret_value())
+    connection = await connect(settings, "tests")
+    assert await connection.fetchval("SELECT count(*) FROM job") == 0
+    await connection.close()
