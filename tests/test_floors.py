@@ -285,8 +285,8 @@ def test_nothing_is_skipped_without_saying_what_the_machine_lacks() -> None:
 
 
 def test_every_connection_of_the_platform_has_the_points_after_its_commits() -> None:
-    """leasehold/db/database.py makes them, and they send statements by what CommitPoints witnesses."""
-    opens = re.compile(r"asyncpg\.(connect|create_pool)\(")
+    """leasehold/db/database.py makes them, through servers.py, and they send statements by what CommitPoints witnesses."""
+    opens = re.compile(r"asyncpg\.(connect|create_pool)\(|open_connection\(")
     passes_by = re.compile(r"\.(prepare|cursor|fetchmany|copy_(records_)?(to|from)_[a-z]+)\(")
     only_reads = {"leasehold/embedded/postgres.py", "leasehold/broker/postgres.py"}  # is it up; LISTEN
     sources = {
@@ -294,5 +294,6 @@ def test_every_connection_of_the_platform_has_the_points_after_its_commits() -> 
         for folder in ("leasehold", "api", "worker")
         for path in files(folder)
     }
-    assert {name for name, text in sources.items() if opens.search(text)} - only_reads == {"leasehold/db/database.py"}
+    made_in = {"leasehold/db/database.py", "leasehold/db/servers.py"}
+    assert {name for name, text in sources.items() if opens.search(text)} - only_reads == made_in
     assert [name for name, text in sources.items() if passes_by.search(text)] == []
