@@ -27,6 +27,7 @@ from leasehold.runtime.transient import TRY_AGAIN, may_try_again
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import concurrency, jobs
+from leasehold.transitions.workflows import signals
 from leasehold.urls import refuse_bad_urls
 
 #: After a commit the first hint waits this long for the broker's connection; the relay sends what it cannot.
@@ -54,6 +55,7 @@ class Link(Protocol):
     async def wait(self, run_id: UUID, seconds: float | None) -> bool: ...
     async def outcome(self, run_id: UUID) -> Outcome: ...
     async def cancel(self, run_id: UUID, reason: str) -> str: ...
+    async def signal(self, run_id: UUID, name: str, payload: Any) -> None: ...
 
 
 _OUTCOME = """
@@ -183,6 +185,13 @@ class DatabaseLink:
             if names:
                 self._announcer.announce(await concurrency.admit(connection, names, [run_id]))
         return (await self.outcome(run_id)).status
+
+    async def signal(self, run_id: UUID, name: str, payload: Any) -> None:
+        """Send a signal to the run. Raises NotFound, Conflict `run_ended`, and TooMany."""
+        at_most = self._settings.run_signals
+        async with self._pool.acquire() as connection, connection.transaction():
+            hints = await signals.send(connection, run_id, self._tenant, name, payload, at_most=at_most)
+        self._announcer.announce(hints)
 
     async def _open_store(self) -> ObjectStore:
         if self._store is None:

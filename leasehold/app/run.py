@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from uuid import UUID
 
 import orjson
+from pydantic_core import to_jsonable_python
 
 from leasehold.domain.errors import TaskFailed
 
@@ -61,6 +62,13 @@ class Run(Generic[R]):
         """Request the cancel. Returns the status from now on: cancel_requested while a worker still runs it."""
         return self._connections.call(self._cancel(reason))
 
+    def signal(self, name: str, payload: Any = None) -> None:
+        """Send a signal to the run's workflow: `payload` is JSON or a pydantic model.
+
+        Raises NotFound, Conflict `run_ended`, and TooMany `too_many_signals`.
+        """
+        self._connections.call(self._signal(name, payload))
+
     # --- in a loop
 
     async def astatus(self) -> str:
@@ -80,6 +88,10 @@ class Run(Generic[R]):
         """As `cancel`."""
         return await self._connections.acall(self._cancel(reason))
 
+    async def asignal(self, name: str, payload: Any = None) -> None:
+        """As `signal`."""
+        await self._connections.acall(self._signal(name, payload))
+
     # --- in the link's loop
 
     async def _outcome(self) -> Outcome:
@@ -92,6 +104,9 @@ class Run(Generic[R]):
     async def _ended(self, timeout: float | None) -> Outcome:
         await self._wait(timeout)
         return await self._outcome()
+
+    async def _signal(self, name: str, payload: Any) -> None:
+        await (await self._connections.link()).signal(self.id, name, to_jsonable_python(payload))
 
     async def _cancel(self, reason: str) -> str:
         return await (await self._connections.link()).cancel(self.id, reason)
