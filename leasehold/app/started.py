@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
+from uuid import UUID
 
 import orjson
 
@@ -16,6 +17,7 @@ class StartedTask:
     """A leasehold.workflows.pending.Runnable."""
 
     def __init__(self, pipeline: Pipeline, arguments: Arguments, results: Results) -> None:
+        self._pipeline = pipeline
         (self._step,) = pipeline.steps
         self._arguments = arguments
         self._results = results
@@ -24,6 +26,18 @@ class StartedTask:
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         return self._arguments.encoded(args, kwargs)
+
+    def new_run(self, run_id: UUID, tenant: str, params: Mapping[str, Any], keep_seconds: int) -> Any:
+        from leasehold.app.writing import template_version_of  # noqa: PLC0415 - declaring a task needs no transitions
+        from leasehold.transitions.runs import NewRun  # noqa: PLC0415 - as above
+
+        return NewRun(
+            template_version=template_version_of(self._pipeline),
+            tenant_id=tenant,
+            params=params,
+            keep_seconds=keep_seconds,
+            id=run_id,
+        )
 
     def new_step(self) -> Mapping[str, Any]:
         return {

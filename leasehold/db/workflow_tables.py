@@ -49,7 +49,8 @@ journal = Table(
         name="kind_known",
     ),
     CheckConstraint("state IN ('open', 'done', 'failed', 'timed_out')", name="state_known"),
-    Index("journal_child", "child_id", postgresql_where=text("kind IN ('start', 'result')")),
+    # The runs that unfinished workflows started or await.
+    Index("journal_child", "child_id", postgresql_where=text("kind IN ('start', 'result') AND state = 'open'")),
     # A workflow's rows are read together: a run's page, and the wait for a signal.
     Index("journal_waits", "job_id", "name", postgresql_where=text("kind = 'signal' AND state = 'open'")),
 )

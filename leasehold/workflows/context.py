@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, ParamSpec, Protocol, TypeVar, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
 import orjson
@@ -15,7 +15,17 @@ from pydantic_core import PydanticSerializationError
 
 from leasehold.domain.errors import Permanent
 from leasehold.workflows.driver import Driver
-from leasehold.workflows.pending import Gather, LocalCall, Pending, RunCall, Runnable, SignalCall, SleepCall
+from leasehold.workflows.pending import (
+    Gather,
+    LocalCall,
+    Pending,
+    ResultCall,
+    RunCall,
+    Runnable,
+    SignalCall,
+    SleepCall,
+    StartCall,
+)
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -35,12 +45,25 @@ class TaskOf(Protocol[P, R_co]):
     def local(self, *args: P.args, **kwargs: P.kwargs) -> R_co: ...
 
 
+class Child(Generic[R]):
+    """A run that the workflow has started."""
+
+    def __init__(self, run_id: UUID, runnable: Runnable) -> None:
+        self.id = run_id
+        self._runnable = runnable
+
+    def result(self) -> Pending[R]:
+        """Wait for the end of the run. Gives its result; raises TaskFailed where it is awaited."""
+        return ResultCall(self._runnable, self.id)
+
+
 class Context:
     """The first parameter of a workflow. Await what its methods return; await nothing else."""
 
-    def __init__(self, driver: Driver, name: str | None = None) -> None:
+    def __init__(self, driver: Driver, name: str | None = None, *, detach: bool = False) -> None:
         self._driver = driver
         self._name = name
+        self._detach = detach
 
     @property
     def run_id(self) -> UUID:
@@ -61,7 +84,21 @@ class Context:
 
     def named(self, name: str) -> Context:
         """The same context, whose `run` names its steps so instead of by the task: `ctx.named("deposit").run(...)`."""
-        return Context(self._driver, _checked(name))
+        return Context(self._driver, _checked(name), detach=self._detach)
+
+    def start(self, task: TaskOf[P, R], *args: P.args, **kwargs: P.kwargs) -> Pending[Child[R]]:
+        """Start a run of its own, of a workflow or a task. It is cancelled when this run is cancelled, fails or
+        expires: `ctx.detached.start` starts one that goes on. Gives its handle.
+        """
+        runnable = task.runnable
+        return StartCall(
+            runnable, runnable.encode(args, kwargs), lambda run_id: Child(run_id, runnable), detach=self._detach
+        )
+
+    @property
+    def detached(self) -> Context:
+        """The same context, whose `start` starts runs that outlive this one."""
+        return Context(self._driver, self._name, detach=True)
 
     def sleep(self, duration: timedelta | float) -> Pending[None]:
         """Wait for a duration or for so many seconds. The run holds a row meanwhile, and no slot."""

@@ -19,6 +19,7 @@ import orjson
 
 from leasehold.domain.errors import Cancelled, LeaseLost, Permanent, StepError, TaskFailed
 from leasehold.domain.ids import new_id
+from leasehold.domain.states import JOB_TERMINAL
 from leasehold.transitions.workflows.reading import Entry, Journal, StoredSignal
 from leasehold.transitions.workflows.records import Call
 from leasehold.workflows.branch import Branch
@@ -31,9 +32,11 @@ from leasehold.workflows.pending import (
     Outcome,
     Patch,
     Pending,
+    ResultCall,
     RunCall,
     SignalCall,
     SleepCall,
+    StartCall,
 )
 from leasehold.workflows.port import Port
 
@@ -64,7 +67,7 @@ class Driver:
         self._waiters: dict[int, list[Branch | Gather]] = {}
         self._branches: dict[str, Branch] = {}
         self._counts: dict[tuple[str, str], int] = {}
-        self._locals: dict[asyncio.Task[Any], LocalCall[Any]] = {}
+        self._locals: dict[asyncio.Task[Any], LocalCall[Any] | StartCall[Any]] = {}
         self._cancelling = False
 
     # --- for the worker
@@ -171,6 +174,15 @@ class Driver:
             self._resolve(call, branch, entry, await self._result(port, call, entry))
         elif isinstance(call, RunCall) and entry.status in ("failed", "cancelled", "skipped"):
             self._reject(call, TaskFailed(entry.code or entry.status, entry.message or f"the step was {entry.status}"))
+        elif isinstance(call, StartCall):
+            assert entry.child is not None
+            call.resolve(call.make(entry.child))
+            self._wake(call)
+        elif isinstance(call, ResultCall) and entry.status == "succeeded":
+            self._resolve(call, branch, entry, await self._result(port, call, entry))
+        elif isinstance(call, ResultCall) and entry.status in JOB_TERMINAL:
+            code = entry.code or str(entry.status)
+            self._reject(call, TaskFailed(code, entry.message or f"the run is {entry.status}"))
         elif isinstance(call, SleepCall) and entry.seconds == 0:
             self._resolve(call, branch, entry, None)
         elif isinstance(call, LocalCall) and entry.state == "done":
@@ -183,7 +195,7 @@ class Driver:
         else:
             self._wait(call, entry.seconds)
 
-    async def _result(self, port: Port, call: RunCall[Any], entry: Entry) -> Any:
+    async def _result(self, port: Port, call: RunCall[Any] | ResultCall[Any], entry: Entry) -> Any:
         assert entry.child is not None
         if entry.value is not None and "output" in entry.value:
             return call.task.decode_result(orjson.loads(await port.fetch(entry.child, entry.value["output"])))
@@ -347,38 +359,51 @@ class Driver:
                 self._wait(call, call.seconds)
             case SignalCall():
                 self._match(call, None)
+            case StartCall():
+                state = "done" if call.detach else "open"
+                record = Call(call.branch, call.number, "start", call.name, state, child=new_id())
+                self._length += 1
+                self._locals[asyncio.ensure_future(self._started(port, call, record))] = call
+            case ResultCall():
+                self._write(Call(call.branch, call.number, "result", call.name, child=call.child))
+                # The run may have ended already: the row is read once more before the workflow waits for it.
+                self._wait(call, 0.0)
             case LocalCall():
                 self._locals[asyncio.ensure_future(port.call(call.function))] = call
 
+    async def _started(self, port: Port, call: StartCall[Any], record: Call) -> UUID | None:
+        if self.calls:  # what the code called before it
+            if not await port.record(self.calls):
+                return None
+            self.committed()
+        return record.child if await port.start(call, record) else None
+
     async def _finish_locals(self, port: Port) -> None:
-        """Wait for a function that runs here. Commit what it returned before the workflow sees it."""
+        """Wait for what runs here. Commit what a function returned before the workflow sees it."""
         done, _ = await asyncio.wait(self._locals, return_when=asyncio.FIRST_COMPLETED)
-        ended: list[tuple[LocalCall[Any], Call, Any]] = []
+        ended: list[tuple[LocalCall[Any], Call]] = []
         for task in done:
             call = self._locals.pop(task)
-            error = task.exception() if not task.cancelled() else asyncio.CancelledError()
-            if error is None:
-                encoded = call.encode(task.result())
-                record = Call(call.branch, call.number, "call", call.name, "done", {"value": orjson.loads(encoded)})
-                ended.append((call, record, encoded))
-            elif isinstance(error, (Exception, Cancelled)) and not isinstance(error, LeaseLost):
-                code, message = _reported(error)
-                value = {"code": code, "message": message}
-                ended.append((call, Call(call.branch, call.number, "call", call.name, "failed", value), None))
+            if isinstance(call, LocalCall):
+                ended.append((call, _record_of(call, task)))
+            elif (child := task.result()) is not None:
+                call.resolve(call.make(child))
+                self._wake(call)
             else:
-                raise error
-        if not self._cancelling:
-            for _, record, _ in ended:
+                self._cancel()
+                self._reject(call, Cancelled())
+        if ended and not self._cancelling:
+            for _, record in ended:
                 self._write(record)
             if await port.record(self.calls):
                 self.committed()
             else:
                 self._cancel()
-        for call, record, encoded in ended:
-            if encoded is None:
+        for call, record in ended:
+            if record.state == "failed":
                 self._reject(call, TaskFailed(record.value["code"], record.value["message"]))
             else:
-                call.resolve(call.decode(encoded))
+                call.resolve(call.decode(orjson.dumps(record.value["value"])))
                 self._wake(call)
 
     def _write(self, call: Call) -> None:
@@ -427,6 +452,20 @@ def _final(error: BaseException) -> BaseException:
     if isinstance(error, TaskFailed):
         return Permanent(error.code, error.message)
     return Permanent("handler_error", f"{type(error).__name__}: {error}")
+
+
+def _record_of(call: LocalCall[Any], task: asyncio.Task[Any]) -> Call:
+    """The journal's row of a function that has ended. Raises what ends the attempt, and Permanent for a result that is
+    no JSON.
+    """
+    error = asyncio.CancelledError() if task.cancelled() else task.exception()
+    if error is None:
+        value = orjson.loads(call.encode(task.result()))
+        return Call(call.branch, call.number, "call", call.name, "done", {"value": value})
+    if not isinstance(error, (Exception, Cancelled)) or isinstance(error, LeaseLost):
+        raise error
+    code, message = _reported(error)
+    return Call(call.branch, call.number, "call", call.name, "failed", {"code": code, "message": message})
 
 
 def _reported(error: BaseException) -> tuple[str, str]:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
+from uuid import UUID
 
+from leasehold.transitions.runs import NewRun
 from leasehold.transitions.settlements import Suspending
 
 T = TypeVar("T")
@@ -49,6 +51,9 @@ class Runnable(Protocol):
 
     def encode(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Mapping[str, Any]:
         """The arguments as JSON. Raises InvalidArguments."""
+
+    def new_run(self, run_id: UUID, tenant: str, params: Mapping[str, Any], keep_seconds: int) -> NewRun:
+        """A run of its own."""
 
     def new_step(self) -> Mapping[str, Any]:
         """Queue, max_attempts, timeout_seconds and cancelable of the task's row."""
@@ -118,6 +123,30 @@ class LocalCall(Journaled[T]):
         self.function = function
         self.encode = encode
         self.decode = decode
+
+
+class StartCall(Journaled[T]):
+    """`ctx.start`. `make`: the handle of the run, of its id."""
+
+    __slots__ = ("argument", "detach", "make", "task")
+
+    def __init__(self, task: Runnable, argument: Mapping[str, Any], make: Callable[[UUID], T], *, detach: bool) -> None:
+        super().__init__("start", task.step_name)
+        self.task = task
+        self.argument = argument
+        self.make = make
+        self.detach = detach
+
+
+class ResultCall(Journaled[T]):
+    """The result of a run that `ctx.start` has started."""
+
+    __slots__ = ("child", "task")
+
+    def __init__(self, task: Runnable, child: UUID) -> None:
+        super().__init__("result", task.step_name)
+        self.task = task
+        self.child = child
 
 
 class Patch(Journaled[bool]):

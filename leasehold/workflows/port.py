@@ -8,6 +8,7 @@ from uuid import UUID
 
 from leasehold.transitions.workflows.reading import Journal
 from leasehold.transitions.workflows.records import Call
+from leasehold.workflows.pending import StartCall
 
 
 class Port(Protocol):
@@ -18,6 +19,9 @@ class Port(Protocol):
 
     async def record(self, calls: Sequence[Call]) -> bool:
         """Commit the calls now. False: the run is being cancelled, and nothing was written."""
+
+    async def start(self, call: StartCall[Any], record: Call) -> bool:
+        """Write the run and its row of the journal: both or none. False: the workflow is being cancelled."""
 
     async def fetch(self, task_id: UUID, output: str) -> bytes:
         """An output of a step that has succeeded."""

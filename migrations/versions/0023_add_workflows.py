@@ -46,7 +46,12 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("job_id", "branch", "number", name="journal_pkey"),
         sa.ForeignKeyConstraint(["job_id"], ["job.id"], name="journal_job_id_fkey", ondelete="CASCADE"),
     )
-    op.create_index("journal_child", "journal", ["child_id"], postgresql_where=sa.text("kind IN ('start', 'result')"))
+    op.create_index(
+        "journal_child",
+        "journal",
+        ["child_id"],
+        postgresql_where=sa.text("kind IN ('start', 'result') AND state = 'open'"),
+    )
     op.create_index(
         "journal_waits", "journal", ["job_id", "name"],
         postgresql_where=sa.text("kind = 'signal' AND state = 'open'"),

@@ -170,6 +170,22 @@ async def changes(ctx: Context) -> str:
     raise NotImplementedError
 
 
+SEVEN = Order(id=7, amount=5)
+
+
+@app.workflow
+async def starts(ctx: Context) -> str:
+    child = await ctx.start(checkout, SEVEN)
+    return await child.result()
+
+
+@app.workflow
+async def starts_both(ctx: Context) -> None:
+    await ctx.start(approved)
+    await ctx.detached.start(approved)
+    await ctx.wait_for("never")
+
+
 async def _drawing() -> str:
     return "drawn"
 

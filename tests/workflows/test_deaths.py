@@ -21,7 +21,7 @@ from leasehold.domain.errors import LeaseLost
 from leasehold.transitions import claims, settlements, sweeps
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, Failure, Suspending, Verdict
-from leasehold.transitions.workflows import reading, recording
+from leasehold.transitions.workflows import children, reading, recording
 from leasehold.transitions.workflows.reading import Journal
 from leasehold.transitions.workflows.records import Call, Recording
 from leasehold.workflows.context import Context
@@ -71,6 +71,14 @@ class Port:
             raise LeaseLost
         return True
 
+    async def start(self, call: Any, record: Call) -> bool:
+        self.deaths.point()
+        new = call.task.new_run(record.child, "t", call.argument, 3600)
+        async with self.connection.transaction():
+            created = await children.start(self.connection, self.claimed.lease, record, new)
+        self.deaths.point()
+        return created is not None
+
     async def fetch(self, task_id: UUID, output: str) -> bytes:
         raise NotImplementedError
 
@@ -89,13 +97,13 @@ class Life:
     """Workers one after the other: the first dies at a point, the second goes on."""
 
     runs: Runs
-    workflow: Any
     keeps: bool  # coroutines in memory
     rng: random.Random
     deaths: Deaths = field(default_factory=Deaths)
     made: list[str] = field(default_factory=list)
     kept: dict[UUID, tuple[int, Driver]] = field(default_factory=dict)
     terms: Any = field(default_factory=terms)
+    before: int = 0  # jobs
 
     async def live(self, run: UUID, arguments: tuple[Any, ...], signals: Sequence[str]) -> None:
         """Claim and run what is due until the run has ended."""
@@ -105,6 +113,7 @@ class Life:
                 return
             try:
                 due = await self._due()
+                await children.wake_waiting(self.runs.connection)
                 if not due and waiting and self.rng.random() < 0.5:
                     name = waiting.pop(0)
                     await self.runs.signal(run, name, {"by": f"{name} {len(waiting)}"})
@@ -113,7 +122,7 @@ class Life:
                     if "#" in claimed.step:
                         await self._child(claimed)
                     else:
-                        await self._drive(claimed, arguments)
+                        await self._drive(claimed, arguments if claimed.job_id == run else (shop.SEVEN,))
             except Died:
                 await self._take_over(run)
         pytest.fail(f"the run does not end: {await self.runs.steps(run)} {await self.runs.journal(run)}")
@@ -145,7 +154,8 @@ class Life:
     async def _drive(self, claimed: Claimed, arguments: tuple[Any, ...]) -> None:
         epoch, driver = self.kept.pop(claimed.job_id, (0, None))
         if driver is None or epoch + 1 != claimed.lease.epoch:
-            driver = Driver(claimed.job_id, lambda it: self.workflow.function(Context(it), *arguments), MAX_CALLS)
+            workflow = shop.app.tasks[claimed.pipeline]
+            driver = Driver(claimed.job_id, lambda it: workflow.function(Context(it), *arguments), MAX_CALLS)
         port = Port(self.runs.connection, claimed, self.deaths, self.made)
         outcome = await driver.advance(port)
         self.deaths.point()
@@ -177,6 +187,7 @@ WORKFLOWS: dict[str, tuple[Any, tuple[Any, ...], tuple[str, ...], Any]] = {
     "branches": (shop.fans, (3,), (), [6, 0, 4, 8]),
     "compensation": (shop.compensates, ("stolen",), (), "refused; 42"),
     "signals": (shop.approved, (None,), ("approved", "approved"), "approved 1, approved 0"),
+    "child": (shop.starts, (), (), "7: 5"),
     "everything": (shop.everything, (), ("go",), ["drawn", 2, [4, 6], "go 0", "refused"]),
 }
 
@@ -184,7 +195,8 @@ WORKFLOWS: dict[str, tuple[Any, tuple[Any, ...], tuple[str, ...], Any]] = {
 async def _once(runs: Runs, name: str, at: int, seed: int, *, keeps: bool) -> int:
     """One run whose worker dies at point `at`. Returns how many points there were."""
     workflow, arguments, signals, expected = WORKFLOWS[name]
-    life = Life(runs, workflow, keeps, random.Random(seed), Deaths(at))
+    life = Life(runs, keeps, random.Random(seed), Deaths(at))
+    life.before = await runs.connection.fetchval("SELECT count(*) FROM job")
     run = await runs.submit(workflow, *arguments)
     await life.live(run, arguments, signals)
     status, result = await runs.ended(run)
@@ -197,6 +209,7 @@ async def _once(runs: Runs, name: str, at: int, seed: int, *, keeps: bool) -> in
     )
     assert set(completed.values()) == {1}
     assert await runs.connection.fetchval("SELECT count(*) FROM signal WHERE job_id = $1", run) == 0
+    assert await runs.connection.fetchval("SELECT count(*) FROM job") == life.before + (2 if name == "child" else 1)
     places = await runs.journal(run)
     assert len({row[:2] for row in places}) == len(places)
     await assert_history(Rows(runs.connection, life.terms), run)

@@ -21,14 +21,15 @@ from leasehold.domain.errors import LeaseLost, ObjectMissing
 from leasehold.domain.lease import Lease
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
+from leasehold.transitions import concurrency
 from leasehold.transitions.settlements import Suspending
-from leasehold.transitions.workflows import reading, recording
+from leasehold.transitions.workflows import children, reading, recording
 from leasehold.transitions.workflows.reading import Journal
 from leasehold.transitions.workflows.records import Call, Recorded, Recording
 from leasehold.worker.attempts.threads import Threads
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.workflows.driver import Driver
-from leasehold.workflows.pending import Outcome
+from leasehold.workflows.pending import Outcome, StartCall
 
 #: The largest result of a step that a workflow reads from the object store.
 _MAX_RESULT_BYTES = 64 * 1024 * 1024
@@ -38,7 +39,7 @@ class Recorder:
     """Commits calls of workflows that go on: all that wait at the same time share one round trip."""
 
     def __init__(self, settings: Settings, announce: Callable[[Sequence[Announcement]], None], at_most: int) -> None:
-        self._announce = announce
+        self.announce = announce
         self._batcher: Batcher[Recording, Recorded] = Batcher(
             lambda: connect(settings, "journal"),
             self._record,
@@ -55,7 +56,7 @@ class Recorder:
         _repeated: bool,  # noqa: FBT001 - the Batcher's signature
     ) -> list[Recorded]:
         answers, hints = await recording.record(connection, batch)
-        self._announce(hints)
+        self.announce(hints)
         return [answers[one.lease.task_id] for one in batch]
 
 
@@ -76,6 +77,8 @@ class Attempt(Protocol):
     def lease(self) -> Lease: ...
     @property
     def job_id(self) -> UUID: ...
+    @property
+    def tenant_id(self) -> str: ...
 
 
 class Workflows:
@@ -88,6 +91,7 @@ class Workflows:
         self.store = store
         self.recorder = recorder
         self.threads = threads
+        self.keep_seconds = settings.retention_days * 86_400
         self._max_calls = settings.workflow_max_calls
         self._seconds = settings.workflow_memory_seconds
         self._at_most = settings.workflow_memory
@@ -100,7 +104,7 @@ class Workflows:
         lease = attempt.lease
         driver = self._take(lease) or Driver(attempt.job_id, start, self._max_calls)
         try:
-            outcome = await driver.advance(_Port(self, lease, held))
+            outcome = await driver.advance(_Port(self, attempt, held))
         except BaseException:
             driver.close()
             raise
@@ -163,8 +167,10 @@ class Workflows:
 class _Port:
     """One attempt's access to its journal: a leasehold.workflows.port.Port."""
 
-    def __init__(self, workflows: Workflows, lease: Lease, held: HeldLease) -> None:
+    def __init__(self, workflows: Workflows, attempt: Attempt, held: HeldLease) -> None:
         self._workflows = workflows
+        self._tenant = attempt.tenant_id
+        lease = attempt.lease
         self._lease = lease
         self._held = held
 
@@ -178,6 +184,21 @@ class _Port:
         if not recorded.kept and not recorded.cancelling:
             raise LeaseLost
         return recorded.kept
+
+    async def start(self, call: StartCall[Any], record: Call) -> bool:
+        self.check()
+        workflows = self._workflows
+        assert record.child is not None
+        new = call.task.new_run(record.child, self._tenant, call.argument, workflows.keep_seconds)
+        async with workflows.pool.acquire() as connection:
+            async with connection.transaction():
+                created = await children.start(connection, self._lease, record, new)
+            if created is None:
+                return False
+            workflows.recorder.announce(created.hints)
+            if created.limits:
+                workflows.recorder.announce(await concurrency.admit(connection, created.limits))
+        return True
 
     async def fetch(self, task_id: UUID, output: str) -> bytes:
         async with self._workflows.pool.acquire() as connection:

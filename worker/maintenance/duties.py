@@ -33,6 +33,7 @@ from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 from leasehold.transitions import concurrency, external, jobs, quarantine, sweeps, webhooks, workers
 from leasehold.transitions.concurrency import ConcurrencyLimitName
+from leasehold.transitions.workflows import children
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Leadership, Takeover
 
@@ -89,6 +90,7 @@ class Duties:
             self._led("deadlines", self._end_jobs, watch),
             self._led("admissions", self._admit, watch),
             self._led(external.DUTY, self._end_late_steps, watch),
+            self._led(children.DUTY, self._follow_children, watch),
             Periodic("schedules", self._fire_schedules, every=_EVERY_SECONDS),
             self._led("retention", house.retention),
             self._led("uploads", house.uploads),
@@ -139,6 +141,13 @@ class Duties:
     async def _end_jobs(self) -> None:
         async with self._frequent() as connection:
             jobs_ended(await sweeps.expire_jobs(connection))
+
+    async def _follow_children(self) -> None:
+        """Wake the workflows whose awaited runs have ended, and cancel the runs of workflows that did not succeed."""
+        async with self._frequent() as connection:
+            self._announcer.announce(await children.wake_waiting(connection))
+            jobs_ended(await children.cancel_orphans(connection))
+            await children.close(connection)
 
     async def _end_late_steps(self) -> None:
         """End steps of external workers that run past their limit. It reads all running tasks: so it pauses as the

@@ -1,0 +1,133 @@
+"""Runs that workflows start (`ctx.start`): written once, awaited, and cancelled with the workflow unless detached."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from leasehold.broker.outbox import Announcement
+from leasehold.db.database import Connection, unindexed
+from leasehold.domain.errors import LeaseLost
+from leasehold.domain.lease import Lease
+from leasehold.transitions import jobs, runs
+from leasehold.transitions.endings import JobEnded
+from leasehold.transitions.runs import CreatedRuns, NewRun
+from leasehold.transitions.workflows import recording
+from leasehold.transitions.workflows.records import Call, Recording
+
+#: The duty's name.
+DUTY = "workflow_children"
+
+_LOCK = """
+-- start_lock
+SELECT j.status = 'cancel_requested' AS cancelling,
+       EXISTS (SELECT FROM journal e WHERE e.job_id = j.id AND e.branch = $4 AND e.number = $5) AS started
+FROM task t JOIN job j ON j.id = t.job_id
+WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3
+FOR UPDATE OF j
+"""
+
+
+async def start(connection: Connection, lease: Lease, call: Call, new: NewRun) -> CreatedRuns | None:
+    """- -> pending: writes the run and the call's row of the journal, under the workflow's lease; both or none. Safe to
+    repeat. Call it in a transaction. None: nothing was written, because the workflow is being cancelled.
+
+    Raises LeaseLost.
+    """
+    row = await connection.fetchrow(_LOCK, lease.task_id, lease.owner, lease.epoch, call.branch, call.number)
+    if row is None:
+        raise LeaseLost
+    if row["cancelling"]:
+        return None
+    if row["started"]:  # by an earlier try, whose answer was lost
+        return CreatedRuns([], [])
+    answers, _ = await recording.record(connection, [Recording(lease, (call,))])
+    if not answers[lease.task_id].kept:
+        raise LeaseLost
+    return await runs.create_together(connection, [new])
+
+
+# Workflows that wait for a run which has ended. A workflow that runs has read the run's end, or reads it when it wakes:
+# it suspends with the row still open, and this statement finds it again.
+_LOCK_WAITING = f"""
+-- awaited_lock
+SELECT j.id FROM job j
+WHERE j.id IN (
+    SELECT e.job_id FROM journal e JOIN job child ON child.id = e.child_id JOIN job parent ON parent.id = e.job_id
+    WHERE e.kind = 'result' AND e.state = 'open' AND {unindexed("child.finished_at IS NOT NULL")}
+      AND {unindexed("parent.finished_at IS NULL")}
+      AND EXISTS (SELECT 1 FROM task t WHERE t.job_id = e.job_id AND NOT t.contained
+                  AND t.available_at > clock_timestamp() AND {unindexed("t.status = 'waiting'")})
+    LIMIT $1
+)
+ORDER BY j.id
+FOR UPDATE SKIP LOCKED
+"""
+
+_WAKE_WAITING = f"""
+-- awaited_wake
+WITH woken AS (
+    UPDATE task t SET news = t.news + 1, wake_at = NULL, available_at = clock_timestamp()
+    WHERE t.job_id = ANY($1::uuid[]) AND NOT t.contained AND t.available_at > clock_timestamp()
+      AND {unindexed("t.status = 'waiting'")}
+      AND EXISTS (
+          SELECT 1 FROM journal e JOIN job child ON child.id = e.child_id
+          WHERE e.job_id = t.job_id AND e.kind = 'result' AND e.state = 'open'
+            AND {unindexed("child.finished_at IS NOT NULL")})
+    RETURNING t.id, t.job_id, t.queue, t.priority
+)
+INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)
+SELECT w.id, w.job_id, w.queue, w.priority, (SELECT j.trace FROM job j WHERE j.id = w.job_id),
+       clock_timestamp() + interval '1 second'
+FROM woken w
+RETURNING id AS outbox_id, task_id, queue, priority, headers
+"""
+
+
+async def wake_waiting(connection: Connection, limit: int = 200) -> Sequence[Announcement]:
+    """waiting -> waiting, due now: the workflows whose awaited runs have ended."""
+    async with connection.transaction():
+        locked = [row["id"] for row in await connection.fetch(_LOCK_WAITING, limit)]
+        rows = await connection.fetch(_WAKE_WAITING, locked) if locked else []
+    return [Announcement.from_row(row) for row in rows]
+
+
+# Unfinished runs whose workflow was cancelled, failed or expired.
+_ORPHANS = """
+-- workflow_orphans
+SELECT child.id, child.tenant_id, parent.id AS parent_id, parent.status
+FROM journal e
+JOIN job child ON child.id = e.child_id AND child.finished_at IS NULL AND child.status <> 'cancel_requested'
+JOIN job parent ON parent.id = e.job_id
+WHERE e.kind = 'start' AND e.state = 'open'
+  AND parent.status IN ('cancel_requested', 'cancelled', 'failed', 'expired')
+LIMIT $1
+"""
+
+
+# Rows that nothing waits for any more leave the index of open rows.
+_CLOSE = """
+-- workflow_children_close
+UPDATE journal e SET state = 'done'
+FROM job child, job parent
+WHERE e.kind IN ('start', 'result') AND e.state = 'open' AND child.id = e.child_id AND parent.id = e.job_id
+  AND CASE WHEN parent.status = 'succeeded' THEN true
+           WHEN child.finished_at IS NULL THEN false
+           ELSE e.kind = 'start' OR parent.finished_at IS NOT NULL END
+"""
+
+
+async def close(connection: Connection) -> None:
+    """open -> done, for the calls whose run has ended, or whose workflow needs it no more."""
+    await connection.execute(_CLOSE)
+
+
+async def cancel_orphans(connection: Connection, limit: int = 100) -> list[JobEnded]:
+    """Request the cancel of the runs whose workflow has ended without success. A detached run's row is `done`."""
+    ended: list[JobEnded] = []
+    for row in await connection.fetch(_ORPHANS, limit):
+        reason = f"its workflow, run {row['parent_id']}, is {row['status']}"
+        cancels = await jobs.request_cancel(
+            connection, [row["id"]], row["tenant_id"], reason=reason, by="its workflow", forced=True
+        )
+        ended += cancels.ended
+    return ended
