@@ -1,5 +1,6 @@
-"""Notes: a running step writes one for its next attempt, which reads it even if this attempt is lost. No state
-changes.
+"""Notes: a running step writes a note for its next attempt, which reads the note even if this attempt is lost.
+
+No state changes.
 """
 
 from __future__ import annotations
@@ -11,16 +12,16 @@ from leasehold.db.database import Connection
 from leasehold.domain.errors import LeaseLost
 from leasehold.domain.lease import Lease
 
-# The statement locks the task's row while it writes the note. A claim that takes the task over either waits and then
-# reads the note, or it came first: then nothing is written.
+# The statement locks the task's row while it writes the note. A claim that takes the task over either waits, and reads
+# the note; or the claim came first, and the statement writes nothing.
 REMEMBER = """
 -- note
-WITH mine AS MATERIALIZED (
+WITH held AS MATERIALIZED (
     SELECT t.id FROM task t
     WHERE t.id = $1 AND t.lease_owner = $2 AND t.epoch = $3 AND t.status = 'running'
     FOR SHARE
 )
-INSERT INTO note (task_id, value) SELECT id, $4::jsonb FROM mine
+INSERT INTO note (task_id, value) SELECT id, $4::jsonb FROM held
 ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
 RETURNING task_id
 """

@@ -49,7 +49,9 @@ RETURNING failures
 
 
 def not_in(duty: str, unit: str, kind: str = "uuid") -> str:
-    """SQL: `unit`, an expression of the type `kind`, is not set aside in `duty`. PostgreSQL reads the list once."""
+    """SQL: the unit is not set aside in `duty`. `unit`: an SQL expression of the type `kind`. PostgreSQL reads the list
+    of the duty's units once for each statement.
+    """
     return (
         f"{unit} <> ALL(ARRAY(SELECT q.unit::{kind} FROM quarantine q"
         f" WHERE q.duty = '{duty}' AND q.retry_at > statement_timestamp()))"
@@ -96,7 +98,7 @@ async def alone(
     work: Callable[[], Awaitable[_T]],
     failed: Callable[[Exception, int], Awaitable[None]] | None = None,
 ) -> _T | None:
-    """`work` in a transaction of its own; None if it failed and the unit was set aside.
+    """Run `work` in a transaction of its own. Returns its result; None if it failed and the unit is set aside now.
 
     `failed`: called in the transaction that records the failure, with the error and the failures in a row. Raises
     errors that mean that the database is away.
@@ -121,7 +123,8 @@ async def each(
     work: Callable[[Sequence[_U]], Awaitable[Sequence[_T]]],
     key: Callable[[_U], object] = lambda unit: unit,
 ) -> list[_T]:
-    """`work` on the units that `take(None)` returns, in one transaction; if that fails, on each unit by itself.
+    """Run `work` on all units that `take(None)` returns, in one transaction. If that fails, run it on each unit by
+    itself.
 
     `take(None)` locks and returns the units that are due; `take(key)` only the unit of that key, if it is still due.
     """
@@ -160,7 +163,9 @@ async def each_of(
 
 
 async def release(connection: Connection, duty: str, unit: object) -> None:
-    """A person has changed the unit: the duty tries it in its next turn, and counts its failures from zero."""
+    """Call this when a person has changed the unit: the duty tries the unit in its next turn, and counts its failures
+    from zero.
+    """
     await connection.execute("DELETE FROM quarantine WHERE duty = $1 AND unit = $2", duty, str(unit))
 
 

@@ -177,7 +177,8 @@ async def expire_jobs(connection: Connection, limit: int = 100) -> list[JobEnded
     return jobs_ended(await each(connection, DEADLINES, take, end))
 
 
-# Only jobs with a step to end: a batch full of jobs whose steps may not be interrupted would hold up all others.
+# Only jobs with a step that can be ended now: a batch full of jobs whose steps may not be interrupted would hold up all
+# others.
 _LOCK_CANCELLED_JOBS = f"""
 -- end_cancels_lock
 SELECT j.id FROM job j
@@ -192,7 +193,8 @@ ORDER BY j.cancel_by LIMIT $1
 FOR UPDATE OF j SKIP LOCKED
 """
 
-# In the locked jobs $2, ends the steps whose worker is lost ($1), or that did not stop within the grace.
+# $1 dead owners, $2 the locked jobs. The statement ends the steps whose worker is lost, and those that did not stop
+# within the grace.
 END_CANCELS = (
     f"""
 -- end_cancels
@@ -229,7 +231,7 @@ async def end_cancels(connection: Connection, dead_owners: Sequence[UUID], limit
 
 @dataclass(frozen=True, slots=True)
 class Forgettable:
-    """A finished job past its retention, and where its objects are."""
+    """A finished job past its retention. `prefix`: the keys of its objects begin so."""
 
     job_id: UUID
     tenant_id: str

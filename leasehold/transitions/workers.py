@@ -15,7 +15,7 @@ PRESENCE = 7_305
 async def register(
     connection: Connection, worker: UUID, *, host: str, pid: int, version: str, queues: Sequence[str]
 ) -> int:
-    """Register a worker that has just started, not present yet; returns its presence key."""
+    """Register a worker that has just started. It is not present yet. Returns its presence key."""
     key: int = await connection.fetchval(
         "INSERT INTO worker (id, present, host, pid, version, queues) VALUES ($1, false, $2, $3, $4, $5)"
         " RETURNING presence_key",
@@ -29,7 +29,7 @@ async def register(
 
 
 async def serves(connection: Connection, worker: UUID, queues: Sequence[str]) -> None:
-    """From now on the worker serves these queues and no others."""
+    """Record that the worker serves these queues from now on, and no others."""
     await connection.execute("UPDATE worker SET queues = $2 WHERE id = $1", worker, list(queues))
 
 
@@ -55,12 +55,12 @@ async def seen(connection: Connection, worker: UUID) -> bool:
 
 
 async def ask_to_drain(connection: Connection, worker: UUID) -> bool:
-    """The worker claims no more tasks, finishes or releases those it has, and ends. False: no such worker."""
+    """Ask the worker to claim no more tasks, to finish or release its own, and to end. False: no such worker."""
     return bool(await connection.fetchval("UPDATE worker SET draining = true WHERE id = $1 RETURNING true", worker))
 
 
 async def hide(connection: Connection, worker: UUID) -> None:
-    """The worker lost its session: from now on only its leases show whether it lives."""
+    """Mark a worker that lost its session as not present: from now on only its leases show whether the worker lives."""
     await connection.execute("UPDATE worker SET present = false WHERE id = $1", worker)
 
 
@@ -68,15 +68,16 @@ async def unregister(connection: Connection, worker: UUID) -> None:
     await connection.execute("DELETE FROM worker WHERE id = $1", worker)
 
 
-# SQL: worker `w` holds its presence lock.
+# SQL: the worker in the row `w` of the table worker holds its presence lock.
 _IS_PRESENT = f"""EXISTS (
     SELECT 1 FROM pg_locks l
     WHERE l.locktype = 'advisory' AND l.objsubid = 2 AND l.granted
       AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
       AND l.classid = {PRESENCE}::oid AND l.objid = w.presence_key::oid)"""
 
-# Just after PostgreSQL has started, or has ended all sessions because one crashed (this resets its statistics), no
-# worker has a session yet. Workers reconnect within a second or two, so wait ten.
+# The dead workers: present, but without a session. Just after PostgreSQL has started, or has ended all sessions because
+# one crashed (this resets its statistics), no worker has a session yet. Workers reconnect within a second or two, so
+# the query finds nobody dead for ten seconds.
 DEAD = f"""
 -- gone
 SELECT w.id FROM worker w
@@ -89,7 +90,8 @@ WHERE w.present AND NOT {_IS_PRESENT}
 def owner_is_dead(owners: str) -> str:
     """SQL: the owner of task `t`'s lease is in the array `owners`, and still has no session.
 
-    The caller saw these owners dead a moment ago. On a slow link that is time enough to return, and to claim again.
+    The caller read a moment ago that these owners are dead. Over a slow link, an owner may have come back since, and
+    have claimed the task again.
     """
     return f"""t.lease_owner = ANY(ARRAY(
     SELECT was.id FROM unnest({owners}) AS was(id)
@@ -112,19 +114,20 @@ async def forget_workers(connection: Connection, silent: float) -> None:
     )
 
 
-# While another process leads, the statement inserts nothing and so locks nothing: asking is cheap.
+# $1 the role, $2 the candidate, $3 for how long it leads. While another process leads, the statement inserts nothing
+# and locks nothing: so a candidate may try often.
 _LEAD = f"""
 -- lead
-WITH gone AS MATERIALIZED ({DEAD})
+WITH dead AS MATERIALIZED ({DEAD})
 INSERT INTO leadership (role, owner, until)
 SELECT $1, $2, clock_timestamp() + $3::interval
 WHERE NOT EXISTS (
     SELECT 1 FROM leadership l
-    WHERE l.role = $1 AND l.owner <> $2 AND l.until >= clock_timestamp() AND l.owner NOT IN (SELECT id FROM gone)
+    WHERE l.role = $1 AND l.owner <> $2 AND l.until >= clock_timestamp() AND l.owner NOT IN (SELECT id FROM dead)
 )
 ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until
 WHERE leadership.owner = excluded.owner OR leadership.until < clock_timestamp()
-   OR leadership.owner IN (SELECT id FROM gone)
+   OR leadership.owner IN (SELECT id FROM dead)
 RETURNING true
 """
 

@@ -1,8 +1,9 @@
-"""Writes what running attempts produce little by little (lines, chunks of a stream) into the database: in batches while
-they run, and the rest before their settlements.
+"""Writes the lines and stream chunks of running attempts into the database: in batches while the attempts run, and the
+rest before their settlements.
 
-An attempt that produces nothing costs no statement. One that fails, or is killed later, loses nothing that was written:
-its settlement waits until its last chunk is. All attempts share one connection, which the first chunk opens.
+An attempt that produces nothing costs no statement. The settlement of an attempt waits until the attempt's last chunk
+is written: so an attempt that fails, or is killed later, loses nothing. All attempts share one connection, which the
+first chunk opens.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ _PATIENCE = float("inf")
 
 
 class Buffer(Protocol):
-    """What an attempt has produced and nobody has written yet. `on_first` is called when it stops being empty."""
+    """The items that an attempt has produced and that are not in the database yet. `on_first` is called when an empty
+    buffer gets its first item.
+    """
 
     on_first: Callable[[], None] | None
 
@@ -47,7 +50,7 @@ _C = TypeVar("_C")
 
 
 class Written(Generic[_B]):
-    """The buffer of one attempt, and the last write of it that was begun."""
+    """The buffer of one attempt. `writing`: the write of this buffer that began last."""
 
     __slots__ = ("buffer", "claimed", "writing")
 
@@ -58,10 +61,10 @@ class Written(Generic[_B]):
 
 
 class ChunkWriter(Generic[_B, _C]):
-    """A worker has one for each thing to write. Make it in the event loop that runs the attempts.
+    """Writes one sort of item for all attempts of the worker. Create it in the event loop that runs the attempts.
 
-    `name`: of its duty and its connection. `chunk_of`: the chunk that `append` writes, of an attempt, the number of its
-    first item and the items.
+    `name`: the name of the duty and of the connection. `chunk_of(claimed, first_number, items)`: makes the chunk that
+    `append` writes; `first_number` is the number of the first item.
     """
 
     def __init__(
@@ -92,19 +95,19 @@ class ChunkWriter(Generic[_B, _C]):
         self.start = self._batcher.start
 
     def open(self, claimed: Claimed, buffer: _B) -> Written[_B]:
-        """Write what an attempt that begins puts into `buffer`."""
+        """From now on, write the items that the attempt puts into `buffer`."""
         written = Written(claimed, buffer)
         buffer.on_first = partial(self._note, written)
         return written
 
     def _note(self, written: Written[_B]) -> None:
-        """The buffer holds something that is not written yet. Any thread may call this."""
+        """Remember a buffer that has unwritten items. Any thread may call this."""
         self._unwritten.append(written)
         if not self._wake.is_set():
             self._loop.call_soon_threadsafe(self._wake.set)
 
     async def turn(self) -> None:
-        """Wait until there is something, then begin to write it."""
+        """Wait until a buffer has items, then begin to write all buffers that have."""
         await self._wake.wait()
         self._wake.clear()
         while self._unwritten:
@@ -122,19 +125,26 @@ class ChunkWriter(Generic[_B, _C]):
         await asyncio.gather(*self._writes, return_exceptions=True)
 
     def _write(self, written: Written[_B]) -> None:
-        first, items = written.buffer.take()
+        first_number, items = written.buffer.take()
         if not items:
             return
-        chunk = self._chunk_of(written.claimed, first, items)
-        # The batcher writes chunks in the order in which they are added: so the last one is written after all others.
-        written.writing = asyncio.create_task(self._ask(chunk, len(items)))
+        chunk = self._chunk_of(written.claimed, first_number, items)
+        # The batcher writes chunks in the order in which they are added: so the last chunk is written after all others.
+        written.writing = asyncio.create_task(self._write_chunk(chunk, len(items)))
         self._writes.add(written.writing)
         written.writing.add_done_callback(self._writes.discard)
 
-    async def _ask(self, chunk: _C, items: int) -> None:
-        """Write the chunk. What PostgreSQL refuses is dropped: a line that cannot be kept must not fail an attempt."""
+    async def _write_chunk(self, chunk: _C, items: int) -> None:
+        """Write the chunk. A chunk that PostgreSQL refuses is dropped: a line that cannot be stored must not fail an
+        attempt.
+        """
         try:
             await self._batcher.ask(chunk)
         except Exception as error:  # noqa: BLE001 - whatever it is: it is about the chunk, and not about the attempt
             metrics.LOST_ITEMS.labels(self.name).inc(items)
-            log.warning("what an attempt produced is not kept", kind=self.name, items=items, error=type(error).__name__)
+            log.warning(
+                "items of an attempt are lost: PostgreSQL refused them",
+                kind=self.name,
+                items=items,
+                error=type(error).__name__,
+            )

@@ -1,7 +1,7 @@
-"""The one owner of attempts' directories: their paths, the sign that asks a handler to stop, and their removal.
+"""Makes, names and removes the directories of attempts, and puts a file there that asks a handler to stop.
 
-An attempt's directory lies beneath the worker's work directory. A child finds its inputs in `in`, writes to `out`, and
-reads the sign beside them.
+An attempt's directory lies beneath the worker's work directory. A child reads its inputs in `in`, writes to `out`, and
+finds the file that asks it to stop (frames.CANCEL) beside both.
 """
 
 from __future__ import annotations
@@ -36,8 +36,9 @@ class Directories:
         return directory
 
     def make_linked(self, lease: Lease, step: str, files: Mapping[str, Path]) -> tuple[Path, dict[str, Path]]:
-        """A directory for the speculative execution of `step` beside the attempt with `lease`, with hard links to
-        `files`: their originals go with that attempt's directory. Raises OSError, and leaves nothing then.
+        """Make a directory for the speculative execution of `step`, beside the attempt with `lease`. It has hard links
+        to `files`, because the originals are removed with that attempt's directory. Raises OSError, and leaves nothing
+        then.
         """
         directory = self._root / f"{lease.task_id}-{lease.epoch}-{step}"
         linked = {name: directory / "in" / str(number) for number, name in enumerate(files)}
@@ -55,13 +56,13 @@ class Directories:
         self._adopted[_key(lease)] = directory
 
     def request_stop(self, lease: Lease) -> None:
-        """Show the handler the sign: it stops at its next checkpoint."""
+        """Make the file that asks the handler to stop at its next checkpoint."""
         directory = self.of(lease)
         if directory.exists():
             (directory / frames.CANCEL).touch()
 
     async def remove(self, lease: Lease) -> None:
-        """Remove the attempt's directory, also when the caller is cancelled meanwhile."""
+        """Remove the attempt's directory. The removal goes on if the caller is cancelled meanwhile."""
         directory = self.of(lease)
         self._adopted.pop(_key(lease), None)
         await asyncio.shield(asyncio.to_thread(shutil.rmtree, directory, ignore_errors=True))

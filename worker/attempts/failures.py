@@ -1,4 +1,4 @@
-"""What an attempt's exception becomes: a failure with a code, a cause, and the pause before the next attempt."""
+"""Turns the exception of an attempt into a failure: a code, a cause, and the pause before the next attempt."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 #: The pause after an unforeseen exception. The second one in a row is permanent (see Runner).
 _AFTER_UNFORESEEN = (timedelta(seconds=4),)
 _MAX_MESSAGE = 2000  # characters
-#: The frames of the worker's own code stand above the handler's, and say nothing of it.
+#: Files that begin so are the worker's own. Their frames stand above the handler's, and say nothing about the handler.
 _OWN_FRAMES = __file__.removesuffix("attempts/failures.py")
 
 
@@ -53,7 +53,9 @@ def as_step_error(error: Exception) -> StepError:
 
 
 def traceback_of(error: BaseException) -> str:
-    """The traceback of an attempt's error, beginning at the handler. Of an isolated step: as its child sent it."""
+    """The traceback of an attempt's error, from the handler's first frame on. For an isolated step: as the child sent
+    it.
+    """
     if isinstance(error, StepError) and error.trace:
         return error.trace
     whole = TracebackException.from_exception(error)
@@ -68,7 +70,7 @@ def traceback_of(error: BaseException) -> str:
 
 
 def _begin_of_handler(part: TracebackException) -> int | None:
-    """The place of the first frame that is not the worker's; None: all are."""
+    """The index of the first frame that is not the worker's; None: all frames are the worker's."""
     return next((n for n, frame in enumerate(part.stack) if not frame.filename.startswith(_OWN_FRAMES)), None)
 
 
@@ -86,5 +88,7 @@ def failure_of(claimed: Claimed, step: Step, error: StepError) -> Failure:
 
 
 def _storable(message: str) -> str:
-    """PostgreSQL's text holds no NUL. A str may hold half characters (lone surrogates), which UTF-8 does not."""
+    """The message without secrets, and in a form that PostgreSQL can store: without NUL and without half characters
+    (lone surrogates), which a str may hold and UTF-8 does not.
+    """
     return redact(message[:_MAX_MESSAGE]).replace("\x00", "").encode(errors="replace").decode()

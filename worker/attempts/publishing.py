@@ -1,7 +1,7 @@
 """Publishes a step's outputs to the object store, and finds outputs that an earlier attempt has published already.
 
-Every object carries the digest of the work that produced it. The step's primary output is published last and carries a
-list of the others: so its presence proves them all.
+Every object carries the digest of the work that produced the object. The step's primary output is published last, and
+carries a list of the other outputs: so the presence of the primary output proves that all are there.
 """
 
 from __future__ import annotations
@@ -42,9 +42,10 @@ def writer_of(lease: Lease) -> dict[str, str]:
 def replaceable(held: HeldLease) -> Callable[[Stored], bool]:
     """A rule for the store: whether the attempt may replace the object that lies under its key already.
 
-    It may replace what an earlier attempt left. It may not if its lease is not trusted, or if a newer attempt wrote the
-    object: an early takeover (the owner's presence ended) reaches the old owner's heartbeat late, so trust alone would
-    let the old owner overwrite its successor's output. In a store that drops metadata, trust is all there is.
+    The attempt may replace an object that an earlier attempt left. It may not if its lease is not trusted, or if a
+    newer attempt wrote the object. Trust alone is not enough: an early takeover (the owner's presence ended) reaches
+    the old owner's heartbeat late, and until then the old owner could overwrite the new owner's output. Exception: a
+    store that drops metadata leaves only trust.
     """
 
     def may_replace(existing: Stored) -> bool:
@@ -89,7 +90,7 @@ def _read_small(path: Path) -> bytes | None:
 async def find_published(
     store: ObjectStore, prefix: str, step: Step, digest: str, held: HeldLease
 ) -> Completion | None:
-    """The completion with the outputs that an earlier attempt at the same work published, if they are all there."""
+    """The completion with the outputs that an earlier attempt at the same work published. None unless all are there."""
     if step.writes is None:
         return None
     try:

@@ -29,8 +29,8 @@ class Reporter:
         self._reported.set()
 
     async def turn(self) -> None:
-        """Wait for a report, then write all. A report that PostgreSQL refuses is dropped, and costs the others nothing.
-        If the write fails, all are dropped: the next reports say more.
+        """Wait for a report, then write all reports. A report that PostgreSQL refuses is dropped; the others are
+        written. If the whole write fails, all reports are dropped: the next ones are newer.
         """
         await self._reported.wait()
         self._reported.clear()

@@ -1,9 +1,9 @@
 """Speculative execution: while an attempt publishes its outputs, the job's next isolated steps run already.
 
-An isolated step is a function of its files and parameters, and changes nothing outside its directory. So it may run
-before this worker has its lease. Its result counts only for an attempt that holds the lease of that very step with the
-very same inputs; else the worker discards it. So the next step of a picture does not wait for the uploads of the step
-before. If further children are idle, later steps that need no new input run at the same time.
+An isolated step is a function of its files and parameters, and changes nothing outside its directory. So a worker may
+run the step before it has the step's lease. The result counts only for an attempt that holds the lease of that very
+step, with the very same inputs; else the worker discards the result. So the next step of a picture does not wait for
+the uploads of the step before. If further children are idle, later steps that need no new input run at the same time.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Speculation:
     _on_progress: Callable[[float, str], None] | None = field(default=None, init=False)
 
     def fits(self, claimed: Claimed, sources: list[Source]) -> bool:
-        """Whether it does exactly what the attempt would do."""
+        """Whether this speculation does exactly the work of the attempt: the same parameters and inputs."""
         return (
             claimed.lease.epoch == 1
             and claimed.handler is None
@@ -73,11 +73,13 @@ class Speculation:
         )
 
     def complete_digests(self, outputs: Mapping[str, str]) -> None:
-        """The attempt before has published `outputs` (name -> sha256): add those that are inputs here."""
+        """The step before has published `outputs` (name -> sha256): add the digests of those that are inputs here."""
         self.sha256 |= {name: sha256 for name, sha256 in outputs.items() if name in self.files}
 
     def take(self, claimed: Claimed, on_progress: Callable[[float, str], None]) -> None:
-        """The attempt takes it: its log has what was logged so far, and its progress is reported from now on."""
+        """Give the speculation to the attempt: the attempt's log gets the lines logged so far, and the progress of the
+        speculation is reported from now on.
+        """
         recorder = current()
         if self.recorder is not None and recorder is not None:
             self.recorder.hand_over(recorder)
@@ -93,7 +95,7 @@ class Speculation:
         self.running.add_done_callback(_mark_retrieved)
 
     def discard(self) -> None:
-        """No attempt will take it: kill its child, then remove its directory."""
+        """No attempt will take the speculation: kill its child, then remove its directory."""
         self.running.cancel()
         self.running.add_done_callback(lambda _running: remove_later(self.directory))
 

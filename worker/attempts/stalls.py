@@ -13,7 +13,7 @@ from leasehold.worker import metrics
 _T = TypeVar("_T")
 log = structlog.get_logger(__name__)
 
-#: Between two warnings about one step.
+#: Seconds between two warnings about one step.
 _REMINDER_SECONDS = 60.0
 _warned_at: dict[tuple[str, str], float] = {}
 

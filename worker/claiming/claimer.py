@@ -46,9 +46,9 @@ class Claimer:
         return self._heartbeat.holds(task_id)
 
     async def claim(self, delivery: Delivery) -> Claimed | None:
-        """Claim the hinted task. None: no lease for this hint, the caller acknowledges it.
+        """Claim the hinted task. None: this worker gets no lease for the hint, and the caller acknowledges the hint.
 
-        A redelivered hint may be of a task whose owner has just died: then take its lease over now.
+        The owner of a redelivered hint's task may have just died: then this worker takes the lease over now.
         """
         task_id = delivery.hint.task_id
         claimed = await self._batcher.claim(task_id)
@@ -71,8 +71,8 @@ class Claimer:
             return await polls.claim(connection, self._terms, queues, min(limit, self._at_most), overdue, rooms)
 
     async def _dead_owner(self, task_id: UUID) -> UUID | None:
-        """The owner of the task's lease if its presence has ended. None also while the database is away: the sweeper
-        finds the task then.
+        """The owner of the task's lease, if the owner's presence has ended. None also while the database is away: then
+        the sweeper finds the task later.
         """
         try:
             async with self._pool.acquire() as connection:

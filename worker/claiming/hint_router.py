@@ -21,7 +21,7 @@ class HintRouter:
         self._pools.update(dict.fromkeys(slot_pool.queues, slot_pool))
 
     def deliver(self, delivery: Delivery) -> None:
-        """The broker's consumer calls it; it only hands over."""
+        """Hand a hint of the broker's consumer to the slot pool of its queue. Returns at once."""
         self._pools[delivery.hint.queue].deliver(delivery)
 
     def wake(self, queue: str) -> None:
@@ -30,7 +30,9 @@ class HintRouter:
             self._pools[queue].poll_soon()
 
     def announce(self, announcements: Sequence[Announcement]) -> None:
-        """Publish to all workers, and deliver to this one's slot pools at once: the broker's way takes longer."""
+        """Publish the hints to all workers. Deliver them to this worker's own slot pools at once, because a hint takes
+        longer through the broker.
+        """
         self._announcer.announce(announcements)
         for announcement in announcements:
             slot_pool = self._pools.get(announcement.hint.queue)

@@ -10,8 +10,8 @@ from itertools import islice
 from leasehold.broker.base import Delivery
 from leasehold.worker.claiming.shares import Shares
 
-#: `take` compares at most this many tenants that may take a slot. The chosen one moves behind the others, so all have
-#: their turn.
+#: `take` compares at most this many tenants that may take a slot. The chosen tenant moves behind the others, so that
+#: all tenants have their turn.
 _COMPARED = 32
 
 

@@ -20,7 +20,7 @@ from leasehold.domain.concurrency_limit import GREED
 class Rooms:
     """What a poll may claim for each tenant.
 
-    `of`: of each tenant that runs steps in the pool, how many it runs, and how many more the poll may claim for it.
+    `of`: tenant -> (how many steps it runs in the pool, how many more the poll may claim for it).
     `other`: how many the poll may claim for each other tenant. None: any number. `other_overdue`: how many seconds the
     poll leaves a task of such a tenant to its hint; None: as long as any tenant's.
     """
@@ -31,7 +31,9 @@ class Rooms:
 
 
 class Shares:
-    """Without a `reserve` the pool has exactly `at_most` slots, too few to keep any: then tenants only take turns."""
+    """The slots of one pool, and the tenants that use them. Without a `reserve` the pool has exactly `at_most` slots,
+    too few to keep any free: then tenants only take turns.
+    """
 
     def __init__(self, at_most: int, reserve: int = 0) -> None:
         self.at_most = at_most

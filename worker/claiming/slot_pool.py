@@ -62,9 +62,7 @@ class _PollResult:
 
 
 class SlotPool:
-    """`slots`: how many slots one tenant may take. `reserve`: further slots, for tenants that run nothing
-    in this pool.
-    """
+    """`slots`: how many slots one tenant may take. `reserve`: further slots, for tenants that run nothing here."""
 
     def __init__(
         self,
@@ -99,7 +97,7 @@ class SlotPool:
         self._loops = [asyncio.create_task(self._follow_hints()), asyncio.create_task(self._poll())]
 
     def deliver(self, delivery: Delivery) -> None:
-        """A hint arrived. Only hands it over."""
+        """Keep a hint that has arrived, until a slot is free for it. Returns at once."""
         if not self._stopping:
             self._hints.add(delivery)
             self._may_start.set()
@@ -163,7 +161,7 @@ class SlotPool:
                 self._occupy(delivery.hint.tenant, self._follow(delivery))
 
     async def _follow(self, delivery: Delivery) -> None:
-        """From a hint to its ACK: claim, run, settle (in `Runner.run`), acknowledge."""
+        """Serve one hint: claim its task, run and settle the attempt (`Runner.run`), and only then ACK the hint."""
         hint = delivery.hint
         failpoints.reach("after_hint")
         claimed = await self._claimer.claim(delivery)
@@ -184,7 +182,7 @@ class SlotPool:
         await self._continue(next_step, claimed.tenant_id)
 
     async def _continue(self, claimed: Claimed | None, tenant: str) -> None:
-        """Run the step that a completion claimed with its commit in the same slot, then that step's next, and so on."""
+        """In the same slot, run the step that a completion claimed with its commit; then the next, and so on."""
         while claimed is not None:
             claimed = await self._run(claimed, "next", None, tenant)
 

@@ -25,20 +25,20 @@ _PATIENCE = float("inf")
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """`dead`: owners known to have died, whose leases this claim may take over."""
+    """A claim of one task. `dead`: owners that have died, whose leases this claim may take over."""
 
     task_id: UUID
     dead: tuple[UUID, ...] = field(default=())
 
 
 class _Held(Enum):
-    """The answer for a task that this worker holds already. The statement left it out."""
+    """The answer for a task that this worker holds already: the statement did not claim that task."""
 
     HELD = auto()
 
 
 class ClaimBatcher:
-    """`async claim` for everybody; one connection and one statement behind it."""
+    """All slot pools of the worker await `claim`. All claims use one connection."""
 
     def __init__(self, settings: Settings, terms: LeaseTerms, heartbeat: Heartbeat, at_most: int) -> None:
         self._terms = terms
@@ -49,11 +49,11 @@ class ClaimBatcher:
         self.start, self.close = self._batcher.start, self._batcher.close
 
     async def claim(self, task_id: UUID, dead: tuple[UUID, ...] = ()) -> Claimed | None:
-        """None: the task is finished, not due, unknown, leased by a living worker, or held by this one. The caller
-        acknowledges the hint then.
+        """Claim the task. None: the task is finished, not due, unknown, leased by a living worker, or held by this
+        worker; then the caller acknowledges the hint.
 
-        Waits while ownership is unconfirmed. If the worker has lost the lease, or has just settled the task and it is
-        due again, acknowledging this hint would drop the only notice that the task is due.
+        Waits while ownership is unconfirmed. If this worker has lost the lease, or has just settled a task that is due
+        again, acknowledging the hint would drop the only notice that the task is due.
         """
         while True:
             while self._heartbeat.holds(task_id):

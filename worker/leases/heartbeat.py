@@ -39,8 +39,8 @@ _AFTER_ERROR_SECONDS = 1.0
 
 
 class Heartbeat:
-    """Make it in the main loop. It calls both callbacks there: `on_failure` when an error ends the heartbeat's thread,
-    `on_drain` when an operator asks this worker to drain.
+    """Create it in the main loop, where the heartbeat calls both callbacks: `on_failure` when an error ends the
+    heartbeat's thread, `on_drain` when an operator asks this worker to drain.
     """
 
     def __init__(
@@ -129,14 +129,14 @@ class Heartbeat:
             return list(self._held)
 
     def ownership_confirmed(self, task_id: UUID) -> bool:
-        """Whether the answer of `holds` is reliable. It is not while the database is away: then the worker's presence
-        has ended, and other workers may take its tasks before it notices. It is not while the task is being
-        settled either: after the commit the task may be due again.
+        """Whether the answer of `holds` is reliable. There are two exceptions. While the database is away, the worker's
+        presence has ended, and other workers may take its tasks before it notices. While the task is being settled,
+        PostgreSQL may have committed the settlement, and then the task may be due again.
         """
         with self._lock:
             held = self._held.get(task_id)
-            doubted = held is not None and not held.lost and (held.settlement_sent or not held.trusted())
-        return not doubted and not self._unconfirmed and monotonic() - self._answered_at < _CONFIRMED_SECONDS
+            is_doubtful = held is not None and not held.lost and (held.settlement_sent or not held.trusted())
+        return not is_doubtful and not self._unconfirmed and monotonic() - self._answered_at < _CONFIRMED_SECONDS
 
     # --- the heartbeat's own thread runs everything below
 
@@ -180,7 +180,9 @@ class Heartbeat:
             await asyncio.sleep(_AFTER_ERROR_SECONDS)
 
     async def _watch_trust(self, tick: float) -> None:
-        """Runs beside the renewals: a renewal without an answer hangs for longer than a lease is trusted."""
+        """Lose leases in time. This runs beside the renewals, because a renewal without an answer may hang for longer
+        than a lease is trusted.
+        """
         while True:
             self._lose_untrusted()
             await asyncio.sleep(tick)
@@ -248,7 +250,9 @@ class Heartbeat:
             self._cancel(held)
 
     async def _read_cancels(self) -> None:
-        """Runs at every tick, not only with renewals: a step hears within a second that a client cancelled its job."""
+        """Read which jobs are being cancelled. This runs at every tick, and not only with renewals: so a step stops
+        within a second of a client's cancel.
+        """
         assert self._connection is not None
         with self._lock:
             held = dict(self._held)

@@ -12,8 +12,8 @@ from leasehold.domain.lease import Lease
 
 @dataclass(slots=True)
 class HeldLease:
-    """The heartbeat's thread writes `trusted_until`, `lost` and `cancelled`; the main loop reads them and runs the two
-    callbacks. The heartbeat renews the lease until the monotonic time `renew_until`.
+    """One lease. The heartbeat's thread writes `trusted_until`, `lost` and `cancelled`; the main loop reads all three,
+    and runs the two callbacks. The heartbeat renews the lease until the monotonic time `renew_until`.
     """
 
     lease: Lease
@@ -32,8 +32,8 @@ class HeldLease:
         self.trusted_until = self.lease.trusted_until
 
     def subscribe(self, on_lost: Callable[[], object], on_cancel: Callable[[], object]) -> None:
-        """Call in the main loop. `on_lost` runs when the lease is lost, `on_cancel` when a client cancels the job;
-        what has happened already runs its callback at once.
+        """Call this in the main loop. `on_lost` runs when the lease is lost, `on_cancel` when a client cancels the job.
+        If either has happened already, its callback runs at once.
         """
         self._on_lost, self._on_cancel = on_lost, on_cancel
         if self.lost:
@@ -50,5 +50,5 @@ class HeldLease:
             self._on_cancel()
 
     def trusted(self) -> bool:
-        """Whether the attempt may still write outputs: no other worker can have the lease yet."""
+        """Whether the attempt may still write outputs, because no other worker can have the lease yet."""
         return not self.lost and monotonic() < self.trusted_until

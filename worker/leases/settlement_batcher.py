@@ -1,6 +1,7 @@
-"""Settles attempts: all that end during one round trip share the next one. The commits' hints go to `announce`.
+"""Settles attempts: all attempts that end during one round trip share the next one.
 
-A settlement is what an attempt ended with. PostgreSQL carries it out only while the attempt's lease is valid.
+A settlement says how an attempt ended. PostgreSQL carries a settlement out only while the attempt's lease is valid. The
+hints that a commit wrote go to `announce`.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ Settlement: TypeAlias = Completion | Failure | Snoozing | Suspending | Release |
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What became of a settlement. `state`: the task's new state; None where the lease was another worker's.
+    """PostgreSQL's answer to a settlement. `state`: the task's new state; None if the lease was lost.
     `next`: the step that a completion claimed for this worker.
     """
 
@@ -64,7 +65,7 @@ class Answer:
 
 
 class SettlementBatcher:
-    """`async settle` for every attempt; one connection behind it."""
+    """Every attempt of the worker awaits `settle`. All settlements use one connection."""
 
     def __init__(
         self,
@@ -87,7 +88,7 @@ class SettlementBatcher:
         self.start, self.close = self._batcher.start, self._batcher.close
 
     async def settle(self, settlement: Settlement) -> Answer:
-        """Returns only when PostgreSQL has answered, however long it is away."""
+        """Settle, and return PostgreSQL's answer. Waits while the database is away, for any time."""
         return await self._batcher.ask(settlement)
 
     async def _settle(

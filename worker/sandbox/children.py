@@ -34,7 +34,7 @@ _CHILDS_LOG = logging.getLogger("leasehold.child")
 
 
 class Children:
-    """At most `size` runs at once, of steps of `pipelines`.
+    """Runs steps of `pipelines`, at most `size` at once.
 
     `source`: "module:callable" that returns the registry of pipelines. The inputs and directories of all runs lie
     beneath `work_dir`. Each child reads and writes those of its own run only.
@@ -109,7 +109,7 @@ class Children:
         Raises what the handler raised (Permanent, Retryable, Cancelled), StepTimeout, or ChildCrashed. Any other
         exception of the handler becomes Unforeseen. An invalid answer becomes Permanent("bad_output").
         """
-        place, request = _requests(pipeline, step, params, files, directory, item)
+        confinement, request = _requests(pipeline, step, params, files, directory, item)
         await self._slots.acquire()
         try:
             child = await self._spares[pipeline].take()
@@ -120,7 +120,7 @@ class Children:
         try:
             child.begin_output(pipeline, step)
             answer = await child.call(
-                place,
+                confinement,
                 request,
                 timeout=timeout,
                 limits=limits,
@@ -171,7 +171,9 @@ def _raised(answer: frames.Failed) -> StepError:
 
 
 def _emit(chunk: Any) -> None:
-    """A chunk of the child is one of its attempt. A hostile child may send anything: what has no form is dropped."""
+    """Emit the child's chunk as a chunk of its attempt. A hostile child may send anything: a chunk without a JSON form
+    is dropped.
+    """
     recorder = current()
     if recorder is not None and recorder.stream is not None:
         with suppress(TypeError, ValueError):
@@ -179,8 +181,9 @@ def _emit(chunk: Any) -> None:
 
 
 class _Lines:
-    """Logs here what the handler logs in its child: so it is in the worker's log, and is kept with the job. The record
-    has the name of the child's logger, but no logger of that name is made: a hostile child could name any number.
+    """Logs in the worker the lines that the handler logs in its child: so they are in the worker's log, and are kept
+    with the job. A record has the name of the child's logger, but the worker creates no logger of that name: a hostile
+    child could send any number of names.
     """
 
     def __init__(self, child: int) -> None:

@@ -20,8 +20,8 @@ _ABSENT = {
 
 
 def missing(isolation: str) -> list[str]:
-    """Which of the fences seccomp, network and landlock are missing. `isolation`: as Children.isolation names what
-    holds.
+    """Which of the fences seccomp, network and landlock are missing. `isolation`: the fences that hold, as the text of
+    Children.isolation.
     """
     fences = set(isolation.split("+"))
     if "seccomp" in fences or "netns" in fences:
@@ -30,8 +30,8 @@ def missing(isolation: str) -> list[str]:
 
 
 def of_this_kernel() -> str:
-    """The fences that this kernel offers children. Without a network namespace: only an attempt shows whether that
-    works.
+    """The fences that this kernel offers children. A network namespace is left out: only an attempt to make one shows
+    whether the kernel allows it.
     """
     held = [*(["seccomp"] if seccomp.supported_machine() else []), *(["landlock"] if landlock.version() else [])]
     return "+".join(held) or "limits only"

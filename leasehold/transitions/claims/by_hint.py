@@ -12,21 +12,21 @@ from leasehold.transitions.claims.marking import MARK_CLAIMED, job_columns
 from leasehold.transitions.claims.records import Claimed, LeaseTerms, claimed_of
 from leasehold.transitions.workers import owner_is_dead
 
-# $1 task ids, $2 owner, $3 duration of the lease, $4 losses that are too many, $5 owners that are dead, $6 whether the
-# owner may claim again what it claimed itself.
+# $1 task ids, $2 owner, $3 duration of the lease, $4 a task with this many losses is not claimed, $5 dead owners, $6
+# whether the owner may claim a task again that it holds itself.
 CLAIM = f"""
 -- claim
 WITH jobs AS MATERIALIZED (
     -- Waits for each job's lock: the statement that holds it is short, and the worker spends the hint afterwards.
-    SELECT j.id, mine.tasks, {job_columns("j")}
+    SELECT j.id, hinted.tasks, {job_columns("j")}
     FROM (
         SELECT t.job_id, array_agg(t.id) AS tasks FROM task t WHERE t.id = ANY($1::uuid[]) GROUP BY t.job_id
-    ) AS mine JOIN job j ON j.id = mine.job_id
+    ) AS hinted JOIN job j ON j.id = hinted.job_id
     WHERE j.status IN ('pending', 'queued', 'running', 'waiting_worker')
     ORDER BY j.id
     FOR UPDATE OF j
 ), found AS MATERIALIZED (
-    -- The tasks that may be claimed now, locked: due, or with a lease that is worth nothing.
+    -- The tasks that may be claimed now, locked: tasks that are due, and running ones whose lease protects nothing.
     SELECT t.id, t.status AS was, {job_columns("jobs")}
     FROM jobs CROSS JOIN LATERAL unnest(jobs.tasks) AS hinted(id) JOIN task t ON t.id = hinted.id
     WHERE NOT EXISTS (SELECT 1 FROM paused_queue p WHERE p.queue = t.queue)
@@ -53,9 +53,9 @@ async def claim(
 ) -> list[Claimed]:
     """pending | retry | waiting (due), or running with an expired lease or an owner in `dead_owners` -> running.
 
-    `reclaim`: also tasks that this owner claimed itself, by a claim whose answer was lost.
+    `reclaim`: also claim tasks that this owner holds already, by a claim whose answer was lost.
 
-    The hint of a task that does not return is spent: the task has ended, is not due, is unknown, or has a living owner.
+    A task that is not in the answer has ended, is not due, is unknown, or has a living owner: acknowledge its hint.
     """
     requested_at = monotonic()
     rows = await connection.fetch(
@@ -78,8 +78,9 @@ ORDER BY t.id, c.position
 async def claim_again(
     connection: Connection, task_ids: Sequence[UUID], terms: LeaseTerms, held: Sequence[UUID]
 ) -> dict[UUID, Claimed]:
-    """running -> running, at a new epoch: the steps that the completion of `task_ids` claimed, when the completion's
-    answer was lost. By completed task. Not those in `held`, of which the worker knows.
+    """running -> running, at a new epoch: claim the next steps that the completion of `task_ids` claimed, because the
+    completion's answer was lost. Returns completed task -> its next step. Steps in `held` are left out: the worker
+    knows that it holds them.
     """
     rows = await connection.fetch(_CLAIMED_WITH, list(task_ids), terms.owner, list(held))
     completed_by_next = {row["next"]: row["task_id"] for row in rows}

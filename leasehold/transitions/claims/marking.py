@@ -1,15 +1,17 @@
-"""The second half of both claims: the SQL that marks the tasks of a CTE `found` as running."""
+"""The second half of `claim` and `poll`: the SQL that marks the chosen tasks as running, and writes their events."""
 
 from __future__ import annotations
 
-# The job's columns that a claim returns. PostgreSQL reads them once, when it locks the job. To join the job again would
-# compare each task of a batch with each job of the batch, because the planner estimates one row for a CTE.
+# The job's columns that a claim returns. PostgreSQL reads them once, when it locks the job. A second join with the job
+# would compare each task of a batch with each job of the batch: the planner estimates one row for a CTE.
 _JOB_COLUMNS = ("event_seq", "tenant_id", "pipeline", "pipeline_version", "params", "inputs", "output_prefix", "trace",
                 "gated", "grace_seconds")  # fmt: skip
 
 
 def job_columns(alias: str, **instead: str) -> str:
-    """SQL: the job's columns, of the table or CTE `alias`. `instead`: an expression for a column."""
+    """SQL: a list of the job's columns, read from the table or CTE `alias`. `instead`: an expression by column, which
+    replaces that column.
+    """
     return ", ".join(
         f"{instead[column]} AS {column}" if column in instead else f"{alias}.{column}" for column in _JOB_COLUMNS
     )
@@ -21,7 +23,9 @@ _OUTPUT_PREFIX = """CASE WHEN t.contained THEN found.output_prefix || '/' || rep
                    ELSE found.output_prefix END"""
 
 
-#: After a CTE `found` (id, was, job_columns). $2 the owner, $3 the duration of the lease. A CTE `counted` returns.
+#: Append this to a statement that has the CTE `found`: the tasks to claim, locked, with their id, `was` (their status
+#: until now) and job_columns. $2 is the owner and $3 the duration of the lease. The statement reads the CTE `counted`:
+#: a row for each claimed task, with all columns that `claimed_of` needs.
 MARK_CLAIMED = f"""
 , claimed AS (
     -- A claim of a running task is a loss: its worker did not settle it.
@@ -39,20 +43,21 @@ MARK_CLAIMED = f"""
               t.timeout_seconds, found.was, extract(epoch FROM clock_timestamp() - t.available_at)::float8 AS waited,
               {job_columns("found", params=_PARAMS, output_prefix=_OUTPUT_PREFIX)}
 ), counted AS MATERIALIZED (
-    -- The claimed tasks of each job, numbered for its events; `becomes`: the job's status.
-    SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS n,
+    -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of them
+    -- were not running. `becomes`: the job's status.
+    SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS task_count,
            (count(*) FILTER (WHERE was <> 'running') OVER job)::int AS leased,
            CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER job THEN 'waiting_worker' ELSE 'running' END AS becomes
     FROM claimed c
     WINDOW job AS (PARTITION BY job_id)
 ), advanced AS (
     UPDATE job j
-    SET status = mine.becomes,
-        leased = j.leased + mine.leased,
+    SET status = per_job.becomes,
+        leased = j.leased + per_job.leased,
         started_at = coalesce(j.started_at, clock_timestamp()),
-        event_seq = j.event_seq + mine.n
-    FROM counted mine
-    WHERE mine.nth = 1 AND j.id = mine.job_id
+        event_seq = j.event_seq + per_job.task_count
+    FROM counted per_job
+    WHERE per_job.nth = 1 AND j.id = per_job.job_id
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT c.job_id, c.event_seq + c.nth, c.tenant_id, CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,

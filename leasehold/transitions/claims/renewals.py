@@ -10,13 +10,13 @@ from uuid import UUID
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.lease import Lease
 
-# PostgreSQL passes over a row that another statement has locked, because that statement is settling the task: such a
-# lease is still ours, and not renewed.
+# $1 the owner, $2 and $3 the tasks and epochs of its leases, $4 the new duration. PostgreSQL passes over a row that
+# another statement has locked, because that statement may be settling the task. Such a lease stays valid, unrenewed.
 RENEW = f"""
 -- renew
 WITH held AS (
     SELECT l.id, l.epoch FROM unnest($2::uuid[], $3::int[]) AS l(id, epoch)
-), mine AS MATERIALIZED (
+), locked AS MATERIALIZED (
     SELECT t.id
     FROM held JOIN task t ON t.id = held.id
     WHERE t.lease_owner = $1 AND t.epoch = held.epoch AND {unindexed("t.status = 'running'")}
@@ -24,7 +24,7 @@ WITH held AS (
     FOR UPDATE OF t SKIP LOCKED
 ), renewed AS (
     UPDATE task t SET lease_until = clock_timestamp() + $4::interval
-    FROM mine WHERE t.id = mine.id
+    FROM locked WHERE t.id = locked.id
     RETURNING t.id
 )
 SELECT held.id,
@@ -40,8 +40,8 @@ LEFT JOIN job j ON j.id = t.job_id
 
 @dataclass(frozen=True, slots=True)
 class Renewal:
-    """`renewed`: False while another statement has the row locked. `is_valid`: False when the lease is lost.
-    `cancel`: the attempt must stop.
+    """The answer for one lease. `renewed`: False while another statement has the row locked. `is_valid`: False when the
+    lease is lost. `cancel`: a client cancelled the job, and the attempt must stop.
     """
 
     task_id: UUID
@@ -67,5 +67,5 @@ WHERE t.lease_owner = $1 AND t.cancelable AND {unindexed("t.status = 'running'")
 
 
 async def to_cancel(connection: Connection, owner: UUID, held: Iterable[UUID]) -> list[UUID]:
-    """Those of the tasks `held` by the owner whose job is being cancelled. Cheap enough for twice a second."""
+    """The tasks among `held` whose job is being cancelled. The query is cheap enough for two calls a second."""
     return [row["id"] for row in await connection.fetch(CANCELLED, owner, list(held))]

@@ -1,4 +1,4 @@
-"""`admit`: the jobs that wait at concurrency limits are admitted, as many as there is room for."""
+"""`admit` admits jobs that wait at concurrency limits: as many as the limits have room for."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ WITH RECURSIVE asked AS (
     ) AS next
 ), heads AS MATERIALIZED (
     -- The first jobs of each tenant. At a limit of EVERYBODY ($4) a tenant's admitted jobs count before its first.
-    SELECT head.job_id, head.priority, head.nth + inside.n AS turn
+    SELECT head.job_id, head.priority, head.nth + admitted.job_count AS turn
     FROM owners o
     CROSS JOIN LATERAL (
-        SELECT count(*) AS n FROM gate_job i
+        SELECT count(*) AS job_count FROM gate_job i
         WHERE o.tenant_id = $4 AND i.tenant_id = o.tenant_id AND i.key = o.key AND i.owner = o.owner
           AND i.admitted_at IS NOT NULL
-    ) AS inside
+    ) AS admitted
     CROSS JOIN LATERAL (
         SELECT g.job_id, g.priority, row_number() OVER (ORDER BY g.priority, g.job_id) AS nth FROM gate_job g
         WHERE g.tenant_id = o.tenant_id AND g.key = o.key AND g.owner = o.owner AND g.admitted_at IS NULL
@@ -67,8 +67,8 @@ FROM waiting w JOIN gate_job g ON g.job_id = w.job_id JOIN job j ON j.id = w.job
 GROUP BY w.job_id, w.priority, w.turn, j.tenant_id, j.finished_at ORDER BY w.turn, w.priority, w.job_id
 """
 
-# $1 the jobs. Their limits counted as one more step that each first step needs. `jobs` locks each job and reads its
-# columns once; later CTEs reuse them.
+# $1 the jobs. Until now each first step has waited for one step more (`waiting_on`), which stands for the limits.
+# `jobs` locks each job and reads its columns once; later CTEs reuse these columns.
 ADMIT = f"""
 -- gates_admit
 WITH jobs AS MATERIALIZED (
@@ -96,11 +96,11 @@ WITH jobs AS MATERIALIZED (
     FROM freed f
 ), advanced AS (
     UPDATE job j
-    SET held = false, event_seq = j.event_seq + 1, status = mine.becomes,
+    SET held = false, event_seq = j.event_seq + 1, status = per_job.becomes,
         -- The job's time begins now; a deadline that the client set stays.
         deadline_at = CASE WHEN j.timeout_seconds IS NULL AND j.start_within_seconds IS NULL THEN j.deadline_at
                            ELSE clock_timestamp() + make_interval(secs => j.timeout_seconds) END
-    FROM counted mine WHERE mine.nth = 1 AND j.id = mine.job_id
+    FROM counted per_job WHERE per_job.nth = 1 AND j.id = per_job.job_id
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
     SELECT job_id, event_seq + 1, tenant_id, 'admitted', becomes FROM counted WHERE nth = 1
@@ -127,8 +127,8 @@ async def admit(
     """held -> runnable, for as many jobs of these limits as there is room for: tenants take turns, and each tenant's
     jobs go by priority and age. Returns the hints to be published.
 
-    `ended`: the jobs that may have ended since the limits were last asked. None: unknown; all admitted jobs are read.
-    A job that another limit holds does not hold the jobs behind it.
+    `ended`: the jobs that may have ended since the last call for these limits. None: unknown, so the statement reads
+    all admitted jobs. A job that another limit holds back does not hold back the jobs behind it.
     """
     limits = sorted(set(names))
     hints: list[Announcement] = []
@@ -165,7 +165,7 @@ async def _admit_batch(
 
 
 async def admit_each(connection: Connection, names: Iterable[ConcurrencyLimitName]) -> list[Announcement]:
-    """As `admit`, for limits that are independent of each other: a limit that cannot be asked is set aside."""
+    """As `admit`, for limits that are independent of each other: a limit whose admission fails is set aside."""
     limits = sorted(set(names))
     try:
         return await admit(connection, limits)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 #: (tenant, key)
 ConcurrencyLimitName: TypeAlias = tuple[str, str]
 
-#: The duties in the quarantine: jobs that cannot be admitted, and limits that cannot be asked.
+#: The duties in the quarantine: jobs whose admission fails, and limits whose admissions fail.
 JOBS, LIMITS = "admissions", "gates"
 #: SQL: the limit `g` as a unit of the duty LIMITS.
 LIMIT_UNIT = "g.tenant_id || '/' || g.key"

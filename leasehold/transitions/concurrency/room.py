@@ -1,4 +1,4 @@
-"""How much room concurrency limits have. The reader holds the limits' rows locked."""
+"""Counts the room of concurrency limits. `rooms_of` locks the limits' rows until the caller's transaction ends."""
 
 from __future__ import annotations
 
@@ -31,7 +31,8 @@ ORDER BY g.tenant_id, g.key
 FOR UPDATE OF g
 """
 
-# A finished job no longer counts; a limit with a rate remembers its admission for a minute.
+# SQL: a further condition for rows `g` of gate_job, joined with their `gate`, whose jobs have finished. Such a job no
+# longer counts, except at a limit with a rate: there its admission counts for a minute.
 _FORGETTABLE = """
   AND (gate.per_minute IS NULL OR g.admitted_at IS NULL OR g.admitted_at < clock_timestamp() - interval '60 seconds')
 """
@@ -39,8 +40,8 @@ _FORGETTABLE = """
 _FORGET_ENDED = f"""
 -- gates_forget_left
 DELETE FROM gate_job g
-USING unnest($1::uuid[]) AS gone(job_id), job j, gate
-WHERE g.job_id = gone.job_id AND j.id = gone.job_id AND j.finished_at IS NOT NULL
+USING unnest($1::uuid[]) AS ended(job_id), job j, gate
+WHERE g.job_id = ended.job_id AND j.id = ended.job_id AND j.finished_at IS NOT NULL
   AND gate.tenant_id = g.tenant_id AND gate.key = g.key{_FORGETTABLE}"""
 
 _FORGET = f"""
@@ -50,14 +51,16 @@ USING unnest($1::text[], $2::text[]) AS asked(tenant_id, key), gate, job j
 WHERE g.tenant_id = asked.tenant_id AND g.key = asked.key AND gate.tenant_id = g.tenant_id AND gate.key = g.key
   AND j.id = g.job_id AND j.finished_at IS NOT NULL{_FORGETTABLE}"""
 
-# A finished job that is not forgotten yet still counts: the limit holds, and the sweeper forgets the job.
-_INSIDE = """
+# `unfinished`: admitted jobs that count against `at_most`. `last_minute`: admissions that count against `per_minute`.
+# At a limit without a rate, a finished job counts until its row is deleted: the limit still holds, and the sweeper
+# deletes it.
+_ADMITTED = """
 -- gates_inside
-SELECT gate.tenant_id, gate.key, used.inside, used.lately
+SELECT gate.tenant_id, gate.key, used.unfinished, used.last_minute
 FROM unnest($1::text[], $2::text[]) AS asked(tenant_id, key)
 JOIN gate ON gate.tenant_id = asked.tenant_id AND gate.key = asked.key
 CROSS JOIN LATERAL (
-    SELECT count(*) AS inside, 0::bigint AS lately FROM gate_job g
+    SELECT count(*) AS unfinished, 0::bigint AS last_minute FROM gate_job g
     WHERE gate.per_minute IS NULL AND g.tenant_id = gate.tenant_id AND g.key = gate.key AND g.admitted_at IS NOT NULL
     HAVING gate.per_minute IS NULL
     UNION ALL
@@ -109,8 +112,8 @@ class Room:
 async def rooms_of(
     connection: Connection, names: Sequence[ConcurrencyLimitName], ended: Sequence[UUID] | None
 ) -> Mapping[ConcurrencyLimitName, Room]:
-    """Lock the limits and count the room of each. First forget finished jobs: those among `ended`, or with None all
-    that the limits still count. A limit without a row has room for any number.
+    """Lock the limits and count the room of each. First delete the rows of finished jobs: of those among `ended`, or
+    with None of all. A limit without a row has room for any number.
     """
     columns = limit_columns(names)
     limits = await connection.fetch(_LOCK, *columns)
@@ -118,17 +121,17 @@ async def rooms_of(
         await connection.execute(_FORGET, *columns)
     elif ended:
         await connection.execute(_FORGET_ENDED, sorted(ended))
-    used = {(row["tenant_id"], row["key"]): row for row in await connection.fetch(_INSIDE, *columns)}
+    used = {(row["tenant_id"], row["key"]): row for row in await connection.fetch(_ADMITTED, *columns)}
     shared: dict[str, Counter[str]] = {key: Counter() for tenant_id, key in names if tenant_id == EVERYBODY}
     for row in await connection.fetch(_OWNERS, EVERYBODY, list(shared)) if shared else ():
         shared[row["key"]][row["owner"]] = row["n"]
     rooms: defaultdict[ConcurrencyLimitName, Room] = defaultdict(lambda: Room(None, None))
     for row in limits:
         name = (row["tenant_id"], row["key"])
-        inside, lately = (used[name]["inside"], used[name]["lately"]) if name in used else (0, 0)
+        unfinished, last_minute = (used[name]["unfinished"], used[name]["last_minute"]) if name in used else (0, 0)
         rooms[name] = Room(
-            _remaining(row["at_most"], inside),
-            _remaining(row["per_minute"], lately),
+            _remaining(row["at_most"], unfinished),
+            _remaining(row["per_minute"], last_minute),
             int((row["at_most"] or 0) >= _RESERVES_FROM),
             shared[row["key"]] if row["tenant_id"] == EVERYBODY else None,
         )

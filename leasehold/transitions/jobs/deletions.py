@@ -1,8 +1,8 @@
-"""`expire_early` and `delete`: a job and all that it made go before their time. `forget` deletes the rows.
+"""`expire_early` and `delete` end the retention of a job and of its objects early. `forget` deletes the rows.
 
 A job with a leased step is never deleted: its worker settles the lease by the job's rows, and the ledger must say how
 the lease ended. Such a job is cancelled first, and deleted when it has ended. `keep_seconds` is 0 from then on, so that
-retention deletes the job even if the process that was asked to dies.
+retention deletes the job even if the process that got the request dies.
 """
 
 from __future__ import annotations
@@ -29,25 +29,26 @@ async def expire_early(connection: Connection, job_id: UUID, tenant_id: str) -> 
     return row["output_prefix"] if row is not None and row["finished"] else None
 
 
-# Jobs that ended only. From now on no reader finds it, and retention may delete its objects and rows.
+# $1 jobs, $2 their tenant. Only jobs that have ended: from now on no reader finds them, and retention may delete their
+# objects and rows.
 DELETE = f"""
 -- job_delete
-WITH gone AS (
+WITH deleted AS (
     UPDATE job SET keep_seconds = 0, expires_at = clock_timestamp()
     WHERE id = ANY($1::uuid[]) AND {unindexed("tenant_id = $2 AND finished_at IS NOT NULL")}
     RETURNING id, tenant_id, pipeline, output_prefix
 ), remembered AS (
     INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
-    SELECT g.id, g.tenant_id, g.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = g.id), 'deleted' FROM gone g
+    SELECT g.id, g.tenant_id, g.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = g.id), 'deleted' FROM deleted g
     ON CONFLICT (job_id) DO NOTHING
 )
-SELECT id, output_prefix FROM gone
+SELECT id, output_prefix FROM deleted
 """
 
 
 async def delete(connection: Connection, job_id: UUID, tenant_id: str) -> str | None:
-    """Ended -> gone: a tombstone remembers the job. Delete its objects after the commit, then `forget` its rows; what
-    fails, retention does.
+    """Ended -> deleted, for readers: a tombstone remembers the job. After the commit, delete the job's objects and then
+    `forget` its rows; if either fails, retention does it.
 
     Returns the prefix of the job's objects. None: the job has not ended, or there is no such job.
     """
@@ -56,21 +57,21 @@ async def delete(connection: Connection, job_id: UUID, tenant_id: str) -> str | 
 
 
 async def delete_together(connection: Connection, job_ids: Sequence[UUID], tenant_id: str) -> list[UUID]:
-    """As `delete`, for many jobs. Returns those that are gone."""
+    """As `delete`, for many jobs. Returns the jobs that are deleted."""
     return [row["id"] for row in await connection.fetch(DELETE, list(job_ids), tenant_id)]
 
 
-# `keep_seconds` is 0 of a job that somebody deleted.
+# A job with `keep_seconds` 0 was deleted by somebody; any other has expired.
 FORGET = """
 -- job_forget
-WITH gone AS (
+WITH deleted AS (
     DELETE FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp()
     RETURNING id, tenant_id, pipeline, keep_seconds
 )
 INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
 SELECT g.id, g.tenant_id, g.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = g.id),
        CASE WHEN g.keep_seconds = 0 THEN 'deleted' ELSE 'expired' END
-FROM gone g
+FROM deleted g
 ON CONFLICT (job_id) DO NOTHING
 """
 

@@ -14,22 +14,21 @@ from leasehold.transitions.claims import LeaseTerms, claimed_of
 from leasehold.transitions.settlements.guard import HELD, lease_columns, settled_of
 from leasehold.transitions.settlements.records import Completion, Settled
 
-# $4 outputs, $5 values, $6 whether the worker goes on, $7 how long its new lease lasts.
-# A worker that goes on claims a step that this commit unblocks, instead of a hint: this saves a way through the broker
-# and a commit. Two steps are never claimed so: a less urgent step, because other tasks may wait before it, and a step
-# of a job with external workers, whose job status needs other rules.
-# A workflow waits with the status `waiting`: a step of it that ends counts as news, and enough news make it due. While
+# $4 outputs, $5 values, $6 whether the worker may claim a next step, $7 the duration of the lease on that step.
+# With its completion a worker may claim a step that this commit unblocks, and the step then gets no hint: this saves a
+# way through the broker and a commit. Two sorts of steps are never claimed so: a less urgent step, because other tasks
+# may wait before it; and a step of a job with external workers, because the status of such a job has other rules. A
+# workflow waits with the status `waiting`: a step of it that ends counts as news, and enough news make it due. While
 # the workflow runs, news only count: `suspend` finds them. This statement may have waited for a suspension or a claim
-# of the workflow, and then judges the row that they left: so `freed` takes rows of any open state, and only
-# the workflows that this statement makes due have no `wake_at` then.
-# `parents` may read the step older than the row that `freed` updates: by then the row can only need fewer steps, so
-# the step then gets a hint instead.
+# of the workflow, and then judges the row that they left: so `freed` takes rows of any open state, and only the
+# workflows that this statement makes due have no `wake_at` then. `parents` may read the step older than the row that
+# `freed` updates: by then the row can only need fewer steps, so the step then gets a hint instead.
 #: More news than a workflow ever has: no step's end makes it due.
 _NEVER = 2**31 - 1
-#: Whether the `p.n` tasks that end make step `c` due: a blocked step, or a workflow that waits.
+#: Whether the `p.ended_needs` tasks that end make step `c` due: a blocked step, or a workflow that waits.
 _IS_READY = (
-    "CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n"
-    " WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END"
+    "CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs"
+    " WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END"
 )
 
 COMPLETE = f"""-- complete
@@ -42,18 +41,20 @@ WITH {HELD}, done AS (
               held.job_status, held.steps_left, held.leased, held.external, held.tenant_id, held.trace,
               held.event_seq, held.pipeline, held.created_at
 ), counted AS MATERIALIZED (
-    -- `nth` of `n` completed tasks in the job; `claim_next`: the worker may claim a next step of the job.
+    -- `nth` of `completed_count` completed tasks in the job; `claim_next`: the worker may claim a next step of the job.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
-           (count(*) OVER (PARTITION BY job_id))::int AS n,
+           (count(*) OVER (PARTITION BY job_id))::int AS completed_count,
            ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next
     FROM done d
 ), parents AS MATERIALIZED (
-    -- Each step (`child`) that needs `n` of the completed tasks. `place`: a worker that goes on; `taken`: the worker
-    -- claims this step, the first of those that are ready.
+    -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the worker that may claim it;
+    -- `taken`: the worker claims this step, the first of those that are ready.
     SELECT p.*, x.ready AND row_number() OVER (PARTITION BY p.place, x.ready ORDER BY c.position, c.id) = 1 AS taken
     FROM (
-        SELECT child, count(*)::int AS n, (array_agg(d.trace))[1] AS trace, (array_agg(d.tenant_id))[1] AS tenant_id,
-               (array_agg(d.event_seq + d.n))[1] AS seq, (array_agg(d.place) FILTER (WHERE d.claim_next))[1] AS place,
+        SELECT child, count(*)::int AS ended_needs, (array_agg(d.trace))[1] AS trace,
+               (array_agg(d.tenant_id))[1] AS tenant_id,
+               (array_agg(d.event_seq + d.completed_count))[1] AS seq,
+               (array_agg(d.place) FILTER (WHERE d.claim_next))[1] AS place,
                (array_agg(d.queue) FILTER (WHERE d.claim_next))[1] AS queue,
                (array_agg(d.priority) FILTER (WHERE d.claim_next))[1] AS priority
         FROM counted d, unnest(d.unblocks) AS child GROUP BY child
@@ -64,10 +65,11 @@ WITH {HELD}, done AS (
                AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS ready
     ) AS x
 ), freed AS (
-    -- Counts down on the child's own row: the job's lock puts its parents in a row.
+    -- Counts down on the child's own row. Because of the job's lock, the steps that it needs complete one after
+    -- another.
     UPDATE task c
-    SET waiting_on = CASE c.status WHEN 'blocked' THEN c.waiting_on - p.n ELSE c.waiting_on END,
-        news = CASE c.status WHEN 'blocked' THEN c.news ELSE c.news + p.n END,
+    SET waiting_on = CASE c.status WHEN 'blocked' THEN c.waiting_on - p.ended_needs ELSE c.waiting_on END,
+        news = CASE c.status WHEN 'blocked' THEN c.news ELSE c.news + p.ended_needs END,
         wake_at = CASE WHEN {_IS_READY} THEN NULL WHEN c.status = 'blocked' THEN c.wake_at
                        ELSE coalesce(c.wake_at, {_NEVER}) END,
         status = CASE WHEN NOT {_IS_READY} THEN c.status WHEN p.taken THEN 'running'
@@ -89,8 +91,8 @@ WITH {HELD}, done AS (
 ), judged AS MATERIALIZED (
     -- The job's next status. With external steps it is `waiting_worker` while an external step can run.
     SELECT c.*,
-           CASE WHEN c.steps_left = c.n THEN 'succeeded'
-                WHEN c.job_status = 'cancel_requested' AND c.leased = c.n THEN 'cancelled'
+           CASE WHEN c.steps_left = c.completed_count THEN 'succeeded'
+                WHEN c.job_status = 'cancel_requested' AND c.leased = c.completed_count THEN 'cancelled'
                 WHEN c.external = 0 OR c.job_status = 'cancel_requested' THEN c.job_status
                 WHEN EXISTS (
                     SELECT 1 FROM task o WHERE o.job_id = c.job_id AND starts_with(o.queue, 'ext:')
@@ -100,21 +102,23 @@ WITH {HELD}, done AS (
     FROM counted c
 ), advanced AS (
     UPDATE job j
-    SET steps_left = j.steps_left - mine.n,
-        leased = j.leased - mine.n + gone_on.n,
-        status = mine.becomes,
-        finished_at = CASE WHEN mine.becomes IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
-        expires_at = CASE WHEN mine.becomes IN ('succeeded', 'cancelled')
+    SET steps_left = j.steps_left - per_job.completed_count,
+        leased = j.leased - per_job.completed_count + claimed_next.step_count,
+        status = per_job.becomes,
+        finished_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
+        expires_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled')
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
-        event_seq = j.event_seq + mine.n + gone_on.n
-    FROM judged mine
-    CROSS JOIN LATERAL (SELECT count(*)::int AS n FROM taken t WHERE t.job_id = mine.job_id) AS gone_on
-    WHERE mine.nth = 1 AND j.id = mine.job_id
+        event_seq = j.event_seq + per_job.completed_count + claimed_next.step_count
+    FROM judged per_job
+    CROSS JOIN LATERAL (
+        SELECT count(*)::int AS step_count FROM taken t WHERE t.job_id = per_job.job_id
+    ) AS claimed_next
+    WHERE per_job.nth = 1 AND j.id = per_job.job_id
 ), events AS (
     -- A job that ends shows its last status in its last event only.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT job_id, event_seq + nth, tenant_id, 'completed',
-           CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < n THEN 'running' ELSE becomes END,
+           CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running' ELSE becomes END,
            id, step, 'succeeded', epoch
     FROM judged
 ), claim_events AS (

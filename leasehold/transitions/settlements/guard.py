@@ -15,7 +15,7 @@ from leasehold.domain.lease import Lease
 from leasehold.transitions.endings import jobs_ended
 from leasehold.transitions.settlements.records import Settled, Verdict
 
-# $1 owners, $2 task ids, $3 epochs: the parameters of `lease_columns`.
+# The CTEs `asked` and `jobs`. $1 owners, $2 task ids, $3 epochs: the parameters of `lease_columns`.
 _LOCKED_JOBS = """asked AS MATERIALIZED (
     -- The leases. `nth` is the lease's position in every parameter array, counted from 1.
     SELECT a.owner, a.id, a.epoch, a.nth FROM unnest($1::uuid[], $2::uuid[], $3::int[])
@@ -24,12 +24,12 @@ _LOCKED_JOBS = """asked AS MATERIALIZED (
     -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases
     -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
-           j.created_at, mine.owners, mine.ids, mine.epochs, mine.places
+           j.created_at, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
         FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
-    ) AS mine JOIN job j ON j.id = mine.job_id
+    ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
 ), """
@@ -40,7 +40,7 @@ _LOCKED_JOBS = """asked AS MATERIALIZED (
 _GUARD = "CASE WHEN t.lease_owner = a.owner AND t.epoch = a.epoch AND t.status = 'running' THEN true ELSE false END"
 
 
-def _held(more: str) -> str:
+def _held(job_condition: str) -> str:
     return f"""{_LOCKED_JOBS}held AS MATERIALIZED (
     -- The tasks that pass the guard, locked.
     SELECT t.id, a.nth, jobs.status AS job_status, jobs.steps_left, jobs.leased, jobs.external, jobs.tenant_id,
@@ -48,17 +48,22 @@ def _held(more: str) -> str:
     FROM jobs
     CROSS JOIN LATERAL unnest(jobs.owners, jobs.ids, jobs.epochs, jobs.places) AS a(owner, id, epoch, nth)
     JOIN task t ON t.id = a.id
-    WHERE {_GUARD}{more}
+    WHERE {_GUARD}{job_condition}
     ORDER BY t.id
     FOR UPDATE OF t
 )"""
 
 
-#: The CTEs `asked`, `jobs` and `held`: `held` has the tasks whose lease is valid, in a job of any state.
+#: A settlement begins with these CTEs:
+#: `asked`: the leases, with owner, id, epoch and nth;
+#: `jobs`: the jobs of the leases, locked;
+#: `held`: the tasks that pass the guard, locked, in a job of any state. Its columns: id and nth of the lease;
+#: job_status, steps_left, leased, external, tenant_id, trace, event_seq, pipeline and created_at of the job.
 HELD = _held("")
-#: The same, except tasks of jobs that are being cancelled: their attempts end by `acknowledge_cancel` and no retry.
+#: The same CTEs. `held` leaves out the tasks of jobs that are being cancelled: their attempts end by
+#: `acknowledge_cancel`, and are not retried.
 HELD_IN_LIVE_JOB = _held("\n      AND jobs.status <> 'cancel_requested'")
-#: The same, only tasks of jobs that are being cancelled.
+#: The same CTEs. `held` has only the tasks of jobs that are being cancelled.
 HELD_IN_CANCELLED_JOB = _held("\n      AND jobs.status = 'cancel_requested'")
 
 
@@ -68,8 +73,8 @@ def lease_columns(leases: Sequence[Lease]) -> tuple[list[UUID], list[UUID], list
 
 
 def settled_of(rows: Sequence[Any], *, hints: bool = False, ends: bool = False) -> Settled:
-    """The outcome that `rows` describe: a verdict a row. `hints`: rows with an `outbox_id` are hints. `ends`: rows name
-    the jobs that ended.
+    """The outcome that the `rows` of a settlement describe. Each row has a task's verdict. `hints`: a row with an
+    `outbox_id` has a hint instead. `ends`: rows also name the jobs that ended.
     """
     outcome = Settled({}, ended=jobs_ended(rows) if ends else [])
     for row in rows:

@@ -18,10 +18,10 @@ WITH {HELD_IN_LIVE_JOB}, released AS (
     FROM held WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
 ), advanced AS (
-    UPDATE job j SET event_seq = j.event_seq + mine.n, leased = j.leased - mine.n
-    FROM (SELECT job_id, count(*)::int AS n FROM released GROUP BY job_id) AS mine
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq
+    UPDATE job j SET event_seq = j.event_seq + per_job.released_count, leased = j.leased - per_job.released_count
+    FROM (SELECT job_id, count(*)::int AS released_count FROM released GROUP BY job_id) AS per_job
+    WHERE j.id = per_job.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - per_job.released_count AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.id), a.tenant_id, 'released',

@@ -23,10 +23,10 @@ WITH {HELD_IN_LIVE_JOB}, snoozed AS (
     INSERT INTO note (task_id, value) SELECT id, note FROM snoozed WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
 ), advanced AS (
-    UPDATE job j SET event_seq = j.event_seq + mine.n, leased = j.leased - mine.n
-    FROM (SELECT job_id, count(*)::int AS n FROM snoozed GROUP BY job_id) AS mine
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.event_seq - mine.n AS seq
+    UPDATE job j SET event_seq = j.event_seq + per_job.snoozed_count, leased = j.leased - per_job.snoozed_count
+    FROM (SELECT job_id, count(*)::int AS snoozed_count FROM snoozed GROUP BY job_id) AS per_job
+    WHERE j.id = per_job.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.event_seq - per_job.snoozed_count AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'parked',

@@ -7,12 +7,12 @@ WITH asked AS MATERIALIZED (
     -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases
     -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
-           j.created_at, mine.owners, mine.ids, mine.epochs, mine.places
+           j.created_at, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
         FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
-    ) AS mine JOIN job j ON j.id = mine.job_id
+    ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
 ), held AS MATERIALIZED (
@@ -34,42 +34,45 @@ WITH asked AS MATERIALIZED (
               held.job_status, held.steps_left, held.leased, held.external, held.tenant_id, held.trace,
               held.event_seq, held.pipeline, held.created_at
 ), counted AS MATERIALIZED (
-    -- `nth` of `n` completed tasks in the job; `claim_next`: the worker may claim a next step of the job.
+    -- `nth` of `completed_count` completed tasks in the job; `claim_next`: the worker may claim a next step of the job.
     SELECT d.*, row_number() OVER (PARTITION BY job_id ORDER BY position) AS nth,
-           (count(*) OVER (PARTITION BY job_id))::int AS n,
+           (count(*) OVER (PARTITION BY job_id))::int AS completed_count,
            ($6::bool[])[d.place] AND d.external = 0 AND d.job_status <> 'cancel_requested' AS claim_next
     FROM done d
 ), parents AS MATERIALIZED (
-    -- Each step (`child`) that needs `n` of the completed tasks. `place`: a worker that goes on; `taken`: the worker
-    -- claims this step, the first of those that are ready.
+    -- Each step (`child`) that needs `ended_needs` of the completed tasks. `place`: the worker that may claim it;
+    -- `taken`: the worker claims this step, the first of those that are ready.
     SELECT p.*, x.ready AND row_number() OVER (PARTITION BY p.place, x.ready ORDER BY c.position, c.id) = 1 AS taken
     FROM (
-        SELECT child, count(*)::int AS n, (array_agg(d.trace))[1] AS trace, (array_agg(d.tenant_id))[1] AS tenant_id,
-               (array_agg(d.event_seq + d.n))[1] AS seq, (array_agg(d.place) FILTER (WHERE d.claim_next))[1] AS place,
+        SELECT child, count(*)::int AS ended_needs, (array_agg(d.trace))[1] AS trace,
+               (array_agg(d.tenant_id))[1] AS tenant_id,
+               (array_agg(d.event_seq + d.completed_count))[1] AS seq,
+               (array_agg(d.place) FILTER (WHERE d.claim_next))[1] AS place,
                (array_agg(d.queue) FILTER (WHERE d.claim_next))[1] AS queue,
                (array_agg(d.priority) FILTER (WHERE d.claim_next))[1] AS priority
         FROM counted d, unnest(d.unblocks) AS child GROUP BY child
     ) AS p JOIN task c ON c.id = p.child
     CROSS JOIN LATERAL (
         SELECT p.place IS NOT NULL AND c.queue = p.queue AND c.priority <= p.priority
-               AND CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END
+               AND CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END
                AND NOT EXISTS (SELECT 1 FROM paused_queue q WHERE q.queue = c.queue) AS ready
     ) AS x
 ), freed AS (
-    -- Counts down on the child's own row: the job's lock puts its parents in a row.
+    -- Counts down on the child's own row. Because of the job's lock, the steps that it needs complete one after
+    -- another.
     UPDATE task c
-    SET waiting_on = CASE c.status WHEN 'blocked' THEN c.waiting_on - p.n ELSE c.waiting_on END,
-        news = CASE c.status WHEN 'blocked' THEN c.news ELSE c.news + p.n END,
-        wake_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END THEN NULL WHEN c.status = 'blocked' THEN c.wake_at
+    SET waiting_on = CASE c.status WHEN 'blocked' THEN c.waiting_on - p.ended_needs ELSE c.waiting_on END,
+        news = CASE c.status WHEN 'blocked' THEN c.news ELSE c.news + p.ended_needs END,
+        wake_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END THEN NULL WHEN c.status = 'blocked' THEN c.wake_at
                        ELSE coalesce(c.wake_at, 2147483647) END,
-        status = CASE WHEN NOT CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END THEN c.status WHEN p.taken THEN 'running'
+        status = CASE WHEN NOT CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END THEN c.status WHEN p.taken THEN 'running'
                       WHEN c.status = 'waiting' THEN 'waiting' ELSE 'pending' END,
-        lease_owner = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END AND p.taken THEN ($1::uuid[])[p.place] ELSE c.lease_owner END,
-        lease_until = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END AND p.taken THEN clock_timestamp() + $7::interval ELSE c.lease_until END,
-        epoch = c.epoch + (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END AND p.taken)::int,
-        attempt = c.attempt + (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END AND p.taken)::int,
-        started_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END AND p.taken THEN clock_timestamp() ELSE c.started_at END,
-        available_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.n WHEN 'waiting' THEN coalesce(c.news + p.n >= c.wake_at, false) ELSE false END THEN clock_timestamp() ELSE c.available_at END
+        lease_owner = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END AND p.taken THEN ($1::uuid[])[p.place] ELSE c.lease_owner END,
+        lease_until = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END AND p.taken THEN clock_timestamp() + $7::interval ELSE c.lease_until END,
+        epoch = c.epoch + (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END AND p.taken)::int,
+        attempt = c.attempt + (CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END AND p.taken)::int,
+        started_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END AND p.taken THEN clock_timestamp() ELSE c.started_at END,
+        available_at = CASE WHEN CASE c.status WHEN 'blocked' THEN c.waiting_on = p.ended_needs WHEN 'waiting' THEN coalesce(c.news + p.ended_needs >= c.wake_at, false) ELSE false END THEN clock_timestamp() ELSE c.available_at END
     FROM parents p
     WHERE c.id = p.child AND CASE WHEN c.finished_at IS NULL THEN true ELSE false END
     RETURNING c.id, c.job_id, c.tenant_id, c.step, c.position, c.queue, c.priority, c.status, c.epoch, c.attempt,
@@ -81,8 +84,8 @@ WITH asked AS MATERIALIZED (
 ), judged AS MATERIALIZED (
     -- The job's next status. With external steps it is `waiting_worker` while an external step can run.
     SELECT c.*,
-           CASE WHEN c.steps_left = c.n THEN 'succeeded'
-                WHEN c.job_status = 'cancel_requested' AND c.leased = c.n THEN 'cancelled'
+           CASE WHEN c.steps_left = c.completed_count THEN 'succeeded'
+                WHEN c.job_status = 'cancel_requested' AND c.leased = c.completed_count THEN 'cancelled'
                 WHEN c.external = 0 OR c.job_status = 'cancel_requested' THEN c.job_status
                 WHEN EXISTS (
                     SELECT 1 FROM task o WHERE o.job_id = c.job_id AND starts_with(o.queue, 'ext:')
@@ -92,21 +95,23 @@ WITH asked AS MATERIALIZED (
     FROM counted c
 ), advanced AS (
     UPDATE job j
-    SET steps_left = j.steps_left - mine.n,
-        leased = j.leased - mine.n + gone_on.n,
-        status = mine.becomes,
-        finished_at = CASE WHEN mine.becomes IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
-        expires_at = CASE WHEN mine.becomes IN ('succeeded', 'cancelled')
+    SET steps_left = j.steps_left - per_job.completed_count,
+        leased = j.leased - per_job.completed_count + claimed_next.step_count,
+        status = per_job.becomes,
+        finished_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled') THEN clock_timestamp() END,
+        expires_at = CASE WHEN per_job.becomes IN ('succeeded', 'cancelled')
                           THEN clock_timestamp() + make_interval(secs => j.keep_seconds) END,
-        event_seq = j.event_seq + mine.n + gone_on.n
-    FROM judged mine
-    CROSS JOIN LATERAL (SELECT count(*)::int AS n FROM taken t WHERE t.job_id = mine.job_id) AS gone_on
-    WHERE mine.nth = 1 AND j.id = mine.job_id
+        event_seq = j.event_seq + per_job.completed_count + claimed_next.step_count
+    FROM judged per_job
+    CROSS JOIN LATERAL (
+        SELECT count(*)::int AS step_count FROM taken t WHERE t.job_id = per_job.job_id
+    ) AS claimed_next
+    WHERE per_job.nth = 1 AND j.id = per_job.job_id
 ), events AS (
     -- A job that ends shows its last status in its last event only.
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT job_id, event_seq + nth, tenant_id, 'completed',
-           CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < n THEN 'running' ELSE becomes END,
+           CASE WHEN becomes IN ('succeeded', 'cancelled') AND nth < completed_count THEN 'running' ELSE becomes END,
            id, step, 'succeeded', epoch
     FROM judged
 ), claim_events AS (

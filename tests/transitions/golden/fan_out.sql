@@ -7,12 +7,12 @@ WITH asked AS MATERIALIZED (
     -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases
     -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
-           j.created_at, mine.owners, mine.ids, mine.epochs, mine.places
+           j.created_at, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
         FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
-    ) AS mine JOIN job j ON j.id = mine.job_id
+    ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
 ), held AS MATERIALIZED (
@@ -34,10 +34,12 @@ WITH asked AS MATERIALIZED (
 ), parent AS (
     -- The guarded write: the step waits for its parts, and the attempt does not count.
     UPDATE task t
-    SET status = 'blocked', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1, waiting_on = mine.n
-    FROM (SELECT parent, count(*)::int AS n FROM parts GROUP BY parent) AS mine
-    WHERE t.id = mine.parent
-    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.position, t.priority, t.epoch, t.cancelable, mine.n
+    SET status = 'blocked', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
+        waiting_on = per_parent.part_count
+    FROM (SELECT parent, count(*)::int AS part_count FROM parts GROUP BY parent) AS per_parent
+    WHERE t.id = per_parent.parent
+    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.position, t.priority, t.epoch, t.cancelable,
+              per_parent.part_count
 ), part_tasks AS (
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, unblocks, max_attempts,
                       handler, cancelable)
@@ -49,14 +51,17 @@ WITH asked AS MATERIALIZED (
     INSERT INTO item (task_id, parent_id, number, value) SELECT id, parent, number, value FROM parts
 ), advanced AS (
     UPDATE job j
-    SET leased = j.leased - mine.n, steps_left = j.steps_left + mine.parts, event_seq = j.event_seq + mine.n
-    FROM (SELECT job_id, count(*)::int AS n, sum(n)::int AS parts FROM parent GROUP BY job_id) AS mine
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq
+    SET leased = j.leased - per_job.step_count, steps_left = j.steps_left + per_job.part_count,
+        event_seq = j.event_seq + per_job.step_count
+    FROM (
+        SELECT job_id, count(*)::int AS step_count, sum(part_count)::int AS part_count FROM parent GROUP BY job_id
+    ) AS per_job
+    WHERE j.id = per_job.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - per_job.step_count AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT p.job_id, a.seq + row_number() OVER (PARTITION BY p.job_id ORDER BY p.id), a.tenant_id, 'fanned_out',
-           a.status, p.id, p.step, 'blocked', p.epoch, jsonb_build_object('parts', p.n)
+           a.status, p.id, p.step, 'blocked', p.epoch, jsonb_build_object('parts', p.part_count)
     FROM parent p JOIN advanced a ON a.id = p.job_id
 ), hinted AS (
     INSERT INTO outbox (task_id, job_id, queue, priority, headers, relay_at)

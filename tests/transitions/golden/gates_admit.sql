@@ -24,11 +24,11 @@ WITH jobs AS MATERIALIZED (
     FROM freed f
 ), advanced AS (
     UPDATE job j
-    SET held = false, event_seq = j.event_seq + 1, status = mine.becomes,
+    SET held = false, event_seq = j.event_seq + 1, status = per_job.becomes,
         -- The job's time begins now; a deadline that the client set stays.
         deadline_at = CASE WHEN j.timeout_seconds IS NULL AND j.start_within_seconds IS NULL THEN j.deadline_at
                            ELSE clock_timestamp() + make_interval(secs => j.timeout_seconds) END
-    FROM counted mine WHERE mine.nth = 1 AND j.id = mine.job_id
+    FROM counted per_job WHERE per_job.nth = 1 AND j.id = per_job.job_id
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status)
     SELECT job_id, event_seq + 1, tenant_id, 'admitted', becomes FROM counted WHERE nth = 1

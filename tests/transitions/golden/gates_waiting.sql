@@ -19,13 +19,13 @@ WITH RECURSIVE asked AS (
     ) AS next
 ), heads AS MATERIALIZED (
     -- The first jobs of each tenant. At a limit of EVERYBODY ($4) a tenant's admitted jobs count before its first.
-    SELECT head.job_id, head.priority, head.nth + inside.n AS turn
+    SELECT head.job_id, head.priority, head.nth + admitted.job_count AS turn
     FROM owners o
     CROSS JOIN LATERAL (
-        SELECT count(*) AS n FROM gate_job i
+        SELECT count(*) AS job_count FROM gate_job i
         WHERE o.tenant_id = $4 AND i.tenant_id = o.tenant_id AND i.key = o.key AND i.owner = o.owner
           AND i.admitted_at IS NOT NULL
-    ) AS inside
+    ) AS admitted
     CROSS JOIN LATERAL (
         SELECT g.job_id, g.priority, row_number() OVER (ORDER BY g.priority, g.job_id) AS nth FROM gate_job g
         WHERE g.tenant_id = o.tenant_id AND g.key = o.key AND g.owner = o.owner AND g.admitted_at IS NULL

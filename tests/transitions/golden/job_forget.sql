@@ -1,10 +1,10 @@
 -- job_forget
-WITH gone AS (
+WITH deleted AS (
     DELETE FROM job WHERE id = ANY($1::uuid[]) AND expires_at < clock_timestamp()
     RETURNING id, tenant_id, pipeline, keep_seconds
 )
 INSERT INTO tombstone (job_id, tenant_id, pipeline, is_run, because)
 SELECT g.id, g.tenant_id, g.pipeline, EXISTS (SELECT 1 FROM run r WHERE r.job_id = g.id),
        CASE WHEN g.keep_seconds = 0 THEN 'deleted' ELSE 'expired' END
-FROM gone g
+FROM deleted g
 ON CONFLICT (job_id) DO NOTHING

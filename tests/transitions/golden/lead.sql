@@ -1,5 +1,5 @@
 -- lead
-WITH gone AS MATERIALIZED (
+WITH dead AS MATERIALIZED (
 -- gone
 SELECT w.id FROM worker w
 WHERE w.present AND NOT EXISTS (
@@ -14,9 +14,9 @@ INSERT INTO leadership (role, owner, until)
 SELECT $1, $2, clock_timestamp() + $3::interval
 WHERE NOT EXISTS (
     SELECT 1 FROM leadership l
-    WHERE l.role = $1 AND l.owner <> $2 AND l.until >= clock_timestamp() AND l.owner NOT IN (SELECT id FROM gone)
+    WHERE l.role = $1 AND l.owner <> $2 AND l.until >= clock_timestamp() AND l.owner NOT IN (SELECT id FROM dead)
 )
 ON CONFLICT (role) DO UPDATE SET owner = excluded.owner, until = excluded.until
 WHERE leadership.owner = excluded.owner OR leadership.until < clock_timestamp()
-   OR leadership.owner IN (SELECT id FROM gone)
+   OR leadership.owner IN (SELECT id FROM dead)
 RETURNING true

@@ -105,20 +105,21 @@ WITH RECURSIVE served AS MATERIALIZED (
               found.event_seq, found.tenant_id, found.pipeline, found.pipeline_version, CASE WHEN t.contained THEN (SELECT i.value FROM item i WHERE i.task_id = t.id) ELSE found.params END AS params, found.inputs, CASE WHEN t.contained THEN found.output_prefix || '/' || replace(t.step, '#', '.')
                    ELSE found.output_prefix END AS output_prefix, found.trace, found.gated, found.grace_seconds
 ), counted AS MATERIALIZED (
-    -- The claimed tasks of each job, numbered for its events; `becomes`: the job's status.
-    SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS n,
+    -- The claimed tasks, numbered within their job for its events: `nth` of `task_count`. `leased`: how many of them
+    -- were not running. `becomes`: the job's status.
+    SELECT c.*, row_number() OVER (PARTITION BY job_id ORDER BY id) AS nth, (count(*) OVER job)::int AS task_count,
            (count(*) FILTER (WHERE was <> 'running') OVER job)::int AS leased,
            CASE WHEN bool_and(starts_with(queue, 'ext:')) OVER job THEN 'waiting_worker' ELSE 'running' END AS becomes
     FROM claimed c
     WINDOW job AS (PARTITION BY job_id)
 ), advanced AS (
     UPDATE job j
-    SET status = mine.becomes,
-        leased = j.leased + mine.leased,
+    SET status = per_job.becomes,
+        leased = j.leased + per_job.leased,
         started_at = coalesce(j.started_at, clock_timestamp()),
-        event_seq = j.event_seq + mine.n
-    FROM counted mine
-    WHERE mine.nth = 1 AND j.id = mine.job_id
+        event_seq = j.event_seq + per_job.task_count
+    FROM counted per_job
+    WHERE per_job.nth = 1 AND j.id = per_job.job_id
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch, data)
     SELECT c.job_id, c.event_seq + c.nth, c.tenant_id, CASE WHEN c.was = 'running' THEN 'taken_over' ELSE 'claimed' END,

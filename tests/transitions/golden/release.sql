@@ -7,12 +7,12 @@ WITH asked AS MATERIALIZED (
     -- Locks each job row and reads its columns once; later CTEs reuse them (see claims.marking). The job's leases
     -- are arrays: `owners`, `ids`, `epochs`, and `places` (their `nth`).
     SELECT j.id, j.status, j.steps_left, j.leased, j.external, j.tenant_id, j.trace, j.event_seq, j.pipeline,
-           j.created_at, mine.owners, mine.ids, mine.epochs, mine.places
+           j.created_at, leases.owners, leases.ids, leases.epochs, leases.places
     FROM (
         SELECT t.job_id, array_agg(a.owner) AS owners, array_agg(a.id) AS ids, array_agg(a.epoch) AS epochs,
                array_agg(a.nth) AS places
         FROM asked a JOIN task t ON t.id = a.id GROUP BY t.job_id
-    ) AS mine JOIN job j ON j.id = mine.job_id
+    ) AS leases JOIN job j ON j.id = leases.job_id
     ORDER BY j.id
     FOR UPDATE OF j
 ), held AS MATERIALIZED (
@@ -34,10 +34,10 @@ WITH asked AS MATERIALIZED (
     FROM held WHERE t.id = held.id
     RETURNING t.id, t.job_id, t.step, t.epoch, t.queue, t.priority
 ), advanced AS (
-    UPDATE job j SET event_seq = j.event_seq + mine.n, leased = j.leased - mine.n
-    FROM (SELECT job_id, count(*)::int AS n FROM released GROUP BY job_id) AS mine
-    WHERE j.id = mine.job_id
-    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - mine.n AS seq
+    UPDATE job j SET event_seq = j.event_seq + per_job.released_count, leased = j.leased - per_job.released_count
+    FROM (SELECT job_id, count(*)::int AS released_count FROM released GROUP BY job_id) AS per_job
+    WHERE j.id = per_job.job_id
+    RETURNING j.id, j.tenant_id, j.status, j.trace, j.event_seq - per_job.released_count AS seq
 ), events AS (
     INSERT INTO event (job_id, seq, tenant_id, kind, job_status, task_id, step, task_status, epoch)
     SELECT r.job_id, a.seq + row_number() OVER (PARTITION BY r.job_id ORDER BY r.id), a.tenant_id, 'released',

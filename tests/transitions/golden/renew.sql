@@ -1,7 +1,7 @@
 -- renew
 WITH held AS (
     SELECT l.id, l.epoch FROM unnest($2::uuid[], $3::int[]) AS l(id, epoch)
-), mine AS MATERIALIZED (
+), locked AS MATERIALIZED (
     SELECT t.id
     FROM held JOIN task t ON t.id = held.id
     WHERE t.lease_owner = $1 AND t.epoch = held.epoch AND CASE WHEN t.status = 'running' THEN true ELSE false END
@@ -9,7 +9,7 @@ WITH held AS (
     FOR UPDATE OF t SKIP LOCKED
 ), renewed AS (
     UPDATE task t SET lease_until = clock_timestamp() + $4::interval
-    FROM mine WHERE t.id = mine.id
+    FROM locked WHERE t.id = locked.id
     RETURNING t.id
 )
 SELECT held.id,
