@@ -15,14 +15,19 @@ from leasehold.transitions.settlements.guard import HELD, lease_columns, settled
 from leasehold.transitions.settlements.records import Completion, Settled
 
 # $4 outputs, $5 values, $6 whether the worker may claim a next step, $7 the duration of the lease on that step.
+#
 # With its completion a worker may claim a step that this commit unblocks, and the step then gets no hint: this saves a
 # way through the broker and a commit. Two sorts of steps are never claimed so: a less urgent step, because other tasks
-# may wait before it; and a step of a job with external workers, because the status of such a job has other rules. A
-# workflow waits with the status `waiting`: a step of it that ends counts as news, and enough news make it due. While
-# the workflow runs, news only count: `suspend` finds them. This statement may have waited for a suspension or a claim
-# of the workflow, and then judges the row that they left: so `freed` takes rows of any open state, and only the
-# workflows that this statement makes due have no `wake_at` then. `parents` may read the step older than the row that
-# `freed` updates: by then the row can only need fewer steps, so the step then gets a hint instead.
+# may wait before it; and a step of a job with external workers, because the status of such a job has other rules.
+#
+# A workflow waits with the status `waiting`. Each of its steps that ends counts as news (`news`), and enough news make
+# the workflow due (`wake_at` is the count, not a time). While the workflow runs, its news only count: `suspend`
+# compares the count. This statement may have waited for a suspension or a claim of the workflow, and then judges the
+# row that these left: so `freed` updates rows of any open state, and then only a workflow that this statement made due
+# has no `wake_at`.
+#
+# `parents` may read an older version of a step's row than `freed` updates. Meanwhile the step can only have come to
+# need fewer steps: if it is ready only now, it is not `taken`, and gets a hint.
 #: More news than a workflow ever has: no step's end makes it due.
 _NEVER = 2**31 - 1
 #: Whether the `p.ended_needs` tasks that end make step `c` due: a blocked step, or a workflow that waits.
