@@ -126,7 +126,7 @@ async def test_a_step_that_ends_while_the_workflow_suspends_is_not_missed(rows: 
 async def test_the_worker_that_ends_the_last_step_claims_the_workflow_with_the_same_commit(rows: Rows) -> None:
     workflow = await suspended(rows, step(1), ends=1)
     (child,) = await children(rows)
-    outcome = await settlements.complete(rows.connection, [Completion(child.lease, goes_on=True)], rows.terms)
+    outcome = await settlements.complete(rows.connection, [Completion(child.lease, claim_next=True)], rows.terms)
     claimed = outcome.nexts[child.lease.task_id]
     assert (claimed.lease.task_id, claimed.lease.epoch) == (workflow.lease.task_id, 2)
     assert claimed.params == workflow.params
