@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,10 +35,14 @@ class Sent:
     path: Path
     view: dict[str, Any]
     saved: Path | None = None
+    job_id: str | None = None
 
 
-async def run(pictures: Sequence[Path], *, out: Path, **where: Any) -> None:
-    """Send all pictures and report on each. Raises DemoFailed at the end if picture did not become READY."""
+async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **where: Any) -> None:
+    """Send all pictures and report on each. `keep`: then print the address of the first job's page, and wait for Ctrl-C.
+
+    Raises DemoFailed at the end if a picture did not become READY.
+    """
     console = Console()
     started = monotonic()
     with console.status("starting PostgreSQL, an S3 server, the API and a worker"):
@@ -58,11 +63,23 @@ async def run(pictures: Sequence[Path], *, out: Path, **where: Any) -> None:
                 )
         for picture in sent:
             _report(console, picture)
+        if keep:
+            await _until_stopped(console, installation, sent[0])
     finally:
         await installation.__aexit__(None, None, None)
     console.print(f"everything is stopped; {monotonic() - started:.1f} s in all")
     if failed := [str(picture.path) for picture in sent if picture.view["status"] != "READY"]:
         raise DemoFailed(f"not READY: {', '.join(failed)}")
+
+
+async def _until_stopped(console: Console, installation: Installation, first: Sent) -> None:
+    address = installation.console_url(f"/jobs/{first.job_id}" if first.job_id else "/")
+    stop_requested = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        asyncio.get_running_loop().add_signal_handler(number, stop_requested.set)
+    console.print("\nCtrl-C stops everything. Until then, the job's page:")
+    console.print(address or "the console is off", highlight=False, soft_wrap=True)
+    await stop_requested.wait()
 
 
 async def _follow(client: httpx2.AsyncClient, picture: Sent, out: Path, show: Any) -> None:
@@ -83,6 +100,7 @@ async def _follow(client: httpx2.AsyncClient, picture: Sent, out: Path, show: An
         }
         show()
         return
+    picture.job_id = accepted.json()["job_id"]
     async with asyncio.timeout(_WAIT_SECONDS):
         while picture.view["status"] not in ("READY", "FAILED"):
             picture.view = await _json_of(client.get(f"/media/{ticket['media_id']}", params={"wait": 5}))

@@ -110,11 +110,13 @@ def demo(
     amqp_url: _AmqpUrl = None,
     s3_endpoint: _S3Endpoint = None,
     database_url: _DatabaseUrl = None,
+    keep: Annotated[bool, typer.Option(help="Then keep all up until Ctrl-C, and print the job's page.")] = False,
 ) -> None:
     """Start everything, send pictures through the HTTP API as a client would, and leave nothing running."""
     from leasehold.cli.demo import run  # noqa: PLC0415 - the embedded servers are an extra
 
-    run_or_exit(run(pictures or [], out=out, database_url=database_url, amqp_url=amqp_url, s3=_s3(s3_endpoint)))
+    where = {"database_url": database_url, "amqp_url": amqp_url, "s3": _s3(s3_endpoint)}
+    run_or_exit(run(pictures or [], out=out, keep=keep, **where))
 
 
 @app.command("signing-key")
