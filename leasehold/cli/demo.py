@@ -39,7 +39,7 @@ class Sent:
 
 
 async def run(pictures: Sequence[Path], *, out: Path, keep: bool = False, **where: Any) -> None:
-    """Send all pictures and report on each. `keep`: then print the address of the first job's page, and wait for Ctrl-C.
+    """Send all pictures and report on each. `keep`: then print the address of the first job's page and wait for Ctrl-C.
 
     Raises DemoFailed at the end if a picture did not become READY.
     """
