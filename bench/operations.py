@@ -20,6 +20,8 @@ from leasehold.transitions.jobs import NewJob
 _GOAL_RATE, _GOAL_MS = Goal(2000.0, at_least=True), Goal(50.0)
 _ACTIONS: tuple[Action, ...] = ("retry", "cancel", "delete")
 _LOOK_SECONDS = 0.05
+#: Jobs of an operation, to the jobs of a throughput run.
+_TIMES = 5
 _PATIENCE_SECONDS = 1800.0
 
 # $1 jobs of one step, made within the last hours; $2 whether they have failed.
@@ -49,17 +51,18 @@ FROM made
 
 async def measure(testbed: Testbed, scale: Scale) -> list[Figure]:
     figures: list[Figure] = []
+    number = _TIMES * scale.jobs
     for action in _ACTIONS:
         rates, longest, load = [], [], []
         for _ in range(scale.runs):
             async with testbed.installation(broker="postgres") as installation:
-                await _fill(installation, scale.jobs, failed=action != "cancel")
+                await _fill(installation, number, failed=action != "cancel")
                 await testbed.checkpoint()
                 load.append(os.getloadavg()[0])
-                rate, held = await _run(installation, action, scale.jobs)
+                rate, held = await _run(installation, action, number)
             rates.append(rate)
             longest.append(held)
-        name = f"a bulk {action} of {scale.jobs:,} jobs"
+        name = f"a bulk {action} of {number:,} jobs"
         figures += [
             Figure(f"{name}: jobs a second", "jobs/s", tuple(rates), tuple(load), _GOAL_RATE),
             Figure(f"{name}: its longest batch", "ms", tuple(longest), tuple(load), _GOAL_MS),

@@ -19,6 +19,8 @@ import httpx2
 
 TEMPLATE, SWITCHED, QUEUE, WORKER, PROVIDER = "fuzzed", "switched", "fuzz", "fuzzer", "jimeng"
 HOOK = "http://127.0.0.1/hook"
+#: A filter that finds no job of a test.
+NOTHING = "created:>99w"
 PNG = b"\x89PNG\r\n\x1a\n" + bytes(64)
 
 
@@ -50,6 +52,9 @@ class Things:
 
     def run(self) -> str:
         return str(self._post("/v1/runs", {"template": TEMPLATE})["id"])
+
+    def operation(self) -> str:
+        return str(self._post("/v1/operations", {"action": "cancel", "filter": NOTHING})["id"])
 
     def leased(self) -> dict[str, Any]:
         run = self.run()
@@ -148,7 +153,7 @@ class Subject:
 Making = Callable[[Things], Subject]
 
 
-def _path(name: str, make: Callable[[Things], str], **body: Any) -> Making:
+def _path(name: str, make: Callable[[Things], str], /, **body: Any) -> Making:
     return lambda things: Subject(path={name: make(things)}, body=body)
 
 
@@ -178,7 +183,7 @@ _LASTS = frozenset({
     "getRun", "explainRun", "rerunRun", "streamRunEvents", "getSchedule", "changeSchedule", "runScheduleNow",
     "backfillSchedule", "streamConversionEvents", "changeWebhook", "rotateWebhookSecret", "listDeliveries",
     "redeliverWebhook",
-    "getJob", "explainJob", "streamJobEvents",
+    "getJob", "explainJob", "streamJobEvents", "getOperation", "listRefusals",
     "queryImages", "queryVideo", "postImagesQuery", "postVideoQuery", "streamImagesEvents", "streamVideoEvents",
 })  # fmt: skip
 
@@ -197,6 +202,8 @@ _PATHS: dict[str, Making] = {
     "cancelJob": _path("job_id", Things.run),
     "retryJob": _path("job_id", lambda things: str(things.failed()["run_id"]), from_step="only", payload=None),
     "deleteJob": _path("job_id", Things.cancelled),
+    "getOperation": _path("operation_id", Things.operation),
+    "listRefusals": _path("operation_id", Things.operation),
     "getMedia": _path("media_id", lambda things: things.made("media")),
     "deleteMedia": _path("media_id", Things.picture),
     "streamMediaEvents": _path("media_id", lambda things: things.made("media")),
@@ -239,6 +246,7 @@ _QUERIES: dict[str, Making] = {
 }
 _RUNS = {"template": TEMPLATE, "version": None}
 _BODIES: dict[str, Making] = {
+    "createOperation": _body(filter=NOTHING),
     "createRun": _body(**_RUNS),
     "createRuns": _body(**_RUNS),
     "createSchedule": _body(**_RUNS, cron="@daily", timezone="Europe/Berlin"),

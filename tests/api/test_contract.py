@@ -49,6 +49,7 @@ async def everything(settings: Settings) -> AsyncIterator[Running]:
             "log_level": "error",
             "conversion_posts_per_key": 6000,
             "webhooks_per_tenant": 10_000,
+            "operations_per_tenant": 10_000,
             "schedules_per_tenant": 10_000,
             "limits_per_tenant": 10_000,
             "promote_bucket": f"{settings.s3_bucket}-served",
