@@ -13,7 +13,16 @@ from leasehold.cli.main import app
 _INTRODUCTION = """# The command line
 
 `leasehold COMMAND --help` prints the same. Commands that speak to an API read its address from `LEASEHOLD_URL` and the
-key from `LEASEHOLD_API_KEY`; the others read the [settings](settings.md).
+key from `LEASEHOLD_API_KEY`; the others read the [settings](settings.md). With `--json`
+stdout has JSON and nothing else.
+
+| exit status | means |
+|---|---|
+| 0 | done |
+| 1 | it failed or was refused; a run that was watched has not succeeded; `doctor` found something wrong |
+| 2 | the command was used wrongly: an argument, a setting, a missing key |
+| 3 | a server does not answer: try again |
+| 130 | interrupted by Ctrl-C |
 """
 
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from leasehold.app.dev_file import dev_variables
-from leasehold.cli.api_client import ApiClient, Refused
+from leasehold.cli.api_client import ApiClient, Interrupted, Refused
+from leasehold.cli.running import FAILED, UNREACHABLE, WRONG_USE, print_failure
 
 console = Console()
 AsJson = Annotated[bool, typer.Option("--json", help="Print what the API answered.")]
-_FAILED = 1
 
 
 @contextmanager
@@ -29,18 +29,12 @@ def api_client() -> Iterator[ApiClient]:
     variables = given or dev_variables()
     key = variables.get("LEASEHOLD_API_KEY")
     if not key:
-        raise print_failure("set LEASEHOLD_API_KEY to an API key (leasehold keys create)")
+        raise print_failure("set LEASEHOLD_API_KEY to an API key (leasehold keys create)", WRONG_USE)
     try:
         with ApiClient(variables.get("LEASEHOLD_URL", "http://127.0.0.1:8000"), key) as client:
             yield client
     except Refused as error:
-        raise print_failure(str(error)) from None
-
-
-def print_failure(sentence: str) -> typer.Exit:
-    """Print the sentence to stderr. Returns the exception that ends the command: `raise print_failure(...)`."""
-    Console(stderr=True).print(f"leasehold: {sentence}", style="red", highlight=False, markup=False)
-    return typer.Exit(_FAILED)
+        raise print_failure(str(error), UNREACHABLE if isinstance(error, Interrupted) else FAILED) from None
 
 
 def parsed(payload: str) -> Any:
@@ -48,7 +42,7 @@ def parsed(payload: str) -> Any:
     try:
         return json.loads(payload)
     except ValueError as error:
-        raise print_failure(f"the payload is not JSON: {error}") from None
+        raise print_failure(f"the payload is not JSON: {error}", WRONG_USE) from None
 
 
 def show(answer: Any, as_json: bool, otherwise: Callable[[], None]) -> None:

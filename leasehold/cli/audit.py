@@ -10,8 +10,8 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from leasehold.cli.answers import AsJson, api_client, console, print_failure, show, table
-from leasehold.cli.running import environment, run_or_exit
+from leasehold.cli.answers import AsJson, api_client, console, show, table
+from leasehold.cli.running import environment, print_failure, run_or_exit
 from leasehold.domain.audit import Broken, Chain
 
 app = typer.Typer(no_args_is_help=True, help="The audit: who did what. List, export, verify.")

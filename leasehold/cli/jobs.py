@@ -8,7 +8,8 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from leasehold.cli.answers import AsJson, api_client, console, parsed, print_failure, show, table
+from leasehold.cli.answers import AsJson, api_client, console, parsed, show, table
+from leasehold.cli.running import WRONG_USE, print_failure
 from leasehold.domain.job_filter import InvalidFilter, parse
 
 app = typer.Typer(no_args_is_help=True, help="Jobs of every kind: find, read, explain, retry, cancel, delete.")
@@ -25,7 +26,7 @@ def _checked(words: list[str] | None) -> str:
         stderr = Console(stderr=True)
         stderr.print(text, highlight=False, markup=False, soft_wrap=True)
         stderr.print(" " * (error.position - 1) + "^", highlight=False, markup=False, soft_wrap=True)
-        raise print_failure(error.sentence) from None
+        raise print_failure(error.sentence, WRONG_USE) from None
     return text
 
 
@@ -197,9 +198,9 @@ def settle_jobs(
 ) -> None:
     """Settle orders whose outcome is unknown. Look at the provider first. Exits with 1 if one was refused."""
     if (adopt is not None) + again + give_up != 1:
-        raise print_failure("choose one of --adopt REF, --again and --give-up")
+        raise print_failure("choose one of --adopt REF, --again and --give-up", WRONG_USE)
     if adopt is not None and len(jobs) != 1:
-        raise print_failure("an order is adopted by one job")
+        raise print_failure("an order is adopted by one job", WRONG_USE)
     action = "adopt" if adopt is not None else "again" if again else "give_up"
     item = {"action": action, "reason": reason} | ({"ref": adopt} if adopt is not None else {})
     with api_client() as client:
@@ -238,11 +239,11 @@ def delete_job(
 def _is_bulk(job: str | None, filter_: str | None, *, single_only: object = None, bulk_only: object = None) -> bool:
     """Whether the command is about all that a filter finds. Options that do not fit are a failure."""
     if (job is None) == (filter_ is None):
-        raise print_failure("name one job, or write --filter")
+        raise print_failure("name one job, or write --filter", WRONG_USE)
     if filter_ is not None and single_only:
-        raise print_failure("--from-step and --payload are for one job")
+        raise print_failure("--from-step and --payload are for one job", WRONG_USE)
     if filter_ is None and bulk_only:
-        raise print_failure("--dry-run, --canary and --rate go with --filter")
+        raise print_failure("--dry-run, --canary and --rate go with --filter", WRONG_USE)
     return filter_ is not None
 
 

@@ -103,18 +103,25 @@ def rotate(
 def expire(
     prefix: _Prefix,
     after: Annotated[timedelta, typer.Option("--in", parser=_duration, metavar="DURATION", help="When it ends.")],
+    as_json: AsJson = False,
 ) -> None:
     """Set when a key ends. A key that would end earlier is not changed."""
     from leasehold.cli.keys import expire_one  # noqa: PLC0415 - each command loads only what it needs
 
     ends = run_or_exit(expire_one(environment(), prefix, after))
-    console.print(f"{prefix} ends at {ends:%Y-%m-%d %H:%M:%S} UTC.", highlight=False)
+    if as_json:
+        _print({"prefix": prefix, "expires_at": ends})
+    else:
+        console.print(f"{prefix} ends at {ends:%Y-%m-%d %H:%M:%S} UTC.", highlight=False)
 
 
 @keys.command("revoke")
-def revoke(prefix: _Prefix) -> None:
+def revoke(prefix: _Prefix, as_json: AsJson = False) -> None:
     """End a key. API processes stop accepting it within LEASEHOLD_API_KEY_CACHE_SECONDS."""
     from leasehold.cli.keys import revoke_one  # noqa: PLC0415 - each command loads only what it needs
 
     run_or_exit(revoke_one(environment(), prefix))
-    console.print(f"Revoked {prefix}.")
+    if as_json:
+        _print({"prefix": prefix, "revoked": True})
+    else:
+        console.print(f"Revoked {prefix}.")

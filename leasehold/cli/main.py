@@ -15,7 +15,9 @@ from rich.table import Table
 
 from leasehold.cli import audit, remote
 from leasehold.cli.answers import AsJson
+from leasehold.cli.completion import answer_shell, completion
 from leasehold.cli.key_commands import keys
+from leasehold.cli.quiet import quiet
 from leasehold.cli.running import environment, run_or_exit, use_source
 from leasehold.cli.sql import sql
 
@@ -23,7 +25,9 @@ app = typer.Typer(no_args_is_help=True, add_completion=False, help="A durable jo
 app.add_typer(keys, name="keys")
 app.add_typer(audit.app, name="audit")
 app.command()(sql)
+app.command()(completion)
 remote.add_to(app)
+answer_shell()
 console = Console()
 
 _AppSource = Annotated[
@@ -41,12 +45,17 @@ _S3Endpoint = Annotated[
 
 
 @app.command()
-def migrate(revision: Annotated[str, typer.Argument(help="Alembic revision.")] = "head") -> None:
+def migrate(
+    revision: Annotated[str, typer.Argument(help="Alembic revision.")] = "head", as_json: AsJson = False
+) -> None:
     """Bring the database's schema up to date; safe to run from several places at once."""
     from leasehold.cli.migrate import upgrade  # noqa: PLC0415 - each command loads only what it needs
 
     run_or_exit(upgrade(environment(), revision))
-    console.print("The schema is up to date.")
+    if as_json:
+        typer.echo(json.dumps({"revision": revision, "migrated": True}))
+    else:
+        console.print("The schema is up to date.")
 
 
 @app.command()
@@ -68,7 +77,8 @@ def doctor(as_json: AsJson = False) -> None:
     """Look at the database, the broker and the store: what they can promise. Exits with 1 when something is wrong."""
     from leasehold.cli.doctor import examine, show  # noqa: PLC0415 - each command loads only what it needs
 
-    findings = run_or_exit(examine(environment()))
+    with quiet():
+        findings = run_or_exit(examine(environment()))
     if as_json:
         typer.echo(json.dumps([asdict(finding) for finding in findings]))
     if not (all(finding.ok for finding in findings) if as_json else show(console, findings)):
@@ -76,12 +86,16 @@ def doctor(as_json: AsJson = False) -> None:
 
 
 @app.command()
-def settings() -> None:
+def settings(as_json: AsJson = False) -> None:
     """Every variable, its default and its meaning."""
     from leasehold.cli.variables import variables  # noqa: PLC0415 - each command loads only what it needs
 
+    rows = run_or_exit(variables())
+    if as_json:
+        typer.echo(json.dumps([dict(zip(("variable", "default", "meaning"), row, strict=True)) for row in rows]))
+        return
     table = Table("variable", "default", "meaning")
-    for row in run_or_exit(variables()):
+    for row in rows:
         table.add_row(*row)
     console.print(table)
 

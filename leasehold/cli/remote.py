@@ -10,10 +10,11 @@ import typer
 from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn
 
 from leasehold.cli import jobs, operations
-from leasehold.cli.answers import AsJson, api_client, console, parsed, print_failure, show, table
+from leasehold.cli.answers import AsJson, api_client, console, parsed, show, table
 from leasehold.cli.api_client import ApiClient
 from leasehold.cli.jobs import show_explanation
 from leasehold.cli.logs import logs
+from leasehold.cli.running import FAILED, WRONG_USE, print_failure
 from leasehold.client.errors import ClientError
 
 schedules = typer.Typer(no_args_is_help=True, help="Runs by the clock.")
@@ -23,7 +24,6 @@ dead_letters = typer.Typer(no_args_is_help=True, help="Steps that failed for goo
 
 RunId = Annotated[str, typer.Argument(help="The run's id.")]
 _ENDED = ("succeeded", "failed", "cancelled", "expired")
-_FAILED = 1
 _POLL_SECONDS = 10
 
 
@@ -57,7 +57,7 @@ def submit(
 def _tag(text: str) -> tuple[str, str]:
     name, sign, value = text.partition("=")
     if not sign:
-        raise print_failure(f"write a tag as NAME=VALUE, not {text}")
+        raise print_failure(f"write a tag as NAME=VALUE, not {text}", WRONG_USE)
     return name, value
 
 
@@ -72,7 +72,7 @@ def watch(run: RunId, as_json: AsJson = False) -> None:
         else:
             answer = _bars(client, run, answer)
     if answer["status"] != "succeeded":
-        raise typer.Exit(_FAILED)
+        raise typer.Exit(FAILED)
 
 
 def _bars(client: ApiClient, run: str, answer: dict[str, Any]) -> dict[str, Any]:
@@ -190,10 +190,11 @@ def run_schedule_now(schedule: str, as_json: AsJson = False) -> None:
 
 
 @schedules.command("delete")
-def delete_schedule(schedule: str) -> None:
+def delete_schedule(schedule: str, as_json: AsJson = False) -> None:
     """Delete a schedule. Its runs stay."""
     with api_client() as client:
-        client.delete(f"/v1/schedules/{schedule}")
+        answer = client.delete(f"/v1/schedules/{schedule}")
+    show(answer, as_json, lambda: console.print(f"{schedule} is deleted", highlight=False))
 
 
 @dead_letters.command("list")
@@ -283,11 +284,11 @@ def mcp(
     try:
         from leasehold.cli.mcp_server import serve  # noqa: PLC0415 - it is an extra
     except ModuleNotFoundError as error:
-        raise print_failure(f"`leasehold mcp` needs leasehold[mcp]: {error}") from None
+        raise print_failure(f"`leasehold mcp` needs leasehold[mcp]: {error}", WRONG_USE) from None
     try:
         serve(allow_writes=allow_writes)
     except ClientError as error:
-        raise print_failure(str(error)) from None
+        raise print_failure(str(error), WRONG_USE) from None
 
 
 def add_to(app: typer.Typer) -> None:

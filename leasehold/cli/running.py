@@ -10,22 +10,37 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 import typer
+from pydantic import ValidationError
 from rich.console import Console
 
 from leasehold.domain.audit import Actor
-from leasehold.domain.errors import LeaseholdError
+from leasehold.domain.errors import BrokerUnavailable, LeaseholdError, StoreUnavailable
 from leasehold.settings import Settings
 
 _T = TypeVar("_T")
+
+#: Exit statuses: the action failed or was refused; the command was used wrongly, as by typer's own; a server
+#: does not answer, and the command may be tried again.
+FAILED, WRONG_USE, UNREACHABLE = 1, 2, 3
 
 
 def environment() -> Settings:
     """The settings of the environment. A wrong one ends the command with a sentence."""
     from leasehold.urls import refuse_bad_urls  # noqa: PLC0415 - each command loads only what it needs
 
-    settings = Settings()
-    refuse_bad_urls(settings)
+    try:
+        settings = Settings()
+        refuse_bad_urls(settings)
+    except ValidationError as error:
+        wrong = "; ".join(f"{_variable(part['loc'])}: {part['msg']}" for part in error.errors(include_input=False))
+        raise print_failure(f"{wrong} (leasehold settings lists all)", WRONG_USE) from None
+    except SystemExit as error:  # refuse_bad_urls ends programs that way
+        raise print_failure(str(error).removeprefix("leasehold: "), WRONG_USE) from None
     return settings
+
+
+def _variable(place: tuple[int | str, ...]) -> str:
+    return f"LEASEHOLD_{str(place[0]).upper()}" if place else "settings"
 
 
 def use_source(source: str | None) -> None:
@@ -41,13 +56,13 @@ def use_source(source: str | None) -> None:
     try:
         Pipelines.from_source(os.environ["LEASEHOLD_PIPELINES"])
     except LeaseholdError as error:
-        raise failed(str(error)) from None
+        raise print_failure(str(error)) from None
 
 
-def failed(sentence: str) -> typer.Exit:
-    """Print the sentence as an error; raise what is returned."""
+def print_failure(sentence: str, status: int = FAILED) -> typer.Exit:
+    """Print the sentence to stderr. Returns the exception that ends the command: `raise print_failure(...)`."""
     Console(stderr=True).print(f"leasehold: {sentence}", style="red", highlight=False, markup=False, soft_wrap=True)
-    return typer.Exit(1)
+    return typer.Exit(status)
 
 
 def command_actor() -> Actor:
@@ -69,4 +84,5 @@ def run_or_exit(work: Coroutine[Any, Any, _T]) -> _T:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except expected as error:
-        raise failed(str(error) or type(error).__name__) from None
+        is_away = isinstance(error, (*TRY_AGAIN, StoreUnavailable, BrokerUnavailable))
+        raise print_failure(str(error) or type(error).__name__, UNREACHABLE if is_away else FAILED) from None

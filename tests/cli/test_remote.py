@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from leasehold.cli.running import FAILED, UNREACHABLE, WRONG_USE
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from leasehold.worker.worker import Worker
@@ -79,20 +80,22 @@ async def test_schedules_queues_and_workers_are_seen_and_steered(cli: Cli, worke
     ("arguments", "sentence"),
     [
         (("submit", "nothing"), "template_not_found"),
-        (("submit", "scripted", "{"), "not JSON"),
         (("cancel", "00000000-0000-0000-0000-000000000000"), "run_not_found"),
         (("schedules", "create", "scripted", "nonsense"), "invalid_cron"),
+        (("submit", "scripted", "{"), "not JSON"),
+        (("submit", "scripted", "--tag", "x"), "NAME=VALUE"),
     ],
 )
 async def test_a_refusal_is_a_sentence_and_an_exit_code(cli: Cli, arguments: tuple[str, ...], sentence: str) -> None:
     code, out, err = await cli(*arguments)
-    assert (code, out) == (1, "")
+    assert (code, out) == (WRONG_USE if sentence in ("not JSON", "NAME=VALUE") else FAILED, "")
+    assert err.endswith("\n")
     assert sentence in err
     assert "Traceback" not in err
 
 
 async def test_without_a_key_or_an_api_it_says_so() -> None:
     code, _, err = await Cli("http://127.0.0.1:9", "")("runs")
-    assert (code, "LEASEHOLD_API_KEY" in err) == (1, True)
+    assert (code, "LEASEHOLD_API_KEY" in err) == (WRONG_USE, True)
     code, _, err = await Cli("http://127.0.0.1:9", "lh_x_y")("runs")
-    assert (code, "does not answer" in err) == (1, True)
+    assert (code, "does not answer" in err) == (UNREACHABLE, True)

@@ -88,4 +88,4 @@ async def test_with_writes_each_tool_still_needs_its_scope(maker: Maker, running
 def test_without_a_key_it_says_what_to_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LEASEHOLD_API_KEY", raising=False)
     result = CliRunner().invoke(app, ["mcp"])
-    assert (result.exit_code, "LEASEHOLD_API_KEY" in result.stderr) == (1, True)
+    assert (result.exit_code, "LEASEHOLD_API_KEY" in result.stderr) == (2, True)

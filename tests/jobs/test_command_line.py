@@ -14,6 +14,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from leasehold.cli.main import app
+from leasehold.cli.running import WRONG_USE
 from leasehold.db.database import Connection
 from leasehold.security.credentials import create_key
 from leasehold.transitions import settlements
@@ -77,7 +78,7 @@ async def test_a_job_is_retried_cancelled_and_deleted(cli: Cli, maker: Maker) ->
 
 async def test_a_wrong_filter_is_pointed_at_before_anybody_is_asked(cli: Cli) -> None:
     result = await cli("list", "kind:media", "statuss:failed")
-    assert result.exit_code == 1
+    assert result.exit_code == WRONG_USE
     first, second, third = result.stderr.splitlines()[:3]
     assert (first, second) == ("kind:media statuss:failed", "           ^")
     assert "There is no term `statuss:`" in third

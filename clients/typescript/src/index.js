@@ -1,0 +1,418 @@
+// @ts-check
+/**
+ * The API of Leasehold for JavaScript and TypeScript. Its types come from the API's document (`schema.d.ts`); this file adds
+ * what a document cannot say: idempotency keys, retries, waiting, and streams that are resumed.
+ */
+
+/** @typedef {import("./schema.d.ts").components["schemas"]} Schemas */
+/** @typedef {Schemas["JobAnswer"]} Job */
+/** @typedef {Schemas["JobSummary"]} JobSummary */
+/** @typedef {Schemas["RunAccepted"]} RunAccepted */
+/** @typedef {Schemas["BatchAccepted"]} BatchAccepted */
+/** @typedef {Schemas["EventItem"]} JobEvent */
+/** @typedef {Schemas["LogLine"]} LogLine */
+/** @typedef {Partial<Schemas["RunRequest"]> & { template: string }} RunRequest */
+/** @typedef {Partial<Schemas["BatchRequest"]> & { template: string, runs: Partial<Schemas["BatchItem"]>[] }} BatchRequest */
+/** @typedef {{ id: string, status: string }} Acted */
+/**
+ * An item of a job's stream. After `restart` the chunks of the step's earlier attempts are void.
+ * @typedef {{ event: "chunk" | "restart" | "cut", step: string, attempt: number, epoch: number, n?: number, chunk?: unknown }} Chunk
+ */
+/** @typedef {{ key?: string }} Keyed */
+/** @typedef {{ query?: Record<string, string | number | boolean | undefined>, body?: unknown, keyed?: boolean, safe?: boolean, key?: string, headers?: Record<string, string> }} RequestOptions */
+
+const ENDED = new Set(["succeeded", "failed", "cancelled", "expired"]);
+const AWAY = new Set([502, 503, 504]);
+const FIRST_PAUSE = 200;
+const LAST_PAUSE = 10_000;
+const WAIT_SECONDS = 20;
+
+/** The API refused the request. `code` is stable, for programs. */
+export class ApiError extends Error {
+  /**
+   * @param {number} status
+   * @param {{ code?: string, detail?: string, errors?: unknown[] }} problem
+   * @param {string | undefined} key
+   */
+  constructor(status, problem, key) {
+    super(`${problem.code ?? `http_${status}`}: ${problem.detail ?? "The API gave no reason."}`);
+    this.name = "ApiError";
+    this.status = status;
+    this.code = problem.code ?? `http_${status}`;
+    this.errors = problem.errors ?? [];
+    this.key = key;
+  }
+}
+
+/** No answer in time. Send the request again with `key`: what an earlier try has done is not done twice. */
+export class Unavailable extends Error {
+  /**
+   * @param {string} message
+   * @param {string | undefined} key
+   */
+  constructor(message, key) {
+    super(message);
+    this.name = "Unavailable";
+    this.key = key;
+  }
+}
+
+/** A job that was waited for has not succeeded. */
+export class JobFailed extends Error {
+  /** @param {Job} job */
+  constructor(job) {
+    super(`job ${job.id} ${job.status}: ${job.error?.code ?? job.status}: ${job.error?.message ?? "It has no error."}`);
+    this.name = "JobFailed";
+    this.job = job;
+  }
+}
+
+export class Leasehold {
+  #url;
+  #key;
+  #timeout;
+  #fetch;
+
+  /**
+   * `timeout`: for how many seconds a request is tried again while the API does not answer (503, a lost connection) or has
+   * no room (429).
+   * @param {{ url: string, key: string, timeout?: number, fetch?: typeof globalThis.fetch }} options
+   */
+  constructor({ url, key, timeout = 60, fetch = globalThis.fetch }) {
+    this.#url = url.replace(/\/+$/, "");
+    this.#key = key;
+    this.#timeout = timeout * 1000;
+    this.#fetch = fetch;
+  }
+
+  /**
+   * Start a run. With an idempotency key, by default a new one: so it is started once, however often the request is sent.
+   * @param {RunRequest} run
+   * @param {Keyed} [options]
+   * @returns {Promise<RunAccepted>}
+   */
+  submit(run, { key } = {}) {
+    return this.request("POST", "/v1/runs", { body: run, keyed: true, key });
+  }
+
+  /**
+   * Start up to 1,000 runs of a template: all or none.
+   * @param {BatchRequest} batch
+   * @param {Keyed} [options]
+   * @returns {Promise<BatchAccepted>}
+   */
+  submitMany(batch, { key } = {}) {
+    return this.request("POST", "/v1/runs/batch", { body: batch, keyed: true, key });
+  }
+
+  /**
+   * `wait`: seconds, up to 30, to wait for the job's next change.
+   * @param {string} id
+   * @param {{ wait?: number }} [options]
+   * @returns {Promise<Job>}
+   */
+  get(id, { wait } = {}) {
+    return this.request("GET", `/v1/jobs/${encodeURIComponent(id)}`, { query: { wait }, safe: true });
+  }
+
+  /**
+   * All jobs that the filter finds, the newest first: `kind:media status:failed created:<1h`.
+   * @param {string} [q]
+   * @returns {AsyncGenerator<JobSummary, void>}
+   */
+  async *jobs(q = "") {
+    /** @type {string | undefined} */
+    let cursor;
+    do {
+      const page = await this.request("GET", "/v1/jobs", { query: { q, cursor, limit: 100 }, safe: true });
+      yield* page.jobs;
+      cursor = page.next_cursor ?? undefined;
+    } while (cursor !== undefined);
+  }
+
+  /**
+   * @param {string} id
+   * @returns {Promise<{ reasons: { code: string, message: string }[], ledger: unknown[] }>}
+   */
+  explain(id) {
+    return this.request("GET", `/v1/jobs/${encodeURIComponent(id)}/explain`, { safe: true });
+  }
+
+  /**
+   * @param {string} id
+   * @param {string} [reason]
+   * @returns {Promise<Acted>}
+   */
+  cancel(id, reason = "") {
+    return this.request("POST", `/v1/jobs/${encodeURIComponent(id)}/cancel`, { body: { reason }, safe: true });
+  }
+
+  /**
+   * @param {string} id
+   * @param {{ from_step?: string, payload?: Record<string, unknown> }} [options]
+   * @returns {Promise<Acted>}
+   */
+  retry(id, options = {}) {
+    return this.request("POST", `/v1/jobs/${encodeURIComponent(id)}/retry`, { body: options });
+  }
+
+  /**
+   * Delete a job with its objects. `null`: it is gone; else it goes when its running steps have stopped.
+   * @param {string} id
+   * @returns {Promise<Acted | null>}
+   */
+  delete(id) {
+    return this.request("DELETE", `/v1/jobs/${encodeURIComponent(id)}`, { safe: true });
+  }
+
+  /**
+   * The job once it has ended. Rejects with Unavailable after `timeout` seconds.
+   * @param {string} id
+   * @param {{ timeout?: number }} [options]
+   * @returns {Promise<Job>}
+   */
+  async wait(id, { timeout = Infinity } = {}) {
+    const until = Date.now() + timeout * 1000;
+    for (;;) {
+      const left = Math.max(0, (until - Date.now()) / 1000);
+      const job = await this.get(id, { wait: Math.min(WAIT_SECONDS, left) });
+      if (ENDED.has(job.status)) return job;
+      if (Date.now() >= until) throw new Unavailable(`job ${id} has not ended after ${timeout} s`, undefined);
+    }
+  }
+
+  /**
+   * `{step: result}` of the job once it has succeeded. Rejects with JobFailed.
+   * @param {string} id
+   * @param {{ timeout?: number }} [options]
+   */
+  async result(id, options) {
+    const job = await this.wait(id, options);
+    if (job.status !== "succeeded") throw new JobFailed(job);
+    return job.result;
+  }
+
+  /**
+   * The events of a job as they happen, up to its last.
+   * @param {string} id
+   * @param {{ after?: number, signal?: AbortSignal }} [options]
+   * @returns {AsyncGenerator<JobEvent, void>}
+   */
+  async *events(id, options) {
+    for await (const { data } of this.#follow(id, "events", {}, options)) yield /** @type {JobEvent} */ (data);
+  }
+
+  /**
+   * What a job logs, as it is written, until it ends.
+   * @param {string} id
+   * @param {{ after?: number, step?: string, attempt?: number, signal?: AbortSignal }} [options]
+   * @returns {AsyncGenerator<LogLine, void>}
+   */
+  async *logs(id, { step, attempt, ...options } = {}) {
+    for await (const { data } of this.#follow(id, "logs", { step, attempt }, options)) {
+      yield /** @type {LogLine} */ (data);
+    }
+  }
+
+  /**
+   * What a job emits, as it is written, until it ends.
+   * @param {string} id
+   * @param {{ after?: number, step?: string, attempt?: number, signal?: AbortSignal }} [options]
+   * @returns {AsyncGenerator<Chunk, void>}
+   */
+  async *stream(id, { step, attempt, ...options } = {}) {
+    for await (const { name, data } of this.#follow(id, "stream", { step, attempt }, options)) {
+      yield /** @type {Chunk} */ ({ event: name, ...data });
+    }
+  }
+
+  /**
+   * Send a request, and again while that may help. `keyed`: the API knows an idempotency key for it; `safe`: it may be
+   * repeated without one.
+   * @param {string} method
+   * @param {string} path
+   * @param {RequestOptions} [options]
+   * @returns {Promise<any>}
+   */
+  async request(method, path, options = {}) {
+    const key = options.keyed ? (options.key ?? crypto.randomUUID()) : undefined;
+    const tries = new Tries(this.#timeout, Boolean(options.keyed || options.safe), key);
+    for (;;) {
+      const pause = await tries.judge(() => this.#send(method, path, { ...options, key }));
+      if (pause instanceof Response) return pause.status === 204 ? null : pause.json();
+      await sleep(pause);
+    }
+  }
+
+  /**
+   * @param {string} method
+   * @param {string} path
+   * @param {RequestOptions & { signal?: AbortSignal }} options
+   */
+  #send(method, path, { query = {}, body, key, headers = {}, signal }) {
+    const url = new URL(this.#url + path);
+    for (const [name, value] of Object.entries(query)) {
+      if (value !== undefined) url.searchParams.set(name, String(value));
+    }
+    /** @type {Record<string, string>} */
+    const all = { Authorization: `Bearer ${this.#key}`, ...headers };
+    if (key !== undefined) all["Idempotency-Key"] = key;
+    if (body !== undefined) all["Content-Type"] = "application/json";
+    return this.#fetch(url, {
+      method,
+      headers: all,
+      ...(body === undefined ? {} : { body: JSON.stringify(body) }),
+      ...(signal === undefined ? {} : { signal }),
+    });
+  }
+
+  /**
+   * A connection that breaks, or that the API ends, is resumed after the last item.
+   * @param {string} id
+   * @param {string} what
+   * @param {Record<string, string | number | undefined>} query
+   * @param {{ after?: number, signal?: AbortSignal }} [options]
+   * @returns {AsyncGenerator<{ name: string, data: Record<string, unknown> }, void>}
+   */
+  async *#follow(id, what, query, { after = 0, signal } = {}) {
+    const path = `/v1/jobs/${encodeURIComponent(id)}/${what}`;
+    let last = String(after);
+    let tries = new Tries(this.#timeout, true, undefined);
+    for (;;) {
+      const before = last;
+      const headers = { Accept: "text/event-stream", "Last-Event-ID": last };
+      const answer = await tries.judge(() => this.#send("GET", path, { query, headers, ...(signal ? { signal } : {}) }));
+      if (typeof answer === "number") {
+        await sleep(answer);
+        continue;
+      }
+      try {
+        for await (const event of serverEvents(answer)) {
+          last = event.id ?? last;
+          yield event;
+          tries = new Tries(this.#timeout, true, undefined);
+        }
+      } catch (error) {
+        if (signal?.aborted) throw error;
+        await sleep(tries.lost(error));
+        continue;
+      }
+      if (last === before && ENDED.has((await this.get(id)).status)) return;
+    }
+  }
+}
+
+/** The tries of one request. */
+class Tries {
+  #failed = 0;
+  #timeout;
+  #repeatable;
+  #key;
+  #until;
+
+  /**
+   * @param {number} timeout milliseconds
+   * @param {boolean} repeatable whether a try whose answer was lost may be repeated
+   * @param {string | undefined} key
+   */
+  constructor(timeout, repeatable, key) {
+    this.#timeout = timeout;
+    this.#repeatable = repeatable;
+    this.#key = key;
+    this.#until = Date.now() + timeout;
+  }
+
+  /**
+   * The answer that counts, or the milliseconds until the next try.
+   * @param {() => Promise<Response>} send
+   * @returns {Promise<Response | number>}
+   */
+  async judge(send) {
+    /** @type {Response} */
+    let answer;
+    try {
+      answer = await send();
+    } catch (error) {
+      if (error instanceof DOMException && error.name === "AbortError") throw error;
+      return this.lost(error);
+    }
+    if (answer.ok) return answer;
+    const problem = await answer.json().catch(() => ({}));
+    const refused = new ApiError(answer.status, problem, this.#key);
+    const early = answer.status === 429 || (answer.status === 409 && refused.code === "idempotency_key_in_flight");
+    const away = AWAY.has(answer.status) && this.#repeatable;
+    if (!early && !away) throw refused;
+    const pause = this.#pause(Number(answer.headers.get("Retry-After") ?? 0) * 1000 || 0);
+    if (pause !== undefined) return pause;
+    throw away ? this.#unavailable(refused.message) : refused;
+  }
+
+  /**
+   * Milliseconds until the next try after a connection was lost. Throws Unavailable.
+   * @param {unknown} error
+   */
+  lost(error) {
+    // `fetch` says in `cause` that nothing was sent.
+    const cause = /** @type {{ cause?: { code?: string }, message?: string }} */ (error ?? {});
+    const unsent = ["ECONNREFUSED", "ENOTFOUND", "UND_ERR_CONNECT_TIMEOUT"].includes(cause.cause?.code ?? "");
+    const pause = this.#repeatable || unsent ? this.#pause(0) : undefined;
+    if (pause === undefined) throw this.#unavailable(cause.message ?? "the connection was lost");
+    return pause;
+  }
+
+  /** @param {number} atLeast */
+  #pause(atLeast) {
+    const longest = Math.min(LAST_PAUSE, FIRST_PAUSE * 2 ** this.#failed++);
+    const pause = atLeast + longest * (0.5 + Math.random() / 2);
+    return Date.now() + pause < this.#until ? pause : undefined;
+  }
+
+  /** @param {string} reason */
+  #unavailable(reason) {
+    const hint = this.#key === undefined ? "" : ` Try again with the key ${this.#key}.`;
+    return new Unavailable(`No answer for ${this.#timeout / 1000} s: ${reason}.${hint}`, this.#key);
+  }
+}
+
+/**
+ * The server-sent events of an answer.
+ * @param {Response} answer
+ * @returns {AsyncGenerator<{ name: string, id?: string, data: Record<string, unknown> }, void>}
+ */
+async function* serverEvents(answer) {
+  if (answer.body === null) return;
+  const decoder = new TextDecoder();
+  const reader = answer.body.getReader();
+  let rest = "";
+  /** @type {Record<string, string>} */
+  let fields = {};
+  try {
+    for (;;) {
+      const { done, value } = await reader.read();
+      if (done) return;
+      const lines = (rest + decoder.decode(value, { stream: true })).split("\n");
+      rest = lines.pop() ?? "";
+      for (const line of lines) {
+        if (line === "") {
+          if (fields["data"] !== undefined) {
+            const id = fields["id"] === undefined ? {} : { id: fields["id"] };
+            yield { name: fields["event"] ?? "message", ...id, data: JSON.parse(fields["data"]) };
+          }
+          fields = {};
+        } else if (!line.startsWith(":")) {
+          const at = line.indexOf(":");
+          const name = at < 0 ? line : line.slice(0, at);
+          const text = at < 0 ? "" : line.slice(at + 1).replace(/^ /, "");
+          fields[name] = name === "data" && fields[name] !== undefined ? `${fields[name]}\n${text}` : text;
+        }
+      }
+    }
+  } finally {
+    reader.cancel().catch(() => undefined); // the caller has left the loop, or the connection is lost already
+  }
+}
+
+/** @param {number} milliseconds */
+function sleep(milliseconds) {
+  return new Promise((resolve) => setTimeout(resolve, milliseconds));
+}

@@ -1,0 +1,33 @@
+"""`leasehold completion SHELL` prints a script that lets the shell complete commands and options.
+
+The command line's library has the scripts and the answers to them; its public switch would add two options to every
+help page, one of which edits files in the user's home.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated, Literal
+
+import typer
+from typer._completion_classes import completion_init
+from typer._completion_shared import get_completion_script
+
+#: The script asks the command itself, with this variable set.
+_VARIABLE = "_LEASEHOLD_COMPLETE"
+
+
+def completion(
+    shell: Annotated[Literal["bash", "zsh", "fish"], typer.Argument(help="The shell that shall complete.")],
+) -> None:
+    """Print the completion script of a shell. Bash: `leasehold completion bash >
+    ~/.local/share/bash-completion/completions/leasehold`; zsh: into a folder of `$fpath` as `_leasehold`; fish: into
+    ~/.config/fish/completions/leasehold.fish.
+    """
+    typer.echo(get_completion_script(prog_name="leasehold", complete_var=_VARIABLE, shell=shell))
+
+
+def answer_shell() -> None:
+    """Prepare the answer, if it is the shell that calls."""
+    if _VARIABLE in os.environ:
+        completion_init()

@@ -1,0 +1,36 @@
+"""Keeps the logs of the platform and its libraries out of what a command prints."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import structlog
+
+#: Libraries that log each try to connect. A command says at its end what it has found.
+_CHATTY = ("aio_pika", "aiormq", "aiobotocore", "botocore", "asyncio")
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """In the block nothing is logged, neither to stdout, where JSON may be expected, nor to stderr."""
+    levels = {name: logging.getLogger(name).level for name in _CHATTY}
+    configured, config = structlog.is_configured(), structlog.get_config()
+    for name in levels:
+        logging.getLogger(name).setLevel(logging.CRITICAL + 1)
+    structlog.configure(processors=[_drop])
+    try:
+        yield
+    finally:
+        if configured:
+            structlog.configure(**config)
+        else:
+            structlog.reset_defaults()
+        for name, level in levels.items():
+            logging.getLogger(name).setLevel(level)
+
+
+def _drop(_logger: Any, _method: str, _event: Mapping[str, Any]) -> NoReturn:
+    raise structlog.DropEvent

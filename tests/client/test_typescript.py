@@ -1,0 +1,120 @@
+"""clients/typescript under Node, against a real API behind a front that fails; and its types against the document."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from docs.generate.typescript import subset
+from leasehold.db.database import Connection
+from leasehold.security.credentials import create_key
+from leasehold.transitions import settlements
+from leasehold.transitions.logs import LogChunk
+from leasehold.transitions.logs import append as append_log
+from leasehold.transitions.settlements import Completion
+from leasehold.transitions.streams import StreamChunk
+from leasehold.transitions.streams import append as append_stream
+from tests.api.conftest import Running
+from tests.client.front import fronting
+from tests.jobs.conftest import TENANT_SCOPES, Maker, client, client_with, maker, rows, running
+from tests.jobs.test_job_logs import line
+from tests.support.not_here import only_where
+
+__all__ = ["client", "client_with", "maker", "rows", "running"]  # fixtures
+HERE = Path(__file__).parent
+FOLDER = HERE.parents[1] / "clients" / "typescript"
+NODE = shutil.which("node")
+OLDEST = 20
+
+
+def node_version() -> int:
+    if NODE is None:
+        return 0
+    printed = subprocess.run([NODE, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.match(r"v(\d+)", printed)
+    return int(found[1]) if found else 0
+
+
+needs_node = only_where(node_version() >= OLDEST, f"there is no Node.js {OLDEST} or newer")
+
+
+def test_the_document_is_that_of_the_api() -> None:
+    wrong = "run scripts/reference, then `npm ci && npm run types` in clients/typescript"
+    assert (FOLDER / "openapi.json").read_text() == subset(), wrong
+
+
+def test_the_types_are_generated_from_that_document() -> None:
+    sha256 = hashlib.sha256((FOLDER / "openapi.json").read_bytes()).hexdigest()
+    first = (FOLDER / "src/schema.d.ts").read_text().partition("\n")[0]
+    assert first == f"// openapi.json: {sha256}", "run `npm ci && npm run types` in clients/typescript"
+
+
+def test_the_declarations_have_each_public_method_of_the_client() -> None:
+    source, declared = ((FOLDER / "src" / name).read_text() for name in ("index.js", "index.d.ts"))
+    methods = set(re.findall(r"^  (?:async )?\*?([a-z]\w+)\(", source.partition("class Leasehold")[2], re.MULTILINE))
+    methods -= {"constructor", "judge", "lost"}  # and those of a class that is not exported
+    assert len(methods) > 12
+    assert {name for name in methods if not re.search(rf"^    {name}\(", declared, re.MULTILINE)} == set()
+
+
+@needs_node
+async def test_node_submits_follows_and_reads_whatever_the_network_does(
+    maker: Maker, running: Running, rows: Connection
+) -> None:
+    job_id = await maker.make("run")
+    lease = (await maker.claim(job_id)).lease
+    await append_log(rows, [LogChunk(lease.task_id, 1, 1, n, [line(f"line {n}")]) for n in (1, 2, 3)])
+    await append_stream(rows, [StreamChunk(lease, 1, [b'{"chunk":"a"}', b'{"chunk":{"b":1}}'], restarts=False)])
+    await settlements.complete(rows, [Completion(lease, [], {"done": True})])
+    await maker.succeed(job_id)
+    failed = await maker.make("run")
+    await maker.fail(failed)
+    before = await rows.fetchval("SELECT count(*) FROM run")
+    key = await create_key(rows, tenant_id="acme", client_id="node", scopes=TENANT_SCOPES)
+    async with fronting(running.url) as front, asyncio.timeout(60):
+        front.failures = ["lose", "503", "429", "pass", "lose"]  # of the submission; then of the batch
+        environment = dict(os.environ) | {"LEASEHOLD_URL": front.url, "LEASEHOLD_API_KEY": key.text}
+        process = await asyncio.create_subprocess_exec(
+            str(NODE),
+            str(HERE / "typescript_session.mjs"),
+            str(job_id),
+            str(failed),
+            env=environment,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+        )
+        output, errors = await process.communicate()
+        keys = [key for method, path, key in front.seen if (method, path) == ("POST", "/v1/runs")]
+    assert (process.returncode, errors.decode()) == (0, "")
+    printed = dict(json.loads(text) for text in output.decode().splitlines())
+    events = printed.pop("events")
+    assert events == list(range(1, len(events) + 1))
+    assert printed == {
+        "made": "outside",
+        "listed": 120,
+        "by tag": [True],
+        "explained": True,
+        "cancelled": "cancelled",
+        "deleted": None,
+        "gone": [410, "job_deleted"],
+        "logs": ["line 2", "line 3"],
+        "stream": [["chunk", "a"], ["chunk", {"b": 1}]],
+        "result": {"a": {"done": True}, "b": {"done": True}},
+        "failed": "broken",
+        "away": "string",
+    }
+    assert (len(keys), len(set(keys))) == (4, 1)
+    assert await rows.fetchval("SELECT count(*) FROM run") == before + 121 - 1
+
+
+@pytest.mark.parametrize("name", ["package.json", "tsconfig.json"])
+def test_its_manifests_are_json(name: str) -> None:
+    assert json.loads((FOLDER / name).read_text())
