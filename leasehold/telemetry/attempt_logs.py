@@ -18,7 +18,7 @@ from contextvars import ContextVar
 from datetime import UTC, datetime
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -94,9 +94,8 @@ class Recorder:
         self.bytes = 0
 
     @property
-    def used(self) -> bool:
-        """Whether there was ever a line."""
-        return self.lines > 0 or self._dropped > 0
+    def recorder(self) -> Recorder:
+        return self
 
     def add(
         self,
@@ -190,26 +189,40 @@ def _field(value: object) -> object:
     return text_of(value, MAX_VALUE)
 
 
-_recorder: ContextVar[Recorder | None] = ContextVar("recorder", default=None)
+class Source(Protocol):
+    """Has a recorder, or makes it when it is first asked for."""
+
+    @property
+    def recorder(self) -> Recorder: ...
 
 
-def record_in(recorder: Recorder | None) -> None:
-    """From now on the lines of this context are the recorder's; None: nobody's."""
-    _recorder.set(recorder)
+_source: ContextVar[Source | None] = ContextVar("recorder", default=None)
+
+
+def record_in(source: Source | None) -> None:
+    """From now on the lines of this context are those of the source's recorder; None: nobody's."""
+    _source.set(source)
+
+
+def source() -> Source | None:
+    """The source of this context."""
+    return _source.get()
 
 
 def current() -> Recorder | None:
-    return _recorder.get()
+    """The recorder of this context."""
+    found = _source.get()
+    return None if found is None else found.recorder
 
 
 class Handler(logging.Handler):
     """Gives each line to the recorder of its context. Install it with `installed`."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        recorder = _recorder.get()
+        found = _source.get()
         try:
-            if recorder is not None:
-                _record(recorder, record)
+            if found is not None:
+                _record(found.recorder, record)
         except Exception:  # noqa: BLE001 - as every handler of `logging`: a line that cannot be kept harms nobody
             self.handleError(record)
         root, last = logging.getLogger(), logging.lastResort

@@ -31,11 +31,6 @@ class Emissions:
         self._cut = self._closed = False
         self.on_first = on_first
 
-    @property
-    def used(self) -> bool:
-        """Whether there was ever a chunk."""
-        return self._written > 0 or bool(self._chunks)
-
     def emit(self, chunk: Any) -> bool:
         """Add a chunk: a text, or another JSON value. False: the stream is cut, and has no room for the chunk.
 

@@ -143,4 +143,4 @@ async def test_all_that_match_are_retried_as_an_operation_that_is_shown_and_abor
 )
 async def test_options_that_do_not_fit_are_refused(cli: Cli, arguments: tuple[str, ...], sentence: str) -> None:
     result = await cli(*arguments)
-    assert (result.exit_code, sentence in result.stderr) == (1, True)
+    assert (result.exit_code, sentence in result.stderr) == (WRONG_USE, True)

@@ -26,7 +26,7 @@ from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.verdicts import Done, FanOut, Snooze
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
-from leasehold.telemetry.attempt_logs import current
+from leasehold.telemetry import attempt_logs
 from leasehold.transitions import notes
 from leasehold.transitions.claims import Claimed
 from leasehold.transitions.settlements import Completion, FanningOut, Output, Part, Snoozing, Suspending
@@ -79,8 +79,7 @@ class InlineAttempt:
         self.params = _params(pipeline, claimed)
         self.outputs: dict[str, Output] = {}
         self.used_directory = False
-        recorder = current()
-        self._stream = None if recorder is None else recorder.stream
+        self._source = attempt_logs.source()
 
     @property
     def pipeline(self) -> Pipeline:
@@ -180,7 +179,8 @@ class InlineAttempt:
         self._reporter.report(self.lease, float(percent), summary)
 
     def emit(self, chunk: Any) -> bool:
-        return self._stream is not None and self._stream.emit(chunk)
+        stream = None if self._source is None else self._source.recorder.stream
+        return stream is not None and stream.emit(chunk)
 
     def checkpoint(self) -> None:
         if self._held.cancelled:

@@ -1,4 +1,7 @@
-"""The log and the stream of each attempt. The runner opens both for a new attempt, and finishes both when it ends."""
+"""The log and the stream of each attempt. The runner opens both for a new attempt, and finishes both when it ends.
+
+Most attempts log and emit nothing: so the buffers of an attempt are made when its first line or chunk comes.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,36 @@ from leasehold.worker.attempts.chunk_writer import ChunkWriter, Written
 
 
 class LogAndStream:
-    """The buffers of one attempt: the lines that its handler logs, and the chunks that it emits."""
+    """The buffers of one attempt: the lines that its handler logs, and the chunks that it emits. It is a `Source` of
+    leasehold.telemetry.attempt_logs.
+    """
 
-    __slots__ = ("log", "stream")
+    __slots__ = ("_claimed", "_closed", "_writers", "log", "stream")
 
-    def __init__(self, log: Written[Recorder], stream: Written[Emissions]) -> None:
-        self.log = log
-        self.stream = stream
+    def __init__(self, writers: LogAndStreamWriters, claimed: Claimed) -> None:
+        self._writers = writers
+        self._claimed = claimed
+        self._closed = False
+        self.log: Written[Recorder] | None = None
+        self.stream: Written[Emissions] | None = None
 
     @property
     def recorder(self) -> Recorder:
+        """Any thread may ask for it. The first call makes the buffers."""
+        if self.log is None:
+            with self._writers.lock:
+                if self.log is None:
+                    self.stream, self.log = self._writers.make(self._claimed)
+                    if self._closed:  # the caller is a thread that outlived its attempt: nobody writes its lines
+                        self.log.buffer.close()
+                        self.stream.buffer.close()
         return self.log.buffer
+
+    def close(self) -> bool:
+        """The attempt has ended. Whether it has buffers."""
+        with self._writers.lock:
+            self._closed = True
+            return self.log is not None
 
 
 class LogAndStreamWriters:
@@ -33,27 +55,29 @@ class LogAndStreamWriters:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._lock = Lock()  # the buffers of all attempts share this lock; each holds it for a moment
+        self.lock = Lock()  # the making of all buffers; each holds it for a moment
+        self._buffer_lock = Lock()  # the buffers of all attempts share this lock, too
         self.logs: ChunkWriter[Recorder, LogChunk] = ChunkWriter(settings, "logs", _log_chunk, logs.append)
         self.streams: ChunkWriter[Emissions, StreamChunk] = ChunkWriter(
             settings, "streams", _stream_chunk, streams.append
         )
 
     def open(self, claimed: Claimed) -> LogAndStream:
-        settings, lock = self._settings, self._lock
+        return LogAndStream(self, claimed)
+
+    def make(self, claimed: Claimed) -> tuple[Written[Emissions], Written[Recorder]]:
+        settings, lock = self._settings, self._buffer_lock
         emissions = Emissions(settings.stream_chunks, settings.stream_bytes, lock)
         recorder = Recorder(settings.job_log_lines, settings.job_log_bytes, lock, stream=emissions)
-        return LogAndStream(self.logs.open(claimed, recorder), self.streams.open(claimed, emissions))
+        return self.streams.open(claimed, emissions), self.logs.open(claimed, recorder)
 
     async def finish(self, log_and_stream: LogAndStream) -> None:
         """The attempt has ended: return once PostgreSQL has its last lines and chunks. An attempt that produced none
         costs no statement.
         """
-        for writer, written in ((self.logs, log_and_stream.log), (self.streams, log_and_stream.stream)):
-            if written.buffer.used:
-                await writer.finish(written)  # type: ignore[arg-type]  # each writer has its own buffers
-            else:
-                written.buffer.close()
+        if log_and_stream.close() and log_and_stream.log is not None and log_and_stream.stream is not None:
+            await self.logs.finish(log_and_stream.log)
+            await self.streams.finish(log_and_stream.stream)
 
 
 def _log_chunk(claimed: Claimed, first_number: int, lines: list[bytes]) -> LogChunk:

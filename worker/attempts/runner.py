@@ -203,7 +203,7 @@ class Runner:
         log_and_stream: LogAndStream,
         may_continue: Callable[[], bool],
     ) -> Settlement:
-        record_in(log_and_stream.recorder)
+        record_in(log_and_stream)
         seconds = _time_limit(claimed, step)
         if step.isolated:
             return await self._isolated.perform(claimed, pipeline, step, held, seconds, may_continue)
