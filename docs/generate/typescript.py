@@ -14,7 +14,7 @@ from leasehold.settings import Settings
 FOLDER = Path(__file__).parents[2] / "clients" / "typescript"
 #: The operations that `clients/typescript` sends.
 OPERATIONS = frozenset({
-    *("createRun", "createRuns", "listRuns", "getRun", "rerunRun"),
+    *("createRun", "createRuns", "listRuns", "getRun", "rerunRun", "signalRun"),
     *("listJobs", "getJob", "explainJob", "cancelJob", "retryJob", "deleteJob"),
     *("streamJobEvents", "readJobLogs", "readJobStream"),
     *("listDeadLetters", "groupDeadLetters", "replayDeadLetters"),

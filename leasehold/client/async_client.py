@@ -82,6 +82,7 @@ class AsyncClient:
     runs = _listing(calls.runs)
     rerun = _calling(calls.rerun)
     create_template = _calling(calls.create_template)
+    signal = _calling(calls.signal)
 
     async def wait(self, run_id: Id, *, timeout: float | None = None) -> models.Run:
         """The run once it has ended. Raises TimeoutError after `timeout` seconds."""
@@ -110,6 +111,13 @@ class AsyncClient:
     events = _following(calls.events)
     logs = _following(calls.logs)
     stream = _following(calls.stream)
+
+    # --- bulk operations
+    operate = _calling(calls.operate)
+    preview = _calling(calls.preview)
+    get_operation = _calling(calls.get_operation)
+    operations = _listing(calls.operations)
+    refusals = _listing(calls.refusals)
 
     # --- dead letters, the fleet
     dead_letters = _listing(calls.dead_letters)

@@ -178,6 +178,12 @@ def rerun(run_id: Id, *, key: str | None = None) -> Call[models.Accepted]:
     return Call("POST", f"/v1/runs/{_part(run_id)}/rerun", models.Accepted.model_validate, keyed=True, key=key)
 
 
+def signal(run_id: Id, name: str, payload: Any = None, *, key: str | None = None) -> Call[None]:
+    """Send a signal to a run whose workflow waits for it, or will wait. The workflow consumes each signal once."""
+    path = f"/v1/runs/{_part(run_id)}/signals/{_part(name)}"
+    return Call("POST", path, lambda _answer: None, body={"payload": payload}, keyed=True, key=key)
+
+
 def create_template(declaration: Json, *, key: str | None = None) -> Call[dict[str, Any]]:
     """Write a version of a template."""
     return Call("POST", "/v1/templates", dict, body=declaration, keyed=True, key=key)
@@ -265,6 +271,47 @@ def stream(job_id: Id, *, after: int = 0, step: str | None = None, attempt: int 
         return models.Chunk.model_validate({"event": name} | data)
 
     return Feed(str(job_id), f"/v1/jobs/{_part(job_id)}/stream", parse, _given(step=step, attempt=attempt), after)
+
+
+# --- bulk operations
+
+
+def operate(
+    action: Literal["cancel", "retry", "delete"],
+    q: str,
+    *,
+    canary: int = 0,
+    rate: int | None = None,
+    reason: str = "",
+    key: str | None = None,
+) -> Call[models.Operation]:
+    """Act on all jobs that the filter `q` finds, as a job of its own. `canary`: so many go first, and the operation
+    stops if one of them is refused. `rate`: jobs a second at most. Abort it with `cancel`.
+    """
+    body = _given(action=action, filter=q, canary=canary, rate=rate, reason=reason)
+    return Call("POST", "/v1/operations", models.Operation.model_validate, body=body, keyed=True, key=key)
+
+
+def preview(action: Literal["cancel", "retry", "delete"], q: str) -> Call[models.Preview]:
+    """What `operate` would act on: a count and examples. It changes nothing."""
+    body = {"action": action, "filter": q, "dry_run": True}
+    return Call("POST", "/v1/operations", models.Preview.model_validate, body=body, keyed=True)
+
+
+def get_operation(operation_id: Id) -> Call[models.Operation]:
+    """How a bulk operation stands."""
+    return _get(f"/v1/operations/{_part(operation_id)}", models.Operation.model_validate)
+
+
+def operations() -> Listing[models.Operation]:
+    """All bulk operations, the newest first."""
+    return Listing("/v1/operations", "operations", models.Operation.model_validate, {"limit": 100})
+
+
+def refusals(operation_id: Id) -> Listing[models.Refusal]:
+    """The jobs that a bulk operation could not act on, each with its code."""
+    path = f"/v1/operations/{_part(operation_id)}/refusals"
+    return Listing(path, "refusals", models.Refusal.model_validate, {"limit": 100})
 
 
 # --- dead letters

@@ -133,6 +133,45 @@ class Job(Answer):
         return self.status in ENDED
 
 
+class Operation(Answer):
+    """A bulk operation. `acted` and `refused`: how many jobs so far."""
+
+    id: UUID
+    action: str
+    filter: str
+    status: Status
+    acted: int
+    refused: int
+    refused_by_code: dict[str, int]
+    percent: float
+    error: Problem | None = None
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ENDED
+
+
+class Count(Answer):
+    """`exact`: else `n` is an estimate."""
+
+    n: int
+    exact: bool
+
+
+class Preview(Answer):
+    """What an operation would act on."""
+
+    total: Count
+    examples: list[Job]
+
+
+class Refusal(Answer):
+    """A job that an operation could not act on."""
+
+    job_id: UUID
+    code: str
+
+
 class Event(Answer):
     """One change of a job. `seq`: its number, from 1."""
 

@@ -212,6 +212,19 @@ async def test_dead_letters_are_listed_grouped_and_replayed(api: Either, maker: 
     assert await api.all("dead_letters") == []
 
 
+async def test_a_bulk_operation_is_previewed_begun_once_and_aborted(api: Either, front: Front, maker: Maker) -> None:
+    job_id = await maker.make("run")
+    await maker.fail(job_id)
+    preview = await api.do("preview", "retry", "status:failed")
+    assert (preview.total.n, [job.id for job in preview.examples]) == (1, [job_id])
+    front.failures = ["lose"]
+    operation = await api.do("operate", "retry", "status:failed", reason="the server is back")
+    assert [one.id for one in await api.all("operations")] == [operation.id]
+    assert (await api.do("get_operation", operation.id)).acted == 0
+    assert await api.all("refusals", operation.id) == []
+    assert (await api.do("cancel", operation.id)).status == "cancelled"
+
+
 # --- feeds
 
 
@@ -321,6 +334,12 @@ def made_calls(tmp_path: Path) -> list[Call[Any]]:
         calls.get_job("j"),
         calls.jobs().page(None),
         calls.explain("j"),
+        calls.signal("r", "approved", {"by": "anna"}),
+        calls.operate("retry", "status:failed", canary=1),
+        calls.preview("retry", "status:failed"),
+        calls.get_operation("o"),
+        calls.operations().page(None),
+        calls.refusals("o").page(None),
         calls.read_events("j"),
         calls.read_logs("j", step="s", attempt=1),
         calls.cancel("j"),

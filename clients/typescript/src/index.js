@@ -106,6 +106,19 @@ export class Leasehold {
   }
 
   /**
+   * Send a signal to a run whose workflow waits for it, or will wait. The workflow consumes each signal once.
+   * @param {string} id
+   * @param {string} name
+   * @param {unknown} [payload]
+   * @param {Keyed} [options]
+   * @returns {Promise<void>}
+   */
+  async signal(id, name, payload = null, { key } = {}) {
+    const path = `/v1/runs/${encodeURIComponent(id)}/signals/${encodeURIComponent(name)}`;
+    await this.request("POST", path, { body: { payload }, keyed: true, key });
+  }
+
+  /**
    * `wait`: seconds, up to 30, to wait for the job's next change.
    * @param {string} id
    * @param {{ wait?: number }} [options]
