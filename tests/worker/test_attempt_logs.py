@@ -125,13 +125,13 @@ async def test_a_job_that_logs_nothing_costs_no_statement_and_no_row(
         return await write(connection, chunks, repeated)
 
     made: list[object] = []
-    make = outlets_of(worker).make
+    make = writers_of(worker).make
 
     def noted(claimed: Any) -> Any:
         made.append(claimed)
         return make(claimed)
 
-    monkeypatch.setattr(outlets_of(worker), "make", noted)
+    monkeypatch.setattr(writers_of(worker), "make", noted)
     for batcher in batchers:
         monkeypatch.setattr(batcher, "_statement", counted)
     assert await lines_after(rows, talking, "nothing") == []

@@ -93,6 +93,15 @@ export class Leasehold {
      */
     submitMany(batch: BatchRequest, { key }?: Keyed): Promise<BatchAccepted>;
     /**
+     * Send a signal to a run whose workflow waits for it, or will wait. The workflow consumes each signal once.
+     * @param {string} id
+     * @param {string} name
+     * @param {unknown} [payload]
+     * @param {Keyed} [options]
+     * @returns {Promise<void>}
+     */
+    signal(id: string, name: string, payload?: unknown, { key }?: Keyed): Promise<void>;
+    /**
      * `wait`: seconds, up to 30, to wait for the job's next change.
      * @param {string} id
      * @param {{ wait?: number }} [options]
