@@ -14,14 +14,41 @@ import tempfile
 import traceback
 from contextlib import suppress
 from pathlib import Path
+from threading import Lock
 from typing import Any
 from uuid import UUID
 
-from leasehold.app.process_frames import CallOfProcess, FailedInProcess, Kind, json_of, receive, send
+from leasehold.app.process_frames import CallOfProcess, FailedInProcess, Kind, LineOfProcess, json_of, receive, send
 from leasehold.app.task import Task
 from leasehold.domain.errors import Cancelled, Permanent, Retryable, StepError
 from leasehold.domain.registry import import_from_current_folder
 from leasehold.worker.sandbox.fences import die_with
+
+#: A function's threads may send, too.
+_sending = Lock()
+
+
+def _send(channel: socket.socket, kind: Kind, body: bytes) -> None:
+    with _sending:
+        send(channel, kind, body)
+
+
+class _Sender(logging.Handler):
+    """Sends what the function logs to the worker, which keeps it with the job. The worker counts, and cuts the log."""
+
+    def __init__(self, channel: socket.socket) -> None:
+        super().__init__()
+        self._channel = channel
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            error = record.exc_info[1] if record.exc_info else None
+            trace = "" if error is None else "".join(traceback.format_exception(error))
+            message = record.getMessage().encode("utf-8", "replace").decode()
+            line = LineOfProcess(level=record.levelno, logger=record.name, message=message, trace=trace)
+            _send(self._channel, Kind.LOG, line.model_dump_json().encode())
+        except Exception:  # noqa: BLE001 - as every handler of `logging`
+            self.handleError(record)
 
 
 class ProcessAttempt:
@@ -39,10 +66,10 @@ class ProcessAttempt:
         self._channel = channel
 
     def progress(self, percent: float, summary: str = "") -> None:
-        send(self._channel, Kind.PROGRESS, json_of([float(percent), summary]))
+        _send(self._channel, Kind.PROGRESS, json_of([float(percent), summary]))
 
     def emit(self, chunk: Any) -> None:
-        send(self._channel, Kind.EMIT, json_of(chunk))
+        _send(self._channel, Kind.EMIT, json_of(chunk))
 
     def checkpoint(self) -> None:
         if _Stop.requested:
@@ -66,11 +93,13 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     import_from_current_folder()
     with socket.socket(fileno=descriptor) as channel:
+        logging.getLogger().addHandler(_Sender(channel))
         while (frame := receive(channel)) is not None:
             call = CallOfProcess.model_validate_json(frame[1])
+            logging.getLogger().setLevel(call.log_level)
             with tempfile.TemporaryDirectory(prefix="leasehold-") as directory:
                 kind, body = _answer(call, ProcessAttempt(call, channel, Path(directory)))
-            send(channel, kind, body)
+            _send(channel, kind, body)
 
 
 def _answer(call: CallOfProcess, attempt: ProcessAttempt) -> tuple[Kind, bytes]:

@@ -22,6 +22,7 @@ class Kind(IntEnum):
     DONE = 4
     FAILED = 5
     CANCELLED = 6
+    LOG = 7
 
 
 class CallOfProcess(BaseModel):
@@ -34,6 +35,16 @@ class CallOfProcess(BaseModel):
     task_id: str
     tenant: str
     number: int
+    log_level: int = 30  # the lowest level of `logging` that the process sends
+
+
+class LineOfProcess(BaseModel):
+    """What the function logs."""
+
+    level: int
+    logger: str
+    message: str
+    trace: str = ""
 
 
 class FailedInProcess(BaseModel):

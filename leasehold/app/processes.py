@@ -10,14 +10,16 @@ import socket
 import sys
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import orjson
 
-from leasehold.app.process_frames import HEAD, CallOfProcess, FailedInProcess, Kind
+from leasehold.app.process_frames import HEAD, CallOfProcess, FailedInProcess, Kind, LineOfProcess
 from leasehold.domain.errors import Cancelled, ChildCrashed, LeaseLost, Permanent, Retryable, StepError
 from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
+from leasehold.telemetry import child_logs
 
 #: A call waits this long for a process. Then its attempt snoozes.
 WAIT_SECONDS = 5.0
@@ -48,6 +50,10 @@ class Process:
             child_end.close()
         reader, writer = await asyncio.open_connection(sock=worker_end, limit=_STREAM_BYTES)
         return cls(process, reader, writer)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     @property
     def lives(self) -> bool:
@@ -104,10 +110,11 @@ class Processes:
 
     async def _run(self, call: CallOfProcess, attempt: Any) -> bytes:
         process = await self._process()
+        call = call.model_copy(update={"log_level": child_logs.level()})
         watching = asyncio.create_task(_watch(process, attempt))
         may_stay = False
         try:
-            kind, body = await process.call(call, lambda kind, body: _pass_on(kind, body, attempt))
+            kind, body = await process.call(call, partial(_pass_on, attempt, process.pid))
             may_stay = kind is not Kind.CANCELLED and not watching.done()
         finally:
             await cancel_and_wait(watching)
@@ -146,11 +153,14 @@ async def _watch(process: Process, attempt: Any) -> None:
             return
 
 
-def _pass_on(kind: Kind, body: bytes, attempt: Any) -> None:
+def _pass_on(attempt: Any, child: int, kind: Kind, body: bytes) -> None:
     if kind is Kind.PROGRESS:
         attempt.progress(*orjson.loads(body))
     elif kind is Kind.EMIT:
         attempt.emit(orjson.loads(body))
+    elif kind is Kind.LOG:
+        line = LineOfProcess.model_validate_json(body)
+        child_logs.log_line(line.logger, line.level, line.message, trace=line.trace, child=child)
 
 
 def error_of(failed: FailedInProcess) -> StepError:

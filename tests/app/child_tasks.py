@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import subprocess
@@ -19,6 +20,21 @@ ONCE = Retry(times=0)
 def add(a: int, b: int) -> list[int]:
     current().progress(50, "half")
     return [a + b, os.getpid(), current().number]
+
+
+@app.task(process=True, retry=ONCE)
+def talk(fails: bool) -> None:
+    logging.getLogger("shop").info("in a process")
+    current().log.info("to its own logger")
+    current().emit("a chunk")
+    if fails:
+        raise KeyError("hats")
+
+
+@app.task(isolated=True, retry=ONCE)
+def talk_in_the_sandbox() -> None:
+    logging.getLogger("shop").info("in the sandbox")
+    current().emit("a chunk")
 
 
 @app.task(process=True, retry=ONCE)

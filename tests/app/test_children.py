@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 from collections.abc import AsyncIterator, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from leasehold import App, DeclarationError, TaskFailed
+from leasehold.db import log_reads
 from leasehold.db.database import Connection
+from leasehold.db.log_reads import LogFilter
 from tests.app import child_tasks
 from tests.app.conftest import Serve
 
@@ -109,3 +113,27 @@ def test_a_queue_is_isolated_or_it_is_not() -> None:
 
 def _one() -> None: ...
 def _two() -> None: ...
+
+
+async def test_what_children_log_and_emit_is_kept_with_the_run(
+    served: None, connection: Connection, request: pytest.FixtureRequest
+) -> None:
+    log = logging.getLogger("leasehold.child")
+    request.addfinalizer(partial(log.setLevel, log.level))
+    log.setLevel(logging.INFO)
+    run = await child_tasks.talk.asubmit(fails=True)
+    with pytest.raises(TaskFailed):
+        await run
+    lines = await log_reads.log_page(connection, "me", run.id, 0, LogFilter(), 100)
+    assert [(line["logger"], line["message"]) for line in lines[:2]] == [
+        ("shop", "in a process"),
+        ("talk", "to its own logger"),
+    ]
+    assert (lines[2]["level"], "KeyError: 'hats'" in lines[2]["traceback"]) == ("error", True)
+    sandboxed = await child_tasks.talk_in_the_sandbox.asubmit()
+    await sandboxed
+    lines = await log_reads.log_page(connection, "me", sandboxed.id, 0, LogFilter(), 100)
+    assert [(line["logger"], line["message"]) for line in lines] == [("shop", "in the sandbox")]
+    for one in (run, sandboxed):
+        chunks = await log_reads.stream_page(connection, "me", one.id, 0, LogFilter(), 100)
+        assert [chunk["chunk"] for chunk in chunks] == ["a chunk"]

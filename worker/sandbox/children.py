@@ -7,7 +7,6 @@ Each pipeline has a zygote with the handlers loaded (zygote.py), so a new child 
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -21,6 +20,7 @@ from leasehold.domain.errors import Cancelled, Permanent, Retryable, StepError, 
 from leasehold.domain.pipeline import Limits
 from leasehold.domain.verdicts import Done
 from leasehold.settings import Settings
+from leasehold.telemetry import child_logs
 from leasehold.telemetry.attempt_logs import current
 from leasehold.worker import metrics
 from leasehold.worker.sandbox import fences as sandbox
@@ -29,8 +29,6 @@ from leasehold.worker.sandbox.child_process import ChildProcess
 from leasehold.worker.sandbox.outputs import checked
 from leasehold.worker.sandbox.spares import Spares
 from leasehold.worker.sandbox.zygote_process import Recipe
-
-_CHILDS_LOG = logging.getLogger("leasehold.child")
 
 
 class Children:
@@ -181,24 +179,16 @@ def _emit(chunk: Any) -> None:
 
 
 class _Lines:
-    """Logs in the worker the lines that the handler logs in its child: so they are in the worker's log, and are kept
-    with the job. A record has the name of the child's logger, but the worker creates no logger of that name: a hostile
-    child could send any number of names.
-    """
+    """Takes what the handler logs in its child: a bounded number of lines."""
 
     def __init__(self, child: int) -> None:
         self._child = child
         self._left = frames.MAX_LOG_LINES
 
     def __call__(self, line: frames.LogLine) -> None:
-        if not self._left or not _CHILDS_LOG.isEnabledFor(line.level):
-            return
-        self._left -= 1
-        record = logging.LogRecord(line.logger, line.level, "", 0, line.message, (), None)
-        record.child = self._child
-        if line.traceback:
-            record.traceback = line.traceback
-        _CHILDS_LOG.handle(record)
+        if self._left:
+            self._left -= 1
+            child_logs.log_line(line.logger, line.level, line.message, trace=line.traceback, child=self._child)
 
 
 def _requests(
@@ -206,9 +196,14 @@ def _requests(
 ) -> tuple[bytes, bytes]:
     paths = {name: str(path.absolute()) for name, path in files.items()}
     writable = str(directory.absolute())
-    level = _CHILDS_LOG.getEffectiveLevel()
     run = frames.Run(
-        pipeline=pipeline, step=step, params=params, files=paths, directory=writable, item=item, log_level=level
+        pipeline=pipeline,
+        step=step,
+        params=params,
+        files=paths,
+        directory=writable,
+        item=item,
+        log_level=child_logs.level(),
     )
     try:
         return frames.encode(frames.Confinement(files=list(paths.values()), directory=writable)), frames.encode(run)
