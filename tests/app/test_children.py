@@ -127,7 +127,7 @@ async def test_what_children_log_and_emit_is_kept_with_the_run(
     lines = await log_reads.log_page(connection, "me", run.id, 0, LogFilter(), 100)
     assert [(line["logger"], line["message"]) for line in lines[:2]] == [
         ("shop", "in a process"),
-        ("talk", "to its own logger"),
+        ("children.talk", "to its own logger"),
     ]
     assert (lines[2]["level"], "KeyError: 'hats'" in lines[2]["traceback"]) == ("error", True)
     sandboxed = await child_tasks.talk_in_the_sandbox.asubmit()
