@@ -23,17 +23,39 @@ OPERATIONS = frozenset({
 
 def subset() -> str:
     """The document with these operations, and the schemas that they need."""
-    whole = document(make_app(Settings.model_construct()))
+    whole = _plain(document(make_app(Settings.model_construct())))
     paths = {
         path: {method: operation for method, operation in item.items() if operation["operationId"] in OPERATIONS}
         for path, item in whole["paths"].items()
     }
-    # Without the release's number: a new release alone changes no type.
-    info = whole["info"] | {"version": "1"}
+    info = {"title": "Leasehold", "version": "1"}  # a new release alone changes no type
     part = {"openapi": whole["openapi"], "info": info, "paths": {path: item for path, item in paths.items() if item}}
     return (
         f"{json.dumps(part | {'components': {'schemas': _needed(part, whole['components']['schemas'])}}, indent=1)}\n"
     )
+
+
+#: What a sentence says changes no type: without it the types stay as they are until a field changes.
+_SENTENCES = frozenset({"description", "summary", "title", "examples", "example"})
+_REFUSALS = "45"
+
+
+def _plain(part: Any, *, names: bool = False) -> Any:
+    """The part without sentences and refusals. `names`: its keys are names of fields, of which none goes."""
+    if isinstance(part, list):
+        return [_plain(item) for item in part]
+    if not isinstance(part, dict):
+        return part
+    kept = {name: value for name, value in part.items() if names or name not in _SENTENCES}
+    if "responses" in kept and not names:
+        responses = kept["responses"].items()
+        kept["responses"] = {
+            status: answer | {"description": ""} for status, answer in responses if status[0] not in _REFUSALS
+        }
+    return {
+        name: value if name == "responses" and not names else _plain(value, names=name in ("properties", "schemas"))
+        for name, value in kept.items()
+    }
 
 
 def _needed(part: object, schemas: dict[str, Any]) -> dict[str, Any]:
