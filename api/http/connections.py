@@ -1,4 +1,5 @@
-"""Bounds on connections before the API knows whose they are: their number, their silence, the size of a request's head.
+"""Bounds the connections of clients that the API does not know yet: how many, how long silent, how large a request's
+head.
 
 `guarded` makes the protocol class that uvicorn uses. uvicorn itself only bounds the requests under way, and waits
 forever for the head of the next request.
@@ -29,14 +30,14 @@ MAX_HEAD_BYTES = 64 * 1024
 HEADER_COSTS = 128
 #: Requests that a client may send on one connection before the answers to earlier ones (pipelining).
 MAX_PIPELINED = 4
-#: After an early answer the rest of the body is read and discarded this long, so that the client gets to read the
+#: After an early answer the API reads and discards the rest of the body for this long, so that the client reads the
 #: answer.
 LINGER_SECONDS = 10.0
-#: A client may leave an answer unread this long.
+#: Seconds for which a client may leave an answer unread.
 UNREAD_SECONDS = 60.0
-#: So many refused connections get a 503 at the same time. More are closed without an answer.
+#: At most this many refused connections get a 503 at the same time. Further ones are closed without an answer.
 _MAX_REFUSING = 100
-#: A refused connection is closed after this time.
+#: Seconds after which a refused connection is closed.
 _REFUSING_SECONDS = 1.0
 #: Open files of the process beside the connections of its clients.
 _OTHER_FILES = 256
@@ -47,8 +48,8 @@ _LARGE = Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", "
 
 
 class Guarded(HttpToolsProtocol):
-    """One connection. It is quiet while the API has no whole request of it. When `at_most` connections are open, a new
-    connection takes the place of the connection that has been quiet longest.
+    """One connection. A connection is quiet while the API has no whole request of its client. When `at_most`
+    connections are open, a new connection takes the place of the connection that has been quiet longest.
     """
 
     at_most: ClassVar[int] = 1000
@@ -59,12 +60,12 @@ class Guarded(HttpToolsProtocol):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self._timer: asyncio.TimerHandle | None = None  # of the head, or of what is left of a body after the answer
+        self._timer: asyncio.TimerHandle | None = None  # for the head, or for the rest of a body after the answer
         self._unread: asyncio.TimerHandle | None = None
         self._head_bytes = 0
         self._in_message = False
         self._answered = True  # or there was no request yet
-        self._parsed_bytes = 0  # of the head, as the parser reports it
+        self._parsed_bytes = 0  # bytes of the head that the parser has reported
         self._refused: Problem | None = None
 
     # --- connections
@@ -225,7 +226,7 @@ class Guarded(HttpToolsProtocol):
 
 
 def guarded(settings: Settings) -> type[Guarded]:
-    """A protocol class for one server: its connections share the limits and the sets below."""
+    """Make the protocol class of one server: all its connections share the limits and the sets below."""
     shared = {
         "at_most": settings.api_connections,
         "head_seconds": settings.api_header_seconds,

@@ -91,7 +91,7 @@ def _id_as_text(packed: bytes) -> UUID:
 
 
 def _instant(microseconds: int) -> datetime:
-    """The instant, or the nearest that the calendar has."""
+    """The instant, or the nearest instant that `datetime` can hold."""
     try:
         return min(max(_EPOCH + timedelta(microseconds=microseconds), FIRST), LAST)
     except OverflowError:

@@ -93,7 +93,7 @@ def _operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, 
 
 
 def _remove_null(schema: dict[str, Any]) -> None:
-    """Take null out of the schema: a parameter can be left out, and an address or a header cannot spell null."""
+    """Take null out of the schema: a client leaves the parameter out, because no address or header can spell null."""
     choices = [choice for choice in schema.get("anyOf", []) if choice != {"type": "null"}]
     if len(choices) == 1:
         del schema["anyOf"]

@@ -1,5 +1,5 @@
-"""Refuse a submission that the caller's limits do not allow before any work is done for it: before a large body is
-read, a payload is checked or the store is used.
+"""Refuses a submission over the caller's limits before the API does any work for it: before the API reads a large body,
+checks a payload or uses the store.
 """
 
 from __future__ import annotations

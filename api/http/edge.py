@@ -42,7 +42,7 @@ _QUIET = frozenset({"/livez", "/readyz", "/metrics"})
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """The request's ids: in logs, in problems and, as the `trace` of a job, in all that the request starts."""
+    """The ids of a request. They stand in its log lines and problems, and in the `trace` of jobs that it submits."""
 
     request_id: str
     traceparent: str
@@ -69,7 +69,7 @@ def _identify(headers: Headers) -> Identity:
 
 
 def _client_span(headers: Headers) -> dict[str, str] | None:
-    """The client's own span, if it names one."""
+    """The client's own span, if the client names one."""
     traceparent = headers.get("traceparent", "")
     return {"traceparent": traceparent} if _TRACEPARENT.fullmatch(traceparent) else None
 

@@ -6,14 +6,14 @@ import hashlib
 
 
 def weak(version: str | bytes) -> str:
-    """A weak ETag of the state's `version`, or of the whole answer. Weak, because the bytes may differ: in
-    the signature of a URL, for example.
+    """A weak ETag of a state's `version`, or of a whole answer. The ETag is weak because two answers with the same
+    state may differ in their bytes: in the signature of a URL, for example.
     """
     return f'W/"{hashlib.sha256(version.encode() if isinstance(version, str) else version).hexdigest()[:32]}"'
 
 
 def matches(if_none_match: str | None, etag: str) -> bool:
-    """RFC 9110's weak comparison."""
+    """Whether one of the client's ETags is `etag`, by RFC 9110's weak comparison."""
     if if_none_match is None:
         return False
     client_tags = [tag.strip().removeprefix("W/") for tag in if_none_match.split(",")]

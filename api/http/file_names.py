@@ -8,7 +8,9 @@ MAX_BYTES = 255
 
 
 def clean_file_name(name: str) -> str:
-    """NFC, without controls, formatting and bidirectional marks or lone surrogates, at most 255 bytes of UTF-8."""
+    """The name in NFC, cut to 255 bytes of UTF-8, without control, formatting and bidirectional characters and without
+    lone surrogates.
+    """
     plain = "".join(
         character
         for character in unicodedata.normalize("NFC", name)

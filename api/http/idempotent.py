@@ -27,8 +27,9 @@ IdempotencyKey: TypeAlias = Annotated[
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`age`: the time since the first answer; zero for a fresh answer. `is_stored`: a repeated request gets this answer
-    again. If the answer is not stored, the writes of `work` are committed nevertheless, and the key may be used again.
+    """An answer to a request with a key. `age`: the time since the first answer; zero for a fresh answer. `is_stored`:
+    a repeated request gets this answer again. An answer that is not stored leaves the key free for another request; the
+    writes of `work` are committed in either case.
     """
 
     status_code: int
@@ -70,7 +71,7 @@ async def once(
 
 
 async def is_repeated(pool: ConnectionSource, tenant_id: str, key: str | None) -> bool:
-    """Whether the first answer is stored: the request needs no checks then, even if the world has changed since."""
+    """Whether the first answer is stored. Then the request needs no checks, even if rows have changed since."""
     if key is None:
         return False
     async with pool.acquire() as connection:

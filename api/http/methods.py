@@ -24,7 +24,9 @@ class Methods:
         self._by_pattern = list(by_pattern.items())
 
     def of(self, path: str) -> set[str]:
-        """The methods of the address; empty if there is none. `/v1/runs/batch` is not a run with the id `batch`."""
+        """The methods of the address; empty if no route has this address. `/v1/runs/batch` is not the run with the id
+        `batch`.
+        """
         if path in self._literal:
             return self._literal[path]
         allowed: set[str] = set()
@@ -34,7 +36,7 @@ class Methods:
         return allowed
 
     def corrected(self, problem: Problem, path: str) -> Problem:
-        """The problem with the right `Allow` header; and 405 in place of 404 if the address has other methods."""
+        """The problem with the right `Allow` header. If the address has other methods, a 404 becomes a 405."""
         if problem.status is HTTPStatus.NOT_FOUND and problem.code == "not_found" and path in self._literal:
             problem = problem_of_status(HTTPStatus.METHOD_NOT_ALLOWED)
         if problem.status is not HTTPStatus.METHOD_NOT_ALLOWED:

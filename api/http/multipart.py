@@ -16,9 +16,9 @@ from leasehold.api.http.media_types import FORM, wrong_type
 from leasehold.domain.errors import Invalid
 
 _MAX_HEADERS_BYTES = 8 * 1024
-#: Of a field and of a file, in bytes.
+#: The longest name of a field or of a file, in bytes.
 _MAX_NAME = 4096
-#: A client that sends nothing for this long is taken for gone.
+#: A client that sends nothing for this many seconds counts as gone.
 MAX_SILENT_SECONDS = 60.0
 
 
@@ -44,7 +44,7 @@ Event: TypeAlias = Begin | Data | End
 
 
 class _Events:
-    """The parser's callbacks: they gather the events of the current piece."""
+    """The parser's callbacks. They gather the events of the piece that the parser reads now."""
 
     def __init__(self) -> None:
         self.gathered: list[Event] = []
@@ -96,7 +96,7 @@ def _text(raw: bytes) -> str:
 
 
 def _unescaped(name: str) -> str:
-    """The three characters that browsers escape in a form's names (HTML, multipart/form-data encoding)."""
+    """The name with the three characters restored that browsers escape (HTML, multipart/form-data encoding)."""
     for escaped, plain in (("%22", '"'), ("%0D", "\r"), ("%0A", "\n")):
         name = name.replace(escaped, plain)
     return name
@@ -107,7 +107,7 @@ def _unreadable() -> HTTPException:
 
 
 async def _pieces(request: Request) -> AsyncIterator[bytes]:
-    """Raises TimeoutError if the client sends nothing for MAX_SILENT_SECONDS."""
+    """The pieces of the body as they arrive. Raises TimeoutError if the client sends nothing for MAX_SILENT_SECONDS."""
     stream = request.stream()
     while True:
         try:

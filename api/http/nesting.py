@@ -1,8 +1,8 @@
 """Refuses JSON bodies that are nested too deep or have huge integers, before any parser reads them.
 
-Parsers recurse: a deep body can end in an error that the client could not understand, or worse.
+Parsers recurse: a deep body could end in an error that the client does not understand, or in a crash of the process.
 
-The check is linear in the body. A body with few brackets and no long number costs three scans by C.
+The check takes time linear in the body's length. A body with few brackets and no long number costs three scans in C.
 """
 
 from __future__ import annotations

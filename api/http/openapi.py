@@ -34,7 +34,7 @@ CHECKED_LATER = "`evaluations_waiting`"
 
 
 def problems(codes: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:
-    """For a route's `responses`: the codes of each status, added to those of every operation."""
+    """The value of a route's `responses`: the route's own `codes` by status, together with those of every operation."""
     return {
         int(status): {"description": text, "content": {MEDIA_TYPE: {"schema": {"$ref": _REFERENCE}}}}
         for status, text in sorted((_ALWAYS | codes).items())
@@ -42,13 +42,13 @@ def problems(codes: dict[HTTPStatus, str]) -> dict[int | str, dict[str, Any]]:
 
 
 def multipart(properties: dict[str, Any], required: list[str]) -> dict[str, Any]:
-    """For a route's `openapi_extra`: describes a form that the route itself reads from the socket."""
+    """The value of a route's `openapi_extra`: the description of a form that the route itself reads from the socket."""
     schema = {"type": "object", "properties": properties, "required": required}
     return {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": schema}}}}
 
 
 def document(app: FastAPI) -> dict[str, Any]:
-    """The document. It is built once."""
+    """The OpenAPI document of the app. The first call builds the document; later calls return the same."""
     if app.openapi_schema is None:
         built = get_openapi(
             title=app.title,

@@ -1,7 +1,7 @@
 """Errors as HTTP answers: RFC 9457 `application/problem+json`. One table maps each kind of error to its status.
 
-`type` is a URN with the code: stable, and no address that could break. `detail` is written for the client and names
-nothing of the platform's inside.
+`type` is a URN with the code: a URN is stable, and is no address that could break. `detail` is written for the client,
+and names no internal part of the platform.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from leasehold.runtime.transient import TRY_AGAIN
 
 MEDIA_TYPE = "application/problem+json"
 
-#: The one table: the kinds of errors of requests, and the status of each.
+#: The one table: kind of error -> status.
 STATUS_OF: dict[type[RequestError], HTTPStatus] = {
     Unauthenticated: HTTPStatus.UNAUTHORIZED,
     Forbidden: HTTPStatus.FORBIDDEN,

@@ -23,10 +23,11 @@ from leasehold.domain.errors import DeclarationError
 
 
 class QuickRoute(CallerFirst):
-    """For an endpoint that declares a request, one model as its body, one Require, and optional headers of text.
+    """The route of an endpoint that declares a request, one model as its body, one Require, and optional headers of
+    text.
 
-    Raises DeclarationError for any other endpoint. The key is checked before the body: without a key a client learns
-    nothing about its body.
+    Raises DeclarationError for any other endpoint. The API checks the key before the body: without a valid key, a
+    client learns nothing about the body that it sent.
     """
 
     def endpoint_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:

@@ -1,4 +1,4 @@
-"""What endpoints share once their transaction is committed: the JSON response, and the hints to publish."""
+"""Shared by endpoints after their commit: `json_response`, and `follow_up`, which publishes the commit's hints."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def encoded(content: Any) -> bytes:
 
 
 def json_response(content: Any, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    """`content`: the JSON itself in bytes, or a value to encode."""
+    """A response with JSON. `content`: the JSON itself in bytes, or a value to encode."""
     body = content if isinstance(content, bytes) else encoded(content)
     return Response(body, status, headers, media_type="application/json")
 
@@ -34,7 +34,7 @@ async def follow_up(
     limits: Sequence[ConcurrencyLimitName] = (),
     departed: Sequence[UUID] = (),
 ) -> None:
-    """Call after a commit: publish its hints, and admit the jobs that wait at `limits`.
+    """Call this after a commit: publish the commit's hints, and admit the jobs that wait at `limits`.
 
     `departed`: the jobs that the commit took out of these limits.
     """
@@ -45,6 +45,8 @@ async def follow_up(
 
 
 async def follow_up_run(services: Services, effects: CreatedRun) -> None:
-    """Call after the commit that created or revived a run: as `follow_up`, and count the runs that it replaced."""
+    """Call this after the commit that created or revived a run. Does what `follow_up` does, and counts the runs that
+    the new run replaced.
+    """
     jobs_ended(effects.ended)
     await follow_up(services, effects.hints, effects.limits, effects.departed)

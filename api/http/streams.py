@@ -21,7 +21,7 @@ from leasehold.domain.states import JOB_TERMINAL
 #: Seconds between comments on an idle stream, so that no proxy between closes it.
 KEEP_ALIVE = 15.0
 HEADERS = {"X-Accel-Buffering": "no"}
-#: For a route's `responses`.
+#: The value of a route's `responses`, for a route that answers with events.
 ANSWERS: dict[int | str, dict[str, Any]] = {
     200: {"description": "The stream", "content": {"text/event-stream": {}}},
     204: {"description": "The client has had every event."},
@@ -64,7 +64,7 @@ async def stream(
             ended = event.job_status in JOB_TERMINAL
         if len(batch) == _BATCH:
             continue
-        if ended or (expected and not batch):  # the second: the job was deleted meanwhile
+        if ended or (expected and not batch):  # no events although some are expected: the job was deleted meanwhile
             return
         expected = await services.watch.changed(job_id, after, KEEP_ALIVE)
         if not expected:

@@ -30,7 +30,7 @@ Tags: TypeAlias = Annotated[
 
 
 def json_of_request(body: BaseModel) -> bytes:
-    """The request as JSON, for its fingerprint. Without tags it is that of releases before there were tags, so that a
-    repetition is still known as one.
+    """The request as JSON, for its fingerprint. A request without tags has the same JSON as in releases that had no
+    tags: so a repetition across the upgrade is still recognised.
     """
     return body.model_dump_json(exclude=None if getattr(body, "tags", None) else {"tags"}).encode()

@@ -22,12 +22,12 @@ MAX_BYTES = 64 * 1024
 #: Under /v1/, where bodies carry payloads and schemas (leasehold.domain.template bounds these).
 MAX_BYTES_OF_RUNS = 512 * 1024
 _RUNS = "/v1/"
-#: So many bytes of a body that is too large are read and discarded before the answer. If the API closed the connection
-#: while the client still sends, TCP would reset it, and the client would never see the answer.
+#: The API reads and discards this many bytes of a body that is too large, before it answers. If the API closed the
+#: connection while the client still sends, TCP would reset it, and the client would never see the answer.
 _DISCARDED_BYTES = 1024 * 1024
-#: A whole body must arrive within this time.
+#: Seconds within which a whole body must arrive.
 MAX_SECONDS = 20.0
-#: A request waits this long for its share of the budget.
+#: Seconds for which a request waits for its share of the budget.
 _PATIENCE_SECONDS = 10.0
 _RETRY_SECONDS = 2.0
 
@@ -59,7 +59,9 @@ class Bodies:
 
     @asynccontextmanager
     async def received(self, request: Request, tenant_id: str) -> AsyncIterator[Request]:
-        """The request with its body read. Raises BodyTooLarge, BodyTooSlow, Unavailable, ClientDisconnect."""
+        """Read the body, and give a request that has the whole body. Raises BodyTooLarge, BodyTooSlow, Unavailable,
+        ClientDisconnect.
+        """
         max_bytes = MAX_BYTES_OF_RUNS if request.scope["path"].startswith(_RUNS) else MAX_BYTES
         announced = request.headers.get("content-length", "")
         if announced.isdecimal() and int(announced) > _DISCARDED_BYTES:
@@ -127,7 +129,7 @@ def _too_large(max_bytes: int) -> BodyTooLarge:
 
 
 async def _read(receive: Receive, max_bytes: int) -> bytes:
-    """Read the whole body; of a body that is too large, read and discard some, then raise BodyTooLarge."""
+    """Read the whole body. If the body is too large, read and discard a part of the rest, and raise BodyTooLarge."""
     body = bytearray()
     received = 0
     while received <= _DISCARDED_BYTES:
@@ -146,7 +148,7 @@ async def _read(receive: Receive, max_bytes: int) -> bytes:
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives the body already read, as one message, and then what `receive` gives."""
+    """A `receive` whose first message is the body that was read already. Later messages come from the old `receive`."""
     unread: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
 
     async def replay() -> Message:

@@ -22,8 +22,8 @@ _CACHED_KEYS = 10_000
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """The tenant and client that call, and the scopes of their key. A key's rates and quotas are counted by
-    `quota_key`. `own_tenant`: the key's, where an operator acts within another tenant.
+    """The tenant and client that call, and the scopes of their key. The key's rates and quotas are counted by
+    `quota_key`. `own_tenant`: the tenant of the key, when an operator acts within another tenant.
     """
 
     tenant_id: str
@@ -37,7 +37,7 @@ class Caller:
 
     @property
     def actor(self) -> Actor:
-        """Who the audit names."""
+        """The actor that the audit names for this caller."""
         tenant_id = self.own_tenant or self.tenant_id
         return Actor("key", self.client_id, tenant_id, self.key_prefix, self.source_ip, self.request_id)
 
@@ -56,7 +56,9 @@ def _refused() -> Unauthenticated:
 
 
 class Keyring:
-    """A key that was revoked or has expired still works in this process for `cache_seconds` at most."""
+    """Finds callers, and remembers keys. So a key that was revoked or has expired still works in this process for
+    `cache_seconds` at most.
+    """
 
     def __init__(self, pool: Pool, *, cache_seconds: float) -> None:
         self._pool = pool
@@ -87,7 +89,7 @@ class Keyring:
         return stored if monotonic() < until else None
 
     async def _load(self, prefix: str, presented: PresentedKey | None) -> StoredKey:
-        """`presented` None: of a session, which has no secret."""
+        """Read the key's row, and check the secret of the `presented` key. None: a session, which shows no secret."""
         started = monotonic()
         async with self._pool.acquire() as connection:
             stored = await find_key(connection, prefix)

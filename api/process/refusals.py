@@ -34,8 +34,8 @@ class _First:
 
 
 class Refusals:
-    """`at_most`: different refusals in one turn. Further ones are counted together, by code. A process that is killed
-    loses the refusals of the last ten seconds.
+    """Counts refusals, and writes them. `at_most`: the different refusals of one turn; further ones are counted
+    together, by code. A process that is killed loses the refusals of the last ten seconds.
     """
 
     def __init__(self, pool: Pool, at_most: int) -> None:
@@ -90,5 +90,5 @@ class Refusals:
 
 
 def _chain_of(refused: _Refused) -> str:
-    """A caller with a valid key is refused in its own tenant's chain; a stranger in everybody's."""
+    """The chain of the audit that gets the row: that of the caller's tenant, or for a stranger that of all tenants."""
     return refused[1].tenant_id or EVERYBODYS

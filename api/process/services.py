@@ -43,13 +43,15 @@ from leasehold.runtime.gather import cancel_and_wait
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
-#: A request waits this long for a connection.
+#: Seconds for which a request waits for a connection.
 _PATIENCE_SECONDS = 10.0
 
 
 @dataclass(slots=True)
 class Services:
-    """`pool` serves requests, tenant by tenant. Background work of the process uses the pool behind it."""
+    """The shared parts. `pool` lends connections to requests, tenant by tenant. Background work of the process uses the
+    asyncpg pool behind it.
+    """
 
     settings: Settings
     pool: TenantPool
@@ -69,7 +71,7 @@ class Services:
     admission: Admission
     kinds: tuple[Kind, ...]
     job_kinds: JobKinds
-    opened: Mapping[str, Any]  # by kinds of work, for their endpoints
+    opened: Mapping[str, Any]  # name of a kind of work -> what its hook `opens` has opened for its endpoints
     files: Files
     actions: Actions
     draining: bool = False

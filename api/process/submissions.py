@@ -1,6 +1,6 @@
 """Writes runs in batches: while one round trip is under way, the runs of other requests gather for the next.
 
-POST /v1/runs calls `Submissions.create` for runs that no idempotency key and no scope concerns.
+POST /v1/runs calls `Submissions.create` for runs without idempotency key and without scope.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from leasehold.transitions.runs import NewRun
 
 
 class Submissions:
-    """A refusal or a lost connection is raised to the request that meets it. Nothing is tried again: the client does
-    that.
+    """Writes the runs of all requests. A refused or failed write raises its error to the request; the request is not
+    repeated here, because the client repeats it.
     """
 
     def __init__(self, settings: Settings, announcer: Announcer) -> None:

@@ -18,7 +18,7 @@ _tenant: ContextVar[str] = ContextVar("tenant", default="")
 
 
 def set_tenant(tenant_id: str) -> None:
-    """Count the current request's connections to this tenant, from now on."""
+    """From now on, count the connections of the current request for this tenant."""
     _tenant.set(tenant_id)
 
 
@@ -36,7 +36,9 @@ class TenantPool:
 
     @asynccontextmanager
     async def acquire(self) -> AsyncIterator[Connection]:
-        """Raises Unavailable `busy` if no connection is free for `patience` seconds, or one of TRY_AGAIN."""
+        """Lend a connection for the block. Raises Unavailable `busy` if none becomes free within `patience` seconds, or
+        one of TRY_AGAIN.
+        """
         async with self._turns.turn(_tenant.get()), self._pool.acquire() as connection:
             yield connection
 
@@ -55,8 +57,8 @@ class BulkWrites:
         )
 
     def turn(self, tenant_id: str) -> AbstractAsyncContextManager[None]:
-        """Hold this around one bulk write. Raises TooMany `bulk_writes_waiting`: at once if too many of the tenant's
-        wait already, else after `bulk_writes_wait_seconds`.
+        """Enter this around one bulk write. Raises TooMany `bulk_writes_waiting`: at once if too many bulk writes of
+        the tenant wait already, else after `bulk_writes_wait_seconds`.
         """
         return self._turns.turn(tenant_id)
 

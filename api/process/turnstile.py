@@ -1,4 +1,4 @@
-"""Tenants take turns at what an API process has little of: connections to PostgreSQL, and bulk writes.
+"""Lets tenants take turns at the scarce resources of an API process: connections to PostgreSQL, and bulk writes.
 
 A bulk write (a batch, a backfill, a bulk replay) keeps a connection and a core busy as long as hundreds of other
 requests. `tenant_pool` builds both turnstiles.
@@ -16,8 +16,9 @@ from leasehold.domain.errors import RequestError
 
 
 class Turnstile:
-    """Admits `at_most` holders at once, `each` of them of one tenant. Up to `waiting` more of a tenant wait, for
-    `patience` seconds at most. `refusal` makes the error for those that may not wait, or that have waited too long.
+    """Admits at most `at_most` holders at once, and at most `each` of one tenant. Up to `waiting` further requests of a
+    tenant wait, for at most `patience` seconds. `refusal` makes the error of a request that may not wait, or that has
+    waited too long.
     """
 
     def __init__(
@@ -44,7 +45,7 @@ class Turnstile:
             self._leave(tenant_id)
 
     async def _enter(self, tenant_id: str) -> None:
-        if self._has_room(tenant_id):  # if there is room, nobody who waits could use it
+        if self._has_room(tenant_id):  # if the tenant has room, no request that waits could use it
             self._inside[tenant_id] += 1
             return
         if len(self._waiting.get(tenant_id, ())) >= self._max_waiting:
@@ -67,9 +68,9 @@ class Turnstile:
         return self.inside < self._at_most and self._inside[tenant_id] < self._each
 
     def _serve(self) -> None:
-        """While there is room: admit the first waiter of the next tenant that may have one more inside.
+        """While there is room, admit the first waiting request of the next tenant that may have one more holder.
 
-        The tenant then goes to the end of the line.
+        That tenant then goes to the end of the line.
         """
         while (tenant_id := next(filter(self._has_room, self._waiting), None)) is not None:
             queue = self._waiting.pop(tenant_id)

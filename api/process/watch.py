@@ -37,18 +37,18 @@ class _Watch(ABC, Generic[_Key]):
 
     @abstractmethod
     async def _read_numbers(self) -> Mapping[_Key, int]:
-        """Query a number for each key that is waited for. A key that does not exist is absent."""
+        """Query the number of each key that requests wait for. The answer leaves out a key that does not exist."""
 
     @abstractmethod
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
-        """Which of a key's waiters can go on, given its number. None: the key does not exist any more."""
+        """The waiters of one key that can go on. `number`: the key's number; None: the key does not exist any more."""
 
     @property
     def waiting(self) -> int:
         return len({waiter for waiters in self._waiters.values() for waiter in waiters})
 
     async def _wait(self, keys: Sequence[_Key], mark: int, seconds: float) -> bool:
-        """True as soon as one of the keys is due; False after `seconds`, or on `release_all`.
+        """Wait for one of the keys. True as soon as one is due; False after `seconds`, or on `release_all`.
 
         An outage of the database only prolongs the wait: the request's own next query reports it.
         """
@@ -123,7 +123,7 @@ class JobWatch(_Watch[UUID]):
 
 
 class LogWatch(JobWatch):
-    """A job's number is the number of its last line; a job that has ended has a greater one than any line."""
+    """A job's number is the number of its last line; a job that has ended has a greater number than any line."""
 
     async def _read_numbers(self) -> Mapping[UUID, int]:
         async with self._pool.acquire() as connection:
@@ -131,7 +131,7 @@ class LogWatch(JobWatch):
 
 
 class StreamWatch(JobWatch):
-    """As LogWatch, of chunks."""
+    """A job's number is the number of its last chunk; a job that has ended has a greater number than any chunk."""
 
     async def _read_numbers(self) -> Mapping[UUID, int]:
         async with self._pool.acquire() as connection:
@@ -146,7 +146,8 @@ class QueueWatch(_Watch[str]):
         self._pool = pool
 
     async def runnable(self, queues: Sequence[str], seconds: float) -> bool:
-        """True when one of the queues has a task that no earlier waiter was sent to. False as `_wait`.
+        """True when one of the queues has a claimable task for this request: other requests, which waited longer, get
+        the first ones. False as `_wait`.
 
         Another worker may claim the task first: the caller then claims nothing and waits again.
         """
@@ -158,7 +159,7 @@ class QueueWatch(_Watch[str]):
             return await run_reads.runnable(connection, waiting)
 
     def _due(self, waiters: Mapping[asyncio.Future[bool], int], number: int | None) -> Iterator[asyncio.Future[bool]]:
-        # As many waiters as there are tasks: more would claim nothing.
+        # Release as many waiters as the queue has tasks: further ones would claim nothing.
         unresolved = (waiter for waiter in waiters if not waiter.done())
         return (waiter for waiter, _ in zip(unresolved, range(number or 0), strict=False))
 

@@ -10,7 +10,7 @@ from typing import Literal
 from leasehold.db.database import Connection, lock_name
 from leasehold.domain.errors import Conflict
 
-#: {table: condition of the rows that count}
+#: Table -> SQL condition of the rows that count.
 _COUNTS = {
     "template": "true",
     "schedule": "true",
@@ -33,7 +33,7 @@ async def make_room(
     tenant_id: str,
     at_most: int,
 ) -> None:
-    """Check that the tenant has fewer than `at_most` rows. Then insert one, in the same transaction.
+    """Check that the tenant has fewer than `at_most` rows. The caller then inserts one row, in the same transaction.
 
     Another transaction that adds a row for this tenant waits until this one ends. Raises Conflict `too_many_templates`,
     `too_many_schedules`, `too_many_webhooks`, `too_many_limits`, `too_many_keys`.

@@ -1,6 +1,7 @@
 """Rate limits that all processes share, by the algorithm GCRA: one row for each key, one guarded statement a request.
 
-Admission and the endpoints charge them. A request of a key adds a debt, in seconds, which time pays off.
+Admission and the endpoints charge these rates. Each request adds a debt, in seconds, to its key; the debt falls by a
+second each second.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from dataclasses import dataclass
 
 from leasehold.db.database import Connection
 
-# `full_at` is when the debt will be paid off. $2 is the debt that the request adds; it is refused if the debt would
-# then exceed the burst, $3.
+# `full_at` is the time at which the key's debt is paid off. $2 is the debt that the request adds, $3 the largest debt
+# (the burst). The statement refuses a request with which the debt would exceed the burst.
 _TAKE = """
 -- rate
 INSERT INTO rate_bucket AS b (key, full_at)
@@ -29,7 +30,9 @@ _BURST_SECONDS = 60.0
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """`remaining`: further requests that would be allowed now. `wait`: seconds until one is allowed; 0: now."""
+    """The answer to a charge. `remaining`: further requests that would be allowed now. `wait`: seconds until the next
+    request is allowed; 0: now.
+    """
 
     limit: int
     remaining: int
@@ -81,7 +84,7 @@ async def refund(connection: Connection, key: str, per_minute: int, count: int) 
 
 
 async def forget_rates(connection: Connection, limit: int = 1000) -> None:
-    """Delete at most `limit` rows without debt: a missing row means the same."""
+    """Delete at most `limit` rows without debt: a key without a row has no debt either."""
     await connection.execute(
         "DELETE FROM rate_bucket WHERE key IN (SELECT key FROM rate_bucket WHERE full_at < statement_timestamp()"
         " ORDER BY full_at LIMIT $1)",

@@ -30,7 +30,7 @@ log = structlog.get_logger(__name__)
 UPLOADS = "uploads"
 #: Seconds between two inspections of an object that may still change.
 INSPECTION_SECONDS = 60
-#: A URL counts as expired this many seconds after its end: clocks differ.
+#: A URL counts as expired this many seconds after its end, because clocks differ.
 _GRACE_SECONDS = 60
 #: A transfer that began before its URL expired may take this long.
 SLOWEST = timedelta(days=1)
@@ -48,14 +48,15 @@ VALUES ($1, $2, true, $8, $3, $4, clock_timestamp() + make_interval(secs => $5),
         clock_timestamp() + make_interval(secs => $6), clock_timestamp() + make_interval(secs => $5) + $7::interval,
         $9, $10)
 """
-# `most` -1: the sweeper deletes any object at the key, at once and again after the last possible transfer.
+# $1 key, $2 tenant, $3 the largest object that may stay, $4 the grace after the end of the URL. `most` -1: the sweeper
+# deletes any object at the key, at once and again after the last possible transfer.
 _CLOSE = """
 -- upload_close
 UPDATE upload SET open = false, bytes = 0, most = least(most, $3),
     look_at = CASE WHEN $3 < 0 THEN clock_timestamp() ELSE greatest(look_at, writable_until + $4::interval) END
 WHERE key = $1 AND tenant_id = $2
 """
-# The store accepts only objects of the declared size here: no inspection is needed.
+# For an upload with a signed size, the store accepts only objects of that size: the sweeper need not inspect the key.
 _FORGET_EXACT = "DELETE FROM upload WHERE key = $1 AND tenant_id = $2 AND exact AND bytes <= $3"
 _DUE = f"""
 -- uploads_due
@@ -76,8 +77,8 @@ WHERE key = $1 AND look_at < clock_timestamp()
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """An upload that is due for an inspection. `dead`: its URL has expired, so no client can begin to send. `over`:
-    also a transfer that began in time can no longer arrive.
+    """An upload that is due for an inspection. `dead`: the URL has expired, so no client can begin to send. `over`: a
+    transfer that began in time can no longer arrive either.
     """
 
     key: str
@@ -103,10 +104,11 @@ async def open_upload(
 ) -> None:
     """Write the row of an upload to `key`, before the client gets a URL. A `/` at the end makes `key` a prefix.
 
-    Call it in a transaction. `counted`: the bytes it counts until the first inspection. `at_most`: a larger object is
-    deleted. `seconds`: how long the client may begin to send. `exact`: the store accepts exactly `counted` bytes.
-    `attempt`: the task and epoch with which the upload ends (external_files.py). `room`: the counts of this process.
-    With them, a tenant that is far from its bound needs no lock. Raises TooMany `upload_quota_exceeded`.
+    Call this in a transaction. `counted`: the bytes that count for the upload until the first inspection. `at_most`:
+    the sweeper deletes a larger object. `seconds`: how long the client may begin to send. `exact`: the store accepts
+    exactly `counted` bytes. `attempt`: the task and epoch with which the upload ends (external_files.py). `room`: the
+    counts of this process. With them, a tenant that is far from its bound needs no lock. Raises TooMany
+    `upload_quota_exceeded`.
     """
     size = max(counted, LEAST_COUNTED)
     if room is None or not await room.reserve(connection, tenant_id, size):
@@ -118,7 +120,7 @@ async def open_upload(
 
 
 async def _check_room(connection: Connection, tenant_id: str, size: int, bound: int) -> None:
-    """Check the exact count under a lock, which each of the tenant's uploads holds until it has committed."""
+    """Check the exact count under a lock of the tenant. The caller's transaction holds the lock until its commit."""
     await lock_name(connection, f"uploads:{tenant_id}")
     if await count(connection, tenant_id) + size > bound:
         raise TooMany(

@@ -1,7 +1,7 @@
 """Declares the conversion pipeline: it turns an ONNX model into an optimised, an int8 and a packaged model.
 
-The API and the workers import it, so it imports no heavy library. Inputs: `model`, an .onnx file, and `references`, a
-tar archive of the reference images, empty without images. Every step writes a report beside its model.
+The API and the workers import this module, so it imports no heavy library. Inputs: `model`, an .onnx file, and
+`references`, a tar archive of the reference images, empty without images. Every step writes a report beside its model.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ class Preprocessing(BaseModel):
 
 
 class ConversionParams(BaseModel):
-    """`seed`: the seed of all generated data, so that the same model gives the same bytes."""
+    """The parameters of a conversion. `seed`: the seed of all generated data, so that the same model gives the same
+    bytes.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 

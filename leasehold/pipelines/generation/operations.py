@@ -1,5 +1,5 @@
-"""What cancels and retries of a generation do beside those of any job: the provider hears of a cancel, and a retry has
-as much time again as the order had.
+"""Cancels and retries of generations. Beside the common rules for jobs: a cancel also withdraws the order at the
+provider, and a retry has as much time as the first order had.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from leasehold.transitions.jobs import NewJob
 
 
 def operations() -> KindOperations:
-    """The hook of the kind."""
+    """The hook `operations` of the kind `generation`."""
     settling = Settling("submit", ("submit_outcome_unknown",), sent_order, adopted_order, is_adoptable)
     return KindOperations(settling, after_cancel=withdraw, before_retry=second_life)
 
 
-#: What an order shows of its parameters. The provider's token is the job's id.
+#: The parameters of an order that are shown to people. The provider's token is the job's id.
 _SHOWN = ("kind", "model", "prompt", "negative_prompt", "width", "height", "duration", "ratio", "is_pro", "images")
 
 
@@ -38,19 +38,21 @@ def sent_order(params: Mapping[str, Any], note: Mapping[str, Any], job_id: UUID)
 
 
 def adopted_order(ref: str, note: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The value of a submit step whose order is known by its id: as the step itself writes it."""
+    """The value of a submit step whose order is known by its id, in the form in which the step itself writes it."""
     return {"ref": ref, "at": note.get("asked_at") or datetime.now(UTC).isoformat()}
 
 
 def is_adoptable(catalogue: Catalogue, params: Mapping[str, Any]) -> bool:
-    """Whether the provider can be asked for an order by its id: a declared one may answer with the files at once."""
+    """Whether the provider can be asked for an order by its id. Exception: a declared provider that answers an order
+    with the files at once has no such request.
+    """
     declaration = catalogue.declared.get(params["provider"])
     return declaration is None or declaration.poll is not None
 
 
 async def withdraw(connection: Connection, settings: Settings, job_id: UUID, tenant_id: str) -> Sequence[Announcement]:
-    """Write a withdrawal: a job that cancels the order at the provider. In the transaction that cancels the generation.
-    A withdrawal itself has nothing to withdraw.
+    """Write a withdrawal: a job that cancels the order at the provider. Call this in the transaction that cancels the
+    generation. For a withdrawal itself, nothing is written.
     """
     if not await connection.fetchval(
         "SELECT EXISTS (SELECT 1 FROM generation WHERE job_id = $1 AND tenant_id = $2)", job_id, tenant_id
@@ -76,16 +78,16 @@ def second_life(settings: Settings, catalogue: Catalogue, job: FailedJob) -> Sec
 
 
 def seconds_of(settings: Settings, kind: Kind) -> int:
-    """How long an order of that kind may take."""
+    """The seconds that an order of that kind may take."""
     return settings.generation_image_seconds if kind == "image" else settings.generation_video_seconds
 
 
 def own_limits(
     settings: Settings, tenant_id: str, server: str | None, terms: ProviderTerms | None
 ) -> list[ConcurrencyLimit]:
-    """The concurrency limits of an order. All tenants share the limit of a server that a caller names (it is one
-    machine) and of a provider. Without a server, each tenant has a limit of its own. `terms` None: the installation has
-    the provider no more.
+    """The concurrency limits of an order. All tenants share the limit of a provider, and of a server that a caller
+    names, because such a server is one machine. Without a server, each tenant has a limit of its own. `terms` None: the
+    installation no longer has the provider.
     """
     limits = []
     if settings.generation_per_server:

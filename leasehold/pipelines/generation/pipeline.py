@@ -1,9 +1,9 @@
 """Declares the generation pipeline (order images or a video from a provider, poll, store the files), and the pipeline
 that withdraws an order.
 
-The API and the workers import it, so it imports no heavy library. `submit` records its intent before it orders: so it
-never buys twice. `poll` snoozes between two requests: so it holds no worker. `store` downloads the files before the
-provider's links expire.
+The API and the workers import this module, so it imports no heavy library. `submit` records its intent before it
+orders, so that no order is bought twice. `poll` snoozes between two requests, so that a waiting order holds no slot.
+`store` downloads the files before the provider's links expire.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from leasehold.domain.pipeline import Pipeline, RunTerms, Step
 
 #: The queue of all steps. Pinned tasks go to the queue `generation@{server_id}`.
 QUEUE = "generation"
-#: A step that finds the deadline passed cancels the order at the provider and fails the job. If no step does, the
+#: A step that finds the deadline passed cancels the order at the provider, and fails the job. If no step runs then, the
 #: platform expires the job after this further time.
 BACKSTOP = timedelta(minutes=2)
 _RETRY_LADDER = tuple(timedelta(seconds=seconds) for seconds in (5, 15, 60))

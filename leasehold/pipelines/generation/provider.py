@@ -49,15 +49,15 @@ class Order:
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """The provider works on the order. `ref`: the provider's id of the order; polling needs nothing else."""
+    """The provider works on the order. `ref`: the provider's id of the order, which is all that a poll needs."""
 
     ref: str
 
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """The order is not finished. `state`: the provider's own word. `after`: the seconds to wait that the provider
-    names, if it does.
+    """The order is not finished. `state`: the provider's own word. `after`: the seconds to wait, if the provider names
+    a number.
     """
 
     state: str
@@ -72,8 +72,8 @@ class Finished:
 
 
 class ProviderError(Exception):
-    """`code` is stable, and `message` is for the client. `fail_code`: the provider's own code, if the
-    answer has one.
+    """A failed request to a provider. `code` is stable, and `message` is for the client. `fail_code`: the provider's
+    own code, if the answer has one.
     """
 
     def __init__(self, code: str, message: str, *, fail_code: str | None = None) -> None:
@@ -85,14 +85,14 @@ class ProviderError(Exception):
 
 class Rejected(ProviderError):
     """The provider will never fulfil the order: the order or the credential is bad, the content is refused, or the
-    generation failed. Nothing was bought, or what was bought has failed.
+    generation failed. Nothing was bought, or the bought order has failed.
     """
 
 
 class TryLater(ProviderError):
     """The provider is busy, over a limit, or was down before the request went out. This request has bought nothing.
 
-    `after`: the seconds to wait that the provider names, if it does.
+    `after`: the seconds to wait, if the provider names a number.
     """
 
     def __init__(self, code: str, message: str, *, fail_code: str | None = None, after: float | None = None) -> None:
@@ -101,12 +101,12 @@ class TryLater(ProviderError):
 
 
 class OutcomeUnknown(ProviderError):
-    """The request may have arrived, but no readable answer came back. After a submit: the order may be bought."""
+    """The request may have arrived, but no readable answer came back. After a submit, the order may be bought."""
 
 
 class Provider(Protocol):
-    """`honours_token`: a submit repeated with the same token buys nothing more and gives the first
-    submit's `Accepted`.
+    """A provider. `honours_token`: a repeated submit with the same token buys nothing more, and returns the `Accepted`
+    of the first submit.
     """
 
     @property
@@ -116,7 +116,7 @@ class Provider(Protocol):
     def honours_token(self) -> bool: ...
 
     async def submit(self, order: Order, credential: str) -> Accepted | Finished:
-        """Order. Raises Rejected, TryLater or OutcomeUnknown."""
+        """Send the order. Raises Rejected, TryLater or OutcomeUnknown."""
 
     async def poll(self, ref: str, order: Order, credential: str) -> Working | Finished:
         """Ask for the state of the order. Raises Rejected (the order failed, expired or is unknown), TryLater, or
@@ -124,4 +124,4 @@ class Provider(Protocol):
         """
 
     async def cancel(self, ref: str, order: Order, credential: str) -> bool:
-        """Ask the provider to stop. False: the provider cannot stop it. Raises TryLater or OutcomeUnknown."""
+        """Ask the provider to stop the order. False: the provider cannot. Raises TryLater or OutcomeUnknown."""

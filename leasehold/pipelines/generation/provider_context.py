@@ -1,4 +1,4 @@
-"""What all generation attempts of a worker share: the open providers, a guarded HTTP client, and the sealing keys."""
+"""Shared by all generation attempts of a worker: the open providers, a guarded HTTP client, and the sealing keys."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ async def open_provider_context(settings: Settings) -> AsyncIterator[ProviderCon
 
 
 def order_of(params: GenerationParams, job_id: UUID, seconds_left: float) -> Order:
-    """The order of a job. Every attempt makes the same token, from the job's id."""
+    """The order of a job. Its token is the job's id: so every attempt sends the same token."""
     return Order(
         kind=params.kind,
         token=str(job_id),

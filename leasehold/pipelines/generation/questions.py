@@ -11,10 +11,11 @@ from prometheus_client.metrics_core import Metric
 from leasehold.kinds.metrics import CAP, Question, labelled
 from leasehold.pipelines.generation.rows import STATUS, UNDER_WAY
 
-#: At most so many servers are reported: the busiest first.
+#: The exporter reports at most this many servers, the busiest first.
 MAX_SERVERS = 100
 
-# Unfinished generations by kind, server and public status (the words of the endpoints). $1 the cap.
+# Unfinished generations by kind, server and public status (the words of the endpoints). $1 the largest number of
+# servers.
 GENERATIONS = f"""
 -- exporter_generations
 SELECT kind, server_id, status, count(*)::int AS n

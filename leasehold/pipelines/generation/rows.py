@@ -20,7 +20,7 @@ from leasehold.transitions.quarantine import not_in
 Row: TypeAlias = asyncpg.Record
 #: The name of the duty that deletes source images, in the quarantine.
 SOURCES = "expired_sources"
-#: Statistics count at most so many generations of a tenant.
+#: Statistics count at most this many generations of a tenant.
 MAX_COUNTED = 100_000
 
 
@@ -35,7 +35,9 @@ class NewGeneration:
 
 @dataclass(frozen=True, slots=True)
 class Purchase:
-    """What a withdrawal needs to know of a generation. `submitted`: the value of the submit step, once it succeeded."""
+    """The facts of a generation that its withdrawal needs. `submitted`: the value of the submit step, once that step
+    has succeeded.
+    """
 
     job_status: str
     params: Mapping[str, Any]
@@ -113,7 +115,7 @@ async def consume(connection: Connection, tenant_id: str, job_id: UUID) -> bool:
 
 
 async def owner(connection: Connection, job_id: UUID) -> Row | None:
-    """The tenant and the job status of a generation. Any tenant's: call it only after the callback's signature is
+    """The tenant and the job status of a generation of any tenant: call this only after the callback's signature is
     verified.
     """
     return await connection.fetchrow(
@@ -182,7 +184,7 @@ async def keep_source(connection: Connection, tenant_id: str, key: str, duration
 
 
 async def drop_sources(connection: Connection, tenant_id: str, expiry_by_key: Mapping[str, datetime]) -> None:
-    """Expire the images of a refused form at once, except those whose time another form has extended since."""
+    """Expire the images of a refused form at once, except images whose expiry another form has extended since."""
     await connection.execute(
         "UPDATE source_image SET expires_at = clock_timestamp()"
         " FROM unnest($2::text[], $3::timestamptz[]) AS form(key, expires_at)"

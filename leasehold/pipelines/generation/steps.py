@@ -1,5 +1,5 @@
-"""The handlers of the generation pipeline: `submit` orders, `poll` asks until the order is finished, `store` downloads
-the files.
+"""The handlers of the generation pipeline: `submit` sends the order, `poll` asks until the order is finished, and
+`store` downloads the files.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from leasehold.runtime import failpoints
 _MAX_BACKOFF_SECONDS = 120.0
 #: The longest pause that a provider's Retry-After can cause.
 _MAX_RETRY_AFTER_SECONDS = 600.0
-#: Each pause is up to this share longer, so that polls that came due together spread out.
+#: Each pause is longer by a random share, up to this one: so polls that came due together spread out.
 _JITTER = 0.1
 _OUTCOME_UNKNOWN = (
     "It is unknown whether the provider accepted the order: its answer was lost, and to order again might buy it twice."
@@ -42,8 +42,8 @@ generation.opens(open_provider_context)
 
 @generation.handles("submit")
 async def submit(attempt: Attempt) -> Done | Snooze:
-    """Order once. The step records its intent before it orders: an attempt that finds an intent knows that an earlier
-    attempt may have ordered.
+    """Send the order once. The step records its intent before it orders: so an attempt that finds an intent knows that
+    an earlier attempt may have ordered.
     """
     params, provider_context = _params_and_context(attempt)
     provider, credential = provider_context.provider(params), provider_context.credential(params)

@@ -1,5 +1,5 @@
-"""The variants that a client may request beside the final picture. The API imports it, so it imports no
-heavy library.
+"""The variants that a client may request beside the final picture. The API imports this module, so it imports no heavy
+library.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Variant:
     animated: bool
 
 
-#: In the order in which the step writes them. No variant is larger than the original.
+#: The variants, in the order in which the step writes them. No variant is larger than the original.
 VARIANTS: dict[VariantName, Variant] = {
     variant.name: variant
     for variant in (

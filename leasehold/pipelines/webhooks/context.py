@@ -1,6 +1,4 @@
-"""What all deliveries of a worker share: a guarded HTTP client, the sealing keys, and the shares of
-tenants and hosts.
-"""
+"""Shared by all deliveries of a worker: a guarded HTTP client, the sealing keys, and shares of tenants and hosts."""
 
 from __future__ import annotations
 

@@ -31,8 +31,8 @@ webhooks.opens(open_delivery_context)
 
 @webhooks.handles("deliver")
 async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
-    """Send the message. A 2xx means that it was received, and 410 disables the webhook. After any other answer, also a
-    redirect, the step is retried.
+    """Send the message. The answer 2xx means that the receiver has the message, and 410 disables the webhook. After any
+    other answer, also a redirect, the step is retried.
     """
     delivery: Delivery = attempt.params
     delivery_context: DeliveryContext = attempt.opened
@@ -57,7 +57,7 @@ async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
 
 
 async def _snoozed(attempt: Attempt) -> Snooze:
-    """Snooze, each time for longer: so a long queue of deliveries costs few claims."""
+    """Snooze the delivery, each time for longer, so that a long queue of deliveries costs few claims."""
     snoozes = (await attempt.note()).get("snoozes", 0) + 1
     return Snooze(delay_after(snoozes, _SNOOZES), {"snoozes": snoozes})
 

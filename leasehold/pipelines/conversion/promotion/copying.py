@@ -51,10 +51,10 @@ class Promoter:
         copies: Sequence[Copy],
         on_finish: Callable[[Connection], Awaitable[None]],
     ) -> None:
-        """Undo the `traces` of earlier calls, claim the keys, copy, and record that the job is promoted: in one
-        transaction with what `on_finish` writes.
+        """Undo the `traces` of earlier calls, claim the keys, copy, and record that the job is promoted. The record
+        commits in one transaction with the writes of `on_finish`.
 
-        Raises Conflict or BadGateway. Then the call has done nothing, or its copies are undone: now, or later by the
+        Raises Conflict or BadGateway. Then the call has copied nothing, or its copies are undone: now, or later by the
         leading worker.
         """
         if not await self.undo(traces):
@@ -103,7 +103,9 @@ class Promoter:
                 await promotions.touch(connection, turn, copy.key, "created")
 
     async def _release_key(self, turn: Turn, key: str) -> None:
-        """The target refused to create the object: this call may not remove the object that lies there."""
+        """Release the key: the target refused to create the object, so this call may not remove the object that lies
+        there.
+        """
         async with self._connections() as connection:
             await promotions.record_undone(connection, Trace(turn.id, key, None, None))
 

@@ -1,7 +1,7 @@
 """Records which tenant owns which key at the promotion target, and which call is writing the key at the moment.
 
-A call claims all its keys in one transaction. Before it writes an object, it records in the key's row what it is about
-to do. So the leading worker can undo a call whose process died: the rows name what to remove and what to restore.
+A call claims all its keys in one transaction. Before the call writes an object, it records its intent in the key's row.
+So the leading worker can undo a call whose process died: the rows name the objects to remove and to restore.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Trace:
-    """What a call may have done at a key. `reached` None: nothing yet."""
+    """The change that a call may have made at a key. `reached`: created, unsure or replaced (see above); None: no
+    change yet.
+    """
 
     turn: UUID
     key: str
@@ -69,7 +71,8 @@ WHERE job_id = $1 AND tenant_id = $2 AND promoted IS NULL
   AND (promoting_until IS NULL OR promoting_until < clock_timestamp())
 RETURNING job_id
 """
-# In the order of the keys: so two calls never deadlock. $5: the keys whose objects may be replaced.
+# The statement claims the rows in the order of their keys, so that two calls never deadlock. $5: the keys whose objects
+# may be replaced.
 _CLAIM = """
 -- promotion_claim
 INSERT INTO promoted_object AS p (key, tenant_id, turn, for_job, until)

@@ -38,7 +38,7 @@ _VERSION = "2022-08-31"
 _REGION, _SERVICE = "cn-north-1", "cv"
 _SUCCESS = 10000
 _BUSY = frozenset({50429, 50430})
-#: Internal errors of Jimeng: the outcome of a submit is then unknown, and a poll is repeated.
+#: Internal errors of Jimeng: after a submit the outcome is unknown; a poll is repeated.
 _INTERNAL = frozenset({50500, 50501})
 #: Jimeng's codes of final errors, and our code for each.
 _FINAL = {
@@ -50,7 +50,7 @@ _FRAMES_A_SECOND = 24
 
 
 class Jimeng:
-    """The credential is `access key:secret key`; the model is a `req_key`."""
+    """The client of Jimeng. A credential is `access key:secret key`; a model is a `req_key`."""
 
     name = "jimeng"
     honours_token = False

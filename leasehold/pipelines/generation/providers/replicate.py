@@ -1,4 +1,5 @@
-"""The provider Replicate, by its predictions. It honours no idempotency token. Links to files expire after an hour.
+"""The provider Replicate, by its predictions. Replicate honours no idempotency token. Links to files expire after an
+hour.
 
 https://replicate.com/docs/reference/http; for Cancel-After
 https://replicate.com/changelog/2025-10-16-prediction-deadlines; for webhooks (https only)
@@ -30,7 +31,7 @@ _CODES = {"failed": "provider_failed", "canceled": "provider_cancelled", "aborte
 
 
 class Replicate:
-    """The model is `owner/name`, or the id of a version."""
+    """The client of Replicate. A model is `owner/name`, or the id of a version."""
 
     name = "replicate"
     honours_token = False

@@ -28,8 +28,8 @@ _TOO_MANY, _UNAVAILABLE = 429, 503
 
 @dataclass(frozen=True, slots=True)
 class ProviderAnswer:
-    """A readable answer. `body`: its JSON; None if the body is no JSON. `after`: Retry-After in seconds, if there is
-    one.
+    """A readable answer. `body`: the JSON of its body; None if the body is no JSON. `after`: the header Retry-After in
+    seconds, if the answer has one.
     """
 
     status: int
@@ -41,7 +41,9 @@ class ProviderAnswer:
         return 200 <= self.status < 300  # noqa: PLR2004 - HTTP statuses
 
     def stopped(self) -> bool:
-        """Read it as the answer to a cancel. False: it is too late to cancel. Raises TryLater or OutcomeUnknown."""
+        """Whether this answer to a cancel means that the order is stopped. False: the cancel came too late. Raises
+        TryLater or OutcomeUnknown.
+        """
         if self.status == _TOO_MANY or self.status >= 500:  # noqa: PLR2004 - HTTP statuses
             raise self.refusal()
         return self.good
@@ -57,8 +59,8 @@ class ProviderAnswer:
 
 
 class RequestSender:
-    """Sends requests over reused connections, but a request that buys something over a new one: a reused connection may
-    be dead, and then it is unknown whether the request arrived.
+    """Sends requests over reused connections. Exception: a request that buys something goes over a new connection. A
+    reused connection may be dead, and then it is unknown whether the request arrived.
     """
 
     def __init__(self, reusing: Egress, fresh: Egress) -> None:
@@ -82,7 +84,7 @@ class RequestSender:
         buys: bool = False,
         seconds: float = _SECONDS,
     ) -> ProviderAnswer:
-        """Send the request. `buys`: it may cost money.
+        """Send the request. `buys`: the request may cost money.
 
         Raises TryLater if the request certainly did not arrive, OutcomeUnknown if that is unknown, and Rejected if the
         guard refuses the address.
@@ -118,7 +120,7 @@ def no_files() -> Rejected:
 
 
 def as_mapping(body: Any) -> Mapping[str, Any]:
-    """The body as an object. Raises OutcomeUnknown if it is none."""
+    """The body as an object. Raises OutcomeUnknown if the body is no object."""
     if not isinstance(body, dict):
         raise bad_answer("is no JSON object")
     return body
@@ -159,7 +161,7 @@ def _json(body: bytes) -> Any:
 
 
 def _retry_after(text: str) -> float | None:
-    """The header as seconds, at most a day. It has seconds or an HTTP date (RFC 9110, 10.2.3)."""
+    """The seconds that Retry-After names, at most a day. The header has seconds or an HTTP date (RFC 9110, 10.2.3)."""
     try:
         seconds = float(text) if text.isdecimal() else parsedate_to_datetime(text).timestamp() - time()
     except (TypeError, ValueError, OverflowError):  # or a year that no clock can hold
