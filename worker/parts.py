@@ -1,8 +1,8 @@
 """The parts of a worker. `open_parts` opens them in order and closes them in the opposite order.
 
-Each part gets what it needs when it is made: so the order below is the order of dependence. It is:
-servers (database, broker, store), registration, announcer, heartbeat, batchers, runner, slot pools, duties. The work
-directory and the children come first, by worker/warm_up.py.
+The parts open in the order of their dependence: servers (database, broker, store), registration, announcer, heartbeat,
+batchers, runner, slot pools, duties. Before all of them, worker/warm_up.py makes the work directory and starts the
+children.
 """
 
 from __future__ import annotations
@@ -64,14 +64,15 @@ log = structlog.get_logger(__name__)
 
 #: The most tasks of one claiming or settling statement.
 _BATCH = 128
-#: How long a worker waits for its presence before it claims.
+#: Seconds for which a worker waits for its presence before it claims.
 _PRESENCE_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """`ready`: the queues that the worker may serve at once. `warming`: a task that ends when the children have
-    started; its result is all queues that the worker may serve. `loops`: functions to run as tasks, by name.
+    """The open parts. `ready`: the queues that the worker may serve at once. `warming`: a task that ends when the
+    children have started; its result is all queues that the worker may serve. `loops`: functions to run as tasks, by
+    name.
     """
 
     pool: Pool
@@ -100,7 +101,9 @@ async def open_parts(
     on_failure: Callable[[BaseException], None],
     on_drain: Callable[[], None],
 ) -> AsyncIterator[Parts]:
-    """`on_failure` and `on_drain`: see Heartbeat. Raises DeclarationError when a handler cannot be loaded."""
+    """Open the parts for the block. `on_failure` and `on_drain`: see Heartbeat. Raises DeclarationError when a handler
+    cannot be loaded.
+    """
     async with AsyncExitStack() as stack:
         children = warm_up.children
         warming = asyncio.create_task(_warm(warm_up, queues, settings), name="warming")
@@ -230,7 +233,7 @@ async def _open_servers(
 
 
 async def _warm(warm_up: WarmUp, queues: ServedQueues, settings: Settings) -> frozenset[str]:
-    """Wait for the children. Returns the queues that the worker may serve: it depends on the fences of this kernel."""
+    """Wait for the children. Returns the queues that the worker may serve, by the fences of this kernel."""
     await result_of(warm_up.started)
     allowed = isolation.may_serve(warm_up.children.isolation, queues.every, queues.isolated, settings)
     if not queues.isolated <= allowed:
@@ -241,8 +244,8 @@ async def _warm(warm_up: WarmUp, queues: ServedQueues, settings: Settings) -> fr
 async def _open_pipelines(
     stack: AsyncExitStack, settings: Settings, pipelines: Pipelines, queues: ServedQueues
 ) -> dict[str, Any]:
-    """Load the handlers of inline steps. Returns what each pipeline's opener gave. Pipelines with the same opener share
-    what it opened.
+    """Load the handlers of inline steps, and open the context of each pipeline that has an opener. Returns the contexts
+    by pipeline. Pipelines with the same opener share one context.
     """
     opened: dict[str, Any] = {}
     by_opener: dict[Opener | RegistryOpener, Any] = {}

@@ -1,6 +1,6 @@
 """Writes runs in batches: while one round trip is under way, the runs of other requests gather for the next.
 
-POST /v1/runs calls `Submissions.create` for runs without idempotency key and without scope.
+POST /v1/runs calls `Submissions.create` for runs without an idempotency key that exclude no other run of their scope.
 """
 
 from __future__ import annotations

@@ -17,15 +17,15 @@ from leasehold.db.database import Connection
 
 Row: TypeAlias = asyncpg.Record
 
-#: Of one job: the steps, the attempts of a step and the outputs that an answer has.
+#: An answer about one job has at most this many steps, attempts of each step, and outputs.
 MAX_STEPS, MAX_ATTEMPTS, MAX_OUTPUTS = 1000, 20, 1000
-#: Events of tasks in the ledger of a job.
+#: The ledger of a job has at most this many events.
 MAX_LEDGER = 5000
 
 #: Tasks of a queue are counted up to this number. A count of MAX_COUNTED means "at least".
 MAX_COUNTED = 10_000
 
-#: The columns of a job `j` with its run `r`, if it is one. `job_lists` reads the same.
+#: SQL: the columns of a job `j` and, if the job is a run, of its run `r`. `job_lists` reads the same columns.
 COLUMNS = """
 j.id, j.tenant_id, j.pipeline, j.pipeline_version, j.status, j.priority, j.error, j.cancel, j.created_at, j.started_at,
 j.finished_at, j.deadline_at, j.expires_at, j.event_seq, j.held, j.dedupe_key, j.keep_seconds,
@@ -33,7 +33,8 @@ r.job_id IS NOT NULL AS is_run, r.template, r.version, r.scope, r.scope_id, r.sc
 r.rerun_of, (j.cancel ->> 'at')::timestamptz AS cancel_requested_at,
 (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = j.id) AS tags
 """
-#: Of a job `j`: it is not deleted and not past its retention. Retention may delete its objects at any moment.
+#: SQL condition: the job `j` is not deleted and not past its retention. After that, retention may delete its objects at
+#: any moment.
 LIVES = "(j.expires_at IS NULL OR j.expires_at > clock_timestamp())"
 
 FIND = f"""
@@ -64,7 +65,7 @@ WHERE j.id = $1 AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIVES}
 
 
 async def find_job(connection: Connection, tenant_id: str | None, job_id: UUID) -> Row | None:
-    """The job with its steps and outputs. None: no such job, another tenant's, or it is gone."""
+    """The job with its steps and outputs. None: there is no such job, another tenant has it, or it is deleted."""
     return await connection.fetchrow(FIND, job_id, tenant_id)
 
 
@@ -76,12 +77,12 @@ WHERE j.id = ANY($1::uuid[]) AND ($2::text IS NULL OR j.tenant_id = $2) AND {LIV
 
 
 async def find_listed(connection: Connection, tenant_id: str | None, job_ids: Sequence[UUID]) -> Sequence[Row]:
-    """These jobs as a list shows them, in any order. Those that are gone are absent."""
+    """These jobs as a list shows them, in any order, without deleted ones."""
     return await connection.fetch(LISTED, list(job_ids), tenant_id)
 
 
 async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: UUID) -> Row | None:
-    """What a job that is gone has left: `pipeline`, `is_run`, `because`, `at`."""
+    """The tombstone of a deleted job: `pipeline`, `is_run`, `because`, `at`."""
     return await connection.fetchrow(
         "SELECT t.pipeline, t.is_run, t.because, t.at FROM tombstone t"
         " WHERE t.job_id = $1 AND ($2::text IS NULL OR t.tenant_id = $2)",
@@ -92,8 +93,8 @@ async def find_tombstone(connection: Connection, tenant_id: str | None, job_id: 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterFilter:
-    """Which dead letters. `runs`: of jobs that belong to no kind; `pipelines`: of jobs of these pipelines of kinds;
-    `owned`: the pipelines of all kinds.
+    """Which dead letters to read. `owned`: the pipelines of all kinds. `runs`: also those of jobs whose pipeline is not
+    owned by a kind. `pipelines`: of the owned pipelines, those whose dead letters are read.
     """
 
     runs: bool

@@ -1,5 +1,5 @@
-"""Runs: a run is a job of a template, with a scope, a place among the runs of the same scope, and concurrency
-limits.
+"""Creates and revives runs. A run is a job of a template: it has a scope, and waits for other runs of the same scope
+and at concurrency limits, as its template and its tenant declare.
 """
 
 from __future__ import annotations
@@ -51,7 +51,9 @@ class NewRun:
 
 
 class Duplicate(Conflict):
-    """An unfinished run of the template has the dedupe key. Roll back, and answer with that run if it still lives."""
+    """Another unfinished run of the template has the dedupe key. Roll back, and answer with that run if it is still
+    unfinished.
+    """
 
     def __init__(self, other: object = None) -> None:
         which = "one that has just started" if other is None else other
@@ -69,7 +71,7 @@ class CreatedRuns:
 @dataclass(frozen=True, slots=True)
 class CreatedRun:
     """A new run. After the commit publish `hints`, and call `concurrency.admit` with `limits` and `departed`.
-    `departed`: the runs that it replaced; `ended`: those of them that ended at once.
+    `departed`: the runs that the new run replaced; `ended`: the replaced runs that ended at once.
     """
 
     id: UUID
@@ -80,8 +82,8 @@ class CreatedRun:
 
 
 async def create_together(connection: Connection, new: Sequence[NewRun]) -> CreatedRuns:
-    """- -> pending, for runs that do not exclude each other; all of them or none. Call it in a transaction if the
-    tenants have declared limits: then two more statements follow those of `jobs.submit`.
+    """- -> pending, for runs that do not exclude each other; all of them or none. Call this in a transaction if the
+    tenants have declared limits, because two more statements then follow those of `jobs.submit`.
 
     Raises Duplicate when another client has just started a run with one of the dedupe keys.
     """
@@ -138,7 +140,7 @@ def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, e
 
 
 async def create(connection: Connection, new: NewRun) -> CreatedRun:
-    """- -> pending. Call it in a transaction.
+    """- -> pending. Call this in a transaction.
 
     Raises Conflict `same_scope_running` (reject_same_scope) with the other run's id in its message, and Duplicate. A
     tick that has its run already raises asyncpg.UniqueViolationError.
@@ -154,9 +156,9 @@ async def create(connection: Connection, new: NewRun) -> CreatedRun:
 async def revive(
     connection: Connection, new: NewRun, params: Mapping[str, Any] | None, from_step: str | None
 ) -> CreatedRun | None:
-    """failed -> pending, for the run `new.id`. It waits at its scope and limits as a new run does. None: there is no
-    such failed run. Call it in a transaction. `new.params`: the parameters from now on. `params`: None if they stay the
-    same, else equal to `new.params`.
+    """failed -> pending, for the run `new.id`, which waits at its scope and limits as a new run does. None: there is no
+    such failed run. Call this in a transaction. `new.params`: the parameters of the run from now on. `params`: None if
+    the parameters stay the same, else equal to `new.params`.
 
     Raises Conflict `same_scope_running`, Duplicate, and Invalid `unknown_step`.
     """
@@ -237,8 +239,8 @@ async def _refuse_duplicate(connection: Connection, new: NewRun) -> None:
 
 @asynccontextmanager
 async def _translate_conflicts(connection: Connection, new: NewRun, terms: AdmissionTerms) -> AsyncIterator[None]:
-    """Raises Conflict or Duplicate when the block violates the exclusive or the dedupe key. What the caller wrote
-    before the block survives.
+    """Raises Conflict or Duplicate when the block violates the exclusive or the dedupe key. The caller's earlier writes
+    in the transaction survive, because the block runs in a savepoint.
     """
     if terms.exclusive_key is None and new.dedupe_key is None:
         yield
@@ -274,8 +276,8 @@ def _same_scope(new: NewRun) -> str:
 
 
 async def _replace(connection: Connection, new: NewRun, limit: ConcurrencyLimit) -> tuple[list[UUID], list[JobEnded]]:
-    """Cancel the runs of the same scope. Returns them, and those that ended at once. The new run waits at `limit`, the
-    limit of the scope, until they have ended.
+    """Cancel the older runs of the same scope. Returns these runs, and those of them that ended at once. The new run
+    waits at `limit`, the limit of the scope, until the older runs have ended.
 
     Raises Duplicate: a client that submits the same run again does not replace it.
     """

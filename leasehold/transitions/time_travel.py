@@ -1,4 +1,4 @@
-"""For tests of an app only: time passes for the rows, and nobody sleeps."""
+"""Moves the due times of a database back, so that a test of an app need not wait. For tests only."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import timedelta
 
 from leasehold.db.database import Connection
 
-#: What falls due, by table. Leases are left out: a running worker renews them by the real clock.
+#: Table -> the columns with its due times. Leases are left out: a running worker renews its leases by the real clock.
 _DUE = {
     "job": ("deadline_at", "expires_at"),
     "task": ("available_at",),
@@ -17,7 +17,8 @@ _DUE = {
 }
 
 
-# A tick that time has passed over is due now, and not missed by as long.
+# $1 the time that passes. A schedule whose tick lies within this time is due now: its tick does not become a missed
+# one.
 _TICKS = """
 -- time_travel_ticks
 UPDATE schedule SET next_run_at = greatest(next_run_at - $1::interval, least(next_run_at, clock_timestamp()))

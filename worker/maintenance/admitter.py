@@ -9,13 +9,14 @@ from leasehold.broker.announcer import Announcer
 from leasehold.db.database import Pool
 from leasehold.transitions import concurrency
 
-#: Ends within this time are handled together: the locks and counts of the limits cost the same for one as for hundreds.
+#: Seconds. Jobs that end within this time are handled together: one turn costs the same locks and counts for one job as
+#: for hundreds.
 _GATHER_SECONDS = 0.02
 
 
 class Admitter:
-    """The leader's admissions duty does a little later what an admitter misses: its worker died, or the database was
-    away.
+    """The admitter of one worker. If its worker dies, or the database is away, the admissions duty of the leading
+    worker admits the jobs a little later.
     """
 
     def __init__(self, pool: Pool, announcer: Announcer) -> None:
@@ -25,7 +26,7 @@ class Admitter:
         self._has_ended = asyncio.Event()
 
     def may_have_ended(self, job_id: UUID) -> None:
-        """A step was settled of a job under a concurrency limit: the job may have ended."""
+        """Call this when a step of a job with concurrency limits is settled: the job may have ended."""
         self._ended.add(job_id)
         self._has_ended.set()
 

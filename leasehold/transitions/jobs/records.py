@@ -1,4 +1,4 @@
-"""A job to be written (`NewJob`), and its rows: one for the job, one for each task."""
+"""A job to be written (`NewJob`), and its records for `submit`: one for the job, one for each task."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from leasehold.domain.pipeline import Pipeline, Step, pinned_queue
 from leasehold.domain.states import JobState, TaskState
 from leasehold.domain.tags import check_tags
 
-#: Queues of external workers begin so. PostgreSQL writes no hints for them, and each belongs to a tenant.
+#: The names of external workers' queues begin so. No hints are written for these queues, and each belongs to one
+#: tenant.
 EXTERNAL = "ext:"
 
 
 def external_queue(tenant_id: str, queue: str) -> str:
-    """The queue of a tenant's external workers, as rows have it. The name has the tenant: no other tenant can ask for
-    it.
+    """The name that rows have for a queue of a tenant's external workers. The name has the tenant: so no other tenant
+    can claim from the queue.
     """
     return f"{EXTERNAL}{tenant_id}:{queue}"
 
 
 @dataclass(frozen=True, slots=True)
 class RunOf:
-    """What makes a job a run: its template and scope, the schedule and tick that made it, and the run that it
-    repeats.
+    """The part of a job that is a run: the run's template and scope, the schedule and tick that made the run, and the
+    run that it repeats.
     """
 
     template: str
