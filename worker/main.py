@@ -25,7 +25,9 @@ log = structlog.get_logger(__name__)
 
 
 async def serve(settings: Settings) -> None:
-    """Run one worker until a signal or an operator stops it and it has drained. Raises what failed the worker."""
+    """Run one worker until a signal or an operator stops the worker, and it has drained. Raises the error that ended a
+    part of the worker.
+    """
     first_signal = asyncio.Event()
     second_signal = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -43,7 +45,7 @@ async def serve(settings: Settings) -> None:
 
 
 async def _first_of(*coroutines: Coroutine[Any, Any, Any]) -> None:
-    """Wait until one coroutine ends, cancel the others, and raise what the first raised."""
+    """Wait until one coroutine ends, and cancel the others. Raises the error of the one that ended, if it raised."""
     tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
     try:
         ended, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

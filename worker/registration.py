@@ -18,13 +18,13 @@ from leasehold.transitions import workers
 
 log = structlog.get_logger(__name__)
 
-#: The longest that the database may be away while a worker registers.
+#: The seconds that the database may be away while a worker registers.
 _PATIENCE_SECONDS = 60.0
 
 
 @asynccontextmanager
 async def registered(pool: Pool, worker: UUID, queues: Iterable[str]) -> AsyncIterator[int]:
-    """Yields the worker's presence key."""
+    """Register the worker for the block. Yields its presence key."""
     presence_key = await _register(pool, worker, sorted(queues))
     try:
         yield presence_key
@@ -33,7 +33,7 @@ async def registered(pool: Pool, worker: UUID, queues: Iterable[str]) -> AsyncIt
 
 
 async def change_queues(pool: Pool, worker: UUID, queues: Iterable[str]) -> None:
-    """The worker serves these queues from now on."""
+    """Record that the worker serves these queues from now on."""
 
     async def change() -> None:
         async with pool.acquire() as connection:

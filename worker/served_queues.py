@@ -12,7 +12,8 @@ from leasehold.settings import Settings
 
 @dataclass(frozen=True, slots=True)
 class ServedQueues:
-    """`every`: all queues that the settings choose. `isolated`: those of them with an isolated step.
+    """The queues of one worker. `every`: all queues that the settings choose. `isolated`: the queues among them that
+    have an isolated step.
 
     Of the pipelines with a step in one of the queues: `isolated_pipelines` have an isolated step, `inline_pipelines` an
     inline step. A pipeline may be in both.
@@ -29,8 +30,8 @@ class ServedQueues:
 
     @classmethod
     def chosen(cls, pipelines: Pipelines, settings: Settings) -> Self:
-        """The queues that the settings name; if they name none, all that the pipelines declare. For each label of the
-        worker the queues pinned to that label, too.
+        """The queues that the settings name; if they name none, all queues that the pipelines declare. The queues that
+        are pinned to a label of the worker are added.
         """
         declared = {step.queue for pipeline in pipelines for step in pipeline.steps}
         named = frozenset(settings.queues or declared)

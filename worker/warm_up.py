@@ -23,7 +23,9 @@ from leasehold.worker.served_queues import ServedQueues
 
 @dataclass(frozen=True, slots=True)
 class WarmUp:
-    """`started` ends when all zygotes have loaded their handlers. It raises DeclarationError if one cannot."""
+    """The children that are starting. `started` ends when all zygotes have loaded their handlers; it raises
+    DeclarationError if a zygote cannot load its handlers.
+    """
 
     work_dir: Path
     children: Children
@@ -32,7 +34,9 @@ class WarmUp:
 
 @asynccontextmanager
 async def warm_up(settings: Settings, queues: ServedQueues, worker: UUID) -> AsyncIterator[WarmUp]:
-    """Yields at once. The block's end kills the children and removes the work directory."""
+    """Start the children for the block; does not wait for them. The end of the block kills the children and removes the
+    work directory.
+    """
     with WorkDir(_root(settings), worker) as work_dir:
         children = Children(
             children_of(settings) if queues.isolated_pipelines else 0,

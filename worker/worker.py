@@ -1,8 +1,8 @@
 """One worker: `async with Worker(settings)` serves its queues until `drain`, or until the end of the block.
 
-parts.py opens what the worker consists of; this module starts it, joins the isolated queues when their children are
-ready, and stops it. The import of parts.py takes 0.3 s. So a worker that has to wait for its children imports it while
-they load their handlers, and not before.
+parts.py opens the parts of the worker. This module starts them, adds the isolated queues when their children are ready,
+and stops the worker. The import of parts.py takes 0.3 s. So a worker that has to wait for its children imports parts.py
+while the children load their handlers, and not before.
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _PARTS = "leasehold.worker.parts"
-#: The self-check runs this long after the start: the broker has connected by then, or is away.
+#: Seconds from the start to the self-check: by then the broker has connected, or it is away.
 _CHECK_AFTER_SECONDS = 5.0
 
 
 class Worker:
-    """`queues`: those that it serves now; isolated ones only once the fences around its children are known."""
+    """One worker. `queues`: the queues that it serves now. Isolated queues join when the fences around the children are
+    known.
+    """
 
     parts: Parts
 
@@ -50,7 +52,7 @@ class Worker:
         self.queues: frozenset[str] = frozenset()
         #: Set when the worker serves all queues that it may serve.
         self.complete = asyncio.Event()
-        #: Set when an operator asked this worker to drain. The process should drain it then, and end.
+        #: Set when an operator asks this worker to drain. The process should then drain the worker, and end.
         self.retired = asyncio.Event()
         self._chosen = ServedQueues.chosen(self.pipelines, settings)
         self._stack = AsyncExitStack()
@@ -71,7 +73,9 @@ class Worker:
         await self._stack.aclose()
 
     async def drain(self) -> None:
-        """Take no more work. Finish what runs, or release it after `drain_seconds`."""
+        """Start no more attempts. Wait for the running attempts, and release those that still run after
+        `drain_seconds`.
+        """
         log.info("draining", seconds=self.settings.drain_seconds)
         metrics.DRAINING.set(1)
         self._draining = True
@@ -92,7 +96,7 @@ class Worker:
     # --- start
 
     async def _start(self) -> None:
-        if self._chosen.inline:  # it serves these queues first: children that load would only slow it down
+        if self._chosen.inline:  # the worker serves the inline queues first: loading children would only slow them down
             import_module(_PARTS)
         warming = await self._stack.enter_async_context(warm_up(self.settings, self._chosen, self.id))
         await asyncio.to_thread(import_module, _PARTS)
@@ -123,8 +127,8 @@ class Worker:
             self._run("isolated queues", self._serve_isolated)
 
     async def _serve_isolated(self) -> None:
-        """Serve the isolated queues, too, as soon as their children are ready. If their handlers cannot be loaded, the
-        worker drains first and then raises DeclarationError: running attempts shall not end with it.
+        """Serve the isolated queues, too, as soon as their children are ready. If the handlers cannot be loaded, the
+        worker drains first and then raises DeclarationError, so that the running attempts can end.
         """
         from leasehold.worker.registration import change_queues  # noqa: PLC0415 - see the head of this module
 
@@ -150,7 +154,9 @@ class Worker:
         )
 
     async def _check(self) -> None:
-        """Log once what the parts guarantee, so that an operator need not find out at night."""
+        """Run the self-check and log its findings once: so an operator learns at the start which guarantees do not
+        hold.
+        """
         from leasehold.selfcheck import as_log, check_all  # noqa: PLC0415 - see the head of this module
 
         await asyncio.sleep(_CHECK_AFTER_SECONDS)

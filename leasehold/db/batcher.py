@@ -20,7 +20,7 @@ _Out = TypeVar("_Out")
 
 
 class Batcher(Generic[_In, _Out]):
-    """One connection and one batched statement on it.
+    """Runs one batched statement on one connection.
 
     `statement` takes the connection, the items, and a flag; it returns one answer for each item, in order. The flag is
     True for a repetition: the answer to an earlier try was lost, so PostgreSQL may have committed it. The statement

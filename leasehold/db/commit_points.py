@@ -27,7 +27,7 @@ _operation: ContextVar[Callable[[], str | None] | None] = ContextVar("operation"
 
 
 def name_commits(operation: Callable[[], str | None]) -> None:
-    """Name the commits of the current request, from now on. `operation` is called after each."""
+    """From now on, `operation` names the commits of the current request: it is called after each commit."""
     _operation.set(operation)
 
 

@@ -110,9 +110,11 @@ async def connected(settings: Settings, name: str) -> AsyncIterator[Connection]:
 
 
 async def is_direct(connection: Connection) -> bool:
-    """Whether the connection has a session of its own. Behind a pooler it has none, and session locks protect nothing.
+    """Whether the connection has a session of its own. Behind a pooler a connection has none, and session locks protect
+    nothing.
 
-    A pooler shows in the process id: the id in its greeting is not that of the server process that answers queries.
+    The process id shows a pooler: the id in the pooler's greeting is not the id of the server process that answers
+    queries.
     """
     return bool(await connection.fetchval("SELECT pg_backend_pid()") == connection.get_server_pid())
 
@@ -153,8 +155,8 @@ def make_pool(settings: Settings, name: str, size: int) -> Pool:
 async def lock_name(connection: Connection, name: str) -> None:
     """Lock `name` until the end of the caller's transaction. Wait while another transaction holds the lock.
 
-    Call it in a transaction, before the statement that counts rows: that statement then sees the rows of every earlier
-    holder.
+    Call this in a transaction, before the statement that counts rows. That statement then sees the rows of every
+    transaction that held the lock before.
     """
     await connection.execute("SELECT pg_advisory_xact_lock(hashtextextended($1, 0))", name)
 
@@ -167,8 +169,9 @@ def window_interval(seconds: float | None) -> timedelta:
 def unindexed(condition: str) -> str:
     """The condition in a form that no partial index matches, for a statement that finds its rows by id.
 
-    Without it the planner may choose a partial index that the statistics call almost empty, and scan that index for
-    each row. The scan is slow: the index still holds every row that left it since the last vacuum.
+    With the plain condition, the planner may choose a partial index that is almost empty by the statistics, and scan
+    this index for each row. The scan is slow, because the index still holds every row that left it since the last
+    vacuum.
     """
     return f"CASE WHEN {condition} THEN true ELSE false END"
 

@@ -13,7 +13,8 @@ import asyncpg
 
 from leasehold.db.database import Connection
 
-#: Jobs whose events one statement moves. It locks their rows, so that housekeeping cannot delete them meanwhile.
+#: One statement moves the events of at most this many jobs. It locks the jobs' rows, so that housekeeping cannot delete
+#: these meanwhile.
 _JOBS_AT_ONCE = 500
 _LOWEST_ID, _BEGINNING = UUID(int=0), datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -70,8 +71,8 @@ async def keep_event_days(connection: Connection, *, ahead: int, behind: int) ->
 
 
 async def _keep(connection: Connection, start: datetime, end: datetime) -> None:
-    """Move the events of that time whose jobs still exist. Each statement commits by itself: the next call continues
-    where a process died.
+    """Move the events from `start` to `end` whose jobs still exist. Each statement commits by itself: if the process
+    dies, the next call continues at the same place.
     """
     last_job: UUID | None = _LOWEST_ID
     while last_job is not None:

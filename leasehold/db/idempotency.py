@@ -15,9 +15,9 @@ from datetime import datetime, timedelta
 from leasehold.db.database import Connection
 from leasehold.domain.errors import Conflict, Invalid
 
-#: How long an answer is stored.
+#: The time for which an answer is stored.
 KEEP = timedelta(hours=24)
-#: How long a first request may run. After this it counts as dead, and another request may reserve its key.
+#: The time that a first request may take. After this the request counts as dead, and another may reserve the key.
 IN_FLIGHT = timedelta(seconds=60)
 _KEY = re.compile(r"[\x21-\x7e](?:[\x20-\x7e]{0,253}[\x21-\x7e])?")
 
@@ -95,7 +95,9 @@ async def reserve(connection: Connection, tenant_id: str, key: str, request_hash
     if locked_until is not None:
         return Reservation(tenant_id, key, locked_until)
     row = await connection.fetchrow(READ, tenant_id, key, request_hash, KEEP)
-    if row is None:  # the first request released the key between the two statements: the caller's next try gets it
+    if (
+        row is None
+    ):  # the first request released the key between the two statements: the caller's next try reserves the key
         raise _in_flight()
     if not row["same_request"]:
         raise Invalid("idempotency_key_reused", "This Idempotency-Key was used with another request.")

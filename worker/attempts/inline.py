@@ -44,14 +44,14 @@ from leasehold.workflows.pending import Outcome
 
 #: An inline handler reads its inputs into memory. Larger inputs belong to isolated steps.
 MAX_READ_BYTES = 64 * 1024 * 1024
-#: A plain handler waits this long for a free thread. Then the attempt snoozes for as long again.
+#: Seconds for which a plain handler waits for a free thread. Then the attempt snoozes for as many seconds.
 _THREAD_SECONDS = 5.0
 #: The most parts that one step may fan out into.
 MAX_ITEMS = 1000
 
 
 class InlineAttempt:
-    """The worker's `leasehold.domain.attempt.Attempt`."""
+    """The attempt that an inline handler gets: the worker's `leasehold.domain.attempt.Attempt`."""
 
     def __init__(
         self,
@@ -218,7 +218,7 @@ def _params(pipeline: Pipeline, claimed: Claimed) -> Any:
 
 
 class InlineAttempts:
-    """The worker has one. `opened`: for each pipeline with an opener, what the opener gave this worker."""
+    """All inline attempts of one worker. `opened`: pipeline -> the context that the pipeline's opener has opened."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ class InlineAttempts:
     async def perform(
         self, claimed: Claimed, pipeline: Pipeline, step: Step, held: HeldLease, seconds: float
     ) -> Completion | Snoozing | Suspending | FanningOut:
-        """Raises what the handler raises, and StepTimeout after `seconds`."""
+        """Run the attempt. Raises what the handler raises, and StepTimeout after `seconds`."""
         attempt = InlineAttempt(
             claimed,
             pipeline,
@@ -264,14 +264,14 @@ class InlineAttempts:
                 await self._directories.remove(claimed.lease)
 
     def _is_plain(self, pipeline: Pipeline, step: str) -> bool:
-        """Whether the step's handler is a plain function. Asked once: unwrapping a handler costs 1 µs."""
+        """Whether the step's handler is a plain function. The answer is remembered: unwrapping a handler costs 1 µs."""
         key = (pipeline.name, step)
         if key not in self._plain:
             self._plain[key] = is_plain(pipeline.handlers[step])
         return self._plain[key]
 
     async def _call(self, attempt: InlineAttempt, seconds: float) -> Completion | Snoozing | Suspending | FanningOut:
-        """Call the handler inside what the pipeline enters around its attempts."""
+        """Call the handler inside the context that the pipeline enters around each attempt."""
         if attempt.pipeline.around is None:
             return await self._invoke(attempt, seconds)
         settlement: Completion | Snoozing | Suspending | FanningOut | None = None

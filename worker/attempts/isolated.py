@@ -41,7 +41,7 @@ Fetched = Mapping[str, tuple[Path, str]]
 
 
 class IsolatedAttempts:
-    """The worker has one; the runner calls it."""
+    """All isolated attempts of one worker. The runner calls `perform`."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class IsolatedAttempts:
         )
 
     async def _finish(self, pipeline: Pipeline, step: Step, done: Done) -> None:
-        """Run the step's finisher, if it has one: code of the worker's own, with secrets that no child gets."""
+        """Run the step's finisher, if the step has one: code of the worker, with secrets that no child gets."""
         finisher = pipeline.finishers.get(step.name)
         if finisher is not None:
             paths = {name: file.path for name, file in done.files.items()}

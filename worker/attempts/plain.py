@@ -17,7 +17,7 @@ _PUBLIC = frozenset(name for name in dir(PlainAttempt) if not name.startswith("_
 
 
 def is_plain(handler: Callable[..., Any]) -> bool:
-    """Whether the handler is no `async def`, also below its decorators."""
+    """Whether the handler, without its decorators, is a plain function and no `async def`."""
     inner = inspect.unwrap(handler)
     return not inspect.iscoroutinefunction(inner) and not inspect.iscoroutinefunction(type(inner).__call__)
 
@@ -31,7 +31,7 @@ class BlockingAttempt:
         self._over = False
 
     def end(self) -> None:
-        """The attempt has ended: from now on every use of it in the thread raises Cancelled."""
+        """The attempt has ended: from now on every use of this object in the thread raises Cancelled."""
         self._over = True
 
     def __getattr__(self, name: str) -> Any:

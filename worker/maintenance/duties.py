@@ -1,4 +1,4 @@
-"""The duties of a worker: what it does again and again beside its attempts.
+"""The duties of a worker: the maintenance that it repeats beside its attempts.
 
 Each duty runs in a loop of its own (Periodic): no duty waits for another, and no duty's error ends another. The
 leader's duties run in one worker at a time. Of the pool's connections the takeover uses one at a time, the other
@@ -37,19 +37,20 @@ from leasehold.transitions.workflows import children
 from leasehold.worker.maintenance.housekeeping import Housekeeping
 from leasehold.worker.maintenance.takeover import LATEST_SECONDS, MAX_BUSY, Leadership, Takeover
 
-#: Workers look for dead workers and a dead leader this often: what those held runs elsewhere within a second.
+#: Seconds between two searches for dead workers and a dead leader: their tasks and duties run elsewhere within a
+#: second.
 _WATCH_SECONDS = 0.5
-#: Every worker looks this often for due schedules, and for ended runs whose webhooks have to be sent.
+#: Seconds between two searches of a worker for due schedules, and for ended runs whose webhooks have to be sent.
 _EVERY_SECONDS = 0.5
-#: Between two turns of retention, partitions and the deletion of old rows.
+#: Seconds between two turns of retention, partitions and the deletion of old rows.
 _HOUSEKEEPING_SECONDS = 60.0
-#: The most connections at once: of all frequent duties, and of all housekeeping.
+#: The most connections that all frequent duties together use at once, and all housekeeping.
 _FREQUENT_CONNECTIONS, _HOUSEKEEPING_CONNECTIONS = 2, 1
 
 
 class Duties:
-    """`deliveries`: the pipeline that delivers webhooks, if this installation has it. `kinds`: kinds of work, which may
-    add duties of their own.
+    """All duties of one worker. `deliveries`: the pipeline that delivers webhooks, if this installation has one.
+    `kinds`: the kinds of work, which may add duties of their own.
     """
 
     def __init__(
@@ -118,8 +119,8 @@ class Duties:
     def _led(
         self, name: str, turn: Callable[[], Awaitable[float | None]], every: float = _HOUSEKEEPING_SECONDS
     ) -> Periodic:
-        """A duty that only the leader carries out. A worker that does not lead checks again soon: the leader is known a
-        moment after the start, and may change. The check costs nothing.
+        """A duty that only the leading worker carries out. A worker that does not lead checks again soon, because the
+        leader is known only a moment after the start, and may change. The check costs nothing.
         """
 
         async def when_leading() -> float | None:
@@ -150,8 +151,8 @@ class Duties:
             await children.close(connection)
 
     async def _end_late_steps(self) -> None:
-        """End steps of external workers that run past their limit. It reads all running tasks: so it pauses as the
-        takeover does.
+        """End steps of external workers that run past their limit. The query reads all running tasks: so this duty
+        pauses as the takeover does.
         """
         if not self._late.due:
             return
@@ -163,8 +164,8 @@ class Duties:
         self._late.done(began)
 
     async def _admit(self) -> None:
-        """Admit jobs that a concurrency limit or a rate holds back, where no end of another job admits them. Each turn
-        goes through some of the limits.
+        """Admit the waiting jobs that no end of another job admits: for example, a rate has room again. Each turn
+        serves some of the limits.
         """
         async with self._frequent() as connection:
             limits = await concurrency.crowded(connection, self._last_limit)

@@ -1,4 +1,4 @@
-"""Deletes what is no longer needed: first the objects in the store, then the rows that name them.
+"""Deletes objects and rows that are no longer needed: first the objects in the store, then the rows that name them.
 
 No turn holds a database connection while it waits for the store. A unit (a job, an upload, ...) whose objects the store
 does not delete is set aside in quarantine, and the other units go on.
@@ -30,9 +30,9 @@ from leasehold.transitions import sweeps
 from leasehold.transitions.quarantine import each_of, set_aside
 
 _PROBES_KEPT = timedelta(hours=1)
-#: A turn handles one batch. While there is more, the next turn comes after this many seconds.
+#: A turn handles one batch. If more units are due, the next turn comes after this many seconds.
 _NEXT_BATCH_SECONDS = 0.1
-#: A key that no object has: the store's answer about it shows only whether the store answers.
+#: A key that no object has. A request for this key shows only whether the store answers.
 _ABSENT_KEY = "probes/nothing"
 _U = TypeVar("_U")
 
@@ -70,7 +70,7 @@ class Housekeeping:
         return partial(tidy, duty.statement) if isinstance(duty, Tidying) else partial(forget, duty)
 
     async def uploads(self) -> float | None:
-        """Check what clients have uploaded, and delete what nothing refers to."""
+        """Inspect the uploads of clients, and delete objects that no row refers to."""
 
         async def on_too_large(connection: Connection, due: uploads.Due, size: int) -> None:
             for kind in self._of_kinds:
@@ -81,7 +81,7 @@ class Housekeeping:
             await uploads.inspect(self._connections, self._store, due, on_too_large)
 
         async def forget(_connection: Connection, _units: Sequence[uploads.Due]) -> None:
-            """Nothing: each check has written its result already."""
+            """Do nothing: each check has written its result already."""
 
         units = await self._read(uploads.due)
         return await self._forget(uploads.UPLOADS, units, lambda due: due.key, check, forget)
@@ -118,7 +118,8 @@ class Housekeeping:
         delete: Callable[[_U], Awaitable[None]],
         forget: Callable[[Connection, Sequence[_U]], Awaitable[None]],
     ) -> float | None:
-        """`delete` the objects of each unit, then `forget` the rows of the units whose objects are deleted.
+        """Call `delete` for the objects of each unit, then `forget` for the rows of the units whose objects are
+        deleted.
 
         Returns the pause to the next turn; None for the usual one: this turn had no unit to handle. Raises
         StoreUnavailable if the store itself is away.
@@ -145,7 +146,7 @@ class Housekeeping:
         return _NEXT_BATCH_SECONDS if deleted or refused else None
 
     async def _probe_store(self) -> StoreUnavailable | None:
-        """The store's error if it is away. None if it answers: then it was silent about one unit for another reason."""
+        """The store's error if the store is away. None if the store answers: the error was about one unit."""
         try:
             await self._store.head(_ABSENT_KEY)
         except StoreUnavailable as error:

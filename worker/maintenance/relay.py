@@ -24,13 +24,15 @@ EVERY_SECONDS = 0.5
 #: The duty's name.
 DUTY = "relay"
 _BATCH = 500
-#: A hint that became visible too late for the poll window is sent after at most this long. A slot pool's poll finds its
-#: task before.
+#: Seconds after which a hint is sent at the latest that became visible too late for the poll window. Before that, the
+#: poll of a slot pool finds the task.
 _WHOLE_EVERY_SECONDS = 60.0
 
 
 class Relay:
-    """While the broker is away the hints wait in the outbox table, and the slot pools find their tasks by polls."""
+    """The relay of one worker. While the broker is away, the hints wait in the outbox table, and the slot pools find
+    the tasks by polls.
+    """
 
     def __init__(self, pool: Pool, broker: Broker, announcer: Announcer) -> None:
         self._pool = pool
@@ -64,7 +66,9 @@ class Relay:
         return sum([await self._send([announcement]) for announcement in announcements])
 
     async def _set_aside(self, announcement: Announcement, error: Exception) -> None:
-        """Later turns try it again after growing pauses, and drop it in the end: a poll finds its task."""
+        """Set a hint aside that cannot be sent. Later turns try again after growing pauses, and drop the hint in the
+        end, because a poll finds the task.
+        """
         async with self._pool.acquire() as connection, connection.transaction():
             if await set_aside(connection, DUTY, announcement.outbox_id, error) >= STUCK_AFTER:
                 await outbox.drop(connection, announcement.outbox_id)

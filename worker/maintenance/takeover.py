@@ -18,8 +18,8 @@ from leasehold.worker import metrics
 
 log = structlog.get_logger(__name__)
 
-#: The leader looks for expired leases every `sweep_seconds`. It spends at most this share of the time on it, but looks
-#: at least once in this many seconds.
+#: The leader reads expired leases every `sweep_seconds`. These queries take at most this share of the time; but the
+#: leader reads at least once in this many seconds.
 MAX_BUSY = 1 / 100
 LATEST_SECONDS = 8.0
 #: After the leader misses a worker, it looks for expired leases at every turn for this long: some rows may still be
@@ -28,8 +28,8 @@ _HURRY_SECONDS = 5.0
 
 
 class Leadership:
-    """True while this worker leads. Two leaders at once would only do work twice: every duty of the leader is safe to
-    run beside itself.
+    """True while this worker leads. Every duty of the leader is safe to run in two workers at once: two leaders would
+    only do the work twice.
     """
 
     def __init__(self, worker: UUID, seconds: float) -> None:
@@ -41,7 +41,9 @@ class Leadership:
         return monotonic() < self._until
 
     async def renew(self, connection: Connection) -> bool:
-        """Take or keep the leadership for the `seconds` that this object was made with. Returns whether it leads."""
+        """Take or keep the leadership for the `seconds` that this object was made with. Returns whether this worker
+        leads.
+        """
         began = monotonic()
         leads = await workers.lead(connection, "sweeper", self._worker, self._seconds)
         self._until = began + self._seconds if leads else float("-inf")
@@ -49,7 +51,7 @@ class Leadership:
 
 
 class Takeover:
-    """Waits for nothing but the database: neither the store nor the broker can delay it. Uses one connection."""
+    """Waits for the database only: neither the store nor the broker can delay a takeover. Uses one connection."""
 
     def __init__(self, settings: Settings, pool: Pool, leadership: Leadership, announcer: Announcer) -> None:
         self._settings = settings
@@ -67,8 +69,8 @@ class Takeover:
                 await self._expire_leases(connection)
 
     async def _expire_leases(self, connection: Connection) -> None:
-        """Look for expired leases at once when a worker has died, else now and then: it reads every row version of
-        running tasks since the last vacuum.
+        """Read expired leases: at once when a worker has died, else now and then, because the query reads every row
+        version of running tasks since the last vacuum.
         """
         dead = await workers.dead(connection) if self._settings.presence else []
         if not set(self.dead).issuperset(dead):
