@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from leasehold import TaskFailed
 from leasehold.testing.harness import TestApp
 from tests.app.kit_shop import Order, add, checkout, nightly, send_receipt
 
@@ -61,17 +60,6 @@ def test_an_attempt_fails_as_often_as_the_test_says(leasehold_app: TestApp) -> N
         leasehold_app.travel(hours=4)
         leasehold_app.drain()
     assert run.result() == "sent to a@b by attempt 3"
-
-
-def test_a_failure_for_good_reaches_the_reader(leasehold_app: TestApp) -> None:
-    for _ in range(3):
-        leasehold_app.fail_next(send_receipt, ConnectionError("away"))
-    run = send_receipt.submit(ORDER)
-    for _ in range(3):
-        leasehold_app.drain()
-        leasehold_app.travel(hours=4)
-    with pytest.raises(TaskFailed, match="ConnectionError: away"):
-        run.result()
 
 
 @pytest.mark.parametrize(("point", "attempt"), [("after_claim", 2), ("after_commit", 1)])

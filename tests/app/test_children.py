@@ -42,25 +42,23 @@ async def test_a_process_runs_one_call_after_another_and_is_not_the_worker(serve
     assert await (await child_tasks.large.asubmit(3_000_000)) == "x" * 3_000_000
 
 
-@pytest.mark.parametrize(
-    ("kind", "code", "sentence", "attempts"),
-    [
-        ("permanent", "no_such_thing", "never was", 1),
-        ("key", "handler_error", "KeyError: 'it'", 1),
-        ("value", "handler_error", "ValueError: it", 2),
-        ("killed", "child_crashed", "SIGKILL", 2),
-        ("exits", "handler_error", "SystemExit: 3", 2),
-    ],
-)
-async def test_what_ends_a_process_ends_the_attempt_with_its_code(
-    kind: str, code: str, sentence: str, attempts: int, served: None, connection: Connection
-) -> None:
-    run = await child_tasks.fail.asubmit(kind)
-    with pytest.raises(TaskFailed) as failed:
-        await run
-    assert failed.value.code == code
-    assert sentence in failed.value.message
-    assert await connection.fetchval("SELECT attempt FROM task WHERE job_id = $1", run.id) == attempts
+ENDS = {
+    "permanent": ("no_such_thing", "never was", 1),
+    "key": ("handler_error", "KeyError: 'it'", 1),
+    "value": ("handler_error", "ValueError: it", 2),
+    "killed": ("child_crashed", "SIGKILL", 2),
+    "exits": ("handler_error", "SystemExit: 3", 2),
+}
+
+
+async def test_what_ends_a_process_ends_the_attempt_with_its_code(served: None, connection: Connection) -> None:
+    for kind, (code, sentence, attempts) in ENDS.items():
+        run = await child_tasks.fail.asubmit(kind)
+        with pytest.raises(TaskFailed) as failed:
+            await run
+        assert (kind, failed.value.code) == (kind, code)
+        assert sentence in failed.value.message
+        assert await connection.fetchval("SELECT attempt FROM task WHERE job_id = $1", run.id) == attempts, kind
     assert (await (await child_tasks.add.asubmit(1, 2)))[0] == 3  # another process serves the next call
 
 

@@ -257,7 +257,7 @@ async def test_a_failed_transaction_is_refused(
     assert await counts(connection) == (0,) * 7
 
 
-@every_driver
+@pytest.mark.parametrize("name", ["asyncpg", "async psycopg", "Session", "AsyncSession"])  # of each form of parameters
 async def test_declared_limits_hold_the_run_and_a_reused_key_is_refused(
     name: str, mine: None, connection: Connection, database_url: str
 ) -> None:
