@@ -14,7 +14,7 @@ from starlette.exceptions import HTTPException
 
 from leasehold.api.auth.security import refuse_open_routes, scopes_of
 from leasehold.api.console.router import console_router, public_of
-from leasehold.api.fleet import audit, health, operators
+from leasehold.api.fleet import audit, health, keys, operators
 from leasehold.api.http import openapi
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.edge import Edge, identity_of
@@ -70,6 +70,7 @@ _REST = (
     unsettled.router,
     operators.router,
     audit.router,
+    keys.router,
     webhooks.router,
     health.router,
     openapi.router,

@@ -35,6 +35,8 @@ GENERATION_READ = "generation:read"
 JOBS_READ = "jobs:read"
 JOBS_OPERATE = "jobs:operate"
 JOBS_DELETE = "jobs:delete"
+#: The keys of the tenant: see, make, rotate, expire, revoke them.
+KEYS_WRITE = "keys:write"
 #: Who did what: the audit of the tenant.
 AUDIT_READ = "audit:read"
 #: For operators: the queues, workers and limits of all tenants.

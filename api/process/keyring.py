@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from time import monotonic
 
@@ -15,6 +16,7 @@ from leasehold.domain.errors import Unauthenticated
 from leasehold.limits.admission import Payer
 from leasehold.runtime.transient import TRY_AGAIN
 from leasehold.security.credentials import PresentedKey, StoredKey, find_key, mark_used, matches, parse_key
+from leasehold.security.roles import expanded
 from leasehold.telemetry.outages import DATABASE
 
 _CACHED_KEYS = 10_000
@@ -46,10 +48,6 @@ class Caller:
         return Payer(self.tenant_id, self.quota_key)
 
 
-def _caller_of(stored: StoredKey) -> Caller:
-    return Caller(stored.tenant_id, stored.client_id, stored.prefix, stored.quota_key, stored.scopes)
-
-
 def _refused() -> Unauthenticated:
     # The same answer for an unknown, wrong, revoked or expired key: a stranger must not learn which.
     return Unauthenticated("invalid_api_key", "The API key is not valid.")
@@ -60,7 +58,8 @@ class Keyring:
     `cache_seconds` at most.
     """
 
-    def __init__(self, pool: Pool, *, cache_seconds: float) -> None:
+    def __init__(self, pool: Pool, *, cache_seconds: float, roles: Mapping[str, frozenset[str]] | None = None) -> None:
+        self._roles = roles or {}
         self._pool = pool
         self._cache_seconds = cache_seconds
         self._cache: OrderedDict[str, tuple[StoredKey, float]] = OrderedDict()
@@ -75,14 +74,22 @@ class Keyring:
             stored = await self._load(presented.prefix, presented)
         elif not matches(presented, stored):
             raise _refused()
-        return _caller_of(stored)
+        return self._caller_of(stored)
 
     async def of_session(self, prefix: str) -> Caller:
         """Find the caller of a session: its owner showed the key with this prefix when the session began.
 
         Raises Unauthenticated when the key was revoked or has expired, or one of TRY_AGAIN.
         """
-        return _caller_of(self._recall(prefix) or await self._load(prefix, None))
+        return self._caller_of(self._recall(prefix) or await self._load(prefix, None))
+
+    def expanded(self, scopes: Iterable[str]) -> frozenset[str]:
+        """The scopes with each role replaced by its own."""
+        return expanded(scopes, self._roles)
+
+    def _caller_of(self, stored: StoredKey) -> Caller:
+        scopes = self.expanded(stored.scopes)
+        return Caller(stored.tenant_id, stored.client_id, stored.prefix, stored.quota_key, scopes)
 
     def _recall(self, prefix: str) -> StoredKey | None:
         stored, until = self._cache.get(prefix, (None, 0.0))

@@ -40,6 +40,7 @@ from leasehold.limits.admission import Admission
 from leasehold.limits.external_files import Files
 from leasehold.pipelines import kinds_of
 from leasehold.runtime.gather import cancel_and_wait
+from leasehold.security.roles import roles_of
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
 
@@ -126,7 +127,7 @@ async def open_services(settings: Settings, pipelines: Pipelines) -> AsyncIterat
             broker=broker,
             announcer=announcer,
             submissions=submissions,
-            keyring=Keyring(pool, cache_seconds=settings.api_key_cache_seconds),
+            keyring=Keyring(pool, cache_seconds=settings.api_key_cache_seconds, roles=roles_of(kinds)),
             refusals=refusals,
             bodies=Bodies(settings.api_body_bytes),
             bulk=BulkWrites(settings),

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from leasehold.cli.answers import AsJson
 from leasehold.cli.running import environment, run_or_exit
+from leasehold.security.roles import NAMES
 
 keys = typer.Typer(no_args_is_help=True, help="API keys.")
 console = Console()
@@ -38,19 +39,25 @@ def _print(value: Any) -> None:
 def create(
     tenant: Annotated[str, typer.Option(help="Whose objects the key may see.")],
     client: Annotated[str, typer.Option(help="Who uses it; for logs.")],
-    scope: Annotated[list[str], typer.Option(help="For example media:read; may be given several times.")],
     expires_in: Annotated[
         timedelta | None,
         typer.Option(parser=_duration, metavar="DURATION", help="For example 90d; else it never ends."),
     ] = None,
+    scope: Annotated[list[str] | None, typer.Option(help="For example media:read; may be given several times.")] = None,
+    role: Annotated[
+        str | None, typer.Option(help="viewer, operator or admin: a named set of scopes.", show_default=False)
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make a key. It is shown once: only a hash of it is kept."""
+    """Make a key with a role, scopes, or both. It is shown once: only a hash of it is kept."""
+    scopes = [*(scope or ()), *([f"role:{role}"] if role is not None else [])]
+    if not scopes or role not in (None, *NAMES):
+        raise typer.BadParameter("give --role viewer, operator or admin, or --scope")
     from leasehold.cli.keys import create_one  # noqa: PLC0415 - each command loads only what it needs
 
-    key = run_or_exit(create_one(environment(), tenant, client, scope, expires_in))
+    key = run_or_exit(create_one(environment(), tenant, client, scopes, expires_in))
     if as_json:
-        _print({"key": key.text, "prefix": key.prefix, "tenant": tenant, "client": client, "scopes": scope})
+        _print({"key": key.text, "prefix": key.prefix, "tenant": tenant, "client": client, "scopes": scopes})
     else:
         console.print(key.text, highlight=False)
 

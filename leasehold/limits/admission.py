@@ -143,6 +143,10 @@ class Admission:
         """Check that `size` more bytes may be stored for the tenant. Raises TooMany `storage_full`."""
         await self._usage.reserve(connection, tenant_id, 0, size)
 
+    async def measure(self, connection: Connection, tenant_id: str) -> dict[str, int]:
+        """As `Usage.measure`."""
+        return await self._usage.measure(connection, tenant_id)
+
     async def refund(
         self, connection: Connection, payer: Payer, count: int = 1, charged_as: Charge = "submissions"
     ) -> None:

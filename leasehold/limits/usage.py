@@ -35,6 +35,17 @@ _STORAGE_WAIT, _UNFINISHED_WAIT = 3600.0, 5.0
 
 _JOBS = "SELECT count(*) FROM (SELECT 1 FROM job WHERE tenant_id = $1 AND finished_at IS NULL LIMIT $2) AS counted"
 
+_MOST_COUNTED = 1_000_000
+_THINGS = """
+-- tenant_things
+SELECT (SELECT count(*) FROM template WHERE tenant_id = $1) AS templates,
+       (SELECT count(*) FROM schedule WHERE tenant_id = $1) AS schedules,
+       (SELECT count(*) FROM webhook WHERE tenant_id = $1) AS webhooks,
+       (SELECT count(*) FROM gate WHERE tenant_id = $1 AND declared) AS limits,
+       (SELECT count(*) FROM api_key WHERE tenant_id = $1 AND revoked_at IS NULL
+          AND (expires_at IS NULL OR expires_at > statement_timestamp())) AS keys
+"""
+
 _BYTES = """
 -- stored_bytes
 SELECT ((SELECT coalesce(sum(size), 0) FROM output WHERE tenant_id = $1){of_kinds})::bigint
@@ -111,6 +122,20 @@ class Usage:
         await lock_name(connection, f"unfinished {tenant_id}")
         if await self._jobs(connection, tenant_id) > self._max_jobs:
             raise _too_many(self._max_jobs)
+
+    async def measure(self, connection: Connection, tenant_id: str) -> dict[str, int]:
+        """What the tenant has now, and its bounds (0: none). Unfinished jobs are counted up to the bound."""
+        most = self._max_jobs or _MOST_COUNTED
+        jobs = int(await connection.fetchval(_JOBS, tenant_id, most))
+        row = await connection.fetchrow(_THINGS, tenant_id)
+        assert row is not None
+        return {
+            "unfinished_jobs": jobs,
+            "max_unfinished_jobs": self._max_jobs,
+            "stored_bytes": int(await connection.fetchval(self._bytes, tenant_id)),
+            "max_stored_bytes": self._max_bytes,
+            **row,
+        }
 
     async def _recount(self, database: Connection | ConnectionSource, tenant_id: str) -> _Usage:
         async with _connection(database) as connection:

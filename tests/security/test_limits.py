@@ -314,6 +314,15 @@ async def templating(world: World) -> Request:
     return lambda: world.post("/v1/templates", type="another", steps=[{"id": "a"}])
 
 
+def of_key(path: str = "", **body: Any) -> Way:
+    async def prepare(world: World) -> Request:
+        key = await create_key(world.rows, tenant_id=TENANT, client_id="other", scopes=("runs:read",))
+        at = f"/v1/keys/{key.prefix}{path}"
+        return lambda: world.post(at, **body) if path else world.http.delete(at)
+
+    return prepare
+
+
 #: What makes no job of the tenant's, and how it is asked. None: only what it does says so.
 MAKES_NOTHING: dict[str, Way | None] = {
     "cancelRun": cancelling,
@@ -340,6 +349,10 @@ MAKES_NOTHING: dict[str, Way | None] = {
     "changeWebhook": of_webhook("PATCH", enabled=True),
     "rotateWebhookSecret": of_webhook("POST", "/rotate"),
     "deleteWebhook": of_webhook("DELETE"),
+    "createKey": plain("/v1/keys", client_id="other", role="viewer"),
+    "rotateKey": of_key("/rotate"),
+    "expireKey": of_key("/expire", in_seconds=60),
+    "revokeKey": of_key(),
     "pauseQueue": plain("/v1/queues/q/pause"),
     "resumeQueue": plain("/v1/queues/q/resume"),
     "drainWorker": draining,

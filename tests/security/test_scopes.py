@@ -25,8 +25,8 @@ OPENS: dict[str, str] = {
         deleteSchedule backfillSchedule runScheduleNow replayDeadLetter replayDeadLetters""",
     "runs:read": """listRuns getRun streamRunEvents explainRun listSchedules getSchedule listTemplates
         listTemplateVersions getTemplate listDeadLetters groupDeadLetters readRunLogs readRunStream""",
-    "jobs:read": """listUnsettled listJobs getJob explainJob streamJobEvents readJobLogs readJobStream listDeadLetters
-        groupDeadLetters listOperations getOperation listRefusals""",
+    "jobs:read": """getUsage listUnsettled listJobs getJob explainJob streamJobEvents readJobLogs readJobStream
+        listDeadLetters groupDeadLetters listOperations getOperation listRefusals""",
     "jobs:operate": "settleJob settleJobs cancelJob retryJob replayDeadLetter replayDeadLetters createOperation",
     "jobs:delete": "deleteJob createOperation",
     "templates:write": "createTemplate enableTemplate",
@@ -39,6 +39,7 @@ OPENS: dict[str, str] = {
     "generation:write": "generateImages generateVideo cancelImages cancelVideo uploadSourceImages",
     "generation:read": """queryImages queryVideo postImagesQuery postVideoQuery streamImagesEvents streamVideoEvents
         generationStatistics""",
+    "keys:write": "listKeys createKey rotateKey expireKey revokeKey",
     "audit:read": "listAudit exportAudit",
     "fleet:operate": "listQueues pauseQueue resumeQueue listWorkers drainWorker listLimits setLimit liftLimit",
 }

@@ -1,0 +1,199 @@
+"""/v1/keys: admins list, make, rotate, expire and revoke keys of their tenant; operators those of all tenants.
+
+Nobody gives what they do not have: the scopes of a key that is made or rotated are among the caller's own. A key's
+secret is in the answer that makes it, and nowhere else; so these requests take no Idempotency-Key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from http import HTTPStatus
+from typing import Annotated, Any, Literal, Self
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from leasehold.api.auth.security import JOBS_READ, KEYS_WRITE, OPERATE, Require
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.openapi import problems
+from leasehold.api.http.responses import json_response
+from leasehold.api.process.keyring import Caller
+from leasehold.api.process.services import Services, services_of
+from leasehold.domain.errors import Forbidden
+from leasehold.domain.json_values import Integer
+from leasehold.limits import keys
+from leasehold.security.credentials import list_keys
+from leasehold.security.roles import PREFIX
+
+router = APIRouter(tags=["keys"], prefix="/v1", route_class=CallerFirst)
+Admin = Annotated[Caller, Depends(Require(KEYS_WRITE))]
+Prefix = Annotated[str, Path(pattern=r"^[a-z0-9]{12}$", description="The part between lh_ and the second underscore.")]
+_DAY = 86_400
+_MAX_SECONDS = 36_500 * _DAY
+_MAX_LISTED = 500
+_MISSING = {HTTPStatus.NOT_FOUND: "`key_not_found`"}
+_REFUSED = {HTTPStatus.FORBIDDEN: "`insufficient_scope`, `scope_not_held`: the caller lacks a scope of the key"}
+
+
+class _Request(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class NewKeyRequest(_Request):
+    """`role`, `scopes`, or both. `expires_in_seconds` left out: the key has no end."""
+
+    model_config = ConfigDict(extra="forbid", json_schema_extra={"anyOf": [
+        {"required": ["role"], "properties": {"role": {"type": "string"}}},
+        {"required": ["scopes"], "properties": {"scopes": {"type": "array", "minItems": 1}}},
+    ]})  # fmt: skip
+
+    client_id: str = Field(min_length=1, max_length=100, pattern=r"^[!-~]([ -~]*[!-~])?$")
+    tenant_id: str | None = Field(
+        None, min_length=1, max_length=100, pattern=r"^[!-~]+$", description="For operators: whose key; else one's own."
+    )
+    role: Literal["viewer", "operator", "admin"] | None = None
+    scopes: list[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}:[a-z][a-z0-9-]{0,31}$")]] = Field(
+        default_factory=list, max_length=50
+    )
+    expires_in_seconds: Integer | None = Field(None, ge=1, le=_MAX_SECONDS)
+
+    @model_validator(mode="after")
+    def _allows_something(self) -> Self:
+        if self.role is None and not self.scopes:
+            raise ValueError("a key needs a role or scopes")
+        return self
+
+    def all_scopes(self) -> list[str]:
+        return sorted({*self.scopes, *([f"{PREFIX}{self.role}"] if self.role is not None else [])})
+
+
+class Rotation(_Request):
+    overlap_seconds: Integer = Field(_DAY, ge=0, le=_MAX_SECONDS, description="How long the old key still works.")
+
+
+class Expiry(_Request):
+    in_seconds: Integer = Field(ge=0, le=_MAX_SECONDS)
+
+
+def _tenant_of(caller: Caller) -> str | None:
+    """Whose keys the caller finds; None: all tenants'."""
+    return None if OPERATE in caller.scopes else caller.tenant_id
+
+
+def _refuse_more(services: Services, caller: Caller, scopes: Iterable[str]) -> None:
+    """Raises Forbidden `scope_not_held` if the scopes are more than the caller's."""
+    missing = services.keyring.expanded(scopes) - caller.scopes
+    unknown = [scope for scope in scopes if scope.startswith(PREFIX) and not services.keyring.expanded([scope])]
+    if missing or unknown:
+        named = ", ".join(sorted([*missing, *unknown]))
+        raise Forbidden("scope_not_held", f"Nobody gives what they do not have: {named}.")
+
+
+@router.get("/keys", operation_id="listKeys", summary="List keys, without their secrets", responses=problems({}))
+async def list_all_keys(
+    request: Request,
+    caller: Admin,
+    tenant: Annotated[str | None, Query(max_length=100, description="For operators: this tenant's.")] = None,
+    ended: Annotated[bool, Query(description="Also keys that were revoked or have expired.")] = False,  # noqa: FBT002 - a query parameter
+) -> Response:
+    """At most 500, by tenant, client and age."""
+    whose = tenant if OPERATE in caller.scopes else caller.tenant_id
+    async with services_of(request).pool.acquire() as connection:
+        rows = await list_keys(connection, whose, ended=ended, at_most=_MAX_LISTED)
+    return json_response({"keys": [_shown(row) for row in rows]})
+
+
+def _shown(row: dict[str, Any]) -> dict[str, Any]:
+    roles = [scope.removeprefix(PREFIX) for scope in row["scopes"] if scope.startswith(PREFIX)]
+    scopes = [scope for scope in row["scopes"] if not scope.startswith(PREFIX)]
+    return row | {"role": roles[0] if roles else None, "scopes": scopes}
+
+
+@router.post(
+    "/keys",
+    operation_id="createKey",
+    summary="Make a key; the answer alone has its secret",
+    status_code=201,
+    responses=problems(_REFUSED | {HTTPStatus.CONFLICT: "`too_many_keys`"}),
+)
+async def create_key(request: Request, body: NewKeyRequest, caller: Admin) -> Response:
+    services = services_of(request)
+    tenant_id = body.tenant_id or caller.tenant_id
+    if tenant_id != caller.tenant_id and OPERATE not in caller.scopes:
+        raise Forbidden("insufficient_scope", f"The API key lacks the scope {OPERATE}.")
+    scopes = body.all_scopes()
+    _refuse_more(services, caller, scopes)
+    lives = body.expires_in_seconds
+    expires_at = None if lives is None else datetime.now(UTC) + timedelta(seconds=lives)
+    async with services.pool.acquire() as connection:
+        key = await keys.make(
+            connection, caller.actor, services.settings.keys_per_tenant,
+            tenant_id=tenant_id, client_id=body.client_id, scopes=scopes, expires_at=expires_at,
+        )  # fmt: skip
+    answer = {"key": key.text, "prefix": key.prefix, "tenant_id": tenant_id, "expires_at": expires_at}
+    return json_response(answer, HTTPStatus.CREATED)
+
+
+@router.post(
+    "/keys/{prefix}/rotate",
+    operation_id="rotateKey",
+    summary="Make a key's successor; the answer alone has its secret",
+    description="The same owner, scopes, quotas and end. The old key stops after the overlap.",
+    status_code=201,
+    responses=problems(_MISSING | _REFUSED),
+)
+async def rotate_key(request: Request, prefix: Prefix, caller: Admin, body: Rotation | None = None) -> Response:
+    services = services_of(request)
+    overlap = timedelta(seconds=(body or Rotation()).overlap_seconds)
+    async with services.pool.acquire() as connection, connection.transaction():
+        row = await keys.find(connection, prefix, _tenant_of(caller))
+        _refuse_more(services, caller, row["scopes"])
+        key = await keys.rotate(connection, caller.actor, prefix, overlap, _tenant_of(caller))
+    return json_response({"key": key.text, "prefix": key.prefix, "tenant_id": row["tenant_id"]}, HTTPStatus.CREATED)
+
+
+@router.post(
+    "/keys/{prefix}/expire",
+    operation_id="expireKey",
+    summary="Set when a key ends; never later than before",
+    responses=problems(_MISSING),
+)
+async def expire_key(request: Request, prefix: Prefix, body: Expiry, caller: Admin) -> Response:
+    lives = timedelta(seconds=body.in_seconds)
+    async with services_of(request).pool.acquire() as connection:
+        ends_at = await keys.expire(connection, caller.actor, prefix, lives, _tenant_of(caller))
+    return json_response({"prefix": prefix, "expires_at": ends_at})
+
+
+@router.delete(
+    "/keys/{prefix}",
+    operation_id="revokeKey",
+    summary="Revoke a key for good",
+    description="Every API process refuses it within `LEASEHOLD_API_KEY_CACHE_SECONDS`.",
+    status_code=204,
+    responses=problems(_MISSING),
+)
+async def revoke_key(request: Request, prefix: Prefix, caller: Admin) -> Response:
+    async with services_of(request).pool.acquire() as connection:
+        await keys.revoke(connection, caller.actor, prefix, _tenant_of(caller))
+    return Response(status_code=HTTPStatus.NO_CONTENT)
+
+
+@router.get(
+    "/tenants/usage",
+    operation_id="getUsage",
+    summary="Count what a tenant has, and the bytes that are stored for it",
+    description="Unfinished jobs are counted up to the tenant's bound, or to a million.",
+    responses=problems({}),
+)
+async def get_usage(
+    request: Request,
+    caller: Annotated[Caller, Depends(Require(JOBS_READ))],
+    tenant: Annotated[str | None, Query(max_length=100, description="For operators: this tenant's.")] = None,
+) -> Response:
+    services = services_of(request)
+    tenant_id = tenant if tenant is not None and OPERATE in caller.scopes else caller.tenant_id
+    async with services.pool.acquire() as connection:
+        usage = await services.admission.measure(connection, tenant_id)
+    return json_response({"tenant_id": tenant_id} | usage)

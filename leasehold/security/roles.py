@@ -1,0 +1,33 @@
+"""Roles: named sets of scopes for keys and people, each within a tenant.
+
+A key has a role by the scope `role:NAME`. The API expands the role when it identifies the caller: so a scope of a later
+release reaches the keys that have the role. `fleet:operate` (all tenants) and `external:work` (a program's) belong to
+no role, and are given beside one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from leasehold.domain.kind import Kind
+
+PREFIX = "role:"
+NAMES = ("viewer", "operator", "admin")
+_VIEWER = frozenset({"jobs:read", "runs:read"})
+_OPERATOR = _VIEWER | {"jobs:operate", "runs:write", "webhooks:write"}
+_ADMIN = _OPERATOR | {"jobs:delete", "templates:write", "keys:write", "audit:read"}
+
+
+def roles_of(kinds: Iterable[Kind]) -> Mapping[str, frozenset[str]]:
+    """The scopes of each role: a viewer reads jobs of every kind, an operator and an admin also change them."""
+    scopes = [kind.scopes for kind in kinds if kind.scopes is not None]
+    reads = frozenset(one.read for one in scopes if one.read != one.write)  # a viewer changes nothing
+    writes = frozenset(one.write for one in scopes)
+    return {"viewer": _VIEWER | reads, "operator": _OPERATOR | reads | writes, "admin": _ADMIN | reads | writes}
+
+
+def expanded(scopes: Iterable[str], roles: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """The scopes with each role replaced by its own. An unknown role gives nothing."""
+    given = frozenset(scopes)
+    named = [roles.get(scope.removeprefix(PREFIX), frozenset()) for scope in given if scope.startswith(PREFIX)]
+    return frozenset(scope for scope in given if not scope.startswith(PREFIX)).union(*named)
