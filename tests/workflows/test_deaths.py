@@ -30,6 +30,7 @@ from tests.factories import Rows, assert_history, terms
 from tests.support.seeds import seed_of_this_commit
 from tests.workflows import shop
 from tests.workflows.conftest import Runs
+from tests.workflows.promises import assert_journal
 
 MAX_CALLS = 1000
 
@@ -210,6 +211,7 @@ async def _once(runs: Runs, name: str, at: int, seed: int, *, keeps: bool) -> in
     assert set(completed.values()) == {1}
     assert await runs.connection.fetchval("SELECT count(*) FROM signal WHERE job_id = $1", run) == 0
     assert await runs.connection.fetchval("SELECT count(*) FROM job") == life.before + (2 if name == "child" else 1)
+    await assert_journal(runs.connection, run)
     places = await runs.journal(run)
     assert len({row[:2] for row in places}) == len(places)
     await assert_history(Rows(runs.connection, life.terms), run)
