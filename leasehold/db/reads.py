@@ -1,6 +1,7 @@
 """The API's reads of events. Each read is one statement: one round trip, one snapshot.
 
-Every query names the tenant, except `event_numbers`, which says why. The reads of runs are in run_reads.py.
+Every query names the tenant. Exception: `event_numbers`, whose callers have checked the tenant before. The reads of
+runs are in run_reads.py.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ORDER BY e.seq LIMIT $4
 
 
 async def event_numbers(connection: Connection, job_ids: Iterable[UUID]) -> dict[UUID, int]:
-    """Read the number of each job's last event, to learn which jobs changed. A deleted job is absent.
+    """Read the number of each job's last event, to learn which jobs changed. The answer leaves out deleted jobs.
 
     The query names no tenant: each caller has already found its job through a row of its own tenant.
     """

@@ -7,9 +7,9 @@
 3. The worker, before each run, limits the child's memory, CPU, file size and open files with prlimit(2): code that has
    taken the child over cannot loosen them.
 
-A zygote of root keeps its uid: `nobody` could not read an interpreter under a private home. Without capabilities uid 0
-is an ordinary owner of its files. RLIMIT_NPROC counts per user and never binds root: it is only a backstop against
-threads. The filter is what denies processes.
+A zygote that root starts keeps its uid, because `nobody` could not read an interpreter under a private home. Without
+capabilities, uid 0 is an ordinary owner of its files. RLIMIT_NPROC counts per user and does not bind root: it is only a
+second guard against too many threads. The filter of system calls denies further processes.
 """
 
 from __future__ import annotations

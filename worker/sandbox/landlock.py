@@ -1,7 +1,8 @@
-"""Landlock: the kernel limits the files that this process may touch from now on. It needs no privileges.
+"""Landlock: the kernel limits the files that this process may touch from now on. A process needs no privileges for
+that.
 
-A Landlock domain covers the calling thread and the threads and processes that it starts later. So a zygote enters it
-before it loads a handler's module: a library may start a thread pool then.
+A Landlock domain covers the calling thread, and the threads and processes that this thread starts later. So a zygote
+enters its domain before it loads a handler's module, because a library may start a thread pool while it loads.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR, REMOVE_DIR, REMOVE_FILE = (1 << bit fo
 _MAKE_DIR, _MAKE_FILE, _REFER, _TRUNCATE = 1 << 7, 1 << 8, 1 << 13, 1 << 14
 
 READ = READ_FILE | READ_DIR
-#: The rights of a step in its own directory, with renames between folders; no symlinks, sockets or devices.
+#: The rights of a step in its own directory. They allow renames between folders, but no symlinks, sockets or devices.
 WRITE = READ | WRITE_FILE | REMOVE_DIR | REMOVE_FILE | _MAKE_DIR | _MAKE_FILE | _REFER | _TRUNCATE
 _FOR_FILES = EXECUTE | WRITE_FILE | READ_FILE | _TRUNCATE
 
@@ -30,7 +31,7 @@ Grants = Mapping[int, Iterable[Path]]
 
 _BASE_RIGHTS = (1 << 13) - 1
 _NET_TCP = 0b11  # bind and connect
-_SCOPES = 0b11  # abstract sockets and signals of processes outside
+_SCOPES = 0b11  # denied: abstract sockets of processes outside, and signals to them
 
 
 def version() -> int:
@@ -69,8 +70,8 @@ def _create(libc: ctypes.CDLL, abi: int) -> int:
 
 
 class Ruleset:
-    """The rights that a thread keeps once it enters. Call `allow` any number of times, then `enter` once; nothing
-    undoes it.
+    """The rights that a thread keeps when it enters. Call `allow` any number of times, then `enter` once: a thread
+    cannot leave again.
 
     Needs no_new_privs. Every method raises OSError when the kernel has Landlock but refuses.
     """
@@ -107,7 +108,7 @@ class Ruleset:
 
 
 def ruleset(grants: Grants) -> Ruleset | None:
-    """A ruleset that allows `grants` so far; None if the kernel has no Landlock."""
+    """A ruleset that allows `grants`, to which more may be added; None if the kernel has no Landlock."""
     abi = version()
     if abi == 0:
         return None

@@ -13,7 +13,7 @@ generation = Table(
     Column("tenant_id", Text, nullable=False),
     Column("task_id", Text, nullable=False),  # the client's own id of the order
     Column("kind", Text, nullable=False),
-    Column("server_id", Text, nullable=False),  # the server whose limit counts it
+    Column("server_id", Text, nullable=False),  # the server whose concurrency limit counts this generation
     Column(
         "request_hash", LargeBinary, nullable=False
     ),  # of the order: the same task_id with another hash is a conflict

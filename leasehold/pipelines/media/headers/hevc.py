@@ -15,11 +15,11 @@ MAX_UNITS = 20_000  # units (slices and parameter sets) of one picture
 # Positions in an hvcC box: the size of a unit's length, and the number of arrays of units.
 _LENGTH_SIZE_AT, _ARRAYS_AT = 21, 22
 _SEQUENCE_PARAMETERS = 33
-_FIRST_NON_SLICE = 32  # units of a lower kind are slices
+_FIRST_NON_SLICE = 32  # units whose kind is a lower number are slices
 _PROFILE_BITS, _LEVEL_BITS = 88, 8
 _CHROMA_444 = 3  # the format 4:4:4 has a further bit: whether its planes are coded separately
 _MAX_NUMBER_BITS = 32
-_MAX_HEAD_BYTES = 512  # the size stands within these: the sub-layers before it take 80 bytes at most
+_MAX_HEAD_BYTES = 512  # the picture's size is within these bytes: the sub-layers before it take at most 80
 
 
 def parameter_sizes(data: bytes, start: int, end: int) -> tuple[int, list[Size]]:
