@@ -97,7 +97,7 @@ def _of_queue(row: Row, *, any_worker: bool) -> list[Finding]:
     waited = datetime.now(UTC) - row["oldest"]
     if waited > _LONG:
         sentence = f"The queue {queue} is behind: {count} tasks wait, one of them for {span(waited.total_seconds())}."
-        return [Finding("warn", sentence, f"/jobs?q=queue:{queue}%20status:queued", "Its jobs")]
+        return [Finding("warn", sentence, *link)]
     return []
 
 

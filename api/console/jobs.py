@@ -14,7 +14,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from leasehold.api.auth.security import JOBS_OPERATE, JOBS_READ
 from leasehold.api.console.rendering import go_to, page
 from leasehold.api.console.routes import Fields
-from leasehold.api.console.session import SignedIn
+from leasehold.api.console.session import SignedIn, viewer_of
 from leasehold.api.http.cursors import IdCursor, id_at
 from leasehold.api.jobs import jobs as endpoints
 from leasehold.api.jobs.access import tenant_of
@@ -37,7 +37,8 @@ Filter = Annotated[str, Query(max_length=MAX_CHARACTERS)]
 #: Jobs on a page, and rows that a refresh may read to count newer ones.
 PAGE = 50
 _MAX_READ = 2000
-#: Views that anybody needs: a name and a filter.
+#: Views that anybody needs: a name and a filter. Who sees all tenants gets those without a time for the own tenant
+#: alone: over all tenants no index finds jobs by their status.
 VIEWS = (
     ("All", ""),
     ("Running", "status:running"),
@@ -119,6 +120,11 @@ def _ids(texts: Sequence[str]) -> list[UUID]:
         raise Invalid("invalid_request", "A job's id is malformed.") from None
 
 
+def views_of(caller: Caller) -> list[tuple[str, str]]:
+    narrower = f" tenant:{caller.tenant_id}" if tenant_of(caller) is None else ""
+    return [(name, text + narrower if text and "created:" not in text else text) for name, text in VIEWS]
+
+
 def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Response:
     services = services_of(request)
     kinds = ["media", "conversion", "generation", "run", "webhook"]
@@ -131,7 +137,9 @@ def _page(request: Request, status: int = HTTPStatus.OK, **values: Any) -> Respo
         *("tag.", "tenant:", "schedule:", "payload./"),
     ]
     given = {"wrong": None, "cursor": None, "count": None, "newer": 0, "searched_back_to": None} | values
-    return page(request, "jobs.html", status, views=VIEWS, words=words, page_size=PAGE, **given)
+    return page(
+        request, "jobs.html", status, views=views_of(viewer_of(request).caller), words=words, page_size=PAGE, **given
+    )
 
 
 @router.post("/jobs/act")
