@@ -1,4 +1,4 @@
-"""Shared by the commands that call the API: the client, and the printing of answers and failures."""
+"""Shared by the commands that call the API: the client, and how they print answers and failures."""
 
 from __future__ import annotations
 
