@@ -20,9 +20,9 @@ from leasehold.domain.errors import DeclarationError, Invalid, InvalidArguments
 from leasehold.domain.kind import Kind
 from leasehold.domain.pipeline import NAME, Pipeline
 from leasehold.domain.registry import DeclaredSchedule, Pipelines
-from leasehold.settings import Settings
 
 if TYPE_CHECKING:
+    from leasehold.settings import Settings
     from leasehold.worker.worker import Worker
     from leasehold.workflows.context import Context
 

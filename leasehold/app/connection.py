@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from leasehold.app.dev_file import living_dev_file
 from leasehold.app.portal import Portal
-from leasehold.settings import Settings
 
 if TYPE_CHECKING:
     from leasehold.app.link import Link
+    from leasehold.settings import Settings
 
 T = TypeVar("T")
 
@@ -23,6 +23,8 @@ def settings_of_folder() -> Settings:
     """The settings of the environment, of the folder's `.env`, and of a `leasehold dev` that runs in the folder, in
     this order.
     """
+    from leasehold.settings import Settings  # noqa: PLC0415 - declaring a task reads no settings, and loads faster so
+
     dev = living_dev_file()
     return Settings(_env_file=".env" if dev is None else (dev, ".env"))
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from leasehold.domain.errors import Permanent
-from leasehold.settings import Settings
+
+if TYPE_CHECKING:
+    from leasehold.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,8 @@ class ResultLimits:
         if opened is not None:
             settings: Settings = opened.settings
             return cls(settings.result_inline_bytes, settings.result_max_bytes, settings.object_store == "s3")
+        from leasehold.settings import Settings  # noqa: PLC0415 - declaring a task loads faster so
+
         fields = Settings.model_fields
         return cls(fields["result_inline_bytes"].default, fields["result_max_bytes"].default, store=True)
 

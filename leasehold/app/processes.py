@@ -11,15 +11,17 @@ import sys
 from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import orjson
 
 from leasehold.app.process_frames import HEAD, CallOfProcess, FailedInProcess, Kind, LineOfProcess
 from leasehold.domain.errors import Cancelled, ChildCrashed, LeaseLost, Permanent, Retryable, StepError
 from leasehold.runtime.gather import cancel_and_wait
-from leasehold.settings import Settings
 from leasehold.telemetry import child_logs
+
+if TYPE_CHECKING:
+    from leasehold.settings import Settings
 
 #: A call waits this long for a process. Then its attempt snoozes.
 WAIT_SECONDS = 5.0

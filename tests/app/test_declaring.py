@@ -206,7 +206,18 @@ def test_a_source_may_name_an_app_and_need_not_name_it(tmp_path: Path, monkeypat
 
 def test_declaring_a_task_is_quick_and_loads_no_driver_broker_or_web_framework() -> None:
     """What `import leasehold` may cost is measured by scripts/bench; here is what it may load."""
-    heavy = {"asyncpg", "aiormq", "fastapi", "PIL", "onnx", "sqlalchemy", "structlog", "aiobotocore", "jsonschema_rs"}
+    heavy = {
+        "asyncpg",
+        "aiormq",
+        "fastapi",
+        "PIL",
+        "onnx",
+        "sqlalchemy",
+        "structlog",
+        "aiobotocore",
+        "jsonschema_rs",
+        "pydantic_settings",
+    }
     code = (
         "import sys\nfrom leasehold import App, Retry, current\napp = App('shop')\n"
         "@app.task\ndef add(a: int, b: int) -> int: return a + b\n"
