@@ -21,7 +21,7 @@ from leasehold.api.http.responses import json_response
 from leasehold.api.process.keyring import Caller
 from leasehold.api.process.services import Services, services_of
 from leasehold.domain.errors import Forbidden
-from leasehold.domain.json_values import Integer
+from leasehold.domain.json_values import Integer, JsonNumber
 from leasehold.limits import keys
 from leasehold.security.credentials import list_keys
 from leasehold.security.roles import PREFIX
@@ -56,7 +56,7 @@ class NewKeyRequest(_Request):
     scopes: list[Annotated[str, Field(pattern=r"^[a-z][a-z0-9-]{0,31}:[a-z][a-z0-9-]{0,31}$")]] = Field(
         default_factory=list, max_length=50
     )
-    expires_in_seconds: Integer | None = Field(None, ge=1, le=_MAX_SECONDS)
+    expires_in_seconds: Annotated[int, Field(ge=1, le=_MAX_SECONDS), JsonNumber] | None = None
 
     @model_validator(mode="after")
     def _allows_something(self) -> Self:

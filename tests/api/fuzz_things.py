@@ -90,6 +90,9 @@ class Things:
         sent = self._post(f"/v1/webhooks/{hook}/test")
         return Subject(path={"webhook_id": hook, "delivery_id": str(sent["id"])})
 
+    def key(self) -> str:
+        return str(self._post("/v1/keys", {"client_id": "made", "role": "viewer"})["prefix"])
+
     def limit(self) -> str:
         tenant = f"lifted-{uuid4()}"
         assert self._http.put("/v1/limits", json={"tenant_id": tenant, "key": "tenant", "at_most": 1}).is_success
@@ -227,6 +230,9 @@ _PATHS: dict[str, Making] = {
     "announceExternalFiles": lambda things: things.of_task(things.leased()),
     "acknowledgeCancelExternal": lambda things: things.of_task(things.stopping()),
     "replayDeadLetter": _path("task_id", lambda things: str(things.failed()["task_id"]), from_step="only"),
+    "rotateKey": _path("prefix", Things.key, overlap_seconds=0),
+    "expireKey": _path("prefix", Things.key, in_seconds=60),
+    "revokeKey": _path("prefix", Things.key),
     "drainWorker": _path("worker_id", lambda things: things.made("workers")),
     "liftLimit": lambda things: Subject(path={"tenant_id": things.limit(), "key": "tenant"}),
     "changeWebhook": _path("webhook_id", Things.webhook, url=HOOK),
