@@ -56,7 +56,10 @@ NOTHING: dict[str, tuple[int, str]] = {
     "listDeadLetters": (200, '"dead_letters":[]'),
 } | dict.fromkeys(("queryImages", "postImagesQuery", "queryVideo", "postVideoQuery"), (200, '"status_text":"unknown"'))
 #: Lists that count, and name nothing.
-COUNTS = ("/v1/generations/statistics", "/v1/dead-letters/groups")
+COUNTS = (
+    "/v1/generations/statistics", "/v1/dead-letters/groups", "/v1/tenants/usage", "/v1/keys", "/v1/unsettled",
+    "/v1/audit", "/v1/audit/export",
+)  # fmt: skip
 #: Answers of other tenants to a worker that names a task which is not there: as if its lease had ended.
 LOST = frozenset({
     "heartbeatExternal", "progressExternal", "completeExternal", "failExternal", "announceExternalFiles",
@@ -127,6 +130,8 @@ async def test_no_operation_shows_or_changes_what_is_anothers(
     async with client_of(everything.url, stranger.text) as theirs, client_of(everything.url, owner.text) as mine:
         for name in OURS:
             about = await asyncio.to_thread(acme.about, name)
+            if about == Subject() and "{" in OPERATIONS[name][1]:
+                continue  # what the fuzzer cannot make; its own tests try it with another tenant
             sent = request_of(name, about)
             if about == Subject() or name in NAMELESS:
                 if sent["method"] == "GET":
