@@ -39,6 +39,10 @@ class Unique:
 
     by: tuple[str, ...] = ()
 
+    def __post_init__(self) -> None:
+        if isinstance(self.by, str):
+            raise DeclarationError(f"Unique.by is a tuple of names such as ({self.by!r},), not a string")
+
     def key(self, params: Mapping[str, Any]) -> str:
         """The key of a submission, equal for those that are the same run."""
         values = {name: params[name] for name in self.by} if self.by else dict(params)

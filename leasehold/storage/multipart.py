@@ -10,12 +10,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
+
 from leasehold.runtime.gather import gather_or_cancel
 from leasehold.storage.content import part_of
 
 if TYPE_CHECKING:
     from types_aiobotocore_s3 import S3Client
     from types_aiobotocore_s3.type_defs import CompletedPartTypeDef
+
+log = structlog.get_logger(__name__)
 
 PART_BYTES = 16 * 1024 * 1024
 _AT_ONCE = 2
@@ -53,6 +57,9 @@ async def put_in_parts(
             **precondition,
         )
     except BaseException:
-        await asyncio.shield(client.abort_multipart_upload(**upload))  # type: ignore[arg-type]  # as above
+        try:
+            await asyncio.shield(client.abort_multipart_upload(**upload))  # type: ignore[arg-type]  # as above
+        except Exception as error:  # noqa: BLE001 - the upload's own error goes on; housekeeping aborts what is left
+            log.warning("the upload was not aborted", key=key, error=type(error).__name__)
         raise
     return completed.get("ETag")

@@ -131,6 +131,11 @@ def test_what_does_not_fit_the_arguments_is_refused_at_import(terms: dict[str, A
 def one(order: Order, n: int) -> None: ...
 
 
+def test_one_name_alone_is_refused_where_a_tuple_is_meant() -> None:
+    with pytest.raises(DeclarationError, match=r"\('order',\)"):
+        Unique(by="order")  # type: ignore[arg-type]  # what is refused
+
+
 @pytest.mark.parametrize("terms", [{}, {"at_most": 0}, {"per_minute": 0}, {"at_most": 1, "by": "customer"}])
 def test_a_limit_that_holds_everything_or_nothing_is_refused(terms: dict[str, Any]) -> None:
     with pytest.raises(DeclarationError):

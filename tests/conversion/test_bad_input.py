@@ -43,6 +43,13 @@ def of_opset(version: int) -> bytes:
     return encoded(model_of([relu()], opset=version))
 
 
+def of_no_standard_opset() -> bytes:
+    model = model_of([relu()])
+    del model.opset_import[:]
+    model.opset_import.add(domain="com.example", version=1)
+    return encoded(model)
+
+
 def cyclic() -> bytes:
     nodes = [helper.make_node("Add", ["x", "b"], ["a"]), relu("a", "b"), relu("b", "y")]
     return encoded(model_of(nodes))
@@ -94,6 +101,7 @@ MODELS: dict[str, tuple[Callable[[], bytes], str]] = {
     "foreign domain": (lambda: foreign("Relu", "com.example"), "unsupported_operators"),
     "opset from the future": (lambda: of_opset(999), "unsupported_opset"),
     "opset too old": (lambda: of_opset(0), "unsupported_opset"),
+    "no opset of the standard": (of_no_standard_opset, "invalid_model"),
     "external data": (lambda: external("weights.bin"), "external_data"),
     "external data climbing out": (lambda: external("../../etc/passwd"), "external_data"),
     "address in memory": (lambda: external("*/_ORT_MEM_ADDR_/*"), "external_data"),

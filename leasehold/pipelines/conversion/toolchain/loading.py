@@ -42,6 +42,8 @@ def load(path: Path, limits: ModelLimits) -> onnx.ModelProto:
         raise refusals.invalid_model("a domain in it is not UTF-8")
     _check_opset(model)
     _check_graphs(model, limits)
+    if not any(imported.domain in _STANDARD for imported in model.opset_import):
+        raise refusals.invalid_model("it names no opset of the standard")
     return model
 
 
