@@ -40,8 +40,9 @@ class Unique:
     by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        if isinstance(self.by, str):
-            raise DeclarationError(f"Unique.by is a tuple of names such as ({self.by!r},), not a string")
+        by: object = self.by
+        if isinstance(by, str):
+            raise DeclarationError(f"Unique.by is a tuple of names such as ({by!r},), not a string")
 
     def key(self, params: Mapping[str, Any]) -> str:
         """The key of a submission, equal for those that are the same run."""
