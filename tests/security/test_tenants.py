@@ -71,7 +71,7 @@ LOST = frozenset({
 
 def request_of(name: str, about: Subject) -> dict[str, Any]:
     method, path = OPERATIONS[name]
-    named = about.path or dict.fromkeys(re.findall(r"\{(\w+)", path), str(uuid4()))  # what the fuzzer cannot make
+    named = dict.fromkeys(re.findall(r"\{(\w+)", path), str(uuid4())) | about.path  # or what the fuzzer cannot make
     body = about.body | MORE.get(name, {})
     sent: dict[str, Any] = {"method": method.upper(), "url": path.format(**named), "params": about.query}
     if method != "get" and (body or "requestBody" in DOCUMENT["paths"][path][method]):
