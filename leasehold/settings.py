@@ -33,7 +33,7 @@ class Settings(BaseSettings):
         description="PostgreSQL 15 to 18, as a libpq URL (postgres:// or postgresql://, sslmode, sslrootcert, ...).",
     )
     database_pool_size: int = Field(
-        8, ge=8, le=200, description="The most connections to PostgreSQL of one process, API or worker."
+        12, ge=12, le=200, description="The most connections to PostgreSQL of one process, API or worker."
     )
     database_app_role: str | None = Field(
         None,

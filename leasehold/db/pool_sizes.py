@@ -2,7 +2,7 @@
 
 | process | dedicated connections | the pool |
 |---|---|---|
-| worker | heartbeat, claims, settlements | the rest |
+| worker | heartbeat, claims, settlements, logs, streams, journals, operations | the rest |
 | API | submissions | the rest |
 | a program with an App | none | all |
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from leasehold.settings import Settings
 
-_WORKER = 3
+_WORKER = 7
 _API = 1
 _BROKER = 2
 

@@ -6,7 +6,7 @@ import random
 from collections.abc import Awaitable, Callable, Coroutine
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any, Generic, ParamSpec, Protocol, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, overload
 from uuid import UUID
 
 import orjson
@@ -14,7 +14,6 @@ from pydantic import TypeAdapter
 from pydantic_core import PydanticSerializationError
 
 from leasehold.domain.errors import Permanent
-from leasehold.workflows.driver import Driver
 from leasehold.workflows.pending import (
     Gather,
     LocalCall,
@@ -26,6 +25,9 @@ from leasehold.workflows.pending import (
     SleepCall,
     StartCall,
 )
+
+if TYPE_CHECKING:  # a program that declares a workflow loads no driver
+    from leasehold.workflows.driver import Driver
 
 P = ParamSpec("P")
 R = TypeVar("R")

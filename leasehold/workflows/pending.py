@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 from uuid import UUID
 
-from leasehold.transitions.runs import NewRun
-from leasehold.transitions.settlements import Suspending
+if TYPE_CHECKING:  # a program that declares a workflow loads no driver
+    from leasehold.transitions.runs import NewRun
+    from leasehold.transitions.settlements import Suspending
 
 T = TypeVar("T")
 

@@ -22,6 +22,8 @@ from leasehold.settings import Settings
 from tests.api.conftest import MakeKey, Running, api, client_of, make_key, rows, serving
 from tests.api.media_api import problem
 
+pytestmark = pytest.mark.usefixtures("own_width")
+
 __all__ = ["api", "make_key", "rows"]
 ANNA = Actor("key", "anna", "acme", "abcdefghijkl", "192.0.2.7", "r1")
 
@@ -146,7 +148,7 @@ async def cli(settings: Settings, api: Running, make_key: MakeKey) -> Cli:
         "LEASEHOLD_URL": api.url,
         "LEASEHOLD_API_KEY": key.text,
         "LEASEHOLD_DATABASE_URL": settings.database_url.get_secret_value(),
-        "COLUMNS": "250",
+        "COLUMNS": "300",
     }
 
     async def call(*arguments: str) -> Result:

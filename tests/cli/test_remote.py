@@ -20,7 +20,7 @@ from tests.runs.conftest import SCOPES, rows, running, runs_settings, worker  # 
 
 class Cli:
     def __init__(self, url: str, key: str) -> None:
-        self._environment = os.environ | {"LEASEHOLD_URL": url, "LEASEHOLD_API_KEY": key, "COLUMNS": "200"}
+        self._environment = os.environ | {"LEASEHOLD_URL": url, "LEASEHOLD_API_KEY": key, "COLUMNS": "300"}
 
     async def __call__(self, *arguments: str) -> tuple[int, str, str]:
         process = await asyncio.create_subprocess_exec(

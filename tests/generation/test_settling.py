@@ -30,6 +30,8 @@ from tests.generation.conftest import PLAIN, buying, ordered
 from tests.generation.simulator.server import Simulator
 from tests.scenarios.fleet import Fleet, open_fleet
 
+pytestmark = pytest.mark.usefixtures("own_width")
+
 SCOPES = ("generation:read", "generation:write", "jobs:read", "jobs:operate")
 SECONDS = 30.0
 
@@ -221,7 +223,7 @@ async def test_the_command_line_lists_and_settles(
     assert f"{second}: settled" in both.stdout
     assert "already_settled: anna adopted the order" in both.stdout
     for wrong in (("--again", "--give-up"), (), ("--adopt", "x", str(second))):
-        assert (await cli("settle", str(first), *wrong)).exit_code == 1
+        assert (await cli("settle", str(first), *wrong)).exit_code == 2
 
 
 async def test_silent_external_steps_and_disabled_webhooks_stand_there_too(

@@ -25,6 +25,8 @@ from tests.api.conftest import Running
 from tests.jobs.conftest import TENANT_SCOPES, Maker
 from tests.jobs.test_job_logs import line
 
+pytestmark = pytest.mark.usefixtures("own_width")
+
 Cli = Callable[..., Awaitable[Result]]
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[")
 
@@ -32,7 +34,7 @@ LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d \[")
 @pytest.fixture
 async def cli(running: Running, rows: Connection) -> Cli:
     key = await create_key(rows, tenant_id="acme", client_id="cli", scopes=TENANT_SCOPES)
-    environment = {"LEASEHOLD_URL": running.url, "LEASEHOLD_API_KEY": key.text, "COLUMNS": "200"}
+    environment = {"LEASEHOLD_URL": running.url, "LEASEHOLD_API_KEY": key.text, "COLUMNS": "300"}
 
     async def call(*arguments: str) -> Result:
         group = () if arguments[0] == "operations" else ("jobs",)
@@ -86,7 +88,7 @@ async def test_a_wrong_filter_is_pointed_at_before_anybody_is_asked(cli: Cli) ->
 
 async def test_the_log_of_a_job_is_printed_and_followed(running: Running, maker: Maker, rows: Connection) -> None:
     key = await create_key(rows, tenant_id="acme", client_id="cli", scopes=TENANT_SCOPES)
-    environment = {"LEASEHOLD_URL": running.url, "LEASEHOLD_API_KEY": key.text, "COLUMNS": "200"}
+    environment = {"LEASEHOLD_URL": running.url, "LEASEHOLD_API_KEY": key.text, "COLUMNS": "300"}
 
     async def logs(*arguments: str) -> Result:
         return await asyncio.to_thread(CliRunner().invoke, app, ["logs", *arguments], env=environment)

@@ -55,7 +55,8 @@ async def test_a_key_for_runs_neither_sees_nor_ends_nor_revives_a_job_of_another
     for job in (live.id, dead.id):
         for verb in ("cancel", "retry", "rerun"):
             problem(await http.post(f"/v1/runs/{job}/{verb}"), 404, "run_not_found")
-        for view in ("", "/events", "/explain"):
+        problem(await http.post(f"/v1/runs/{job}/signals/go", json={"payload": 1}), 404, "run_not_found")
+        for view in ("", "/events", "/explain", "/logs", "/stream"):
             problem(await http.get(f"/v1/runs/{job}{view}"), 404, "run_not_found")
     problem(await http.post(f"/v1/dead-letters/{hint.hint.task_id}/replay"), 404, "dead_letter_not_found")
     assert (await http.post("/v1/dead-letters/replay", json={"code": "broken"})).json()["replayed"] == []
@@ -69,5 +70,6 @@ async def test_a_key_for_runs_neither_sees_nor_ends_nor_revives_a_job_of_another
 
 async def test_every_route_of_a_run_is_tried_above(http: httpx2.AsyncClient) -> None:
     paths = (await http.get("/openapi.json")).json()["paths"]
-    tried = {"/v1/runs/{run_id}" + view for view in ("", "/events", "/explain", "/cancel", "/retry", "/rerun")}
+    views = ("", "/events", "/explain", "/logs", "/stream", "/cancel", "/retry", "/rerun", "/signals/{name}")
+    tried = {"/v1/runs/{run_id}" + view for view in views}
     assert {path for path in paths if "{run_id}" in path} == tried

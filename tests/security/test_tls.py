@@ -308,7 +308,7 @@ async def test_every_program_ends_with_that_sentence_and_no_traceback() -> None:
         return process.returncode, said.decode()
 
     for status, said in await asyncio.gather(*(ended(*program) for program in programs)):
-        assert status == 1
+        assert status in (1, 2)  # of commands 2: what they were given is wrong
         assert "LEASEHOLD_DATABASE_URL: no such parameter: sslmod" in said
         assert "pa55word" not in said
         assert "Traceback" not in said

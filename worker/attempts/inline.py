@@ -165,9 +165,9 @@ class InlineAttempt:
     @property
     def log(self) -> Any:
         # The log context names job, task and step already.
-        if structlog.is_configured():
+        if structlog.get_config()["processors"][-1:] == [structlog.stdlib.ProcessorFormatter.wrap_for_formatter]:
             return structlog.get_logger(self.pipeline.module)
-        # Without a set-up structlog would print: then the attempt's lines go to `logging`, where they are kept.
+        # A program that set structlog up otherwise, or not at all, would render the line: fields would not be kept.
         plain = logging.getLogger(self.pipeline.module)
         return structlog.wrap_logger(
             plain,
