@@ -107,8 +107,8 @@ class Usage:
                 f"{count} jobs exceed the {self._max_jobs} unfinished jobs of a tenant and can never be accepted."
             )
             raise Invalid("batch_too_large", f"{sentence} Send fewer at once.")
-        exact_from = 0.0 if self._max_jobs <= _ALWAYS_EXACT_JOBS else _EXACT_FROM_SHARE * self._max_jobs
-        if usage.jobs + count <= exact_from:
+        may_remember = self._max_jobs > _ALWAYS_EXACT_JOBS
+        if may_remember and usage.jobs + count <= _EXACT_FROM_SHARE * self._max_jobs:
             usage.jobs += count
             return True
         if await self._jobs(database, tenant_id) + count > self._max_jobs:
