@@ -62,19 +62,27 @@ class Children:
         return self._size - len(self._running)
 
     async def start(self) -> None:
-        """Start all zygotes in parallel and wait until they are warm.
+        """Start all zygotes and wait until they are warm.
+
+        They start one at a time on each core but one: that core is the worker's, which begins to serve meanwhile.
 
         Raises DeclarationError when a module or a handler is missing.
         """
         self._work_dir.mkdir(parents=True, exist_ok=True)
+        room = asyncio.Semaphore(max(1, len(os.sched_getaffinity(0)) - 1))
         try:
-            await asyncio.gather(*(spares.start() for spares in self._spares.values()))
+            await asyncio.gather(*(self._start(spares, room) for spares in self._spares.values()))
         except BaseException:
             await self.close()
             raise
         self.isolation = min((spares.isolation for spares in self._spares.values()), key=len, default="no children")
         if "landlock" not in self.isolation:
             sandbox.hide_memory()  # else a child, which has the same user, could read /proc/{pid of the worker}/environ
+
+    @staticmethod
+    async def _start(spares: Spares, room: asyncio.Semaphore) -> None:
+        async with room:
+            await spares.start()
 
     async def close(self) -> None:
         """Kill all children and reap them. The attempts should be settled before: a run that is cut off counts as
