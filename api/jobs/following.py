@@ -12,13 +12,13 @@ from time import monotonic
 from typing import Annotated, Any, TypeAlias
 from uuid import UUID
 
-from fastapi import Header, Query, Response
+from fastapi import Depends, Header, Query, Response
 from fastapi.responses import StreamingResponse
 from fastapi.sse import KEEPALIVE_COMMENT
 from pydantic import Field
 
 from leasehold.api.http.responses import json_response
-from leasehold.api.http.streams import HEADERS, KEEP_ALIVE, MAX_SECONDS, number_of
+from leasehold.api.http.streams import HEADERS, KEEP_ALIVE, MAX_SECONDS, LastEventId, number_of
 from leasehold.api.process.services import Services
 from leasehold.api.process.watch import JobWatch
 from leasehold.db.database import Connection
@@ -29,13 +29,13 @@ _MAX_ATTEMPT = 2**31 - 1
 _BATCH = 500
 EVENT_STREAM = "text/event-stream"
 
-After: TypeAlias = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Only those with a greater number.")]
-Limit: TypeAlias = Annotated[int, Query(ge=1, le=1000)]
-OfStep: TypeAlias = Annotated[str | None, Query(max_length=200, description="Only those of this step.")]
-OfAttempt: TypeAlias = Annotated[
+_After: TypeAlias = Annotated[int, Query(ge=0, le=MAX_INTEGER, description="Only those with a greater number.")]
+_Limit: TypeAlias = Annotated[int, Query(ge=1, le=1000)]
+_OfStep: TypeAlias = Annotated[str | None, Query(max_length=200, description="Only those of this step.")]
+_OfAttempt: TypeAlias = Annotated[
     int | None, Query(ge=1, le=_MAX_ATTEMPT, description="Only those of the attempt with this number.")
 ]
-Accept: TypeAlias = Annotated[Annotated[str, Field(max_length=1000)] | None, Header(include_in_schema=False)]
+_Accept: TypeAlias = Annotated[Annotated[str, Field(max_length=1000)] | None, Header(include_in_schema=False)]
 
 INVALID = {HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_event_id`, `invalid_request`"}
 #: The two forms of a successful answer: a page of JSON, or server-sent events.
@@ -66,11 +66,20 @@ class Wanted:
     follow: bool
 
 
-def wanted_of(
-    after: int, limit: int, step: str | None, attempt: int | None, last_event_id: str | None, accept: str | None
+def _wanted_of(
+    after: _After = 0,
+    limit: _Limit = 100,
+    step: _OfStep = None,
+    attempt: _OfAttempt = None,
+    last_event_id: LastEventId = None,
+    accept: _Accept = None,
 ) -> Wanted:
     """Raises Invalid."""
     return Wanted(number_of(last_event_id) or after, limit, LogFilter(step, attempt), EVENT_STREAM in (accept or ""))
+
+
+#: The query and the headers of an endpoint that answers with items.
+WantedItems: TypeAlias = Annotated[Wanted, Depends(_wanted_of)]
 
 
 async def answer(

@@ -10,21 +10,8 @@ from fastapi.sse import format_sse_event
 
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.streams import LastEventId
 from leasehold.api.jobs.access import find
-from leasehold.api.jobs.following import (
-    INVALID,
-    PAGE_OR_SSE,
-    Accept,
-    After,
-    Item,
-    Limit,
-    OfAttempt,
-    OfStep,
-    Source,
-    answer,
-    wanted_of,
-)
+from leasehold.api.jobs.following import INVALID, PAGE_OR_SSE, Item, Source, WantedItems, answer
 from leasehold.api.jobs.jobs import MISSING, Reader
 from leasehold.api.jobs.schemas import LogPage, StreamPage
 from leasehold.api.process.services import services_of
@@ -72,19 +59,8 @@ STREAM = Source("chunks", log_reads.stream_page, log_reads.stream_numbers, _chun
     response_model=LogPage,
     responses=problems(MISSING | INVALID) | PAGE_OR_SSE,
 )
-async def read_job_logs(
-    request: Request,
-    job_id: UUID,
-    caller: Reader,
-    after: After = 0,
-    limit: Limit = 100,
-    step: OfStep = None,
-    attempt: OfAttempt = None,
-    last_event_id: LastEventId = None,
-    accept: Accept = None,
-) -> Response:
+async def read_job_logs(request: Request, job_id: UUID, caller: Reader, wanted: WantedItems) -> Response:
     services = services_of(request)
-    wanted = wanted_of(after, limit, step, attempt, last_event_id, accept)
     tenant_id = (await find(services, caller, job_id)).caller.tenant_id
     return await answer(services, LOG, services.log_watch, tenant_id, job_id, wanted)
 
@@ -97,18 +73,7 @@ async def read_job_logs(
     response_model=StreamPage,
     responses=problems(MISSING | INVALID) | PAGE_OR_SSE,
 )
-async def read_job_stream(
-    request: Request,
-    job_id: UUID,
-    caller: Reader,
-    after: After = 0,
-    limit: Limit = 100,
-    step: OfStep = None,
-    attempt: OfAttempt = None,
-    last_event_id: LastEventId = None,
-    accept: Accept = None,
-) -> Response:
+async def read_job_stream(request: Request, job_id: UUID, caller: Reader, wanted: WantedItems) -> Response:
     services = services_of(request)
-    wanted = wanted_of(after, limit, step, attempt, last_event_id, accept)
     tenant_id = (await find(services, caller, job_id)).caller.tenant_id
     return await answer(services, STREAM, services.stream_watch, tenant_id, job_id, wanted)

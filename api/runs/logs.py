@@ -9,18 +9,7 @@ from fastapi import APIRouter, Request, Response
 
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.openapi import problems
-from leasehold.api.http.streams import LastEventId
-from leasehold.api.jobs.following import (
-    INVALID,
-    PAGE_OR_SSE,
-    Accept,
-    After,
-    Limit,
-    OfAttempt,
-    OfStep,
-    answer,
-    wanted_of,
-)
+from leasehold.api.jobs.following import INVALID, PAGE_OR_SSE, WantedItems, answer
 from leasehold.api.jobs.logs import LOG, LOG_DESCRIPTION, STREAM, STREAM_DESCRIPTION
 from leasehold.api.jobs.schemas import LogPage, StreamPage
 from leasehold.api.process.services import services_of
@@ -38,19 +27,8 @@ _CODES = {HTTPStatus.NOT_FOUND: "`run_not_found`"} | INVALID
     response_model=LogPage,
     responses=problems(_CODES) | PAGE_OR_SSE,
 )
-async def read_run_logs(
-    request: Request,
-    run_id: UUID,
-    caller: Reader,
-    after: After = 0,
-    limit: Limit = 100,
-    step: OfStep = None,
-    attempt: OfAttempt = None,
-    last_event_id: LastEventId = None,
-    accept: Accept = None,
-) -> Response:
+async def read_run_logs(request: Request, run_id: UUID, caller: Reader, wanted: WantedItems) -> Response:
     services = services_of(request)
-    wanted = wanted_of(after, limit, step, attempt, last_event_id, accept)
     await find_run(services, caller, run_id)
     return await answer(services, LOG, services.log_watch, caller.tenant_id, run_id, wanted)
 
@@ -63,18 +41,7 @@ async def read_run_logs(
     response_model=StreamPage,
     responses=problems(_CODES) | PAGE_OR_SSE,
 )
-async def read_run_stream(
-    request: Request,
-    run_id: UUID,
-    caller: Reader,
-    after: After = 0,
-    limit: Limit = 100,
-    step: OfStep = None,
-    attempt: OfAttempt = None,
-    last_event_id: LastEventId = None,
-    accept: Accept = None,
-) -> Response:
+async def read_run_stream(request: Request, run_id: UUID, caller: Reader, wanted: WantedItems) -> Response:
     services = services_of(request)
-    wanted = wanted_of(after, limit, step, attempt, last_event_id, accept)
     await find_run(services, caller, run_id)
     return await answer(services, STREAM, services.stream_watch, caller.tenant_id, run_id, wanted)

@@ -18,6 +18,7 @@ from leasehold.cli.running import FAILED, UNREACHABLE, WRONG_USE, print_failure
 
 console = Console()
 AsJson = Annotated[bool, typer.Option("--json", help="Print what the API answered.")]
+Cursor = Annotated[str | None, typer.Option(help="The next_cursor of the page before.")]
 
 
 @contextmanager
@@ -50,6 +51,12 @@ def show(answer: Any, as_json: bool, otherwise: Callable[[], None]) -> None:
         typer.echo(json.dumps(answer))
     else:
         otherwise()
+
+
+def print_next_page(page: dict[str, Any]) -> None:
+    """Below a page of a list: how to ask for the next page, if there is one."""
+    if page["next_cursor"] is not None:
+        console.print(f"more: --cursor {page['next_cursor']}", highlight=False)
 
 
 def table(rows: Sequence[dict[str, Any]], *columns: str) -> None:

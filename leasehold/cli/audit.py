@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import orjson
 import typer
 
-from leasehold.cli.answers import AsJson, api_client, console, show, table
+from leasehold.cli.answers import AsJson, Cursor, api_client, print_next_page, show, table
 from leasehold.cli.running import environment, print_failure, run_or_exit
 from leasehold.domain.audit import Broken, Chain
 
@@ -27,7 +27,7 @@ def list_rows(
     since: Annotated[str | None, typer.Option(help="From this instant on: 2026-11-22T18:00:00Z.")] = None,
     until: Annotated[str | None, typer.Option(help="Before this instant.")] = None,
     limit: Annotated[int, typer.Option(help="At most 100.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
+    cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
     """List acts, the latest first."""
@@ -37,8 +37,7 @@ def list_rows(
 
     def print_rows() -> None:
         table(answer["rows"], "at", "tenant_id", "actor", "action", "target", "source_ip", "details")
-        if answer["next_cursor"] is not None:
-            console.print(f"more: --cursor {answer['next_cursor']}", highlight=False)
+        print_next_page(answer)
 
     show(answer, as_json, print_rows)
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from leasehold.cli.answers import AsJson, api_client, console, parsed, show, table
+from leasehold.cli.answers import AsJson, Cursor, api_client, console, parsed, print_next_page, show, table
 from leasehold.cli.running import WRONG_USE, print_failure
 from leasehold.domain.job_filter import InvalidFilter, parse
 
@@ -36,7 +36,7 @@ def list_jobs(
         list[str] | None, typer.Argument(metavar="FILTER", help="For example: kind:media status:failed created:<1h")
     ] = None,
     limit: Annotated[int, typer.Option(help="At most 100.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
+    cursor: Cursor = None,
     count: Annotated[bool, typer.Option(help="Also count the jobs that match.")] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -50,8 +50,7 @@ def list_jobs(
         counted = answer.get("count")
         if counted is not None:
             console.print(f"{'' if counted['exact'] else 'about '}{counted['n']} match", highlight=False)
-        if answer["next_cursor"] is not None:
-            console.print(f"more: --cursor {answer['next_cursor']}", highlight=False)
+        print_next_page(answer)
 
     show(answer, as_json, print_summary)
 
@@ -172,7 +171,7 @@ def cancel_job(
 @app.command("unsettled")
 def list_unsettled(
     what: Annotated[str, typer.Option(help="orders, external or webhooks.")] = "orders",
-    cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
+    cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
     """List what only a person can settle, the newest first."""
@@ -181,8 +180,7 @@ def list_unsettled(
 
     def print_items() -> None:
         table(answer["items"], "job_id", "webhook_id", "system", "sent_at", "sent", "step", "queue", "because", "since")
-        if answer["next_cursor"] is not None:
-            console.print(f"more: --cursor {answer['next_cursor']}", highlight=False)
+        print_next_page(answer)
 
     show(answer, as_json, print_items)
 

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from leasehold.cli.answers import AsJson, api_client, console, show, table
+from leasehold.cli.answers import AsJson, Cursor, api_client, console, print_next_page, show, table
 
 app = typer.Typer(no_args_is_help=True, help="Bulk operations: see, follow, abort.")
 OperationId = Annotated[str, typer.Argument(help="The operation's id.")]
@@ -16,7 +16,7 @@ _SHOWN = ("id", "action", "filter", "status", "by", "rate", "canary", "total", "
 @app.command("list")
 def list_operations(
     limit: Annotated[int, typer.Option(help="At most 100.")] = 20,
-    cursor: Annotated[str | None, typer.Option(help="The next_cursor of the page before.")] = None,
+    cursor: Cursor = None,
     as_json: AsJson = False,
 ) -> None:
     """List bulk operations, the newest first."""
@@ -26,8 +26,7 @@ def list_operations(
     def print_summary() -> None:
         columns = ("id", "action", "filter", "status", "acted", "refused", "percent", "created_at")
         table(answer["operations"], *columns)
-        if answer["next_cursor"] is not None:
-            console.print(f"more: --cursor {answer['next_cursor']}", highlight=False)
+        print_next_page(answer)
 
     show(answer, as_json, print_summary)
 

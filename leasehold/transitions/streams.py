@@ -1,7 +1,7 @@
 """The chunks that attempts emit, kept with their jobs. No state changes; only the holder of the lease may write.
 
-As logs.py numbers lines, `tail` numbers the chunks of a job. A step that runs again begins its stream again: the first
-write of such an attempt says so (`restarts`), and readers drop what earlier attempts of that step have emitted.
+A step that runs again begins its stream again: the first write of such an attempt says so (`restarts`), and readers
+drop what earlier attempts of that step have emitted.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import orjson
 
 from leasehold.db.database import Connection, unindexed
 from leasehold.domain.lease import Lease
+from leasehold.transitions.numbering import insert_numbered
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +40,7 @@ WITH eager AS MATERIALIZED (
     CROSS JOIN unnest($1::uuid[], $2::uuid[], $3::int[], $4::int[], $5::int[], $6::bool[], $7::jsonb[])
         WITH ORDINALITY AS c(owner, id, epoch, first, n, restarts, chunks, nth)
     JOIN task t ON t.id = c.id AND t.lease_owner = c.owner AND t.epoch = c.epoch AND {unindexed("t.status = 'running'")}
-), numbered AS (
-    INSERT INTO tail AS o (job_id, stream_seq)
-    SELECT job_id, sum(n) FROM chunk GROUP BY job_id ORDER BY job_id
-    ON CONFLICT (job_id) DO UPDATE SET stream_seq = o.stream_seq + excluded.stream_seq
-    RETURNING job_id, stream_seq
-), total AS (
-    SELECT job_id, sum(n) AS n FROM chunk GROUP BY job_id
-)
-INSERT INTO job_stream (job_id, last, tenant_id, task_id, step, epoch, attempt, first, n, restarts, chunks)
-SELECT c.job_id, numbered.stream_seq - total.n + c.last, c.tenant_id, c.id, c.step, c.epoch, c.attempt, c.first, c.n,
-       c.restarts, c.chunks
-FROM chunk c JOIN numbered ON numbered.job_id = c.job_id JOIN total ON total.job_id = c.job_id
-ORDER BY c.nth
-ON CONFLICT (task_id, epoch, first) DO NOTHING
-"""
+), {insert_numbered("job_stream", "stream_seq", "restarts, chunks")}"""
 
 
 async def append(connection: Connection, chunks: Sequence[StreamChunk]) -> None:

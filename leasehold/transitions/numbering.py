@@ -1,0 +1,30 @@
+"""How the chunks of a job's log and of its stream get their numbers: one statement's end for both.
+
+`tail` has a row for each job, which numbers the job's lines and the job's chunks. The statement locks this row until
+the chunk is committed: so a reader that has line 7 never meets a new line 6.
+"""
+
+from __future__ import annotations
+
+
+def insert_numbered(table: str, sequence: str, columns: str) -> str:
+    """The end of a statement whose `chunk` holds what `table` gets, with the running sum of a job's items in `last`.
+
+    `sequence` is the column of `tail` that numbers the items. `columns` are those of `chunk` that only `table` has.
+    The statement may be repeated: `first` makes a chunk's second copy a conflict. The copy's numbers then stay unused.
+    """
+    return f"""numbered AS (
+    INSERT INTO tail AS o (job_id, {sequence})
+    SELECT job_id, sum(n) FROM chunk GROUP BY job_id ORDER BY job_id
+    ON CONFLICT (job_id) DO UPDATE SET {sequence} = o.{sequence} + excluded.{sequence}
+    RETURNING job_id, {sequence}
+), total AS (
+    SELECT job_id, sum(n) AS n FROM chunk GROUP BY job_id
+)
+INSERT INTO {table} (job_id, last, tenant_id, task_id, step, epoch, attempt, first, n, {columns})
+SELECT c.job_id, numbered.{sequence} - total.n + c.last, c.tenant_id, c.id, c.step, c.epoch, c.attempt, c.first, c.n,
+       {", ".join(f"c.{column}" for column in columns.split(", "))}
+FROM chunk c JOIN numbered ON numbered.job_id = c.job_id JOIN total ON total.job_id = c.job_id
+ORDER BY c.nth
+ON CONFLICT (task_id, epoch, first) DO NOTHING
+"""
