@@ -30,7 +30,8 @@ class Settings(BaseSettings):
     # --- the database
     database_url: SecretStr = Field(
         SecretStr("postgresql://leasehold@127.0.0.1:5432/leasehold"),
-        description="PostgreSQL 15 to 18, as a libpq URL (postgres:// or postgresql://, sslmode, sslrootcert, ...).",
+        description="PostgreSQL 15 to 18, as a libpq URL (postgres:// or postgresql://, sslmode, sslrootcert, ...). "
+        "Several hosts: h1:5432,h2:5432 after the @; the first that takes writes is used.",
     )
     database_pool_size: int = Field(
         12, ge=12, le=200, description="The most connections to PostgreSQL of one process, API or worker."
@@ -54,7 +55,14 @@ class Settings(BaseSettings):
     )
     amqp_url: SecretStr = Field(
         SecretStr("amqp://guest:guest@127.0.0.1:5672/"),
-        description="RabbitMQ 3.10 to 4.x; amqps:// with cacertfile, certfile, keyfile for TLS.",
+        description="RabbitMQ 3.10 to 4.x; amqps:// with cacertfile, certfile, keyfile for TLS. Of a cluster: a URL "
+        "for each node, comma-separated, or several hosts in one URL.",
+    )
+    amqp_host_timeout: float = Field(
+        1.0,
+        gt=0,
+        description="Seconds in which each of several nodes must accept a connection. Then the next is tried; after "
+        "a round without an answer each has twice the time, up to 10 s.",
     )
     amqp_queue_type: Literal["classic", "quorum"] = Field(
         "classic", description="`quorum` on a cluster of three nodes; `classic` (durable) on a single one."

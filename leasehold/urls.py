@@ -1,19 +1,20 @@
 """Parses and checks the URLs of PostgreSQL and RabbitMQ. A process with a wrong URL refuses to start.
 
-PostgreSQL's URLs are libpq's, with libpq's meaning of `sslmode`. RabbitMQ's follow its URI specification. An unknown
-parameter is refused by name. A message contains only names of parameters, because the rest of a URL may hold a
-password.
+PostgreSQL's URLs are libpq's, with libpq's meaning of `sslmode`. RabbitMQ's follow its URI specification. Both may name
+several servers: everything that connects gets the same list. An unknown parameter is refused by name. A message
+contains only names of parameters, because the rest of a URL may hold a password.
 """
 
 from __future__ import annotations
 
+import re
 import ssl
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
-from urllib.parse import SplitResult, parse_qsl, quote, urlencode, urlsplit, urlunsplit
+from urllib.parse import SplitResult, parse_qsl, quote, unquote, urlencode, urlsplit, urlunsplit
 
 from leasehold.domain.errors import BadSetting
 from leasehold.settings import Settings
@@ -27,11 +28,17 @@ _POSTGRES = frozenset({
 _POSTGRES_FILES = ("sslrootcert", "sslcert", "sslkey", "sslcrl")
 _AMQP = frozenset({"cafile", "cacertfile", "certfile", "keyfile", "verify", "auth"})
 _AMQP_FILES = ("cafile", "cacertfile", "certfile", "keyfile")
+_AMQP_PORTS = {"amqp": 5672, "amqps": 5671}
+#: A comma before a scheme separates two URLs of RabbitMQ; every other comma separates two hosts of one URL.
+_NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
+_SEVERAL_HOSTS = "name several hosts as host1:5432,host2:5432 after the @, or as host=host1,host2&port=5432,5432"
 
 
 @dataclass(frozen=True, slots=True)
 class DatabaseUrl:
-    """The address of PostgreSQL. `dsn`: for asyncpg. `hosts`: (host, port) in the order in which they are tried."""
+    """The address of PostgreSQL. `hosts`: (host, port) in the order in which they are tried; empty: libpq's default.
+    `dsn`: everything else, for asyncpg. It names no host if `hosts` does.
+    """
 
     dsn: str = field(repr=False)
     hosts: tuple[tuple[str, int], ...]
@@ -39,7 +46,7 @@ class DatabaseUrl:
 
 @dataclass(frozen=True, slots=True)
 class BrokerUrl:
-    """The address of RabbitMQ. `tls`: for the scheme `amqps`; None: no TLS."""
+    """The address of one node of RabbitMQ. `tls`: for the scheme `amqps`; None: no TLS."""
 
     url: str = field(repr=False)
     tls: ssl.SSLContext | None
@@ -49,7 +56,7 @@ def check_urls(settings: Settings) -> None:
     """Check the URLs and certificate files of the settings. Every process calls it first. Raises BadSetting."""
     database_url(settings.database_url.get_secret_value())
     if settings.broker == "amqp":
-        broker_url(settings.amqp_url.get_secret_value())
+        broker_urls(settings.amqp_url.get_secret_value())
     if settings.s3_ca_file is not None:
         _load_authorities("LEASEHOLD_S3_CA_FILE", settings.s3_ca_file)
 
@@ -67,7 +74,7 @@ def database_url(text: str) -> DatabaseUrl:
     """Parse LEASEHOLD_DATABASE_URL. Raises BadSetting."""
     name = "LEASEHOLD_DATABASE_URL"
     parts = _split(name, text, ("postgresql", "postgres"))
-    query = _query(name, parts, _POSTGRES)
+    query = _query(name, parts, _POSTGRES, dict.fromkeys(("host", "port"), _SEVERAL_HOSTS))
     mode = query.get("sslmode", "prefer")
     if mode not in _SSL_MODES:
         raise BadSetting(name, f"sslmode is one of {', '.join(_SSL_MODES)}")
@@ -80,23 +87,45 @@ def database_url(text: str) -> DatabaseUrl:
         _load_authorities(f"{name}: sslrootcert", query["sslrootcert"])
     if mode != "disable" and "sslcert" in query:
         _load_certificate(name, query["sslcert"], query.get("sslkey"), query.get("sslpassword", ""))
-    hosts = _hosts(name, parts, query)
-    dsn = urlunsplit(("postgresql", parts.netloc, parts.path, urlencode(query, quote_via=quote), ""))
-    return DatabaseUrl(dsn if parts.netloc else dsn.replace("postgresql:", "postgresql://", 1), hosts)
+    login, at, host_list = parts.netloc.rpartition("@")
+    if host_list and "host" in query:
+        raise BadSetting(name, f"the URL names hosts after the @ and with host=; {_SEVERAL_HOSTS}")
+    hosts = _hosts(name, host_list or query.get("host", ""), query.get("port", "5432"))
+    if hosts:
+        query = {key: value for key, value in query.items() if key not in ("host", "port")}
+    netloc = login.replace("@", "%40") + at
+    dsn = urlunsplit(("postgresql", netloc, parts.path, urlencode(query, quote_via=quote), ""))
+    return DatabaseUrl(dsn if netloc else dsn.replace("postgresql:", "postgresql://", 1), hosts)
 
 
 @lru_cache(maxsize=16)
-def broker_url(text: str) -> BrokerUrl:
-    """Parse LEASEHOLD_AMQP_URL. Raises BadSetting."""
+def broker_urls(text: str) -> tuple[BrokerUrl, ...]:
+    """Parse LEASEHOLD_AMQP_URL: one URL for each node, in the order of the text. Raises BadSetting.
+
+    Accepts URLs separated by commas, and one URL with several hosts.
+    """
+    return tuple(url for one in _NEXT_URL.split(text.strip()) for url in _nodes_of(one))
+
+
+def _nodes_of(text: str) -> Iterator[BrokerUrl]:
     name = "LEASEHOLD_AMQP_URL"
     parts = _split(name, text, ("amqp", "amqps"))
-    query = _query(name, parts, _AMQP)
-    if len(_hosts(name, parts, {})) > 1:
-        raise BadSetting(name, "the URL must name one host; several are not accepted")
+    login, at, host_list = parts.netloc.rpartition("@")
+    hosts = _hosts(name, host_list, str(_AMQP_PORTS[parts.scheme]))
+    if len(hosts) < 2:  # noqa: PLR2004 - the URL stays as it is: without a host it means localhost
+        yield _broker_url(name, parts)
+        return
+    for host, port in hosts:
+        entry = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        yield _broker_url(name, parts._replace(netloc=f"{login}{at}{entry}"))
+
+
+def _broker_url(name: str, parts: SplitResult) -> BrokerUrl:
+    query = _query(name, parts, _AMQP, {})
     if parts.scheme == "amqp":
         if unused := sorted(query.keys() - {"auth"}):
             raise BadSetting(name, f"{', '.join(unused)} need the scheme amqps")
-        return BrokerUrl(text, None)
+        return BrokerUrl(urlunsplit(parts), None)
     if query.get("verify", "verify_peer") not in ("verify_peer", "verify_none"):
         raise BadSetting(name, "verify is one of verify_peer, verify_none")
     _check_files(name, query, _AMQP_FILES)
@@ -129,8 +158,10 @@ def _split(name: str, text: str, schemes: tuple[str, ...]) -> SplitResult:
     return parts
 
 
-def _query(name: str, parts: SplitResult, allowed: frozenset[str]) -> dict[str, str]:
-    """The parameters of the URL. An unknown one is refused: it may be a misspelt `sslmode`."""
+def _query(name: str, parts: SplitResult, allowed: frozenset[str], instead: Mapping[str, str]) -> dict[str, str]:
+    """The parameters of the URL. An unknown one is refused: it may be a misspelt `sslmode`. `instead`: what to write,
+    by the parameter that the URL has more than once.
+    """
     pairs = parse_qsl(parts.query, keep_blank_values=True)
     names = [key for key, _ in pairs]
     if ("@" in parts.query and "@" not in parts.netloc) or not all(key.isidentifier() for key in names):
@@ -138,22 +169,27 @@ def _query(name: str, parts: SplitResult, allowed: frozenset[str]) -> dict[str, 
     if unknown := sorted(set(names) - allowed):
         raise BadSetting(name, f"no such parameter: {', '.join(unknown)}; known are {', '.join(sorted(allowed))}")
     if repeated := sorted({key for key in names if names.count(key) > 1}):
-        raise BadSetting(name, f"the URL has {', '.join(repeated)} more than once")
+        advice = next((f": {instead[key]}" for key in repeated if key in instead), "")
+        raise BadSetting(name, f"the URL has {', '.join(repeated)} more than once{advice}")
     return dict(pairs)
 
 
-def _hosts(name: str, parts: SplitResult, query: Mapping[str, str]) -> tuple[tuple[str, int], ...]:
-    """(host, port) of each host. Commas separate hosts; commas and colons in the password do not count."""
-    ports = query.get("port", "5432").split(",")
-    host_list = parts.netloc.rpartition("@")[2] or query.get("host", "")
+def _hosts(name: str, host_list: str, port_list: str) -> tuple[tuple[str, int], ...]:
+    """(host, port) of each host. `port_list`: the ports of hosts that name none: one for all, or one for each."""
+    entries, ports = host_list.split(",") if host_list else [], port_list.split(",")
+    if entries and len(ports) not in (1, len(entries)):
+        raise BadSetting(name, "port= has one port for all hosts, or one for each")
     hosts: list[tuple[str, int]] = []
-    for place, entry in enumerate(host_list.split(",") if host_list else ()):
+    for place, entry in enumerate(entries):
         host, colon, port = entry.rpartition(":")
         if not colon or entry.endswith("]") or entry.startswith("/"):  # neither [::1] nor a socket's folder has a port
-            host, port = entry, ports[place] if place < len(ports) else ports[-1]
+            host, port = entry, ports[place % len(ports)]
         if not port.isdecimal() or not 0 < int(port) < 65536:  # noqa: PLR2004 - the range of ports
             raise BadSetting(name, "a port is a number from 1 to 65535, after the host and a colon")
-        hosts.append((host.strip("[]"), int(port)))
+        if not host and len(entries) > 1:
+            raise BadSetting(name, "one of the hosts between the commas is empty")
+        if host:
+            hosts.append((unquote(host).strip("[]"), int(port)))
     return tuple(hosts)
 
 

@@ -22,8 +22,8 @@ _Pool: TypeAlias = "asyncpg.Pool[asyncpg.Record]"
 _LEAVE_SECONDS = 1.0
 #: PostgreSQL 14 and later report both by themselves: at the start of a session, and at each change.
 _REPORTED = ("in_hot_standby", "default_transaction_read_only")
-#: dsn -> the host that took writes last. It is tried first: a silent host would cost its limit at each connection.
-_last_writable: dict[str, tuple[str, int]] = {}
+#: The host of each URL that took writes last. It is tried first: a silent host would cost its limit at each connection.
+_last_writable: dict[DatabaseUrl, tuple[str, int]] = {}
 _NEXT_HOST = (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError)
 
 
@@ -34,8 +34,9 @@ async def open_connection(url: DatabaseUrl, *, timeout: float, host_timeout: flo
 
     Raises what the last host raised, or TimeoutError.
     """
-    if len(url.hosts) < 2:  # noqa: PLR2004 - one host, or the one that asyncpg finds in the environment
-        only: _Connection = await asyncpg.connect(url.dsn, timeout=timeout, **options)
+    if len(url.hosts) < 2:  # noqa: PLR2004 - one host, or what asyncpg finds in the environment
+        host, port = url.hosts[0] if url.hosts else (None, None)
+        only: _Connection = await asyncpg.connect(url.dsn, host=host, port=port, timeout=timeout, **options)
         return only
     opened: list[_Connection] = []
     chosen: _Connection | None = None
@@ -50,7 +51,7 @@ async def open_connection(url: DatabaseUrl, *, timeout: float, host_timeout: flo
                     continue
                 if await _takes_writes(opened[-1]):
                     chosen = opened[-1]
-                    _last_writable[url.dsn] = (host, port)
+                    _last_writable[url] = (host, port)
                     return chosen
     except TimeoutError as late:
         error = late
@@ -66,7 +67,7 @@ async def open_connection(url: DatabaseUrl, *, timeout: float, host_timeout: flo
 
 
 def _in_order(url: DatabaseUrl) -> list[tuple[str, int]]:
-    return sorted(url.hosts, key=lambda host: host != _last_writable.get(url.dsn))
+    return sorted(url.hosts, key=lambda host: host != _last_writable.get(url))
 
 
 async def _takes_writes(connection: _Connection) -> bool:

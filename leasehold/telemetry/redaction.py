@@ -29,6 +29,7 @@ _FORMS = (
 )
 _by_form = re.compile("|".join(_FORMS))
 _secrets: tuple[str, ...] = ()
+_NEXT_URL = re.compile(r",\s*(?=[a-z]+://)")
 
 
 def learn(settings: Settings) -> None:
@@ -56,11 +57,13 @@ def _secrets_of(settings: Settings) -> set[str]:
 
 
 def _words_of(secret: str) -> Iterator[str]:
-    """The secret parts of a setting. In a URL only the password is secret."""
+    """The secret parts of a setting. In a URL only the password is secret; RabbitMQ's setting may have several URLs."""
     if "://" not in secret:
         yield secret
-    elif password := urlsplit(secret).password:
-        yield from {password, unquote(password)}
+        return
+    for url in _NEXT_URL.split(secret):
+        if password := urlsplit(url).password:
+            yield from {password, unquote(password)}
 
 
 def _forms_of(secret: str) -> set[str]:

@@ -18,6 +18,7 @@ class Wire:
         self._flowing.set()
         self._writers: set[asyncio.StreamWriter] = set()
         self._server: asyncio.Server | None = None
+        self._port = 0
         self.accepted = 0
 
     @property
@@ -30,7 +31,9 @@ class Wire:
         return parts._replace(netloc=f"{credentials}@127.0.0.1:{port}").geturl()
 
     async def open(self) -> None:
-        self._server = await asyncio.start_server(self._connect, "127.0.0.1", 0)
+        """Listen. A wire that was closed listens on the same port again."""
+        self._server = await asyncio.start_server(self._connect, "127.0.0.1", self._port)
+        self._port = self._server.sockets[0].getsockname()[1]
 
     async def close(self) -> None:
         assert self._server is not None

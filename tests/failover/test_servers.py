@@ -13,6 +13,7 @@ import asyncpg
 import pytest
 from pydantic import SecretStr
 
+from leasehold.broker import make_broker
 from leasehold.db.database import Pool, connect, make_pool, migrate
 from leasehold.embedded.postgres import DATABASE, USER, Postgres
 from leasehold.settings import Settings
@@ -63,6 +64,25 @@ async def test_of_several_hosts_a_standby_is_passed_over(pair: Pair) -> None:
     connection = await connect(settings, "tests")
     await connection.execute(NOTE)
     await connection.close()
+
+
+@pytest.mark.parametrize("form", ["@{0},{1}/{2}", "@/{2}?host={0},{1}", "@/{2}?host=127.0.0.1,127.0.0.1&port={3},{4}"])
+async def test_every_form_of_several_hosts_leads_everything_to_the_primary(pair: Pair, form: str) -> None:
+    ports = pair.standby.port, pair.primary.port
+    where = form.format(*(f"127.0.0.1:{port}" for port in ports), DATABASE, *ports)
+    login = pair.settings(0).database_url.get_secret_value().partition("@")[0]
+    settings = Settings(_env_file=None, broker="postgres", database_url=SecretStr(login + where))
+    await migrate(settings.database_url.get_secret_value(), "0001")
+    connection = await connect(settings, "tests")
+    await connection.execute(NOTE)
+    await connection.close()
+    async with make_pool(settings, "tests", 1) as pool:
+        await pool.execute(NOTE)
+    broker = make_broker(settings)
+    await broker.open()
+    while not broker.connected:
+        await asyncio.sleep(0.01)
+    await broker.close()
 
 
 async def test_where_no_host_takes_writes_one_that_reads_is_used(pair: Pair) -> None:

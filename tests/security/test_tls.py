@@ -27,7 +27,7 @@ from leasehold.embedded.s3 import S3
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.storage.store import ObjectStore
-from leasehold.urls import broker_url, check_urls, database_url
+from leasehold.urls import broker_urls, check_urls, database_url
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
 from tests.runs.conftest import SCOPES, Client
@@ -233,6 +233,10 @@ BAD = [
     ("postgresql://u:pa55word@h/db?sslmode=verify-ca&sslrootcert=/etc/hostname", "PEM"),
     ("postgresql://u:pa55word@h/db?channel_binding=require", "channel_binding"),
     ("postgresql://u:pa55word@h:port/db", "a port is a number"),
+    ("postgresql://u:pa55word@/db?host=h1:1&host=h2:2", "host1:5432,host2:5432"),
+    ("postgresql://u:pa55word@h1:1/db?host=h2:2", "host1:5432,host2:5432"),
+    ("postgresql://u:pa55word@h1:1,h2:2,/db", "is empty"),
+    ("postgresql://u:pa55word@/db?host=h1,h2,h3&port=1,2", "one for each"),
     ("postgresql://u:p?a55word=pa55word@h/db", "%3F"),
     ("postgresql://u:p#pa55word@h/db", "%23"),
     ("postgresql://u:p[pa55word@h/db", "not a URL"),
@@ -259,14 +263,16 @@ def test_a_database_url_that_is_not_understood_is_refused_in_a_sentence_without_
         ("amqps://u:pa55word@h/?cacertfile=/no/such/file", "cannot be read"),
         ("amqps://u:pa55word@h/?verify=peer", "verify is one of"),
         ("amqp://u:pa55word@h/?cacertfile=/etc/hostname", "need the scheme amqps"),
-        ("amqp://u:pa55word@h:1,g:2/", "one host"),
+        ("amqp://u:pa55word@h:1,g:x/", "a port is a number"),
+        ("amqp://u:pa55word@h:1,,g:2/", "is empty"),
+        ("amqp://u:pa55word@h:1/,http://u:pa55word@g:2/", "begin with amqp://"),
         ("amqp://u:pa55word@h:x/", "a port is a number"),
         ("http://u:pa55word@h/", "begin with amqp://"),
     ],
 )
 def test_a_broker_url_that_is_not_understood_is_refused_in_a_sentence_without_its_password(url: str, said: str) -> None:
     with pytest.raises(BadSetting) as refused:
-        broker_url(url)
+        broker_urls(url)
     assert said in str(refused.value)
     assert "pa55word" not in str(refused.value)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -17,14 +18,14 @@ from datetime import timedelta
 import aiormq
 from aio_pika.connection import make_url
 from aiormq.abc import AbstractChannel, AbstractConnection
-from pydantic import SecretStr
 
 from leasehold.broker.amqp.wire import Wire
 from leasehold.domain.backoff import delay_after
 from leasehold.domain.errors import BrokerUnavailable
 from leasehold.runtime.gather import cancel_and_wait
+from leasehold.settings import Settings
 from leasehold.telemetry.outages import BROKER
-from leasehold.urls import broker_url
+from leasehold.urls import BrokerUrl, broker_urls
 
 #: Waits between attempts, with jitter: short after a brief outage, and gentle when 500 workers reconnect at once.
 RECONNECT_LADDER = tuple(timedelta(seconds=seconds) for seconds in (0.2, 0.5, 1, 2, 5))
@@ -87,6 +88,46 @@ class Ladder:
         self.begin()
 
 
+class Nodes:
+    """The nodes of the cluster, and which one a connection tries next. The order is random, so that the processes of an
+    installation spread over the nodes.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        nodes = broker_urls(settings.amqp_url.get_secret_value())
+        self._order = random.sample(nodes, len(nodes))
+        self._limit = settings.amqp_host_timeout
+        self._failed = 0  # nodes in a row that did not accept a connection
+        self._has_accepted = False  # the current one
+
+    @property
+    def current(self) -> BrokerUrl:
+        return self._order[0]
+
+    @property
+    def seconds(self) -> float:
+        """The time in which the current node must accept a connection. A single node has no other to wait for."""
+        if len(self._order) == 1:
+            return CONNECT_SECONDS
+        rounds = min(self._failed // len(self._order), 10)
+        return min(CONNECT_SECONDS, self._limit * float(2**rounds))
+
+    def accepted(self) -> None:
+        self._failed = 0
+        self._has_accepted = True
+
+    def go_on(self) -> bool:
+        """Make the next node the current one. True: it may be tried at once, because the node before did not accept a
+        connection, and this round has not tried the next one yet.
+        """
+        self._order.append(self._order.pop(0))
+        if self._has_accepted:
+            self._has_accepted = False
+            return False
+        self._failed += 1
+        return self._failed % len(self._order) != 0
+
+
 class Link:
     """Connects, runs `serve` with the connection, and starts over when either ends.
 
@@ -95,14 +136,13 @@ class Link:
 
     def __init__(
         self,
-        url: SecretStr,
+        settings: Settings,
         role: str,
-        heartbeat: int,
         serve: Callable[[AbstractConnection, Wire], Awaitable[None]],
     ) -> None:
-        self._url = url
+        self._nodes = Nodes(settings)
         self._role = role
-        self._heartbeat = heartbeat
+        self._heartbeat = settings.amqp_heartbeat
         self._serve = serve
         self._loop: asyncio.Task[None] | None = None
         self._drop = asyncio.Event()
@@ -132,11 +172,12 @@ class Link:
             # Every error of a connection has the same remedy: record it, and reconnect.
             except Exception as error:  # noqa: BLE001
                 BROKER.met(error, self._role, detail=str(error))
-            await ladder.wait()
+            if not self._nodes.go_on():
+                await ladder.wait()
 
     async def _connect_and_serve(self) -> None:
         name = f"leasehold {self._role} {socket.gethostname()} {os.getpid()}"
-        broker = broker_url(self._url.get_secret_value())
+        broker = self._nodes.current
         url = make_url(broker.url, heartbeat=self._heartbeat)
         # aio-pika's own Connection leaks its socket when it is cancelled just after it opened the socket.
         wire = Wire()
@@ -144,8 +185,9 @@ class Link:
             url, context=broker.tls, client_properties={"connection_name": name}, transport_factory=wire
         )
         try:
-            async with guarded(CONNECT_SECONDS):
+            async with guarded(self._nodes.seconds):
                 await connection.connect()
+            self._nodes.accepted()
             self.connection = connection
             self.connects += 1
             BROKER.answered()

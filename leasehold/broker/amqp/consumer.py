@@ -43,7 +43,7 @@ class Consumer:
         self._subscriptions: list[Subscription] = []
         self._on_delivery: Callable[[Delivery], None] | None = None
         self._on_wake: Callable[[str], None] | None = None
-        self.link = Link(settings.amqp_url, "consume", settings.amqp_heartbeat, self._serve)
+        self.link = Link(settings, "consume", self._serve)
         #: Starts further subscriptions on the open connection; None without a connection.
         self._begin: Callable[[Sequence[Subscription]], None] | None = None
         self.last_delivery_at: float | None = None

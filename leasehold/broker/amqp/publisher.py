@@ -71,7 +71,7 @@ class Publisher:
         self._timeout = settings.amqp_publish_timeout
         self._topology = topology
         self._session: _Session | None = None
-        self.link = Link(settings.amqp_url, "publish", settings.amqp_heartbeat, self._serve)
+        self.link = Link(settings, "publish", self._serve)
         self.unroutable = 0
 
     @property

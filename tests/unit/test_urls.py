@@ -1,0 +1,100 @@
+"""One parser reads the URLs for everything that connects: every form of several hosts gives the same list."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from pydantic import SecretStr
+
+from leasehold.broker.amqp.connection import CONNECT_SECONDS, Nodes
+from leasehold.settings import Settings
+from leasehold.telemetry import redaction
+from leasehold.urls import broker_urls, database_url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://u:p@h1:5001,h2:5002/db",
+        "postgresql://u:p@/db?host=h1:5001,h2:5002",
+        "postgresql://u:p@/db?host=h1,h2&port=5001,5002",
+        "postgres://u:p@h1,h2/db?port=5001,5002",
+    ],
+)
+def test_every_form_of_several_hosts_gives_the_same_hosts_and_login(url: str) -> None:
+    parsed = database_url(url)
+    assert parsed.hosts == (("h1", 5001), ("h2", 5002))
+    assert parsed.dsn == "postgresql://u:p@/db"
+
+
+@pytest.mark.parametrize(
+    ("url", "hosts"),
+    [
+        ("postgresql://u:p@h/db", (("h", 5432),)),
+        ("postgresql://u:p@[::1]:5433,[fe80::2]/db", (("::1", 5433), ("fe80::2", 5432))),
+        ("postgresql://u:p@%2Frun%2Fa,%2Frun%2Fb/db?port=1", (("/run/a", 1), ("/run/b", 1))),
+        ("postgresql:///db?host=/run/a", (("/run/a", 5432),)),
+        ("postgresql:///db", ()),
+    ],
+)
+def test_hosts_are_what_libpq_takes_them_for(url: str, hosts: tuple[tuple[str, int], ...]) -> None:
+    assert database_url(url).hosts == hosts
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "amqp://u:p@h1:5001/v,amqp://u:p@h2:5002/v",
+        "amqp://u:p@h1:5001/v, amqp://u:p@h2:5002/v",
+        "amqp://u:p@h1:5001,h2:5002/v",
+    ],
+)
+def test_several_nodes_of_rabbitmq_are_several_urls(url: str) -> None:
+    assert [node.url for node in broker_urls(url)] == ["amqp://u:p@h1:5001/v", "amqp://u:p@h2:5002/v"]
+
+
+def test_a_comma_in_a_password_separates_nothing() -> None:
+    assert [node.url for node in broker_urls("amqp://u:p,q@h:1/v")] == ["amqp://u:p,q@h:1/v"]
+    assert broker_urls("amqp://u:p,q@h1,[::1]/v")[1].url == "amqp://u:p,q@[::1]:5672/v"
+
+
+def test_the_passwords_of_all_urls_are_secret() -> None:
+    redaction.learn(Settings(_env_file=None, amqp_url=SecretStr("amqp://u:first-word@h1/v,amqp://u:second-word@h2/v")))
+    try:
+        assert redaction.redact("first-word second-word") == f"{redaction.REDACTED} {redaction.REDACTED}"
+    finally:
+        redaction.learn(Settings(_env_file=None))
+
+
+def _nodes(*hosts: str) -> Nodes:
+    return Nodes(Settings(_env_file=None, amqp_url=SecretStr(",".join(f"amqp://{host}/" for host in hosts))))
+
+
+def test_a_round_tries_every_node_at_once_and_a_later_round_gives_each_more_time() -> None:
+    nodes = _nodes("a", "b", "c")
+    tried, may_go_on, seconds = [], [], []
+    for _ in range(15):
+        tried.append(nodes.current.url)
+        seconds.append(nodes.seconds)
+        may_go_on.append(nodes.go_on())
+    assert {*tried[:3]} == {"amqp://a/", "amqp://b/", "amqp://c/"}
+    assert tried[:3] * 5 == tried
+    assert may_go_on == [True, True, False] * 5
+    assert seconds == [limit for limit in (1.0, 2.0, 4.0, 8.0, CONNECT_SECONDS) for _ in range(3)]
+
+
+def test_a_node_that_accepts_and_closes_is_left_after_a_pause() -> None:
+    nodes = _nodes("a", "b")
+    tried = []
+    for _ in range(4):
+        nodes.accepted()
+        tried.append(nodes.current.url)
+        assert nodes.go_on() is False
+        assert nodes.seconds == 1.0
+    assert all(one != other for one, other in pairwise(tried))
+
+
+def test_a_single_node_has_all_the_time() -> None:
+    assert _nodes("a").seconds == CONNECT_SECONDS
+    assert _nodes("a").go_on() is False
