@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from datetime import timedelta
-from typing import Any
+from contextlib import AbstractAsyncContextManager
+from typing import TYPE_CHECKING, Any
 
 from leasehold.app import results as encoding
 from leasehold.app.arguments import Arguments
@@ -14,11 +14,11 @@ from leasehold.app.process_frames import CallOfProcess
 from leasehold.app.results import Results
 from leasehold.app.retry import Retry
 from leasehold.domain.errors import Permanent
-from leasehold.domain.verdicts import Done, File, Snooze
+from leasehold.domain.verdicts import Done, File
 from leasehold.domain.work import Work
 
-#: A call that found no free process tries again after this.
-_NO_PROCESS = timedelta(seconds=5)
+if TYPE_CHECKING:
+    from leasehold.app.processes import Processes
 
 
 class Handling:
@@ -53,7 +53,13 @@ class Handling:
             leave(token)
         return await self._done(attempt, self._results.encoded(result))
 
-    async def process(self, attempt: Any) -> Done | Snooze:
+    @staticmethod
+    def room(attempt: Any) -> AbstractAsyncContextManager[bool]:
+        """Of a `process` task: a process for it."""
+        processes: Processes = attempt.opened.processes
+        return processes.room()
+
+    async def process(self, attempt: Any) -> Done:
         """For a leasehold.Attempt, whose function runs in a process of its own (processes.py)."""
         call = CallOfProcess(
             module=self._function.__module__,
@@ -64,8 +70,7 @@ class Handling:
             tenant=attempt.tenant_id,
             number=attempt.number,
         )
-        encoded = await attempt.opened.processes.run(call, attempt)
-        return Snooze(_NO_PROCESS) if encoded is None else await self._done(attempt, encoded)
+        return await self._done(attempt, await attempt.opened.processes.run(call, attempt))
 
     async def _done(self, attempt: Any, encoded: bytes) -> Done:
         if ResultLimits.of(attempt.opened).is_small(encoded):

@@ -8,7 +8,7 @@ import os
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -96,21 +96,24 @@ class Processes:
         self._free = asyncio.Semaphore(settings.worker_children or os.cpu_count() or 1)
         self._idle: list[Process] = []
 
-    async def run(self, call: CallOfProcess, attempt: Any) -> bytes | None:
-        """The JSON of the result. None: no process became free. Raises what the function raised, as a StepError, and
-        Cancelled. Cancelling it kills the process.
-        """
+    @contextlib.asynccontextmanager
+    async def room(self) -> AsyncIterator[bool]:
+        """Keep a process for the `run` inside the block. False: no process became free in time."""
         try:
             async with asyncio.timeout(WAIT_SECONDS):
                 await self._free.acquire()
         except TimeoutError:
-            return None
+            yield False
+            return
         try:
-            return await self._run(call, attempt)
+            yield True
         finally:
             self._free.release()
 
-    async def _run(self, call: CallOfProcess, attempt: Any) -> bytes:
+    async def run(self, call: CallOfProcess, attempt: Any) -> bytes:
+        """The JSON of the result. Raises what the function raised, as a StepError, and Cancelled. Cancelling it kills
+        the process.
+        """
         process = await self._process()
         call = call.model_copy(update={"log_level": child_logs.level()})
         watching = asyncio.create_task(_watch(process, attempt))

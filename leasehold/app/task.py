@@ -124,6 +124,7 @@ class Task(Generic[P, R]):
         if self.terms.process:
             if "<locals>" in self.function.__qualname__:
                 raise wrong(self.function, "a process can import no function of a function: declare it at the top")
+            self.pipeline.room = self.handling.room
             return self.handling.process
         if self.terms.isolated:
             return self.handling.isolated

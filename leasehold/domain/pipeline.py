@@ -24,6 +24,8 @@ from leasehold.domain.errors import DeclarationError
 Opener: TypeAlias = Callable[[Any], AbstractAsyncContextManager[Any]]
 #: Takes the attempt of an inline step.
 Around: TypeAlias = Callable[[Any], AbstractAsyncContextManager[None]]
+#: Takes the attempt of an inline step. Yields whether there is room for it.
+Room: TypeAlias = Callable[[Any], AbstractAsyncContextManager[bool]]
 #: As Opener, for an opener that also takes the worker's registry of pipelines.
 RegistryOpener: TypeAlias = Callable[[Any, Any], AbstractAsyncContextManager[Any]]
 #: Takes the worker's settings and the files of an isolated step by output name, before the worker stores them.
@@ -207,6 +209,8 @@ class Pipeline:
         self.limits: tuple[PipelineLimit, ...] = ()
         #: Entered around each inline attempt: it may see what the handler raises, and may not swallow it.
         self.around: Around | None = None
+        #: Entered before `around`: whether there is room for the attempt. Without room the attempt snoozes.
+        self.room: Room | None = None
         self.registry_opener: RegistryOpener | None = None
         self.finishers: dict[str, Finisher] = {}
 

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from contextvars import ContextVar
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 
 from leasehold import App, Current, DeclarationError, Retry, TaskFailed, current
+from leasehold.app import processes
+from leasehold.db.database import Connection
+from leasehold.worker.attempts import inline
 from tests.app.conftest import Serve
 
 SECONDS = 30.0
@@ -93,6 +99,68 @@ async def test_a_program_runs_a_worker_of_its_own(using: Callable[..., App]) -> 
     using(app)
     async with asyncio.timeout(SECONDS), app.serving():
         assert await (await in_the_loop.asubmit()) == "customer of around.in_the_loop"
+
+
+crowded = App("crowded")
+go_on = threading.Event()
+
+
+@crowded.middleware
+async def count(attempt: Current) -> AsyncIterator[None]:
+    events.append(attempt.task)
+    yield
+
+
+@crowded.task
+def hold() -> None:
+    go_on.wait(SECONDS)
+
+
+@crowded.task
+def quick() -> str:
+    return "quick"
+
+
+@crowded.task(process=True)
+def hold_process(until: str) -> None:
+    while not Path(until).exists():
+        time.sleep(0.05)
+
+
+@crowded.task(process=True)
+def quick_process() -> str:
+    return "quick"
+
+
+@pytest.mark.parametrize("in_process", [False, True], ids=["thread", "process"])
+async def test_an_attempt_that_found_no_room_snoozes_outside_of_the_middleware(
+    using: Callable[..., App],
+    serve: Serve,
+    connection: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    in_process: bool,
+) -> None:
+    monkeypatch.setattr(inline, "_THREAD_SECONDS", 0.1)
+    monkeypatch.setattr(processes, "WAIT_SECONDS", 0.1)
+    using(crowded)
+    events.clear()
+    go_on.clear()
+    released = tmp_path / "released"
+    task = quick_process if in_process else quick
+    async with serve(crowded, worker_threads=1, worker_children=1), asyncio.timeout(SECONDS):
+        holding = await (hold_process.asubmit(str(released)) if in_process else hold.asubmit())
+        while not events:
+            await asyncio.sleep(0.01)
+        run = await task.asubmit()
+        while not await connection.fetchval("SELECT count(*) FROM event WHERE kind = 'parked'"):
+            await asyncio.sleep(0.02)
+        assert events == [hold_process.name if in_process else hold.name]
+        go_on.set()
+        released.touch()
+        assert await run == "quick"
+        await holding
+    assert events[1:] == [task.name]
 
 
 def test_what_is_no_async_generator_is_refused() -> None:

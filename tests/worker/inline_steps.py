@@ -15,7 +15,7 @@ from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Permanent, Retryable
 from leasehold.domain.pipeline import Pipeline, Step
 from leasehold.domain.registry import Pipelines
-from leasehold.domain.verdicts import Done, Snooze
+from leasehold.domain.verdicts import Done, FanOut, Snooze
 from leasehold.settings import Settings
 
 
@@ -56,7 +56,36 @@ async def shared(_settings: Settings) -> AsyncIterator[Shared]:
 
 
 def pipelines() -> Pipelines:
-    return Pipelines(scripted)
+    return Pipelines(scripted, writing)
+
+
+writing = Pipeline(
+    "writing",
+    params=Script,
+    module="tests.worker.inline_steps",
+    steps=[Step("whole"), Step("part", part=True), Step("reader", needs=("whole",), reads=("whole",))],
+)
+
+
+@writing.handles("whole")
+async def whole(attempt: Attempt) -> Any:
+    """Writes, snoozes or fans out, and writes one of its outputs again."""
+    first = not await attempt.note() and await attempt.joined() is None
+    await attempt.write("again.txt", b"one" if first else b"three", "text/plain")
+    if not first:
+        return Done()
+    await attempt.write("kept.txt", b"kept", "text/plain")
+    return Snooze(timedelta(milliseconds=1), {"seen": 1}) if attempt.params.does == "snooze" else FanOut("part", [1, 2])
+
+
+@writing.handles("part")
+async def part(attempt: Attempt) -> Done:
+    return Done(value={"item": await attempt.item()})
+
+
+@writing.handles("reader")
+async def reader(attempt: Attempt) -> Done:
+    return Done(value={name: (await attempt.read(name)).decode() for name in ("again.txt", "kept.txt")})
 
 
 @scripted.handles("first")

@@ -15,7 +15,7 @@ from leasehold.transitions import jobs
 from leasehold.worker.worker import Worker
 from tests.factories import Rows, assert_history
 from tests.worker.conftest import SECONDS, end_of
-from tests.worker.inline_steps import OPENED, pipelines, scripted
+from tests.worker.inline_steps import OPENED, pipelines, scripted, writing
 
 
 @pytest.fixture
@@ -87,6 +87,19 @@ async def test_a_snoozed_step_comes_again_with_its_note_and_loses_no_attempt(wor
     assert (
         await rows.connection.fetchval("SELECT attempt FROM task WHERE job_id = $1 AND step = 'first'", job["id"]) == 1
     )
+
+
+@pytest.mark.parametrize("does", ["snooze", "fan_out"])
+async def test_what_a_step_wrote_before_it_snoozed_or_fanned_out_is_its_output(
+    worker: Worker, rows: Rows, does: str
+) -> None:
+    new = jobs.NewJob(writing, "t", params={"does": does})
+    await jobs.submit(rows.connection, [new])
+    job = await end_of(rows, new.id)
+    assert job["status"] == "succeeded", job["error"]
+    assert await value_of(rows, job, "reader") == {"again.txt": "three", "kept.txt": "kept"}
+    sizes = await rows.connection.fetch("SELECT name, size, step, tenant_id FROM output WHERE job_id = $1", new.id)
+    assert {tuple(row) for row in sizes} == {("again.txt", 5, "whole", "t"), ("kept.txt", 4, "whole", "t")}
 
 
 async def test_what_an_attempt_remembers_is_known_to_the_next_and_its_value_to_the_next_step(

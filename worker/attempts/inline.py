@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from leasehold.worker.attempts.plain import in_thread, is_plain
 from leasehold.worker.attempts.publishing import replaceable, writer_of
 from leasehold.worker.attempts.reporter import Reporter
 from leasehold.worker.attempts.stalls import Watched
-from leasehold.worker.attempts.threads import Threads
+from leasehold.worker.attempts.threads import Reservation, Threads
 from leasehold.worker.attempts.workflows import Recorder, Workflows
 from leasehold.worker.leases.held_lease import HeldLease
 from leasehold.workflows.driver import Driver
@@ -271,25 +271,40 @@ class InlineAttempts:
         return self._plain[key]
 
     async def _call(self, attempt: InlineAttempt, seconds: float) -> Completion | Snoozing | Suspending | FanningOut:
-        """Call the handler inside the context that the pipeline enters around each attempt."""
+        """Find room for the attempt, then call the handler inside the context that the pipeline enters around each
+        attempt. Without room the attempt snoozes, and nothing has been entered.
+        """
+        async with AsyncExitStack() as stack:
+            thread: Reservation | None = None
+            if self._is_plain(attempt.pipeline, attempt.step):
+                thread = await self._threads.reserve(_THREAD_SECONDS)
+                if thread is None:
+                    return Snoozing(attempt.lease, _THREAD_SECONDS)
+                stack.callback(thread.end)
+            elif (room := attempt.pipeline.room) is not None and not await stack.enter_async_context(room(attempt)):
+                return Snoozing(attempt.lease, _THREAD_SECONDS)
+            return await self._call_around(attempt, seconds, thread)
+
+    async def _call_around(
+        self, attempt: InlineAttempt, seconds: float, thread: Reservation | None
+    ) -> Completion | Snoozing | Suspending | FanningOut:
         if attempt.pipeline.around is None:
-            return await self._invoke(attempt, seconds)
+            return await self._invoke(attempt, seconds, thread)
         settlement: Completion | Snoozing | Suspending | FanningOut | None = None
         async with attempt.pipeline.around(attempt):
-            settlement = await self._invoke(attempt, seconds)
+            settlement = await self._invoke(attempt, seconds, thread)
         if settlement is None:
             raise Permanent("middleware_error", "a middleware swallowed the error of the handler: let it raise again")
         return settlement
 
-    async def _invoke(self, attempt: InlineAttempt, seconds: float) -> Completion | Snoozing | Suspending | FanningOut:
-        """Call the handler. A plain handler that finds no free thread snoozes."""
+    async def _invoke(
+        self, attempt: InlineAttempt, seconds: float, thread: Reservation | None
+    ) -> Completion | Snoozing | Suspending | FanningOut:
+        """Call the handler; a plain one in its `thread`."""
         handler = attempt.pipeline.handlers[attempt.step]
-        plain = self._is_plain(attempt.pipeline, attempt.step)
-        if plain and not await self._threads.reserve(_THREAD_SECONDS):
-            return Snoozing(attempt.lease, _THREAD_SECONDS)
         try:
             async with asyncio.timeout(seconds) as limit:
-                work = in_thread(handler, attempt, self._threads) if plain else handler(attempt)
+                work = handler(attempt) if thread is None else in_thread(handler, attempt, thread)
                 returned = await Watched(work, attempt.pipeline.name, attempt.step, self._blocked_after)
         except TimeoutError as error:
             if not limit.expired():
@@ -302,18 +317,19 @@ class InlineAttempts:
 def _settlement(attempt: InlineAttempt, returned: object) -> Completion | Snoozing | Suspending | FanningOut:
     if returned is None or isinstance(returned, Mapping):
         returned = Done(value=returned)
+    outputs = list(attempt.outputs.values())
     match returned:
         case Done(files=files) if files:
             reason = "an inline step cannot return files: store them with `write` or `write_file`"
             raise Permanent("bad_answer", f"the handler of {attempt.step} returned files; {reason}")
         case Done(value=value):
-            return Completion(attempt.lease, list(attempt.outputs.values()), value)
+            return Completion(attempt.lease, outputs, value)
         case Snooze():
-            return Snoozing(attempt.lease, _seconds_until(returned.until), returned.note)
+            return Snoozing(attempt.lease, _seconds_until(returned.until), returned.note, outputs)
         case Suspending():  # of a workflow: see `drive`
             return returned
         case FanOut():
-            return FanningOut(attempt.lease, _parts(attempt.pipeline, returned))
+            return FanningOut(attempt.lease, _parts(attempt.pipeline, returned), outputs)
     allowed = "Done, Snooze, FanOut, a mapping or None"
     raise Permanent("bad_answer", f"the handler of {attempt.step} returned a {type(returned).__name__}, not {allowed}")
 

@@ -11,7 +11,7 @@ from typing import Any
 from leasehold.domain.attempt import Attempt
 from leasehold.domain.errors import Cancelled
 from leasehold.domain.plain_attempt import PlainAttempt
-from leasehold.worker.attempts.threads import Threads
+from leasehold.worker.attempts.threads import Reservation
 
 _PUBLIC = frozenset(name for name in dir(PlainAttempt) if not name.startswith("_"))
 
@@ -53,11 +53,11 @@ class BlockingAttempt:
         return result
 
 
-async def in_thread(handler: Callable[..., Any], attempt: Attempt, threads: Threads) -> Any:
+async def in_thread(handler: Callable[..., Any], attempt: Attempt, thread: Reservation) -> Any:
     """Call the handler in a reserved thread. If the caller is cancelled, the thread runs on by itself."""
     blocking = BlockingAttempt(attempt)
     try:
-        return await threads.run(partial(_call, handler, blocking))
+        return await thread.run(partial(_call, handler, blocking))
     finally:
         blocking.end()
 

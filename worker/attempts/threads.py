@@ -14,6 +14,29 @@ from typing import Any, TypeAlias
 _Work: TypeAlias = "tuple[Future[Any], Callable[[], Any]]"
 
 
+class Reservation:
+    """A thread that `Threads.reserve` keeps for its caller, who calls `run` once at most, and `end` in any case."""
+
+    def __init__(self, threads: Threads) -> None:
+        self._threads = threads
+        self._used = False
+
+    async def run(self, work: Callable[[], Any]) -> Any:
+        """Run `work` in the thread, with this task's context variables. Returns or raises what `work` does.
+
+        A thread cannot be stopped. When this task is cancelled, `work` goes on in its thread, and its result is
+        dropped. The thread is free again only when `work` has ended.
+        """
+        self._used = True
+        return await self._threads.run(work)
+
+    def end(self) -> None:
+        """Free the thread, if nothing has run in it."""
+        if not self._used:
+            self._used = True
+            self._threads.free()
+
+
 class Threads:
     """At most `at_most` threads, each started when it is first needed. Make it in the event loop that calls `run`."""
 
@@ -25,21 +48,21 @@ class Threads:
         self._idle = 0
         self._loop = asyncio.get_running_loop()
 
-    async def reserve(self, seconds: float) -> bool:
-        """Reserve a thread for the `run` that follows at once. False: no thread became free within `seconds`."""
+    async def reserve(self, seconds: float) -> Reservation | None:
+        """Keep a thread for the caller. None: no thread became free within `seconds`."""
         try:
             async with asyncio.timeout(seconds):
                 await self._free.acquire()
         except TimeoutError:
-            return False
-        return True
+            return None
+        return Reservation(self)
+
+    def free(self) -> None:
+        """Of a reservation that ran nothing."""
+        self._free.release()
 
     async def run(self, work: Callable[[], Any]) -> Any:
-        """Run `work` in the reserved thread, with this task's context variables. Returns or raises what `work` does.
-
-        A thread cannot be stopped. When this task is cancelled, `work` goes on in its thread, and its result is
-        dropped. The thread is free again only when `work` has ended.
-        """
+        """Of a reservation: see Reservation.run."""
         future: Future[Any] = Future()
         future.add_done_callback(self._on_done)
         context = copy_context()

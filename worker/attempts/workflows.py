@@ -213,9 +213,9 @@ class _Port:
         if inspect.iscoroutinefunction(inspect.unwrap(function)):
             return await function()
         threads = self._workflows.threads
-        while not await threads.reserve(1.0):
+        while (thread := await threads.reserve(1.0)) is None:
             self.check()
-        return await threads.run(function)
+        return await thread.run(function)
 
     def cancelled(self) -> bool:
         return self._held.cancelled

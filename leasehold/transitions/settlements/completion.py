@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -12,6 +11,7 @@ from uuid import UUID
 from leasehold.db.database import Connection, unindexed
 from leasehold.transitions.claims import LeaseTerms, claimed_of
 from leasehold.transitions.settlements.guard import HELD, lease_columns, settled_of
+from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Completion, Settled
 
 # $4 outputs, $5 values, $6 whether the worker may claim a next step, $7 the duration of the lease on that step.
@@ -131,12 +131,7 @@ WITH {HELD}, done AS (
     SELECT t.job_id, t.seq + t.nth, t.tenant_id, 'claimed', 'running', t.id, t.step, 'running', t.epoch,
            jsonb_build_object('worker', ($1::uuid[])[t.place], 'attempt', t.attempt)
     FROM taken t
-), outputs AS (
-    INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)
-    SELECT d.id, o.name, d.job_id, d.tenant_id, d.step, o.key, o.size, o.sha256, o.content_type
-    FROM done d CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[d.place] -> 'of')
-        AS o(name text, key text, size bigint, sha256 text, content_type text)
-), results AS (
+), {write_outputs("done", "$4")}, results AS (
     INSERT INTO result (task_id, value)
     SELECT d.id, ($5::jsonb[])[d.place] FROM done d WHERE ($5::jsonb[])[d.place] IS NOT NULL
 ), hinted AS (
@@ -179,11 +174,7 @@ async def complete(
     With `terms`, each completion that `claim_next` claims one of the steps that it unblocks: blocked -> running.
     """
     requested_at = monotonic()
-    # Each element is a mapping, because PostgreSQL takes a list of lists for an array of two dimensions.
-    outputs = [
-        {"of": [asdict(output) for output in completion.outputs]} if completion.outputs else None
-        for completion in completions
-    ]
+    outputs = outputs_column([completion.outputs for completion in completions])
     values = [completion.value for completion in completions]
     leases = lease_columns([completion.lease for completion in completions])
     claim_next = [completion.claim_next and terms is not None for completion in completions]

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from leasehold.db.database import Connection
 from leasehold.domain.ids import new_id
 from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
+from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import FanningOut, Settled
 
-# $4 the parts, as JSON records {parent, id, step, number, queue, max_attempts, handler, value}
+# $4 the parts, as JSON records {parent, id, step, number, queue, max_attempts, handler, value}, $5 outputs
 FAN_OUT = f"""-- fan_out
 WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
     -- Only the parts of tasks whose lease is still valid.
-    SELECT p.* FROM jsonb_to_recordset($4::jsonb) AS p(
+    SELECT p.*, held.nth AS place FROM jsonb_to_recordset($4::jsonb) AS p(
         parent uuid, id uuid, step text, number int, queue text, max_attempts smallint, handler text, value jsonb)
     JOIN held ON held.id = p.parent
 ), parent AS (
@@ -21,11 +22,11 @@ WITH {HELD_IN_LIVE_JOB}, parts AS MATERIALIZED (
     UPDATE task t
     SET status = 'blocked', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
         waiting_on = per_parent.part_count
-    FROM (SELECT parent, count(*)::int AS part_count FROM parts GROUP BY parent) AS per_parent
+    FROM (SELECT parent, place, count(*)::int AS part_count FROM parts GROUP BY parent, place) AS per_parent
     WHERE t.id = per_parent.parent
     RETURNING t.id, t.job_id, t.tenant_id, t.step, t.position, t.priority, t.epoch, t.cancelable,
-              per_parent.part_count
-), part_tasks AS (
+              per_parent.part_count, per_parent.place
+), {write_outputs("parent", "$5")}, part_tasks AS (
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, unblocks, max_attempts,
                       handler, cancelable)
     SELECT p.id, parent.job_id, parent.tenant_id, p.step, parent.position, p.queue, parent.priority, 'pending',
@@ -64,7 +65,8 @@ SELECT h.task_id, NULL, NULL, h.id, h.queue, h.priority, h.headers FROM hinted h
 
 
 async def fan_out(connection: Connection, fan_outs: Sequence[FanningOut]) -> Settled:
-    """running -> blocked, on one new task for each part. When all have succeeded, the step runs again.
+    """running -> blocked, on one new task for each part. When all have succeeded, the step runs again. Its
+    outputs are kept.
 
     Raises asyncpg.UniqueViolationError for a step that has fanned out before, because its parts' names exist.
     """
@@ -83,4 +85,5 @@ async def fan_out(connection: Connection, fan_outs: Sequence[FanningOut]) -> Set
         for number, part in enumerate(fanning_out.parts)
     ]
     leases = lease_columns([fanning_out.lease for fanning_out in fan_outs])
-    return settled_of(await connection.fetch(FAN_OUT, *leases, parts), hints=True)
+    outputs = outputs_column([fanning_out.outputs for fanning_out in fan_outs])
+    return settled_of(await connection.fetch(FAN_OUT, *leases, parts, outputs), hints=True)

@@ -63,6 +63,7 @@ class Snoozing:
     lease: Lease
     delay: float  # seconds
     note: Mapping[str, Any] | None = None
+    outputs: Sequence[Output] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class FanningOut:
 
     lease: Lease
     parts: Sequence[Part]
+    outputs: Sequence[Output] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from leasehold.db.database import Connection
 from leasehold.transitions.settlements.guard import HELD_IN_LIVE_JOB, lease_columns, settled_of
+from leasehold.transitions.settlements.outputs_sql import outputs_column, write_outputs
 from leasehold.transitions.settlements.records import Settled, Snoozing
 
-# $4 delays in seconds, $5 notes ('null' keeps the note that is there)
+# $4 delays in seconds, $5 notes ('null' keeps the note that is there), $6 outputs
 WAIT_UNTIL = f"""-- wait_until
 WITH {HELD_IN_LIVE_JOB}, snoozed AS (
     -- The guarded write: the attempt does not count.
@@ -18,11 +19,11 @@ WITH {HELD_IN_LIVE_JOB}, snoozed AS (
     FROM held
     JOIN unnest($4::float8[], $5::jsonb[]) WITH ORDINALITY AS p(delay, note, nth) ON p.nth = held.nth
     WHERE t.id = held.id
-    RETURNING t.id, t.job_id, t.step, t.epoch, t.available_at, p.note
+    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.available_at, p.note, held.nth AS place
 ), notes AS (
     INSERT INTO note (task_id, value) SELECT id, note FROM snoozed WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
-), advanced AS (
+), {write_outputs("snoozed", "$6")}, advanced AS (
     UPDATE job j SET event_seq = j.event_seq + per_job.snoozed_count, leased = j.leased - per_job.snoozed_count
     FROM (SELECT job_id, count(*)::int AS snoozed_count FROM snoozed GROUP BY job_id) AS per_job
     WHERE j.id = per_job.job_id
@@ -40,11 +41,12 @@ FROM asked a LEFT JOIN snoozed p ON p.id = a.id LEFT JOIN task t ON t.id = a.id
 
 
 async def wait_until(connection: Connection, snoozings: Sequence[Snoozing]) -> Settled:
-    """running -> waiting: the lease ends, the attempt does not count, and the note is kept for the next attempt."""
+    """running -> waiting: the lease ends, the attempt does not count, and the note and the outputs are kept."""
     rows = await connection.fetch(
         WAIT_UNTIL,
         *lease_columns([snoozing.lease for snoozing in snoozings]),
         [snoozing.delay for snoozing in snoozings],
         [snoozing.note for snoozing in snoozings],
+        outputs_column([snoozing.outputs for snoozing in snoozings]),
     )
     return settled_of(rows)

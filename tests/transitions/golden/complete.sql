@@ -124,6 +124,8 @@ WITH asked AS MATERIALIZED (
     SELECT d.id, o.name, d.job_id, d.tenant_id, d.step, o.key, o.size, o.sha256, o.content_type
     FROM done d CROSS JOIN LATERAL jsonb_to_recordset(($4::jsonb[])[d.place] -> 'of')
         AS o(name text, key text, size bigint, sha256 text, content_type text)
+    ON CONFLICT (task_id, name) DO UPDATE
+    SET key = excluded.key, size = excluded.size, sha256 = excluded.sha256, content_type = excluded.content_type
 ), results AS (
     INSERT INTO result (task_id, value)
     SELECT d.id, ($5::jsonb[])[d.place] FROM done d WHERE ($5::jsonb[])[d.place] IS NOT NULL

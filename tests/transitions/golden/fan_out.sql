@@ -28,7 +28,7 @@ WITH asked AS MATERIALIZED (
     FOR UPDATE OF t
 ), parts AS MATERIALIZED (
     -- Only the parts of tasks whose lease is still valid.
-    SELECT p.* FROM jsonb_to_recordset($4::jsonb) AS p(
+    SELECT p.*, held.nth AS place FROM jsonb_to_recordset($4::jsonb) AS p(
         parent uuid, id uuid, step text, number int, queue text, max_attempts smallint, handler text, value jsonb)
     JOIN held ON held.id = p.parent
 ), parent AS (
@@ -36,10 +36,17 @@ WITH asked AS MATERIALIZED (
     UPDATE task t
     SET status = 'blocked', lease_owner = NULL, lease_until = NULL, attempt = t.attempt - 1,
         waiting_on = per_parent.part_count
-    FROM (SELECT parent, count(*)::int AS part_count FROM parts GROUP BY parent) AS per_parent
+    FROM (SELECT parent, place, count(*)::int AS part_count FROM parts GROUP BY parent, place) AS per_parent
     WHERE t.id = per_parent.parent
     RETURNING t.id, t.job_id, t.tenant_id, t.step, t.position, t.priority, t.epoch, t.cancelable,
-              per_parent.part_count
+              per_parent.part_count, per_parent.place
+), outputs AS (
+    INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)
+    SELECT d.id, o.name, d.job_id, d.tenant_id, d.step, o.key, o.size, o.sha256, o.content_type
+    FROM parent d CROSS JOIN LATERAL jsonb_to_recordset(($5::jsonb[])[d.place] -> 'of')
+        AS o(name text, key text, size bigint, sha256 text, content_type text)
+    ON CONFLICT (task_id, name) DO UPDATE
+    SET key = excluded.key, size = excluded.size, sha256 = excluded.sha256, content_type = excluded.content_type
 ), part_tasks AS (
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, unblocks, max_attempts,
                       handler, cancelable)

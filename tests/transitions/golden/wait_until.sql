@@ -34,10 +34,17 @@ WITH asked AS MATERIALIZED (
     FROM held
     JOIN unnest($4::float8[], $5::jsonb[]) WITH ORDINALITY AS p(delay, note, nth) ON p.nth = held.nth
     WHERE t.id = held.id
-    RETURNING t.id, t.job_id, t.step, t.epoch, t.available_at, p.note
+    RETURNING t.id, t.job_id, t.tenant_id, t.step, t.epoch, t.available_at, p.note, held.nth AS place
 ), notes AS (
     INSERT INTO note (task_id, value) SELECT id, note FROM snoozed WHERE jsonb_typeof(note) = 'object'
     ON CONFLICT (task_id) DO UPDATE SET value = excluded.value
+), outputs AS (
+    INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)
+    SELECT d.id, o.name, d.job_id, d.tenant_id, d.step, o.key, o.size, o.sha256, o.content_type
+    FROM snoozed d CROSS JOIN LATERAL jsonb_to_recordset(($6::jsonb[])[d.place] -> 'of')
+        AS o(name text, key text, size bigint, sha256 text, content_type text)
+    ON CONFLICT (task_id, name) DO UPDATE
+    SET key = excluded.key, size = excluded.size, sha256 = excluded.sha256, content_type = excluded.content_type
 ), advanced AS (
     UPDATE job j SET event_seq = j.event_seq + per_job.snoozed_count, leased = j.leased - per_job.snoozed_count
     FROM (SELECT job_id, count(*)::int AS snoozed_count FROM snoozed GROUP BY job_id) AS per_job

@@ -1,0 +1,32 @@
+"""The rows of the outputs that an attempt wrote, as SQL for the settlements that keep them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from leasehold.transitions.settlements.records import Output
+
+
+def write_outputs(settled: str, parameter: str) -> str:
+    """SQL: the CTE `outputs`. `settled`: a CTE with a row for each task whose guard has passed: id, job_id, tenant_id,
+    step, and `place`, the task's position in `parameter`, which `outputs_column` makes.
+
+    An attempt that follows a snooze or the parts of a fan-out may write an output again: the newer object counts.
+    """
+    return f"""outputs AS (
+    INSERT INTO output (task_id, name, job_id, tenant_id, step, key, size, sha256, content_type)
+    SELECT d.id, o.name, d.job_id, d.tenant_id, d.step, o.key, o.size, o.sha256, o.content_type
+    FROM {settled} d CROSS JOIN LATERAL jsonb_to_recordset(({parameter}::jsonb[])[d.place] -> 'of')
+        AS o(name text, key text, size bigint, sha256 text, content_type text)
+    ON CONFLICT (task_id, name) DO UPDATE
+    SET key = excluded.key, size = excluded.size, sha256 = excluded.sha256, content_type = excluded.content_type
+)"""
+
+
+def outputs_column(outputs: Sequence[Sequence[Output]]) -> list[Mapping[str, Any] | None]:
+    """The parameter. Each element is a mapping, because PostgreSQL takes a list of lists for an array of two
+    dimensions.
+    """
+    return [{"of": [asdict(output) for output in each]} if each else None for each in outputs]
