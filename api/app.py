@@ -27,6 +27,7 @@ from leasehold.api.process import metrics
 from leasehold.api.process.services import open_services
 from leasehold.api.runs import batches as run_batches
 from leasehold.api.runs import (
+    callbacks,
     creating,
     external,
     external_files,
@@ -72,6 +73,7 @@ _REST = (
     audit.router,
     keys.router,
     webhooks.router,
+    callbacks.router,
     health.router,
     openapi.router,
 )

@@ -58,6 +58,7 @@ SPARED = {
     "promoteConversion": "the load has nowhere to promote to",
     "testWebhook": "the load's webhooks get messages enough",
     "redeliverWebhook": "as testWebhook",
+    "rotateCallbackSecret": "as rotateWebhookSecret",
     "signalRun": "the load has no workflows",
     "createKey": "the stack makes its keys before the load",
     "rotateKey": "as createKey",

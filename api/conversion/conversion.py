@@ -32,6 +32,7 @@ from leasehold.api.conversion.upload import (
     receive,
 )
 from leasehold.api.conversion.view import STATES, encoded, is_finished, record
+from leasehold.api.http.callback_urls import REFUSED_URL
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.cursors import IdCursor, cursor_of, id_at
 from leasehold.api.http.early import refuse_early
@@ -76,7 +77,8 @@ _SLOW = Problem(
     summary="Send a model to convert",
     description="A multipart form: `model`, `ref_images[]`, `user_id`, `tenant_id`, `model_id`, `version`, "
     "`platform`, `enable_evaluate`, `enable_sim_fp`, `enable_sim_fixed`, `enable_sim_hw`, and `preprocessing` (JSON: "
-    "`mean`, `scale`, `layout`) and `tags` (a JSON object of texts).",
+    "`mean`, `scale`, `layout`), `tags` (a JSON object of texts), and `callback_url`: "
+    "each end of the job is sent there, as `job.*` of a webhook, signed with the tenant's callback secret.",
     status_code=201,
     openapi_extra=multipart(FORM, ["model", "user_id", "model_id", "version", "platform"]),
     responses=problems({
@@ -86,7 +88,7 @@ _SLOW = Problem(
         HTTPStatus.UNSUPPORTED_MEDIA_TYPE: "`tflite_unsupported`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_request`, `model_missing`, `unsupported_format`, `too_large`, "
         "`bad_reference_images`, `hardware_simulation_unavailable`, `idempotency_key_reused`, "
-        "`invalid_tags`",
+        f"`invalid_tags`, {REFUSED_URL}",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `upload_quota_exceeded`",
         HTTPStatus.BAD_GATEWAY: "`store_unavailable`",
     }),
@@ -192,6 +194,7 @@ def _new_conversion(
         id=job_id,
         exclusive_key=form.user_id,
         tags=form.tags,
+        callback_url=form.callback_url,
     )
     input_record = {
         "filename": form.file_name,

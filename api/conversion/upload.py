@@ -17,6 +17,7 @@ import orjson
 from pydantic import ValidationError
 from starlette.requests import Request
 
+from leasehold.api.http.callback_urls import MAX_CHARACTERS, check_callback_url
 from leasehold.api.http.file_names import clean_file_name
 from leasehold.api.http.multipart import Begin, Data, End, events
 from leasehold.db.idempotency import fingerprint
@@ -69,6 +70,7 @@ FORM: dict[str, Any] = {
     "platform": {"type": "string", "enum": list(get_args(Platform))},
     "preprocessing": {"type": "string", "contentMediaType": "application/json"},
     "tags": {"type": "string", "contentMediaType": "application/json"},
+    "callback_url": {"type": "string", "maxLength": MAX_CHARACTERS},
     "enable_evaluate": _FLAG,
     "enable_sim_fp": _FLAG,
     "enable_sim_fixed": _FLAG,
@@ -87,6 +89,7 @@ class StoredForm:
     model_bytes: int
     images: int
     tags: dict[str, str]
+    callback_url: str | None
     fingerprint: bytes  # over all fields and files, for the idempotency key
 
 
@@ -122,6 +125,7 @@ class _Form:
     def __init__(self, model: Upload, references: Upload, settings: Settings) -> None:
         self._model = model
         self._references = references
+        self._settings = settings
         self._toolchain = settings.conversion_toolchain
         self._accepts_tflite = settings.conversion_tflite or self._toolchain == "kneron"
         self._fields: dict[str, str] = {}
@@ -198,6 +202,7 @@ class _Form:
         if user_id is None:
             raise Invalid("invalid_request", "The form needs a user_id.")
         owner_tenant, tags = _text(self._fields, "tenant_id"), _tags(self._fields)
+        callback_url = _callback_url(self._fields, self._settings)
         if self._images:
             await self._references.write(bytes(2 * _TAR_BLOCK))
         model, references = await self._model.finish(), await self._references.finish()
@@ -209,6 +214,7 @@ class _Form:
             model.sha256,
             references.sha256,
             *([orjson.dumps(tags, option=orjson.OPT_SORT_KEYS).decode()] if tags else ()),
+            *(["callback_url", callback_url] if callback_url else ()),
         ]
         return StoredForm(
             params,
@@ -218,6 +224,7 @@ class _Form:
             model.size,
             self._images,
             tags,
+            callback_url,
             fingerprint(b"POST /api/v1/jobs", *(part.encode() for part in hashed)),
         )
 
@@ -243,6 +250,14 @@ def _tags(fields: dict[str, str]) -> dict[str, str]:
     if not isinstance(tags, dict) or not all(isinstance(value, str) for value in tags.values()):
         raise Invalid("invalid_tags", "The field tags is a JSON object of texts.")
     return dict(check_tags(tags))
+
+
+def _callback_url(fields: dict[str, str], settings: Settings) -> str | None:
+    url = fields.get("callback_url") or None
+    if url is not None and len(url) > MAX_CHARACTERS:
+        raise Invalid("invalid_request", f"callback_url has at most {MAX_CHARACTERS} characters.")
+    check_callback_url(settings, url)
+    return url
 
 
 def _params(fields: dict[str, str], toolchain: Toolchain) -> ConversionParams:

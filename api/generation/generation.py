@@ -24,6 +24,7 @@ from leasehold.api.generation.schemas import (
     Ordered,
 )
 from leasehold.api.generation.view import answer, is_finished
+from leasehold.api.http.callback_urls import REFUSED_URL, check_callback_url
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
@@ -72,7 +73,7 @@ _CREATES = {
     "responses": problems({
         HTTPStatus.CONFLICT: "`task_id_reused`, `idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`unknown_provider`, `provider_not_configured`, `credential_missing`, "
-        "`invalid_request`, `idempotency_key_reused`, `idempotency_key_malformed`",
+        f"`invalid_request`, `idempotency_key_reused`, `idempotency_key_malformed`, {REFUSED_URL}",
         HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
         HTTPStatus.SERVICE_UNAVAILABLE: "`sealing_not_configured`",
     }),
@@ -111,6 +112,7 @@ async def _create(
 ) -> Response:
     services = services_of(request)
     services.store.require()  # before the provider charges anything
+    check_callback_url(services.settings, order.callback_url)
     terms = _terms(services.opened["generation"], order, credential)
     sealed = Sealing(services.settings).seal(credential.encode()).decode() if credential else None
     params = _params(services.settings, kind, order, terms, sealed)
@@ -205,6 +207,7 @@ def _new_generation(
         limits=own_limits(settings, caller.tenant_id, order.server_id, terms),
         pin=order.server_id,
         tags=order.tags,
+        callback_url=order.callback_url,
     )
     return NewGeneration(job, order.task_id or str(job_id), params.kind, server, request_hash)
 

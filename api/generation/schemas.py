@@ -8,6 +8,7 @@ from uuid import UUID
 import orjson
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
+from leasehold.api.http.callback_urls import CallbackUrl
 from leasehold.api.http.tags import Tags
 from leasehold.domain.json_values import Flag, JsonNumber, Number
 
@@ -77,6 +78,7 @@ class GenerationRequest(BaseModel):
         None, description="Further fields, passed to the provider as they are."
     )
     tags: Tags = {}
+    callback_url: CallbackUrl = None
 
 
 class TaskQuery(BaseModel):

@@ -9,6 +9,9 @@ from pydantic import AfterValidator, BaseModel, Field
 from leasehold.domain.errors import Invalid
 from leasehold.domain.tags import MAX_TAG_CHARACTERS, MAX_TAGS, NAME_PATTERN, check_tags
 
+#: Members that requests got in later releases.
+_ADDED = ("tags", "callback_url")
+
 
 def _checked(tags: dict[str, str]) -> dict[str, str]:
     try:
@@ -30,7 +33,7 @@ Tags: TypeAlias = Annotated[
 
 
 def json_of_request(body: BaseModel) -> bytes:
-    """The request as JSON, for its fingerprint. A request without tags has the same JSON as in releases that had no
-    tags: so a repetition across the upgrade is still recognised.
+    """The request as JSON, for its fingerprint. A request without tags and callback has the same JSON as in releases
+    that had neither: so a repetition across the upgrade is still recognised.
     """
-    return body.model_dump_json(exclude=None if getattr(body, "tags", None) else {"tags"}).encode()
+    return body.model_dump_json(exclude={name for name in _ADDED if not getattr(body, name, None)}).encode()

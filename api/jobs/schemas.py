@@ -197,6 +197,20 @@ class Waiting(BaseModel):
     until: datetime | None = None
 
 
+class CallbackDelivery(BaseModel):
+    """The job that sends the last end of this job: `GET /v1/jobs/{id}` shows its tries, and `/retry` sends again."""
+
+    id: UUID
+    status: JobState
+
+
+class Callback(BaseModel):
+    """`host`: of the URL; the rest of a URL may hold a secret. `delivery`: left out until the job has ended."""
+
+    host: str | None = None
+    delivery: CallbackDelivery | None = None
+
+
 class JobAnswer(JobSummary):
     updated_at: datetime
     parameters: dict[str, Any]
@@ -206,6 +220,7 @@ class JobAnswer(JobSummary):
     result: dict[str, Any] = Field(description="The result of each step that has one.")
     waits_for: list[Waiting]
     parent: Parent | None = None
+    callback: Callback | None = Field(None, description="The job was submitted with a `callback_url`.")
 
 
 class Count(BaseModel):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import UUID
 
 from leasehold.api.jobs.access import Found
@@ -74,6 +75,7 @@ def answer(found: Found) -> dict[str, Any]:
         result={step["id"]: step["result"] for step in steps if step["result"] is not None},
         waits_for=[] if row["status"] in JOB_TERMINAL else _waits_for(row, steps),
         parent=_parent(row, kind),
+        callback=_callback(row["callback"]),
     )
 
 
@@ -100,6 +102,14 @@ def _waits_for(row: Row, steps: list[Mapping[str, Any]]) -> list[dict[str, Any]]
         for step in steps
         if step["state"] in _OPEN
     ]
+
+
+def _callback(callback: Mapping[str, Any] | None) -> dict[str, Any] | None:
+    """Of the URL only the host: the rest may hold a secret."""
+    if callback is None:
+        return None
+    delivery = {"id": callback["id"], "status": callback["status"]} if callback["id"] is not None else None
+    return _given(host=urlsplit(callback["url"]).hostname, delivery=delivery)
 
 
 def _parent(row: Row, kind: JobKind) -> dict[str, Any] | None:

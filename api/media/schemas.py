@@ -8,6 +8,7 @@ from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from leasehold.api.http.callback_urls import CallbackUrl
 from leasehold.api.http.tags import Tags
 from leasehold.domain.json_values import JsonNumber
 from leasehold.pipelines.media.variants import VariantName
@@ -69,6 +70,7 @@ class CompleteRequest(BaseModel):
         {}, description="The priorities of steps that differ from the picture's."
     )
     tags: Tags = {}
+    callback_url: CallbackUrl = None
 
 
 class Accepted(BaseModel):

@@ -11,6 +11,7 @@ import structlog
 from fastapi import APIRouter, Depends, Request, Response
 
 from leasehold.api.auth.security import MEDIA_WRITE, Require
+from leasehold.api.http.callback_urls import REFUSED_URL, check_callback_url
 from leasehold.api.http.caller_first import CallerFirst
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.edge import identity_of
@@ -148,7 +149,7 @@ async def _ticket(services: Services, media_id: UUID, key: str, upload: UploadRe
         HTTPStatus.NOT_FOUND: "`media_not_found`",
         HTTPStatus.CONFLICT: "`upload_missing`, `upload_expired`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`wrong_key`, `invalid_request`; and, for the object itself, "
-        "`empty_file`, `too_large`, `unsupported_format`, `mislabelled`",
+        f"`empty_file`, `too_large`, `unsupported_format`, `mislabelled`; of `callback_url` {REFUSED_URL}",
         HTTPStatus.TOO_MANY_REQUESTS: REFUSED_FOR_NOW,
     }),
 )  # fmt: skip
@@ -192,6 +193,7 @@ async def _take_in(
     limit_fields: dict[str, str],
 ) -> UUID:
     """Check the object and write the job; return its id. The RateLimit fields are added to `limit_fields`."""
+    check_callback_url(services.settings, done.callback_url)
     queues = queues_of(caller.tenant_id, media)
     await refuse_early(services, caller, queues)
     limits = _limits(services.settings)
@@ -216,6 +218,7 @@ async def _take_in(
         keep_seconds=_kept_seconds(services.settings),
         trace=trace | {"media_id": str(picture.id)},
         tags=done.tags,
+        callback_url=done.callback_url,
     )
     async with (
         services.pool.acquire() as connection,

@@ -9,6 +9,7 @@ from uuid import UUID
 import structlog
 from fastapi import APIRouter, Request, Response
 
+from leasehold.api.http.callback_urls import REFUSED_URL, check_callback_url
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
@@ -47,7 +48,7 @@ router = APIRouter(tags=["runs"], prefix="/v1/runs", route_class=QuickRoute)
         HTTPStatus.NOT_FOUND: "`template_not_found`",
         HTTPStatus.CONFLICT: "`template_disabled`, `same_key_running`, `idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
-        "`nothing_to_do`, `invalid_request`, `batch_not_supported`, `batch_too_large`",
+        f"`nothing_to_do`, `invalid_request`, `batch_not_supported`, `batch_too_large`, {REFUSED_URL}",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, `bulk_writes_waiting`, {CHECKED_LATER}",
     }),
 )  # fmt: skip
@@ -55,6 +56,7 @@ async def create_runs(
     request: Request, body: BatchRequest, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
+    check_callback_url(services.settings, body.callback_url)
     created: list[tuple[int, CreatedRuns]] = []
     limit_headers: dict[str, str] = {}
     await refuse_early(services, caller, {}, idempotency_key)
@@ -148,6 +150,7 @@ async def _checked_runs(
             dedupe_key=None if item.dedupe is None else item.dedupe.key,
             start_within=seconds_or_none(body.start_within_seconds),
             tags=item.tags,
+            callback_url=body.callback_url,
         )
         async for item, item_params in paced(list(zip(body.runs, params, strict=True)))
     ]

@@ -17,6 +17,7 @@ import structlog
 from fastapi import APIRouter, Depends, Request, Response
 
 from leasehold.api.auth.security import RUNS_WRITE, Require
+from leasehold.api.http.callback_urls import REFUSED_URL, check_callback_url
 from leasehold.api.http.early import refuse_early
 from leasehold.api.http.edge import identity_of
 from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
@@ -60,7 +61,7 @@ _DUPLICATE_TRIES = 5
         HTTPStatus.CONFLICT: "`template_disabled`, `same_scope_running`, `same_key_running`, "
         "`idempotency_key_in_flight`",
         HTTPStatus.UNPROCESSABLE_ENTITY: "`invalid_payload`, `payload_too_large`, `payload_too_complex`, "
-        "`nothing_to_do`, `invalid_request`",
+        f"`nothing_to_do`, `invalid_request`, {REFUSED_URL}",
         HTTPStatus.TOO_MANY_REQUESTS: f"{REFUSED_FOR_NOW}, {CHECKED_LATER}",
     }),
 )  # fmt: skip
@@ -68,6 +69,7 @@ async def create_run(
     request: Request, body: RunRequest, caller: Writer, idempotency_key: IdempotencyKey = None
 ) -> Response:
     services = services_of(request)
+    check_callback_url(services.settings, body.callback_url)
     if body.dedupe is not None and not idempotency_key:
         async with services.pool.acquire() as connection:
             existing = await _existing_run(connection, caller.tenant_id, body)
@@ -162,6 +164,7 @@ async def _checked_run(
             dedupe_key=None if body.dedupe is None else body.dedupe.key,
             start_within=seconds_or_none(body.start_within_seconds),
             tags=body.tags,
+            callback_url=body.callback_url,
         )
     except RequestError as error:
         return error

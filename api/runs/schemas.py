@@ -9,6 +9,7 @@ from uuid import UUID
 
 from pydantic import AfterValidator, AwareDatetime, BaseModel, ConfigDict, Field, JsonValue
 
+from leasehold.api.http.callback_urls import CallbackUrl
 from leasehold.api.http.tags import Tags
 from leasehold.db.job_reads import Row
 from leasehold.domain.cron import FIRST, LAST
@@ -68,6 +69,7 @@ class RunRequest(_Request):
     start_within_seconds: StartWithin = None
     dedupe: Dedupe | None = None
     tags: Tags = {}
+    callback_url: CallbackUrl = None
 
 
 class BatchItem(_Request):
@@ -97,6 +99,7 @@ class BatchRequest(_Request):
     priority: Priority = "normal"
     scheduled_at: Instant | None = Field(None, description="The run starts at this time or later.")
     start_within_seconds: StartWithin = None
+    callback_url: CallbackUrl = None
     runs: list[BatchItem] = Field(min_length=1, max_length=MAX_BATCH_RUNS)
 
 

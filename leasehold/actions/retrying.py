@@ -49,7 +49,8 @@ async def revive_together(actions: Actions, connection: Connection, targets: Seq
     for target in targets:
         if target.row["notify"]:
             await actions.dispatch(connection, target.id)
-    await jobs.replay_together(connection, [target.id for target in targets], targets[0].tenant_id)
+    followed = [pipeline.name for pipeline in actions.templates.pipelines if pipeline.on_failure is not None]
+    await jobs.replay_together(connection, [target.id for target in targets], targets[0].tenant_id, followed)
 
 
 async def revive(

@@ -112,9 +112,11 @@ def submit(
     start_within_seconds: int | None = None,
     dedupe: str | None = None,
     tags: Mapping[str, str] | None = None,
+    callback_url: str | None = None,
     key: str | None = None,
 ) -> Call[models.Accepted]:
     """Start a run. `dedupe`: at most one unfinished run of the template has it, and the answer names that run.
+    `callback_url`: the run's end is sent there.
     `key`: the idempotency key; without one the client makes one.
     """
     body = _given(
@@ -128,6 +130,7 @@ def submit(
         start_within_seconds=start_within_seconds,
         dedupe=None if dedupe is None else {"key": dedupe},
         tags=None if tags is None else dict(tags),
+        callback_url=callback_url,
     )
     return Call("POST", "/v1/runs", models.Accepted.model_validate, body=body, keyed=True, key=key)
 

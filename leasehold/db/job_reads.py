@@ -57,6 +57,9 @@ SELECT {COLUMNS}, j.params, j.output_prefix, j.exclusive_key,
     (SELECT jsonb_agg(jsonb_build_object('step', o.step, 'name', o.name, 'key', o.key, 'size', o.size,
         'sha256', o.sha256, 'content_type', o.content_type) ORDER BY o.step, o.name)
      FROM (SELECT * FROM output a WHERE a.job_id = j.id ORDER BY a.step, a.name LIMIT {MAX_OUTPUTS}) AS o) AS outputs,
+    (SELECT jsonb_build_object('url', c.url, 'id', d.id, 'status', d.status)
+     FROM job_callback c LEFT JOIN job d ON d.id = c.delivery_id AND d.tenant_id = c.tenant_id
+     WHERE c.job_id = j.id) AS callback,
     (SELECT jsonb_agg(split_part(w.key, '=', 1) ORDER BY w.key) FROM gate_job w
      WHERE w.job_id = j.id AND w.admitted_at IS NULL AND NOT starts_with(w.key, 'scope:')) AS limits
 FROM job j LEFT JOIN run r ON r.job_id = j.id

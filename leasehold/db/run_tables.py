@@ -195,6 +195,15 @@ webhook = Table(
     Index("webhook_tenant", "tenant_id"),
 )
 
+#: What a tenant's callbacks are signed with. Made for the first callback, or by the first rotation.
+callback_secret = Table(
+    "callback_secret",
+    metadata,
+    Column("tenant_id", Text, primary_key=True),
+    Column("secrets", ARRAY(LargeBinary), nullable=False),  # as those of a webhook
+    Column("created_at", _INSTANT, nullable=False, server_default=_NOW),  # of the newest
+)
+
 rate_bucket = Table(
     "rate_bucket",
     metadata,

@@ -148,6 +148,16 @@ job_tag = Table(
     Index("job_tag_value", "tenant_id", "name", "value", text("job_id DESC")),
 )
 
+#: The URL that a job's ends are sent to, beside the webhooks. `delivery_id`: the job that sends the last end.
+job_callback = Table(
+    "job_callback",
+    metadata,
+    Column("job_id", Uuid, ForeignKey("job.id", ondelete="CASCADE"), primary_key=True),
+    Column("tenant_id", Text, nullable=False),
+    Column("url", Text, nullable=False),
+    Column("delivery_id", Uuid),
+)
+
 #: What a deleted or expired job leaves for a while: links to it answer 410 and not 404.
 tombstone = Table(
     "tombstone",

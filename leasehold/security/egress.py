@@ -12,7 +12,7 @@ import asyncio
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterable, AsyncIterator, Mapping
+from collections.abc import AsyncIterable, AsyncIterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -118,22 +118,29 @@ class Egress:
         if self._http is not None:
             await self._http.aclose()
 
+    def check_form(self, url: str) -> None:
+        """Check what can be checked of `url` without a name server. Raises EgressRefused."""
+        parsed, port = _parsed(url)
+        try:
+            addresses = [ipaddress.ip_address(parsed.host)]
+        except ValueError:
+            addresses = []  # a name
+        if addresses or not self._allowed:
+            self._check_addresses(addresses, port)
+
     async def check(self, url: str) -> Target:
         """Resolve `url` and check its addresses and its port. Raises EgressRefused."""
         going_out("a name server")
-        try:
-            parsed = httpx2.URL(url)
-        except (httpx2.InvalidURL, ValueError):
-            raise EgressRefused("url_malformed", "This is not a URL.") from None
-        if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
-            raise EgressRefused("url_malformed", "Only http and https URLs without a user are accepted.")
-        port = parsed.port or (443 if parsed.scheme == "https" else 80)
+        parsed, port = _parsed(url)
         addresses = await _resolve(parsed.host, port)
+        self._check_addresses(addresses, port)
+        return Target(parsed, parsed.host, str(addresses[0]))
+
+    def _check_addresses(self, addresses: Sequence[Address], port: int) -> None:
         if not all(self._may_connect(address) for address in addresses):
             raise EgressRefused("address_private", "The host has an address that is not public.")
-        if port not in PORTS and not all(self._is_allowed(address) for address in addresses):
+        if port not in PORTS and not (addresses and all(self._is_allowed(address) for address in addresses)):
             raise EgressRefused("port_refused", "Only ports 80 and 443 are accepted.")
-        return Target(parsed, parsed.host, str(addresses[0]))
 
     async def request(
         self,
@@ -254,6 +261,17 @@ class Egress:
 
     def _is_allowed(self, address: Address) -> bool:
         return any(address in network for network in self._allowed)
+
+
+def _parsed(url: str) -> tuple[httpx2.URL, int]:
+    """The URL, and its port. Raises EgressRefused."""
+    try:
+        parsed = httpx2.URL(url)
+    except (httpx2.InvalidURL, ValueError):
+        raise EgressRefused("url_malformed", "This is not a URL.") from None
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.userinfo:
+        raise EgressRefused("url_malformed", "Only http and https URLs without a user are accepted.")
+    return parsed, parsed.port or (443 if parsed.scheme == "https" else 80)
 
 
 @cache

@@ -48,6 +48,10 @@ class Sealing:
             hmac.compare_digest(_signature(key, purpose, text).encode(), signature_bytes) for key in self._signing
         )
 
+    def require(self) -> None:
+        """Raises Unavailable when the installation has no key."""
+        self._keys()
+
     def seal(self, secret: bytes) -> bytes:
         """Encrypt the secret. Raises Unavailable when the installation has no key."""
         return self._keys().encrypt(secret)

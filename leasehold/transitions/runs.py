@@ -20,6 +20,7 @@ from leasehold.db.database import Connection, unindexed
 from leasehold.domain.concurrency_limit import ConcurrencyLimit
 from leasehold.domain.errors import Conflict
 from leasehold.domain.ids import new_id
+from leasehold.domain.pipeline import Pipeline
 from leasehold.evaluation.templates import TemplateVersion
 from leasehold.runtime.pacing import paced
 from leasehold.transitions import concurrency, jobs, limits
@@ -47,6 +48,7 @@ class NewRun:
     dedupe_key: str | None = None  # at most one unfinished run of the template has it
     start_within: timedelta | None = None  # instead of the template's
     tags: Mapping[str, str] = field(default_factory=dict)
+    callback_url: str | None = None
     id: UUID = field(default_factory=new_id)
 
 
@@ -133,8 +135,9 @@ def _job(new: NewRun, own_limits: Sequence[ConcurrencyLimit], *, notify: bool, e
         exclusive_key=exclusive,
         dedupe_key=new.dedupe_key,
         start_within=new.start_within,
-        notify=notify or new.template_version.pipeline.on_failure is not None,
+        notify=notify or bool(_followed(new.template_version.pipeline)),
         tags=new.tags,
+        callback_url=new.callback_url,
         run=RunOf(template.type, template.version, new.scope, new.scope_id, new.schedule_id, new.tick, new.rerun_of),
     )
 
@@ -174,8 +177,21 @@ async def revive(
         connection, new, (await limits.tenant_rules(connection, {new.tenant_id}))[new.tenant_id]
     )
     async with _translate_conflicts(connection, new, admission.terms):
-        hints = await jobs.replay(connection, new.id, new.tenant_id, params, from_step, admission.terms)
+        hints = await jobs.replay(
+            connection,
+            new.id,
+            new.tenant_id,
+            params,
+            from_step,
+            admission.terms,
+            followed=_followed(new.template_version.pipeline),
+        )
     return None if hints is None else admission.created(new.id, hints)
+
+
+def _followed(pipeline: Pipeline) -> list[str]:
+    """The pipeline's name, if a run follows each of its runs that fails."""
+    return [pipeline.name] if pipeline.on_failure is not None else []
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,5 +1,5 @@
-"""Webhooks of jobs that ended: each job gets a delivery job for each webhook and event that subscribes to it. One
-transaction writes the delivery jobs and clears the job's `notify`.
+"""Webhooks of jobs that ended: each job gets a delivery job for each webhook and event that subscribes to it, and one
+for its own callback URL. One transaction writes the delivery jobs and clears the job's `notify`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ _ENDED = f"""
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
        CASE WHEN j.pipeline = ANY($4::text[]) AND j.error IS NOT NULL THEN j.params END AS params,
-       (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = j.id) AS tags
+       (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = j.id) AS tags,
+       (SELECT c.url FROM job_callback c WHERE c.job_id = j.id AND c.tenant_id = j.tenant_id) AS callback_url
 FROM job j LEFT JOIN run r ON r.job_id = j.id
 WHERE j.notify AND j.finished_at IS NOT NULL
   AND ($3::text[] IS NULL OR j.error IS NULL OR position('.' IN j.pipeline) = 0 OR j.pipeline = ANY($3))
@@ -51,6 +52,14 @@ FOR UPDATE OF j SKIP LOCKED
 _WATCHING = "SELECT id, tenant_id, events FROM webhook WHERE enabled AND tenant_id = ANY($1::text[])"
 
 _CLEAR_NOTIFY = "UPDATE job SET notify = false WHERE id = ANY($1::uuid[])"
+
+# The job $1 of a callback is sent by the job $2.
+_CALLED_BACK = """
+-- webhooks_called_back
+UPDATE job_callback c SET delivery_id = n.delivery_id
+FROM unnest($1::uuid[], $2::uuid[]) AS n(job_id, delivery_id)
+WHERE c.job_id = n.job_id
+"""
 
 # Unfinished jobs of a tenant, by id, that were submitted before the tenant had a webhook. $4: pipelines to leave out.
 _WATCH = """
@@ -111,7 +120,16 @@ async def dispatch(
         deliveries += [
             _follower(following[row["pipeline"]], row, keep_seconds) for row in ended if row["params"] is not None
         ]
+        callbacks = {
+            row["id"]: NewJob(pipeline, row["tenant_id"], params=_callback(row, subjects), keep_seconds=keep_seconds)
+            for row in ended
+            if row["callback_url"] is not None
+        }
+        deliveries += callbacks.values()
         hints = await submit(connection, deliveries) if deliveries else []
+        if callbacks:
+            sent_by = [delivery.id for delivery in callbacks.values()]
+            await connection.execute(_CALLED_BACK, list(callbacks), sent_by)
         await connection.execute(_CLEAR_NOTIFY, [row["id"] for row in ended])
         return hints
 
@@ -131,19 +149,30 @@ def _follower(pipeline: Pipeline, row: Any, keep_seconds: int) -> NewJob:
 
 def _deliveries(hook: Any, row: Any, subjects: Subjects) -> list[dict[str, Any]]:
     """The parameters of the deliveries about one job to one webhook: of `run.*` for runs, and of `job.*`."""
-    is_run = row["template"] is not None
-    if not is_run and row["pipeline"] in subjects.own:
+    if row["template"] is None and row["pipeline"] in subjects.own:
         return []
+    return [
+        {"webhook_id": str(hook["id"]), "event": event}
+        for event in _events(row, subjects)
+        if event["type"] in hook["events"]
+    ]
+
+
+def _callback(row: Any, subjects: Subjects) -> dict[str, Any]:
+    """The parameters of the delivery to the job's callback URL: it sends the job's `job.*`."""
+    event, *_ = _events(row, subjects)
+    return {"url": row["callback_url"], "event": event}
+
+
+def _events(row: Any, subjects: Subjects) -> list[dict[str, Any]]:
+    """What there is to send about the end of a job: `job.*` and, of a run, `run.*`."""
+    is_run = row["template"] is not None
     data = {"id": str(row["id"]), "status": row["status"], "error": row["error"]}
     run = {name: row[name] for name in ("template", "version", "scope", "scope_id")} if is_run else {}
     kind = "run" if is_run else subjects.kinds.get(row["pipeline"], "run")
     of_job = {"kind": kind, "template": row["template"] or row["pipeline"], "tags": row["tags"] or {}}
     contents = {f"job.{row['status']}": run | of_job | data} | ({f"run.{row['status']}": run | data} if is_run else {})
-    return [
-        {"webhook_id": str(hook["id"]), "event": message(name, row["finished_at"], content)}
-        for name, content in sorted(contents.items())
-        if name in hook["events"]
-    ]
+    return [message(name, row["finished_at"], content) for name, content in contents.items()]
 
 
 def message(name: str, at: datetime, data: Mapping[str, Any]) -> dict[str, Any]:

@@ -11,9 +11,13 @@ import pytest
 from pydantic import BaseModel
 
 from leasehold import App, DeclarationError, Failed, Limit, Retry, TaskFailed, Unique
+from leasehold.actions.context import Target
+from leasehold.actions.retrying import revive, revive_together, template_of
 from leasehold.db.database import Connection
 from leasehold.pipelines import with_deliveries
-from leasehold.transitions import webhooks
+from leasehold.pipelines.operations.context import open_operation_context
+from leasehold.settings import Settings
+from leasehold.transitions import operations, webhooks
 from tests.app.conftest import Serve
 
 SECONDS = 30.0
@@ -95,6 +99,32 @@ async def test_a_run_follows_each_one_that_failed_for_good_and_no_other(
     }
     assert await connection.fetchval("SELECT count(*) FROM job WHERE pipeline = 'flow.report'") == 3
     assert await connection.fetchval("SELECT count(*) FROM run WHERE template = 'flow.report'") == 3
+
+
+async def test_a_run_follows_each_failure_of_a_run_that_is_retried(
+    using: Callable[..., App], serve: Serve, connection: Connection, settings: Settings
+) -> None:
+    """Also where no webhook is subscribed: a retry asks for the end again."""
+    using(app)
+
+    async def reports(number: int) -> None:
+        while await connection.fetchval("SELECT count(*) FROM job WHERE pipeline = 'flow.report'") < number:
+            await asyncio.sleep(0.05)
+
+    async with serve(app), open_operation_context(settings, app.pipelines()) as context, asyncio.timeout(SECONDS):
+        run = await fail.asubmit(1)
+        await reports(1)
+        tenant, at = await connection.fetchrow("SELECT tenant_id, clock_timestamp() FROM job WHERE id = $1", run.id)
+        for number, together in enumerate((True, False), 2):
+            async with connection.transaction():
+                (row,), _ = await operations.lock(connection, "retry", [run.id], tenant, at + timedelta(hours=1))
+                target = Target(row, context.actions.kinds.of("flow.fail", is_run=True), row["queue"])
+                if together:
+                    await revive_together(context.actions, connection, [target])
+                else:
+                    template_version = await template_of(context.actions, connection, target)
+                    assert await revive(context.actions, connection, target, template_version) is not None
+            await reports(number)
 
 
 async def test_a_worker_without_the_code_leaves_the_end_of_a_failed_task_to_one_that_has_it(

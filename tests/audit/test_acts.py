@@ -106,6 +106,7 @@ ACTIONS = {
     "changeWebhook": "webhook.changed",
     "rotateWebhookSecret": "webhook.rotated",
     "deleteWebhook": "webhook.deleted",
+    "rotateCallbackSecret": "callback.rotated",
     "testWebhook": "webhook.tested",
     "redeliverWebhook": "webhook.redelivered",
     "createKey": "key.created",

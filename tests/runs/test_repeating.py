@@ -25,6 +25,7 @@ CREATES: dict[str, tuple[str, dict[str, Any], dict[str, Any] | None]] = {
     "createTemplate": ("/v1/templates", {"type": "new", "steps": STEPS}, {"type": "other", "steps": STEPS}),
     "createWebhook": ("/v1/webhooks", {"url": "https://127.0.0.1/"}, {"url": "https://127.0.0.2/"}),
     "rotateWebhookSecret": ("/v1/webhooks/{webhook}/rotate", {}, None),
+    "rotateCallbackSecret": ("/v1/callbacks/secret", {}, None),
     "rerunRun": ("/v1/runs/{run}/rerun", {}, None),
     "createSchedule": (
         "/v1/schedules",

@@ -349,6 +349,7 @@ MAKES_NOTHING: dict[str, Way | None] = {
     "changeWebhook": of_webhook("PATCH", enabled=True),
     "rotateWebhookSecret": of_webhook("POST", "/rotate"),
     "deleteWebhook": of_webhook("DELETE"),
+    "rotateCallbackSecret": plain("/v1/callbacks/secret"),
     "createKey": plain("/v1/keys", client_id="other", role="viewer"),
     "rotateKey": of_key("/rotate"),
     "expireKey": of_key("/expire", in_seconds=60),

@@ -33,7 +33,7 @@ OPENS: dict[str, str] = {
     "external:work": """claimExternal heartbeatExternal progressExternal completeExternal failExternal
         acknowledgeCancelExternal announceExternalFiles""",
     "webhooks:write": """listWebhooks createWebhook changeWebhook deleteWebhook rotateWebhookSecret listDeliveries
-        testWebhook redeliverWebhook""",
+        testWebhook redeliverWebhook rotateCallbackSecret""",
     "conversion:write": "createConversion cancelConversion promoteConversion",
     "conversion:read": "listConversions getConversion getConversionResult streamConversionEvents",
     "generation:write": "generateImages generateVideo cancelImages cancelVideo uploadSourceImages",

@@ -64,6 +64,7 @@ export class JobFailed extends Error {
         };
         waits_for: import("./schema.d.ts").components["schemas"]["Waiting"][];
         parent?: import("./schema.d.ts").components["schemas"]["Parent"] | null;
+        callback?: import("./schema.d.ts").components["schemas"]["Callback"] | null;
     };
 }
 export class Leasehold {

@@ -5,10 +5,10 @@ Webhooks specification.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
+from typing import Any, Self
 from uuid import UUID
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, model_validator
 
 from leasehold.domain.kind import Kind, Scopes
 from leasehold.domain.pipeline import Pipeline, RunTerms, Step
@@ -18,15 +18,23 @@ _RETRY_LADDER = tuple(timedelta(seconds=s) for s in (5, 300, 1800, 7200, 18_000,
 
 
 class Delivery(BaseModel):
-    """The parameters of a delivery. `event`: the JSON to send. `message`: for a redelivery, the id of the first
-    delivery of the same message, so that the receiver gets the same message id; None: this delivery is the first.
+    """The parameters of a delivery: to the webhook `webhook_id`, or to `url`, the callback URL of one job. `event`: the
+    JSON to send. `message`: for a redelivery, the id of the first delivery of the same message, so that the receiver
+    gets the same message id; None: this delivery is the first.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    webhook_id: UUID
+    webhook_id: UUID | None = None
+    url: str | None = None
     event: dict[str, Any]
     message: UUID | None = None
+
+    @model_validator(mode="after")
+    def _has_one_destination(self) -> Self:
+        if (self.webhook_id is None) == (self.url is None):
+            raise ValueError("a delivery goes to a webhook or to a URL")
+        return self
 
 
 webhooks = Pipeline(
@@ -51,4 +59,5 @@ WEBHOOK = Kind(
     pipelines=(webhooks,),
     scopes=Scopes(read="webhooks:write", write="webhooks:write"),
     parents={"webhook": "/event/data/id"},
+    redacted=frozenset({"url"}),
 )

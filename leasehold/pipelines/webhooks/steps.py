@@ -1,11 +1,13 @@
-"""The handler of the pipeline `webhook`: it sends one signed message to the address of a client's webhook."""
+"""The handler of the pipeline `webhook`: it sends one signed message to a client's webhook, or to a callback URL."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from email.utils import parsedate_to_datetime
 from time import time
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import urlsplit
 
 import orjson
@@ -17,7 +19,8 @@ from leasehold.domain.verdicts import Snooze
 from leasehold.pipelines.webhooks.context import DeliveryContext, open_delivery_context
 from leasehold.pipelines.webhooks.pipeline import Delivery, webhooks
 from leasehold.security.egress import Answer, EgressFailed, EgressRefused
-from leasehold.security.signing import signature
+from leasehold.security.signing import new_secret, signature
+from leasehold.transitions import callbacks
 from leasehold.transitions import webhooks as transitions
 
 _ANSWER_BYTES = 64 * 1024
@@ -31,29 +34,53 @@ webhooks.opens(open_delivery_context)
 
 @webhooks.handles("deliver")
 async def deliver(attempt: Attempt) -> dict[str, Any] | Snooze:
-    """Send the message. The answer 2xx means that the receiver has the message, and 410 disables the webhook. After any
-    other answer, also a redirect, the step is retried.
+    """Send the message. The answer 2xx means that the receiver has the message. 410 disables the webhook, and ends the
+    delivery of a callback. After any other answer, also a redirect, the step is retried.
     """
     delivery: Delivery = attempt.params
     delivery_context: DeliveryContext = attempt.opened
-    async with attempt.connection() as connection:
-        row = await transitions.find(connection, delivery.webhook_id, attempt.tenant_id)
-    if row is None or not row["enabled"]:
+    destination = await _destination(delivery_context, attempt, delivery)
+    if destination is None:
         return {"delivered": False, "because": "the webhook is deleted or disabled"}
-    host = urlsplit(row["url"]).hostname or ""
+    host = urlsplit(destination.url).hostname or ""
     with delivery_context.shares.share(tenant=attempt.tenant_id, host=host) as has_share:
         if not has_share:
             return await _snoozed(attempt)
-        answer = await _send(delivery_context, attempt, row, orjson.dumps(delivery.event))
+        answer = await _send(delivery_context, attempt, destination, orjson.dumps(delivery.event))
     if answer.status == _STATUS_GONE:
-        async with attempt.connection() as connection:
-            await transitions.disable(
-                connection, delivery.webhook_id, attempt.tenant_id, "its address answered 410 Gone"
-            )
-        raise Permanent("webhook_gone", "The address answered 410 Gone; the webhook is disabled.")
+        await _gone(attempt, delivery)
     if 200 <= answer.status < 300:  # noqa: PLR2004 - HTTP statuses
         return {"delivered": True, "status": answer.status}
     raise Retryable(f"the address answered {answer.status}", code="webhook_refused", after=_retry_after(answer))
+
+
+@dataclass(frozen=True, slots=True)
+class _Destination:
+    """`secrets`: sealed; the message is signed with each."""
+
+    url: str
+    secrets: Sequence[bytes]
+
+
+async def _destination(delivery_context: DeliveryContext, attempt: Attempt, delivery: Delivery) -> _Destination | None:
+    """None: the webhook is deleted or disabled."""
+    async with attempt.connection() as connection:
+        if delivery.webhook_id is None:
+            assert delivery.url is not None
+            sealing = delivery_context.sealing
+            kept = await callbacks.secrets(connection, attempt.tenant_id, lambda: sealing.seal(new_secret()))
+            return _Destination(delivery.url, kept)
+        row = await transitions.find(connection, delivery.webhook_id, attempt.tenant_id)
+    return _Destination(row["url"], row["secrets"]) if row is not None and row["enabled"] else None
+
+
+async def _gone(attempt: Attempt, delivery: Delivery) -> NoReturn:
+    """Raises Permanent: the address wants no further message."""
+    if delivery.webhook_id is None:
+        raise Permanent("callback_gone", "The callback URL answered 410 Gone.")
+    async with attempt.connection() as connection:
+        await transitions.disable(connection, delivery.webhook_id, attempt.tenant_id, "its address answered 410 Gone")
+    raise Permanent("webhook_gone", "The address answered 410 Gone; the webhook is disabled.")
 
 
 async def _snoozed(attempt: Attempt) -> Snooze:
@@ -62,9 +89,9 @@ async def _snoozed(attempt: Attempt) -> Snooze:
     return Snooze(delay_after(snoozes, _SNOOZES), {"snoozes": snoozes})
 
 
-async def _send(delivery_context: DeliveryContext, attempt: Attempt, row: Any, body: bytes) -> Answer:
+async def _send(delivery_context: DeliveryContext, attempt: Attempt, destination: _Destination, body: bytes) -> Answer:
     message_id, now = f"msg_{attempt.params.message or attempt.job_id}", int(time())
-    secrets = [delivery_context.sealing.open(secret) for secret in row["secrets"]]
+    secrets = [delivery_context.sealing.open(secret) for secret in destination.secrets]
     headers = {
         "content-type": "application/json",
         "user-agent": "leasehold-webhooks",
@@ -74,7 +101,12 @@ async def _send(delivery_context: DeliveryContext, attempt: Attempt, row: Any, b
     }
     try:
         return await delivery_context.egress.request(
-            "POST", row["url"], headers=headers, content=body, max_bytes=_ANSWER_BYTES, timeout=delivery_context.seconds
+            "POST",
+            destination.url,
+            headers=headers,
+            content=body,
+            max_bytes=_ANSWER_BYTES,
+            timeout=delivery_context.seconds,
         )
     except EgressRefused as error:
         if error.code == "host_unknown":  # DNS may work again later

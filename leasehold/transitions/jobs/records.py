@@ -80,6 +80,7 @@ class NewJob:
     pin: str | None = None  # only workers with this label run it: LEASEHOLD_WORKER_LABELS
     run: RunOf | None = None
     tags: Mapping[str, str] = field(default_factory=dict)  # the client's own words, at most 8 (domain/tags.py)
+    callback_url: str | None = None  # each end of the job is sent there
 
 
 def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -107,7 +108,7 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
             "start_within_seconds": _whole_seconds(new.start_within or terms.start_within) if by_clock else None,
             "external": sum(step.external for step in new.pipeline.steps),
             "gated": bool(new.limits),
-            "notify": new.notify,
+            "notify": new.notify or new.callback_url is not None,
             "exclusive_key": new.exclusive_key,
             "dedupe_key": new.dedupe_key,
             "cancelable": terms.cancelable,
@@ -115,6 +116,7 @@ def job_record(new: NewJob, tasks: Sequence[Mapping[str, Any]]) -> dict[str, Any
         }
         | (new.run.record() if new.run is not None else {})
         | ({"tags": check_tags(new.tags)} if new.tags else {})
+        | ({"callback_url": new.callback_url} if new.callback_url is not None else {})
     )
 
 

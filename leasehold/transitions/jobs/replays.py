@@ -28,7 +28,8 @@ _REPLAYABLE = unindexed(
 
 # Only a failed job can be replayed. Its failed, skipped and cancelled steps become runnable again, with their counters
 # reset, and webhooks are sent at its next end, too. $4: the job must wait at its concurrency limits first: each
-# runnable step then waits for one step more. $5: whether $6 replaces the exclusive key.
+# runnable step then waits for one step more. $5: whether $6 replaces the exclusive key. $7: pipelines: a run
+# follows each of their runs that fails.
 REPLAY = f"""
 -- replay
 WITH locked AS MATERIALIZED (
@@ -66,7 +67,9 @@ WITH locked AS MATERIALIZED (
                 (SELECT max(e.at) FROM history e WHERE e.job_id = j.id AND e.kind = 'replayed'),
                 (SELECT r.scheduled_at FROM run r WHERE r.job_id = j.id),
                 j.created_at) END,
-        notify = EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = j.tenant_id AND w.enabled),
+        notify = j.pipeline = ANY($7::text[])
+            OR EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = j.tenant_id AND w.enabled)
+            OR EXISTS (SELECT 1 FROM job_callback c WHERE c.job_id = j.id),
         steps_left = j.steps_left + counted.uncounted,
         event_seq = j.event_seq + counted.n
     FROM counted WHERE j.id = counted.id
@@ -140,12 +143,15 @@ async def replay(
     params: Mapping[str, Any] | None = None,
     from_step: str | None = None,
     terms: AdmissionTerms | None = None,
+    *,
+    followed: Sequence[str] = (),
 ) -> list[Announcement] | None:
     """failed -> pending, from the failed step on; steps that succeeded stay. None: no such failed job.
 
     `params`: replaces the job's own; the caller has validated it. `from_step`: the job goes on from this step instead,
     and the steps that need it run again. `terms`: the job's limits and exclusive key from now on. None: the job waits
-    at no limits and keeps its exclusive key. It always keeps its dedupe key. With limits the job is held: call
+    at no limits and keeps its exclusive key. `followed`: the pipelines of which a run follows each run that fails. The
+    job always keeps its dedupe key. With limits the job is held: call
     `concurrency.admit` after the commit.
 
     Raises Invalid `unknown_step`; asyncpg.UniqueViolationError while another job has its exclusive or dedupe key.
@@ -165,8 +171,9 @@ async def replay(
         if terms is not None:
             await concurrency.leave(connection, job_id, new_terms.limits)
         rows = await connection.fetch(
-            REPLAY, [job_id], tenant_id, params, bool(new_terms.limits), terms is not None, new_terms.exclusive_key
-        )
+            REPLAY, [job_id], tenant_id, params, bool(new_terms.limits), terms is not None, new_terms.exclusive_key,
+            list(followed),
+        )  # fmt: skip
         if new_terms.limits:
             await concurrency.queue_up(
                 connection, [_ReplayedJob(job_id, tenant_id, failed["priority"], new_terms.limits)]
@@ -174,7 +181,9 @@ async def replay(
     return [Announcement.from_row(row) for row in rows]
 
 
-async def replay_together(connection: Connection, job_ids: Sequence[UUID], tenant_id: str) -> list[Announcement]:
+async def replay_together(
+    connection: Connection, job_ids: Sequence[UUID], tenant_id: str, followed: Sequence[str] = ()
+) -> list[Announcement]:
     """failed -> pending, as `replay`, for jobs that never had a limit nor an exclusive or dedupe key, and get none."""
-    rows = await connection.fetch(REPLAY, list(job_ids), tenant_id, None, False, False, None)
+    rows = await connection.fetch(REPLAY, list(job_ids), tenant_id, None, False, False, None, list(followed))
     return [Announcement.from_row(row) for row in rows]

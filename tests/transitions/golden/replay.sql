@@ -34,7 +34,9 @@ WITH locked AS MATERIALIZED (
                 (SELECT max(e.at) FROM history e WHERE e.job_id = j.id AND e.kind = 'replayed'),
                 (SELECT r.scheduled_at FROM run r WHERE r.job_id = j.id),
                 j.created_at) END,
-        notify = EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = j.tenant_id AND w.enabled),
+        notify = j.pipeline = ANY($7::text[])
+            OR EXISTS (SELECT 1 FROM webhook w WHERE w.tenant_id = j.tenant_id AND w.enabled)
+            OR EXISTS (SELECT 1 FROM job_callback c WHERE c.job_id = j.id),
         steps_left = j.steps_left + counted.uncounted,
         event_seq = j.event_seq + counted.n
     FROM counted WHERE j.id = counted.id

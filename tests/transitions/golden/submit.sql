@@ -8,7 +8,7 @@ WITH new_job AS MATERIALIZED (
         external smallint, gated bool,
         notify bool, exclusive_key text, dedupe_key text, cancelable bool, grace_seconds int,
         template text, version smallint, scope text, scope_id text, schedule_id uuid, tick timestamptz, rerun_of uuid,
-        tags jsonb)
+        tags jsonb, callback_url text)
 ), new_task AS MATERIALIZED (
     -- $2, the tasks as JSON records.
     SELECT * FROM jsonb_to_recordset($2::jsonb) AS t(
@@ -36,6 +36,9 @@ WITH new_job AS MATERIALIZED (
     -- Without tags a job costs nothing here.
     INSERT INTO job_tag (job_id, name, tenant_id, value)
     SELECT j.id, t.key, j.tenant_id, t.value FROM new_job j, jsonb_each_text(j.tags) AS t WHERE j.tags IS NOT NULL
+), callbacks AS (
+    INSERT INTO job_callback (job_id, tenant_id, url)
+    SELECT id, tenant_id, callback_url FROM new_job WHERE callback_url IS NOT NULL
 ), tasks AS (
     INSERT INTO task (id, job_id, tenant_id, step, position, queue, priority, status, waiting_on, unblocks,
                       max_attempts, handler, timeout_seconds, cancelable, available_at, finished_at)

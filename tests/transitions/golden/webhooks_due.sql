@@ -1,7 +1,8 @@
 -- webhooks_due
 SELECT j.id, j.tenant_id, j.status, j.error, j.finished_at, j.pipeline, r.template, r.version, r.scope, r.scope_id,
        CASE WHEN j.pipeline = ANY($4::text[]) AND j.error IS NOT NULL THEN j.params END AS params,
-       (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = j.id) AS tags
+       (SELECT jsonb_object_agg(g.name, g.value) FROM job_tag g WHERE g.job_id = j.id) AS tags,
+       (SELECT c.url FROM job_callback c WHERE c.job_id = j.id AND c.tenant_id = j.tenant_id) AS callback_url
 FROM job j LEFT JOIN run r ON r.job_id = j.id
 WHERE j.notify AND j.finished_at IS NOT NULL
   AND ($3::text[] IS NULL OR j.error IS NULL OR position('.' IN j.pipeline) = 0 OR j.pipeline = ANY($3))

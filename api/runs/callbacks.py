@@ -1,0 +1,48 @@
+"""POST /v1/callbacks/secret: the secret of a tenant's callbacks, which `callback_url` of a submission asks for."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+
+import orjson
+from fastapi import APIRouter, Request, Response
+
+from leasehold.api.auth.audit import record
+from leasehold.api.http.caller_first import CallerFirst
+from leasehold.api.http.idempotent import Answer, IdempotencyKey, once
+from leasehold.api.http.openapi import problems
+from leasehold.api.http.responses import encoded, json_response
+from leasehold.api.process.services import services_of
+from leasehold.api.runs.webhooks import Owner
+from leasehold.db.database import Connection
+from leasehold.db.idempotency import fingerprint
+from leasehold.security.sealing import Sealing
+from leasehold.security.signing import new_secret, shown
+from leasehold.transitions import callbacks
+
+router = APIRouter(tags=["webhooks"], prefix="/v1/callbacks", route_class=CallerFirst)
+
+
+@router.post(
+    "/secret",
+    operation_id="rotateCallbackSecret",
+    summary="Get a new secret for callbacks",
+    description="Callbacks (`callback_url` of a submission) are signed as webhooks are. Until the next rotation, they "
+    "carry the signatures of both secrets.",
+    responses=problems({}),
+)
+async def rotate_callback_secret(request: Request, caller: Owner, idempotency_key: IdempotencyKey = None) -> Response:
+    services = services_of(request)
+    sealing = Sealing(services.settings)
+    sealed = sealing.seal(new_secret())
+
+    async def work(connection: Connection) -> Answer:
+        row = await callbacks.rotate(connection, caller.tenant_id, sealed)
+        await record(connection, caller, "callback.rotated", caller.tenant_id)
+        return Answer(HTTPStatus.OK, encoded({"created_at": row["created_at"]}))
+
+    request_hash = fingerprint(b"POST /v1/callbacks/secret")
+    answer = await once(services.pool, caller.tenant_id, idempotency_key, request_hash, work)
+    async with services.pool.acquire() as connection:
+        newest = (await callbacks.find(connection, caller.tenant_id))["secrets"][0]
+    return json_response(orjson.loads(answer.body) | {"secret": shown(sealing.open(newest))}, answer.status_code)

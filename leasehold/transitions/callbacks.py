@@ -1,0 +1,45 @@
+"""The secrets that a tenant's callbacks are signed with. They are sealed, the newest first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from leasehold.db.database import Connection
+
+#: The new secret and, until the next rotation, the one before.
+_SECRETS = 2
+
+_ROTATE = f"""
+-- callback_rotate
+INSERT INTO callback_secret AS o (tenant_id, secrets) VALUES ($1, ARRAY[$2::bytea])
+ON CONFLICT (tenant_id) DO UPDATE
+SET secrets = (array_prepend($2::bytea, o.secrets))[1:{_SECRETS}], created_at = clock_timestamp()
+RETURNING secrets, created_at
+"""
+
+
+async def secrets(connection: Connection, tenant_id: str, sealed: Callable[[], bytes]) -> Sequence[bytes]:
+    """The tenant's secrets. Without one, `sealed` makes the first."""
+    found = await find(connection, tenant_id)
+    if found is None:
+        await connection.execute(
+            "INSERT INTO callback_secret (tenant_id, secrets) VALUES ($1, ARRAY[$2::bytea])"
+            " ON CONFLICT (tenant_id) DO NOTHING",
+            tenant_id,
+            sealed(),
+        )
+        found = await find(connection, tenant_id)
+    assert found is not None
+    kept: Sequence[bytes] = found["secrets"]
+    return kept
+
+
+async def find(connection: Connection, tenant_id: str) -> Any:
+    """The tenant's row, or None."""
+    return await connection.fetchrow("SELECT secrets, created_at FROM callback_secret WHERE tenant_id = $1", tenant_id)
+
+
+async def rotate(connection: Connection, tenant_id: str, sealed: bytes) -> Any:
+    """Add a secret. Returns the tenant's row."""
+    return await connection.fetchrow(_ROTATE, tenant_id, sealed)

@@ -1,0 +1,210 @@
+"""`callback_url` of a submission: each end of that job is sent there, signed, and to nobody else."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+from uuid import UUID
+
+import httpx2
+import pytest
+from pydantic import SecretStr
+
+from leasehold.api.jobs.schemas import JobAnswer
+from leasehold.db.database import Connection
+from leasehold.kinds.operations import subjects_of
+from leasehold.pipelines.webhooks.pipeline import webhooks as deliveries
+from leasehold.settings import Settings
+from leasehold.transitions import webhooks
+from leasehold.worker.worker import Worker
+from tests.api.conftest import Running
+from tests.api.media_api import MediaApi, problem
+from tests.jobs.conftest import MakeClient, Maker
+from tests.runs.test_webhooks import Receiver, receiver, signed
+
+__all__ = ["receiver"]  # a fixture
+KINDS = ("media", "conversion", "generation", "run")
+HOOK = "http://127.0.0.1/hook?token=sesame"
+
+
+async def dispatched(running: Running, rows: Connection) -> list[dict[str, Any]]:
+    """The parameters of all deliveries, once a worker has dispatched."""
+    await webhooks.dispatch(rows, deliveries, 60, subjects_of(running.services.kinds))
+    found = await rows.fetch("SELECT params FROM job WHERE pipeline = 'webhook' ORDER BY id")
+    return [row["params"] for row in found]
+
+
+async def job_of(client: httpx2.AsyncClient, job_id: UUID) -> dict[str, Any]:
+    answer = await client.get(f"/v1/jobs/{job_id}")
+    assert answer.status_code == 200, answer.text
+    JobAnswer.model_validate(answer.json())
+    assert "sesame" not in answer.text, "the URL may hold a secret"
+    body: dict[str, Any] = answer.json()
+    return body
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_each_end_of_a_job_of_every_kind_is_sent_to_its_url(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection, kind: str
+) -> None:
+    job_id, other = await maker.make(kind, callback_url=HOOK), await maker.make(kind)
+    assert (await job_of(client, job_id))["callback"] == {"host": "127.0.0.1"}
+    assert "callback" not in await job_of(client, other)
+    await maker.fail(job_id)
+    await maker.fail(other)
+    assert (await client.post(f"/v1/jobs/{job_id}/retry")).status_code == 202
+    assert (await client.post(f"/v1/jobs/{job_id}/cancel")).status_code == 202
+    sent = await dispatched(running, rows)
+    assert [params["url"] for params in sent] == [HOOK, HOOK]
+    events = [params["event"] for params in sent]
+    assert [(event["type"], event["data"]["id"], event["data"]["kind"]) for event in events] == [
+        ("job.failed", str(job_id), kind),
+        ("job.cancelled", str(job_id), kind),
+    ]
+    shown = (await job_of(client, job_id))["callback"]["delivery"]
+    last = await job_of(client, UUID(shown["id"]))
+    assert (shown["status"], last["parent"]["id"]) == ("pending", str(job_id))
+    assert (last["parameters"]["event"]["type"], last["redacted"]) == ("job.cancelled", ["url"])
+    assert len(await dispatched(running, rows)) == 2, "each end is sent once"
+
+
+async def test_a_webhook_hears_of_the_job_too(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    await client.post("/v1/webhooks", json={"url": HOOK, "events": ["job.cancelled"]})
+    job_id = await maker.make("run", callback_url=HOOK)
+    await client.post(f"/v1/jobs/{job_id}/cancel")
+    sent = await dispatched(running, rows)
+    assert sorted("url" in params for params in sent) == [False, True]
+    assert len({json.dumps(params["event"], sort_keys=True) for params in sent}) == 1
+
+
+async def test_the_end_of_a_deleted_job_is_sent(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    job_id = await maker.make("run", callback_url=HOOK)
+    assert (await client.delete(f"/v1/jobs/{job_id}")).is_success
+    assert [params["event"]["type"] for params in await dispatched(running, rows)] == ["job.cancelled"]
+
+
+async def test_each_run_of_a_batch_is_sent_to_the_url_of_the_batch(
+    maker: Maker, client: httpx2.AsyncClient, running: Running, rows: Connection
+) -> None:
+    await maker.make("run")  # makes the template
+    body = {"template": "outside", "runs": [{}, {}], "callback_url": HOOK}
+    ids = (await client.post("/v1/runs/batch", json=body)).json()["ids"]
+    for run in ids:
+        await client.post(f"/v1/jobs/{run}/cancel")
+    sent = await dispatched(running, rows)
+    assert sorted((params["event"]["data"]["id"], params["url"]) for params in sent) == sorted(
+        (run, HOOK) for run in ids
+    )
+
+
+async def submitted(client: httpx2.AsyncClient, kind: str, url: str) -> httpx2.Response:
+    if kind == "media":
+        media = MediaApi(client)
+        return await media.complete(await media.upload(), callback_url=url)
+    if kind == "conversion":
+        form = {"user_id": "u", "model_id": "1", "version": "0001", "platform": "720", "callback_url": url}
+        return await client.post("/api/v1/jobs", data=form, files={"model": ("m.onnx", b"x")})
+    if kind == "generation":
+        headers = {"X-Provider-Credential": "id:sesame"}
+        body = {"prompt": "x", "callback_url": url}
+        return await client.post("/v1/images/generations", json=body, headers=headers)
+    if kind == "batch":
+        body = {"template": "outside", "runs": [{}], "callback_url": url}
+        return await client.post("/v1/runs/batch", json=body)
+    await client.post("/v1/templates", json={"type": "outside", "steps": [{"id": "a", "queue": "q"}]})
+    return await client.post("/v1/runs", json={"template": "outside", "callback_url": url})
+
+
+@pytest.mark.parametrize("kind", [*KINDS, "batch"])
+async def test_a_url_that_could_never_get_a_message_is_refused_with_its_submission(
+    client: httpx2.AsyncClient, rows: Connection, kind: str
+) -> None:
+    for url, code in (
+        ("http://10.0.0.1/", "address_private"),
+        ("http://[::1]/", "address_private"),
+        ("http://169.254.169.254/latest", "address_private"),
+        ("http://8.8.8.8:25/", "port_refused"),
+        ("ftp://example.com/", "url_malformed"),
+        ("http://user:password@example.com/", "url_malformed"),
+    ):
+        problem(await submitted(client, kind, url), 422, code)
+    problem(await submitted(client, kind, "https://example.com/" + "x" * 2000), 422, "invalid_request")
+    assert await rows.fetchval("SELECT count(*) FROM job") == 0
+
+
+async def test_a_submission_asks_no_name_server(client: httpx2.AsyncClient, rows: Connection) -> None:
+    assert (await submitted(client, "run", "https://nowhere.invalid/")).status_code == 202
+    assert await rows.fetchval("SELECT url FROM job_callback") == "https://nowhere.invalid/"
+
+
+async def test_without_sealing_keys_a_callback_is_refused(
+    client: httpx2.AsyncClient, running: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    without = running.services.settings.model_copy(update={"sealing_keys": SecretStr("")})
+    monkeypatch.setattr(running.services, "settings", without)
+    problem(await submitted(client, "run", HOOK), 503, "sealing_not_configured")
+
+
+async def test_another_url_is_another_request(maker: Maker, client: httpx2.AsyncClient) -> None:
+    await maker.make("run")  # makes the template
+    body, key = {"template": "outside"}, {"Idempotency-Key": "k"}
+    for url, status in ((HOOK, 202), (HOOK, 202), (f"{HOOK}2", 422)):
+        answer = await client.post("/v1/runs", json=body | {"callback_url": url}, headers=key)
+        assert answer.status_code == status, answer.text
+
+
+@pytest.fixture
+def worker_settings(running: Running, monkeypatch: pytest.MonkeyPatch) -> Settings:
+    """Of a worker that delivers and does nothing else. Its deliverer reads the environment."""
+    settings = running.services.settings
+    for name in ("egress_allow", "sealing_keys", "database_url"):
+        value = getattr(settings, name)
+        text = value.get_secret_value() if isinstance(value, SecretStr) else str(value)
+        monkeypatch.setenv(f"LEASEHOLD_{name.upper()}", text)
+    return settings.model_copy(update={"worker_queues": "webhooks", "poll_seconds": 0.1, "sweep_seconds": 0.2})
+
+
+async def test_a_callback_is_signed_with_the_tenants_secrets_and_tried_again_under_its_id(
+    maker: Maker, client: httpx2.AsyncClient, client_with: MakeClient, worker_settings: Settings, receiver: Receiver
+) -> None:
+    await client.post("/v1/callbacks/secret")
+    older, newer = [(await client.post("/v1/callbacks/secret")).json()["secret"] for _ in range(2)]
+    theirs = (await (await client_with("webhooks:write", tenant="other")).post("/v1/callbacks/secret")).json()
+    assert theirs["secret"] not in (older, newer)
+    receiver.statuses = [500, 302, 200]
+    job_id = await maker.make("run", callback_url=receiver.url)
+    await client.post(f"/v1/jobs/{job_id}/cancel")
+    async with Worker(worker_settings), asyncio.timeout(30):
+        await receiver.hears(3)
+        while (await job_of(client, job_id))["callback"]["delivery"]["status"] != "succeeded":
+            await asyncio.sleep(0.05)
+    assert len({headers["webhook-id"] for headers, _ in receiver.heard}) == 1
+    headers, body = receiver.heard[-1]
+    assert (json.loads(body)["type"], json.loads(body)["data"]["id"]) == ("job.cancelled", str(job_id))
+    assert headers["webhook-signature"].split() == [signed(newer, headers, body), signed(older, headers, body)]
+
+
+async def test_a_callback_is_signed_though_nobody_has_asked_for_the_secret_and_410_ends_it(
+    maker: Maker, client: httpx2.AsyncClient, worker_settings: Settings, receiver: Receiver
+) -> None:
+    receiver.statuses = [410]
+    job_id = await maker.make("run", callback_url=receiver.url)
+    await client.post(f"/v1/jobs/{job_id}/cancel")
+    async with Worker(worker_settings), asyncio.timeout(30):
+        while (shown := (await job_of(client, job_id))["callback"].get("delivery", {})).get("status") != "failed":
+            await asyncio.sleep(0.05)
+        delivery = await job_of(client, UUID(shown["id"]))
+        assert (delivery["error"]["code"], len(receiver.heard)) == ("callback_gone", 1)
+        secret = (await client.post("/v1/callbacks/secret")).json()["secret"]
+        receiver.statuses = [200]
+        assert (await client.post(f"/v1/jobs/{shown['id']}/retry")).status_code == 202
+        await receiver.hears(2)
+    headers, body = receiver.heard[-1]
+    newest, first = headers["webhook-signature"].split()
+    assert newest == signed(secret, headers, body)
+    assert first != newest
