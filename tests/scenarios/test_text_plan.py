@@ -29,9 +29,11 @@ from tests.scenarios.long_step import long_step
 
 #: Workers that hear only hints: nothing heals a hint that is lost.
 HINTS_ONLY = {"poll_seconds": 3600}
-#: RabbitMQ looks each minute whether a delivery is older than its consumer timeout.
-CONSUMER_TIMEOUT = 60
-LONG_STEP = 135
+#: RabbitMQ's own interval between two looks for deliveries older than the consumer timeout is a minute; here a second.
+LOOK_SECONDS = 1
+CONSUMER_TIMEOUT = 10
+#: Longer than the lease (6 s), the consumer timeout, and a redelivery's own consumer timeout.
+LONG_STEP = 30
 
 
 async def test_12_4_a_worker_that_crashes_in_the_middle_of_a_step_is_replaced(fleet: Fleet) -> None:
@@ -103,16 +105,19 @@ def opened(directory: Path) -> Path:
 
 @pytest.fixture
 async def impatient_broker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RabbitMQ]:
-    """A node that takes back what is not acknowledged within a minute."""
+    """A node that takes back what is not acknowledged in time."""
     directory = opened(tmp_path_factory.mktemp("impatient"))
     limit = f"consumer_timeout = {CONSUMER_TIMEOUT * 1000}"
     node = RabbitMQ(directory / "rabbitmq", await install_rabbitmq(), settings=(limit,))
+    node.configure()
+    looks = f"[{{rabbit, [{{channel_tick_interval, {LOOK_SECONDS * 1000}}}]}}].\n"
+    (node.directory / "advanced.config").write_text(looks)  # rabbitmq.conf has no name for it
     await node.start()
     yield node
     await node.kill()
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(200)
 async def test_12_6_a_step_longer_than_the_lease_and_the_consumer_timeout_finishes_once(
     settings: Settings, impatient_broker: RabbitMQ, tmp_path: Path
 ) -> None:
@@ -130,7 +135,7 @@ async def test_12_6_a_step_longer_than_the_lease_and_the_consumer_timeout_finish
             await asyncio.wait_for(worker.says("self-check"), 60)
         job = NewJob(long_step, "t", params={"seconds": LONG_STEP})
         await submit(fleet, [job])
-        async with asyncio.timeout(LONG_STEP + 120):
+        async with asyncio.timeout(LONG_STEP + 90):
             while (await fleet.rows.job(job.id))["status"] != "succeeded":
                 assert all(worker.process.returncode is None for worker in workers)
                 await asyncio.sleep(0.5)
