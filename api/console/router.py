@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from http import HTTPStatus
 
 from fastapi import APIRouter, Request, Response
@@ -57,8 +58,11 @@ async def show_nothing(rest: str, _caller: session.Anybody) -> Response:  # noqa
     raise HTTPException(HTTPStatus.NOT_FOUND)
 
 
+@cache
 def console_router(path: str) -> APIRouter:
-    """The routes with their whole paths, as the rest of the API knows routes by them."""
+    """The routes with their whole paths, as the rest of the API knows routes by them. All apps of a process share them,
+    as they share the other routers.
+    """
     router = APIRouter(prefix=path, route_class=ConsoleRoute, include_in_schema=False)
     for part in (*_PARTS, _rest):
         for route in part.routes:

@@ -17,6 +17,7 @@ import httpx2
 
 from leasehold.db.database import connect
 from leasehold.embedded.ports import free_port
+from leasehold.pipelines import completed, with_demonstrations
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from tests.factories import Rows, assert_history, terms
@@ -24,6 +25,15 @@ from tests.factories import Rows, assert_history, terms
 ROOT = Path(__file__).parents[2]
 #: Generous: a test that hangs is a failure, a slow machine is not.
 PATIENCE = 60.0
+
+
+#: The pipelines of a fleet, unless its test names others.
+PIPELINES = "leasehold.pipelines:with_demonstrations"
+#: The queues that the workers of these serve, unless their test names others. A child of `conversion` costs each worker
+#: 0.8 s of CPU time at its start, and only the tests of conversion need one.
+QUEUES = sorted(
+    {step.queue for pipeline in completed(with_demonstrations()) for step in pipeline.steps} - {"conversion"}
+)
 
 
 @dataclass
@@ -79,7 +89,8 @@ class Fleet:
             "S3_ACCESS_KEY": settings.s3_access_key.get_secret_value(),
             "S3_SECRET_KEY": settings.s3_secret_key.get_secret_value(),
             "WORK_DIR": self.directory / "work",
-            "PIPELINES": "leasehold.pipelines:with_demonstrations",
+            "PIPELINES": PIPELINES,
+            **({} if "pipelines" in changes else {"WORKER_QUEUES": ",".join(QUEUES)}),
             "WORKER_CHILDREN": 1,
             "POLL_SECONDS": 0.5,
             "SWEEP_SECONDS": 0.5,
