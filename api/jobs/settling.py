@@ -29,12 +29,10 @@ async def settle(services: Services, found: Found, body: SettleRequest) -> dict[
     settling = found.kind.operations.settling
     if settling is None:
         raise _not_unsettled(found)
-    if body.action == "adopt" and not settling.adoptable(services.opened.get(found.kind.name), found.row["params"]):
-        raise Invalid("order_not_adoptable", "The provider cannot be asked for an order by its id.")
     effects: CreatedRun | None = None
     fields: dict[str, str] = {}
     async with services.pool.acquire() as connection, connection.transaction():
-        step = await _settled_step(connection, found, settling, body)
+        step = await _settled_step(services, connection, found, settling, body)
         details: dict[str, Any] = {"settlement": body.action, "ref": body.ref, "reason": body.reason or None}
         if body.action == "give_up":
             await record(connection, found, "job.settled", **details)
@@ -51,13 +49,20 @@ async def settle(services: Services, found: Found, body: SettleRequest) -> dict[
     return fields
 
 
-async def _settled_step(connection: Connection, found: Found, settling: Settling, body: SettleRequest) -> Unresolved:
-    """Lock the job and keep the settlement. Raises Conflict if there is nothing, or nothing any more, to settle."""
+async def _settled_step(
+    services: Services, connection: Connection, found: Found, settling: Settling, body: SettleRequest
+) -> Unresolved:
+    """Lock the job and keep the settlement. Raises Conflict if there is nothing, or nothing any more, to settle, and
+    Invalid if the order cannot be adopted.
+    """
     caller = found.caller
     step = await resolving.lock(connection, found.id, caller.tenant_id, settling.step, settling.codes)
     if step is not None:
         system = None
         if body.action == "adopt":
+            # Only now: a job that has no order, such as a withdrawal, has no parameters of one.
+            if not settling.adoptable(services.opened.get(found.kind.name), found.row["params"]):
+                raise Invalid("order_not_adoptable", "The provider cannot be asked for an order by its id.")
             system = settling.sent(found.row["params"], step.note, found.id).system
         if await resolving.write(
             connection, found.id, caller.tenant_id, step, body.action, caller.client_id, system=system, ref=body.ref

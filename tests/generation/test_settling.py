@@ -18,9 +18,11 @@ from leasehold.cli.main import app
 from leasehold.db import audit
 from leasehold.db.database import Connection
 from leasehold.domain.lease import Lease
+from leasehold.pipelines.generation.pipeline import withdrawal
 from leasehold.security.credentials import create_key
 from leasehold.settings import Settings
 from leasehold.transitions import jobs, settlements
+from leasehold.transitions.jobs import NewJob
 from leasehold.transitions.settlements import Completion, Verdict
 from leasehold.worker.worker import Worker
 from tests.api.conftest import client_of, serving
@@ -186,6 +188,14 @@ async def test_what_needs_no_person_cannot_be_settled(
     problem(await people[0].post(f"/v1/jobs/{new.id}/settle", json={"action": "again"}), 409, "resource_invalid_state")
     for body in ({"action": "adopt"}, {"action": "again", "ref": "x"}, {"action": "adopt", "ref": "../x"}, {}):
         problem(await people[0].post(f"/v1/jobs/{new.id}/settle", json=body), 422, "invalid_request")
+
+
+async def test_a_withdrawal_has_no_order_that_could_be_adopted(people: list[httpx2.AsyncClient], rows: Rows) -> None:
+    job = NewJob(withdrawal, "t", params={"job_id": str(uuid4())})
+    await jobs.submit(rows.connection, [job])
+    for body in ({"action": "adopt", "ref": "x"}, {"action": "again"}, {"action": "give_up"}):
+        answer = await people[0].post(f"/v1/jobs/{job.id}/settle", json=body)
+        problem(answer, 409, "resource_invalid_state")
 
 
 async def test_another_tenants_orders_are_neither_listed_nor_settled(
