@@ -30,6 +30,7 @@ _ELSEWHERE = 0.5
 #: Members of a body that name a thing; others are put right only where the request has them.
 _NAMES = frozenset({"task_id", "worker_id", "epoch", "template", "url"})
 _MAX_WAIT = 30
+_SHORT_WAIT = 0.1
 _MUCH = 100_000
 _ID = re.compile(rb"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
@@ -63,9 +64,8 @@ def before_call(_context: Any, case: Any, _kwargs: dict[str, Any]) -> None:
         case.headers["Idempotency-Key"] = str(uuid4())
     for part in ("query", "body"):
         said = getattr(case, part)
-        wait = said.get("wait") if isinstance(said, dict) else None
-        if isinstance(wait, int | float) and 1 < wait <= _MAX_WAIT:
-            _change(case, part, {"wait": 0.1})
+        if isinstance(said, dict) and _SHORT_WAIT < _seconds(said.get("wait")) <= _MAX_WAIT:
+            _change(case, part, {"wait": _SHORT_WAIT})
     name = _name_of(case)
     if name.startswith("stream") or not _is_led_here(case) or not _answers[name] or _random.random() < _ELSEWHERE:
         _name_something(name, case, positive=positive)
@@ -73,6 +73,14 @@ def before_call(_context: Any, case: Any, _kwargs: dict[str, Any]) -> None:
         _change(case, "body", _holding_back_nobody(case.body))
     if positive and name == "promoteConversion" and isinstance(case.body, dict):
         _change(case, "body", {"targets": [_apart(target) for target in case.body["targets"]]})
+
+
+def _seconds(wait: object) -> float:
+    """What a body holds as a number and a query as text; 0.0: no number."""
+    try:
+        return float(wait) if isinstance(wait, int | float | str) else 0.0
+    except ValueError:
+        return 0.0
 
 
 def _change(case: Any, part: str, changes: dict[str, Any]) -> None:
@@ -94,6 +102,8 @@ def _name_something(name: str, case: Any, *, positive: bool) -> None:
     only of what has ended, or of nothing, for of the others it is endless.
     """
     ids = [key for key, value in (case.path_parameters or {}).items() if _is_id(value)]
+    if name.startswith("stream") and (case.query or {}).get("task_id") in _given_out:
+        _change(case, "query", {"task_id": str(uuid4())})
     elsewhere = not any(str(value) in _things().lasting for value in (case.path_parameters or {}).values())
     if _answers[name] and elsewhere and _random.random() > _REAL:
         if name.startswith("stream"):

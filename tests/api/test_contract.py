@@ -31,7 +31,7 @@ from tests.support.seeds import seed_of_this_commit
 
 CONFIG = Path(__file__).with_name("schemathesis.toml")
 ROOT = Path(__file__).parent.parent.parent
-SECONDS = 400  # it takes 90 to 130 on two cores
+SECONDS = 300  # it takes 75 to 90 on two cores
 #: What schemas cannot say: a file of a form that has to have a name ending in .onnx, and an order whose answer a killed
 #: worker lost (tests/generation/test_settling.py).
 NEVER = frozenset({"createConversion", "settleJob"})
