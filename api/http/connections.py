@@ -44,6 +44,7 @@ _OTHER_FILES = 256
 
 _BUSY = Problem(HTTPStatus.SERVICE_UNAVAILABLE, "busy", "Too many connections. Try again soon.", {"Retry-After": "2"})
 _SLOW = Problem(HTTPStatus.REQUEST_TIMEOUT, "head_too_slow", "The head of the request did not arrive in time.")
+_MALFORMED = Problem(HTTPStatus.BAD_REQUEST, "malformed_http", "The request is not valid HTTP/1.1.")
 _LARGE = Problem(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", "The request's headers are too large.")
 
 
@@ -63,10 +64,10 @@ class Guarded(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None  # for the head, or for the rest of a body after the answer
         self._unread: asyncio.TimerHandle | None = None
         self._head_bytes = 0
-        self._in_message = False
-        self._answered = True  # or there was no request yet
+        self._in_message = False  # the head of a request is complete, and its body is not
+        self._unanswered = 0  # requests whose head is complete
         self._parsed_bytes = 0  # bytes of the head that the parser has reported
-        self._refused: Problem | None = None
+        self._refused: Problem | None = None  # the last answer; nothing is read any more
 
     # --- connections
 
@@ -112,6 +113,9 @@ class Guarded(HttpToolsProtocol):
     # --- requests
 
     def data_received(self, data: bytes) -> None:
+        """The parser calls `on_message_begin`, `on_url`, `on_header`, `on_headers_complete` and `on_message_complete` while
+        it reads `data`. What it has not reported yet, `_head_bytes` counts.
+        """
         if self._refused is not None:
             return
         if not self._in_message:
@@ -124,7 +128,7 @@ class Guarded(HttpToolsProtocol):
             return
         if self._head_bytes > MAX_HEAD_BYTES:
             self._refuse(_LARGE)
-        elif self._answered and self._timer is None:
+        elif not self._unanswered and self._timer is None:
             self._start_timer(self.head_seconds, "head")  # the head of the next request has begun
 
     def on_message_begin(self) -> None:
@@ -148,33 +152,40 @@ class Guarded(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._stop_timer()
         self.quiet.pop(self, None)
-        self._in_message, self._answered = True, False
         self._head_bytes = 0
         if len(self.pipeline) >= MAX_PIPELINED:
             self._refuse(_BUSY)
-            raise ValueError("too many pipelined requests")
+            raise ValueError("too many pipelined requests")  # the parser stops
+        self._in_message = True
+        self._unanswered += 1
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
         self._in_message = False
         super().on_message_complete()
-        if self._answered:
+        if not self._unanswered:
             self._stop_timer()
             self.quiet[self] = None
 
     def on_response_complete(self) -> None:
+        """uvicorn calls this after each answer, and begins with the next request that waits in `pipeline`."""
         super().on_response_complete()
-        if self.transport.is_closing() or self.pipeline or not self.cycle.response_complete:
+        self._unanswered -= 1
+        if self.transport.is_closing():
             return
-        self._answered = True
-        if self._in_message:
+        if self._refused is not None:
+            self._end(self._refused)
+        elif self._unanswered:
+            return
+        elif self._in_message:
             self._start_timer(LINGER_SECONDS, "body after its answer")
         else:
             self.quiet[self] = None
 
-    def send_400_response(self, msg: str) -> None:
+    def send_400_response(self, msg: str) -> None:  # noqa: ARG002 - uvicorn's own sentence
+        """uvicorn calls this when the parser stops: the client's bytes are not HTTP, or a request was refused above."""
         if self._refused is None:
-            super().send_400_response(msg)
+            self._refuse(_MALFORMED)
 
     # --- clients that do not read their answers
 
@@ -208,10 +219,25 @@ class Guarded(HttpToolsProtocol):
             self.transport.abort()
 
     def _refuse(self, problem: Problem) -> None:
+        """Read no more of this connection. `problem` is its last answer: after those to all requests before."""
         self._refused = problem
-        if not self.transport.is_closing():
+        self._stop_timer()
+        self.quiet.pop(self, None)
+        self._end(problem)
+
+    def _end(self, problem: Problem) -> None:
+        """Write `problem` and close, once the requests before are answered. It answers the request whose body is being
+        read, or else the next one.
+        """
+        earlier = self._unanswered - 1 if self._in_message else self._unanswered
+        if earlier > 0 or self.transport.is_closing():
+            return
+        if self._in_message and self._unanswered and self.cycle.response_started:
+            self.transport.abort()  # a second answer would be read as part of the first
+            return
+        if earlier == 0:  # else that request has its answer
             self._write(problem)
-            self.transport.close()
+        self.transport.close()
 
     def _write(self, problem: Problem) -> None:
         body = orjson.dumps(problem.body(str(new_id())))

@@ -185,6 +185,44 @@ async def test_requests_sent_far_ahead_on_one_connection_are_refused(api: Runnin
         assert answered < 20
 
 
+LIVE = b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (LIVE + b"NONSENSE\r\n\r\n", [200, 400]),
+        (LIVE + head("/v1/runs")[:-2] + b"A: b\r\n" * 20_000, [200, 431]),
+        (LIVE * 9, [200, 200, 200, 200, 200, 503]),
+        (head("/v1/runs", "Transfer-Encoding: chunked") + b"no length\r\n", [400]),
+        (LIVE + head("/v1/runs", "Transfer-Encoding: chunked") + b"no length\r\n", [200, 400]),
+        (b"NONSENSE\r\n\r\n", [400]),
+    ],
+    ids=["not HTTP", "head too large", "too far ahead", "a body that is not HTTP", "a later body", "alone"],
+)
+async def test_a_refusal_comes_after_the_answers_to_the_requests_before(
+    api: Running, sent: bytes, answers: list[int]
+) -> None:
+    async with connected(api.url) as (reader, writer), asyncio.timeout(10):
+        writer.write(sent)
+        assert [await status(reader) for _ in answers] == answers
+        assert await reader.read() == b""
+
+
+async def test_a_refusal_is_never_written_into_an_answer_under_way(api: Running, media_api: MediaApi) -> None:
+    whole = (await media_api.client.get("/openapi.json")).content
+    async with connected(api.url) as (reader, writer), asyncio.timeout(10):
+        writer.transport.pause_reading()  # type: ignore[attr-defined]  # a transport that reads
+        writer.write(b"GET /openapi.json HTTP/1.1\r\nHost: x\r\n\r\n")
+        await asyncio.sleep(0.2)
+        writer.write(b"NONSENSE\r\n\r\n")
+        await asyncio.sleep(0.2)
+        writer.transport.resume_reading()  # type: ignore[attr-defined]  # as above
+        await reader.readuntil(b"\r\n\r\n")
+        assert await reader.readexactly(len(whole)) == whole
+        assert await status(reader) == 400
+
+
 async def test_who_takes_nothing_of_an_answer_is_closed(api: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("leasehold.api.http.connections.UNREAD_SECONDS", 0.2)
     async with connected(api.url) as (reader, writer), asyncio.timeout(30):
